@@ -1,0 +1,103 @@
+"""Host: all that a check may touch. The same class on this machine, on a captured tree, and with a fake NVML."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from healthd.nvml import Nvml
+
+MAX_FILE_BYTES = 16 << 20
+
+
+class Host:
+    """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
+
+    Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
+    """
+
+    def __init__(
+        self,
+        root: str = "/",
+        open_nvml: Callable[[], Nvml] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.root = root.rstrip("/")
+        self.now = now
+        self._open_nvml = open_nvml
+        self._nvml: Nvml | None = None
+
+    # files: paths are absolute as on the node ("/sys/bus/pci/devices")
+
+    def path(self, path: str) -> str:
+        return self.root + path
+
+    def read(self, path: str) -> str | None:
+        """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
+        try:
+            with open(self.path(path), "rb", buffering=0) as file:
+                return file.read(MAX_FILE_BYTES).decode("utf-8", "replace").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def list(self, path: str) -> list[str]:
+        """The names in a directory, sorted; [] if there is none."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.path(path))
+
+    def link_target(self, path: str) -> str | None:
+        """Where a symbolic link points (as written), None if it is none."""
+        try:
+            return os.readlink(self.path(path))
+        except OSError:
+            return None
+
+    def statvfs(self, path: str) -> os.statvfs_result:
+        return os.statvfs(self.path(path))
+
+    # NVML
+
+    @property
+    def nvml(self) -> Nvml:
+        """The NVML of this node, opened now if it is not open. Raises NvmlError where it cannot be opened."""
+        if self._nvml is None:
+            if self._open_nvml is None:
+                from healthd.nvml import open_real
+
+                self._nvml = open_real()
+            else:
+                self._nvml = self._open_nvml()
+        return self._nvml
+
+    def close_nvml(self) -> None:
+        if self._nvml is not None:
+            nvml, self._nvml = self._nvml, None
+            nvml.close()
+
+    @property
+    def nvml_is_open(self) -> bool:
+        return self._nvml is not None
+
+    def has_nvidia_hardware(self) -> bool:
+        """Whether PCI shows an NVIDIA GPU (class 0300 or 0302), or the driver is loaded."""
+        return any(True for _ in self.pci_gpus()) or self.exists("/proc/driver/nvidia/version")
+
+    def pci_gpus(self) -> Iterator[str]:
+        """PCI addresses of the NVIDIA GPUs that sysfs shows."""
+        for pci in self.list("/sys/bus/pci/devices"):
+            device = f"/sys/bus/pci/devices/{pci}"
+            if self.read(f"{device}/vendor") == "0x10de":
+                pci_class = self.read(f"{device}/class") or ""
+                if pci_class.startswith(("0x0300", "0x0302")):
+                    yield pci
+
+    def boot_id(self) -> str:
+        return self.read("/proc/sys/kernel/random/boot_id") or ""

@@ -1,0 +1,332 @@
+"""The words that healthd is written in: frozen values without behaviour.
+
+fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
+
+Times are seconds since the epoch (float), durations are seconds, PCI addresses are written as the kernel does
+in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Union
+
+
+class Severity(enum.IntEnum):
+    """What a finding means for the node. "Unknown" is not on this scale: see Outcome and Health."""
+
+    INFO = 0  # recorded, nothing more
+    WARNING = 1  # an engineer should look; never touches Slurm
+    DEGRADED = 2  # drain; running jobs finish
+    CRITICAL = 3  # drain now and requeue
+
+
+class Health(enum.Enum):
+    """What the node is. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
+
+    A known fault that drains wins over what could not be looked at; what could not be looked at wins over
+    warnings and over healthy.
+    """
+
+    HEALTHY = "healthy"
+    WARNING = "warning"
+    UNKNOWN = "unknown"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+
+
+class Outcome(enum.Enum):
+    """How one run of a check ended. Only COMPLETED speaks about health."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # raised, crashed, or answered nonsense
+    TIMED_OUT = "timed_out"  # its deadline passed
+    STUCK = "stuck"  # not started: what it uses is held by a worker that is still hung
+
+
+class Clears(enum.Enum):
+    """What ends a condition."""
+
+    PASS = "pass"  # the check completes clean `clear_after` times running
+    WINDOW = "window"  # nothing new for `window_seconds` under load or after repair
+    GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
+    REBOOT = "reboot"  # another boot id
+    OPERATOR = "operator"  # `healthd repaired CODE [PART]`
+
+
+class ObservationKind(enum.Enum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One number that was read. Named as a Prometheus metric without the `healthd_` prefix (base units;
+    counters end in `_total`). `bits` is the width at which a counter wraps or sticks (None: 64-bit or unknown).
+    """
+
+    name: str
+    value: float
+    kind: ObservationKind = ObservationKind.GAUGE
+    labels: tuple[tuple[str, str], ...] = ()
+    bits: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Worsens:
+    """A finding that lasts `after_seconds` from its first sight is of this severity instead."""
+
+    after_seconds: float
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem with one part.
+
+    code      stable, begins with the check's name: "gpu_xid/79", "mount/missing"
+    subject   the part, keyed by what every source knows: a PCI address, a mount point, "mlx5_0/1"; "" = the node
+    confirm_seconds   how long it must persist before it counts
+    window_seconds    for WINDOW: how long nothing new must be seen. With GPU_RESET, REBOOT or OPERATOR it is the
+                      alternative way out ("reset, or 24 h clean"); 0 = no such way
+    evidence  what the finding rests on ("failure flag 1"): a fault that an operator acknowledged stays
+              acknowledged until this changes. "" = nothing to compare, so a failing check always counts again
+    events    sequences of the kernel events that it rests on (correlate only)
+    shared_cause   one outside cause can give it on every node at once (file server, driver mismatch)
+    """
+
+    severity: Severity
+    code: str
+    subject: str
+    message: str
+    clears: Clears = Clears.PASS
+    confirm_seconds: float = 0.0
+    window_seconds: float = 0.0
+    worsens: Worsens | None = None
+    evidence: str = ""
+    events: tuple[int, ...] = ()
+    shared_cause: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Evidence that a part was reset: ends conditions that wait for `clears` and were last seen before `before`.
+
+    `before` is when the earlier reading was taken that the evidence compares with (epoch seconds), so that an
+    event between the reset and the reading that shows it is never cleared by mistake.
+    """
+
+    clears: Clears
+    subject: str
+    message: str
+    before: float
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """What one kernel line (or several lines of one fault) says.
+
+    kind      xid, sxid, gpu_lost, pcie_aer, ... (kernel_log.parse lists them)
+    code      the number within the kind ("79"), "" where there is none
+    pci       the address in sysfs form, "" if the line has none
+    time      of the first line; `last_time` of the last one; `lines` how many were folded into it
+    sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
+    fields    what else was parsed: (("link", "28"), ("fatal", "true"))
+    """
+
+    kind: str
+    code: str = ""
+    pci: str = ""
+    time: float = 0.0
+    text: str = ""
+    pid: int | None = None
+    process: str | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+    boot_id: str = ""
+    last_time: float = 0.0
+    lines: int = 1
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec)."""
+
+    check: str
+    instance: str
+    outcome: Outcome
+    started: float
+    duration_seconds: float
+    findings: tuple[Finding, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+    error: str = ""
+
+
+class ConditionState(enum.Enum):
+    PENDING = "pending"  # seen, not yet for its confirm time
+    OPEN = "open"
+    ACKNOWLEDGED = "acknowledged"  # open, but an operator knows: it no longer acts
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A finding that the ledger holds, keyed by (code, subject).
+
+    severity         as found, capped and worsened: what it is now
+    count            kernel events, or completed runs that saw it
+    last_level_seen  last time a check that looks at the state itself saw it (0 = never)
+    last_event       time of the last kernel event behind it (0 = never)
+    acknowledged_at  an operator resumed or acknowledged then (0 = never): only what is seen later may act
+    clean_runs       completed runs in a row without it
+    quiet_seconds    time without news that counted towards its window
+    boot_id          of the boot in which it was last seen
+    job              Slurm job at the source, if known
+    """
+
+    check: str
+    instance: str
+    code: str
+    subject: str
+    severity: Severity
+    message: str
+    clears: Clears
+    state: ConditionState
+    first_seen: float
+    last_seen: float
+    count: int
+    boot_id: str
+    confirm_seconds: float = 0.0
+    window_seconds: float = 0.0
+    worsens: Worsens | None = None
+    evidence: str = ""
+    shared_cause: bool = False
+    last_level_seen: float = 0.0
+    last_event: float = 0.0
+    last_sequence: int = 0
+    acknowledged_at: float = 0.0
+    acknowledged_evidence: str = ""
+    opened_at: float = 0.0
+    cleared_at: float = 0.0
+    cleared_by: str = ""
+    clean_runs: int = 0
+    quiet_seconds: float = 0.0
+    history: bool = False
+    job: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the node is and why, for everything that publishes or decides.
+
+    causes        open conditions of DEGRADED or CRITICAL that may act, worst first
+    fault_time    when the newest CRITICAL cause was last seen happening (jobs that started later are not its
+                  victims); 0 without one
+    unknown       why the node cannot be called healthy: one sentence for each check that could not look
+    may_resume    every check that can drain completed clean and no condition >= DEGRADED is open
+    """
+
+    health: Health
+    conditions: tuple[Condition, ...] = ()
+    causes: tuple[Condition, ...] = ()
+    unknown: tuple[str, ...] = ()
+    may_resume: bool = False
+    fault_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    reason: str
+    requeue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Touch nothing. `would` says what would have been done in `mode = "act"` or without a pause, if anything."""
+
+    why: str
+    would: str = ""
+
+
+Decision = Union[Drain, Resume, Leave]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as NVML names it, for people: faults are keyed by the PCI address."""
+
+    pci: str
+    index: int
+    uuid: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A device from sysfs. `kind`: gpu, nvswitch, nic, nvme or other; `upstream` is the port above it."""
+
+    pci: str
+    vendor: str
+    device: str
+    pci_class: str
+    kind: str
+    upstream: str = ""
+    slot: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What this node has: given to correlate() and to people."""
+
+    gpus: tuple[Gpu, ...] = ()
+    devices: tuple[PciDevice, ...] = ()
+    driver_version: str = ""
+    dmi_product: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """This node as Slurm sees it: State split at "+", upper case."""
+
+    name: str
+    flags: frozenset[str]
+    reason: str = ""
+    reason_user: str = ""
+    reason_time: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """One requeue that was sent or is about to be: never repeated for the same (job, restarts)."""
+
+    job: str
+    restarts: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmMemory:
+    """What healthd knows of its own hand on this node in Slurm; survives restarts in the ledger.
+
+    reason        the last text that we wrote, "" when we hold no drain
+    confirmed_at  when the node was last read as drained by us (0 = never)
+    boot_id       of that reading
+    rebooting     a reboot was pending in Slurm at that reading
+    overruled     an operator took the node over or resumed it: what stood then, for status
+    """
+
+    reason: str = ""
+    written_at: float = 0.0
+    confirmed_at: float = 0.0
+    boot_id: str = ""
+    rebooting: bool = False
+    overruled: str = ""
+    requeued: tuple[Requeued, ...] = field(default_factory=tuple)

@@ -164,6 +164,21 @@ class CheckResult:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What `healthd explain CODE` says of one code: for the engineer who is woken by it.
+
+    meaning: what was seen; matters: why that is bad for jobs; todo: what an engineer should do.
+    What healthd does and what ends it follow from `severity` and `clears`.
+    """
+
+    severity: Severity
+    clears: Clears
+    meaning: str
+    matters: str
+    todo: str
+
+
 class ConditionState(enum.Enum):
     PENDING = "pending"  # seen, not yet for its confirm time
     OPEN = "open"

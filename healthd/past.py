@@ -1,0 +1,116 @@
+"""What a check's own counters did before: growth within a time, across restarts of healthd.
+
+A counter's absolute value says little (it may have been high for years); rules ask how much it grew. Kept per
+counter: the last reading, and each increment with its time. A healthy node's counters never grow, so the store
+stays small. Pure: `update` makes the next store from the last one and a completed run's observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from healthd.model import Observation, ObservationKind
+
+KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
+KEEP_INCREMENTS = 64  # beyond that the oldest are merged: a counter that grows in every round stays bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    value: float
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One counter: its last reading in boot `boot_id`, and when it grew by how much (oldest first)."""
+
+    value: float
+    time: float
+    boot_id: str
+    grown: tuple[tuple[float, float], ...] = ()
+
+
+def key(reading: Observation) -> str:
+    """The name of a counter in the store: "link_downed_total{port=mlx5_0/1}"."""
+    labels = ",".join(f"{name}={value}" for name, value in reading.labels)
+    return f"{reading.name}{{{labels}}}"
+
+
+def increment(series: Series, reading: Observation, boot_id: str) -> float:
+    """How much the counter grew from the last reading to this one.
+
+    Another boot: 0, since what link training counts at boot is not a fault of the running node. A smaller value
+    in the same boot: the counter wrapped at its width if it was near the end, else it was reset (driver reload,
+    re-enumerated device), and all it shows is new.
+    """
+    if series.boot_id != boot_id:
+        return 0.0
+    if reading.value >= series.value:
+        return reading.value - series.value
+    limit = 2.0**reading.bits if reading.bits else 0.0
+    if limit and series.value > 0.75 * limit and series.value < limit - 1:
+        return limit - series.value + reading.value
+    return reading.value
+
+
+def sticks(reading: Observation) -> bool:
+    """Whether the counter stands at the end of its width, where InfiniBand counters stop (255, 65535)."""
+    return reading.bits is not None and reading.bits < 64 and reading.value >= 2.0**reading.bits - 1
+
+
+class Past:
+    """Earlier readings of one check's counters, as given to its run()."""
+
+    def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
+        self._store = store
+        self._now = now
+        self._boot_id = boot_id
+
+    def growth(self, reading: Observation, within_seconds: float) -> float | None:
+        """Growth within the time up to this reading; 0.0 on first sight or after a boot; None if it sticks."""
+        if sticks(reading):
+            return None
+        series = self._store.get(key(reading))
+        if series is None:
+            return 0.0
+        old = sum(amount for when, amount in series.grown if when > self._now - within_seconds)
+        return old + increment(series, reading, self._boot_id)
+
+    def last(self, reading: Observation) -> Reading | None:
+        """The previous completed run's reading in this boot."""
+        series = self._store.get(key(reading))
+        if series is None or series.boot_id != self._boot_id:
+            return None
+        return Reading(series.value, series.time)
+
+    def rate(self, reading: Observation) -> float | None:
+        """Growth per second since the previous reading; None without one, or where the counter sticks."""
+        last = self.last(reading)
+        if last is None or sticks(reading) or self._now <= last.time:
+            return None
+        return increment(self._store[key(reading)], reading, self._boot_id) / (self._now - last.time)
+
+
+def update(
+    store: dict[str, Series], observations: Iterable[Observation], now: float, boot_id: str
+) -> dict[str, Series]:
+    """The store after a completed run. A counter that was not read this time is kept for KEEP_SECONDS."""
+    new = {name: series for name, series in store.items() if series.time > now - KEEP_SECONDS}
+    for reading in observations:
+        if reading.kind is not ObservationKind.COUNTER:
+            continue
+        name = key(reading)
+        series = new.get(name)
+        grown: tuple[tuple[float, float], ...] = ()
+        if series is not None:
+            grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS)
+            amount = increment(series, reading, boot_id)
+            if amount > 0:
+                grown = (*grown, (now, amount))
+            if len(grown) > KEEP_INCREMENTS:
+                # Merged into the later of the two: a window then sees it a little too long, never too short.
+                grown = ((grown[1][0], grown[0][1] + grown[1][1]), *grown[2:])
+        new[name] = Series(reading.value, now, boot_id, grown)
+    return new

@@ -1,0 +1,387 @@
+"""A real Slurm on this one machine for a test: munged, slurmctld and N slurmds with fake GPUs, on loopback.
+
+    with SlurmCluster(nodes=2) as cluster:
+        job = cluster.sbatch("sleep 60", "-w", "n1")
+        cluster.wait_job(job, "RUNNING")
+        cluster.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+        assert "DRAIN" in cluster.node("n1").flags
+
+Needs root and the packages slurmctld, slurmd, slurm-client, munge; starts in about 1 s. Any number can run side by
+side. Everything that it starts carries a mark in its environment, slurmstepds and jobs included; at the end
+exactly these are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from requirements import require_programs, require_root
+
+MARK = "HEALTHD_TEST_CLUSTER"
+PORTS = range(20000, 32000)  # below the ephemeral ports, so that no outgoing connection sits on one of ours
+
+SLURM_CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge/munge.sock,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/slurmd.%n.log
+SlurmctldDebug=verbose
+SlurmdDebug=verbose
+SlurmdParameters=config_overrides
+# nothing that needs cgroups, PMIx or systemd
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+# short timers: a test must not wait for production time-outs
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000,batch_sched_delay=0
+ReturnToService=0
+SlurmdTimeout={slurmd_timeout}
+SlurmctldTimeout=10
+MessageTimeout={message_timeout}
+KillWait=2
+InactiveLimit=0
+MinJobAge=300
+JobRequeue=1
+GresTypes=gpu
+"""
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=16 Boards=1 Sockets=1 "
+    "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:h100:{gpus} State=UNKNOWN\n"
+)
+PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as `scontrol show node` prints it; `flags` is State split at "+"."""
+
+    flags: frozenset[str]
+    reason: str
+    user: str
+    reason_time: str
+
+
+class SlurmCluster:
+    """Nodes are n1, n2, ...; `env` is the environment in which Slurm's commands reach this cluster.
+
+    `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
+    `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        nodes: int = 3,
+        gpus: int = 8,
+        base_port: int | None = None,
+        slurmd_timeout: int = 10,
+        message_timeout: int = 5,
+        extra_conf: Sequence[str] = (),
+    ) -> None:
+        self.names = [f"n{i}" for i in range(1, nodes + 1)]
+        self.gpus = gpus
+        self.slurmd_timeout = slurmd_timeout
+        self.message_timeout = message_timeout
+        self.extra_conf = tuple(extra_conf)
+        self.base_port = base_port
+        self._wanted_directory = directory
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> SlurmCluster:
+        require_root()
+        require_programs("munged", "slurmctld", "slurmd", "scontrol", packages="slurmctld slurmd slurm-client munge")
+        self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+        self.directory.chmod(0o755)  # other users' commands read slurm.conf and munge's socket
+        self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", MARK: str(self.directory)}
+        try:
+            self._write_files()
+            self._start_munged()
+            self.start_slurmctld(wait=False)
+            for name in self.names:
+                self.start_slurmd(name)
+            self._until(self._is_ready, "slurmctld and slurmds are up", 30)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    # commands
+
+    def run(self, *argv: str, timeout: float = 60, check: bool = True) -> str:
+        """What the command prints; a failure raises with its stderr."""
+        done = self.attempt(*argv, timeout=timeout)
+        if check and done.returncode:
+            raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
+        return done.stdout
+
+    def attempt(self, *argv: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
+
+    def sbatch(self, script: str, *options: str) -> str:
+        """Submit the shell commands `script` as a batch job; the job's id."""
+        output = () if any(o.startswith(("-o", "--output")) for o in options) else ("--output=/dev/null",)
+        command = ("sbatch", "--parsable", "--chdir=/tmp", *output, *options, "--wrap", script)
+        return self.run(*command).strip().partition(";")[0]
+
+    def node(self, name: str) -> Node:
+        text = self.run("scontrol", "show", "node", "-o", name)
+        state = re.search(r"\bState=(\S+)", text)
+        reason = re.search(r" Reason=(.*) \[(\S+)@(\S+)\]", text, re.DOTALL)
+        assert state, text
+        return Node(frozenset(state[1].split("+")), *(reason.groups() if reason else ("", "", "")))
+
+    def wait_state(
+        self, name: str, *flags: str, without: Sequence[str] = (), reason: str | None = None, timeout: float = 20
+    ) -> Node:
+        """Wait until the node has all of `flags`, none of `without`, and `reason` as the Reason's beginning."""
+        seen = []
+
+        def reached() -> bool:
+            node = self.node(name)
+            seen[:] = [node]
+            fits = node.flags.issuperset(flags) and node.flags.isdisjoint(without)
+            return fits and (reason is None or node.reason.startswith(reason))
+
+        with contextlib.suppress(TimeoutError):
+            self._until(reached, "", timeout)
+            return seen[0]
+        raise TimeoutError(f"{name} not {'+'.join(flags)} after {timeout} s but {seen}")
+
+    def job(self, job: str) -> dict[str, str]:
+        """The fields of `scontrol show job` (JobState, Restarts, BatchFlag, ...)."""
+        text = self.run("scontrol", "show", "job", "-o", job)
+        return dict(re.findall(r"(?:^| )([A-Za-z/:]+)=(\S*)", text))
+
+    def wait_job(self, job: str, *states: str, timeout: float = 20) -> dict[str, str]:
+        self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
+        return self.job(job)
+
+    def sdiag_counts(self) -> dict[str, int]:
+        """How many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}. sdiag itself adds one
+        REQUEST_STATS_INFO.
+        """
+        by_type = self.run("sdiag").partition("by message type")[2].partition("by user")[0]
+        return {name: int(n) for name, n in re.findall(r"(\w+)\s*\(\s*\d+\)\s*count:(\d+)", by_type)}
+
+    # daemons
+
+    def start_slurmctld(self, wait: bool = True) -> None:
+        self._launch("slurmctld", "slurmctld", "-D")
+        if wait:
+            self._until(self._controller_answers, "slurmctld is up", 20)
+
+    def kill_slurmctld(self, signal_number: int = signal.SIGKILL) -> None:
+        self._stop("slurmctld", signal_number)
+
+    def signal_slurmctld(self, signal_number: int) -> None:
+        """SIGSTOP and SIGCONT: a controller that hangs."""
+        self._processes["slurmctld"].send_signal(signal_number)
+
+    def start_slurmd(self, name: str, *options: str) -> None:
+        """`-b` says that the node has just booted."""
+        self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *options)
+
+    def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
+        self._stop(f"slurmd.{name}", signal_number)
+
+    def kill_munged(self) -> None:
+        self._stop("munged", signal.SIGKILL)
+
+    def start_munged(self) -> None:
+        self._start_munged()
+
+    def log(self, daemon: str) -> str:
+        """The log of "slurmctld" or "slurmd.n1"."""
+        return (self.directory / "log" / f"{daemon}.log").read_text(errors="replace")
+
+    # inside
+
+    def _write_files(self) -> None:
+        at, host = self.directory, socket.gethostname().partition(".")[0]
+        first = self.base_port or free_ports(len(self.names) + 1)
+        for folder in ("munge", "state", "spool", "log", "dev"):
+            (at / folder).mkdir(mode=0o755, parents=True)
+        conf = SLURM_CONF.format(
+            host=host,
+            port=first,
+            directory=at,
+            slurmd_timeout=self.slurmd_timeout,
+            message_timeout=self.message_timeout,
+        )
+        gres = "AutoDetect=off\n"
+        for i, name in enumerate(self.names, 1):
+            conf += NODE.format(name=name, host=host, port=first + i, gpus=self.gpus)
+            if self.gpus:
+                (at / "spool" / name).mkdir()
+                gres += f"NodeName={name} Name=gpu Type=h100 File={at}/dev/{name}/gpu[0-{self.gpus - 1}]\n"
+                for g in range(self.gpus):  # 195 is NVIDIA's major number
+                    device = at / "dev" / name / f"gpu{g}"
+                    device.parent.mkdir(exist_ok=True)
+                    os.mknod(device, 0o666 | 0o020000, os.makedev(195, g))
+        (at / "slurm.conf").write_text(conf + PARTITION + "".join(f"{line}\n" for line in self.extra_conf))
+        (at / "gres.conf").write_text(gres)
+        if slurm_version() >= (23, 11):
+            (at / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        key = at / "munge" / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+
+    def _start_munged(self) -> None:
+        at = f"{self.directory}/munge"
+        for name in ("munge.sock", "munge.sock.lock"):
+            Path(at, name).unlink(missing_ok=True)
+        self._launch(
+            "munged",
+            *("munged", "--foreground", f"--socket={at}/munge.sock", f"--key-file={at}/munge.key"),
+            *(f"--log-file={at}/munged.log", f"--pid-file={at}/munged.pid", f"--seed-file={at}/munged.seed"),
+        )
+        answers = ("munge", "-S", f"{at}/munge.sock", "-n")
+        self._until(lambda: self.attempt(*answers).returncode == 0, "munged is up", 10)
+
+    def _controller_answers(self) -> bool:
+        return self.attempt("scontrol", "ping").returncode == 0
+
+    def _is_ready(self) -> bool:
+        if not self._controller_answers():
+            return False
+        states = self.run("sinfo", "-hN", "-o", "%T", check=False).split()
+        return len(states) == len(self.names) and all(state == "idle" for state in states)
+
+    def _launch(self, name: str, *argv: str) -> None:
+        assert name not in self._processes, f"{name} runs already"
+        with open(self.directory / "log" / f"{name}.out", "ab") as out:
+            self._processes[name] = subprocess.Popen(
+                argv,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd="/",
+                start_new_session=True,
+            )
+
+    def _stop(self, name: str, signal_number: int) -> None:
+        process = self._processes.pop(name)
+        process.send_signal(signal_number)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+    def _until(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not reached():
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    out = (self.directory / "log" / f"{name}.out").read_text(errors="replace")
+                    raise RuntimeError(f"{name} ended with status {process.returncode}: {out[-2000:]}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"not after {seconds} s: {what}")
+            time.sleep(0.05)
+
+    def _end(self) -> None:
+        for name in list(self._processes):
+            with contextlib.suppress(OSError):
+                self._stop(name, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while left := list(self._marked()):
+            for pid in left:
+                kill_if(pid, lambda pid: marked(pid, self.directory) or pid in left)
+            if time.monotonic() > end:
+                raise RuntimeError(f"still there after SIGKILL: processes {left} of {self.directory}")
+            time.sleep(0.05)
+        for mount in reversed(mounts_below(self.directory)):
+            subprocess.run(["umount", "-l", mount], check=False)
+        shutil.rmtree(self.directory)
+
+    def _marked(self) -> Iterator[int]:
+        """Processes that carry our mark, and all that descend from them. A zombie is dead."""
+        parents = {pid: parent for pid, parent in processes()}
+        ours = {pid for pid in parents if marked(pid, self.directory)}
+        while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
+            ours |= more
+        yield from ours - {os.getpid()}
+
+
+def processes() -> Iterator[tuple[int, int]]:
+    """(pid, parent) of all that live."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    yield int(entry), int(fields[1])
+
+
+def marked(pid: int, directory: Path) -> bool:
+    try:
+        return f"{MARK}={directory}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def kill_if(pid: int, is_ours: Callable[[int], bool]) -> None:
+    """SIGKILL by a descriptor that is opened first and checked then: never a stranger that got the same pid."""
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if is_ours(pid):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+
+
+def mounts_below(directory: Path) -> list[str]:
+    lines = Path("/proc/mounts").read_text().splitlines()
+    return [target for line in lines if (target := line.split()[1]).startswith(f"{directory}/")]
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` consecutive ports on which nobody listens."""
+    while True:
+        first = random.SystemRandom().randrange(PORTS.start, PORTS.stop - count)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("0.0.0.0", port))
+            return first
+
+
+def slurm_version() -> tuple[int, int]:
+    text = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2])

@@ -1,0 +1,293 @@
+"""An NVML without GPUs: answers like pynvml, call for call, from a profile or a scenario file (fake_scenario).
+
+It raises pynvml's own NVMLError_* classes, NotSupported for what a model lacks, and can hang or die in a call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from healthd import fake_scenario
+from healthd.fake_scenario import Gpu, Library, LinkCounters, Machine
+from healthd.nvml import FIELD_NVLINK_LINK_COUNT, FIELD_RECOVERY_ACTION, FIELDS_NVLINK_ERRORS, Nvml
+
+T = TypeVar("T")
+
+# Answered from what NVML noted of the GPU when it was opened: works for a GPU that is gone from the bus, too.
+FROM_MEMORY = frozenset(
+    {
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+    }
+)
+
+_opens = itertools.count()  # random failures differ from round to round
+
+
+def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
+    """NVML as the scenario has it at this moment. Raises ConvertError, and NvmlError where nvmlInit fails."""
+    scenario, start = fake_scenario.read(profile_or_file)
+    machine, gpus = fake_scenario.state(scenario, now() - start)
+    return Nvml.open(FakeLibrary(machine, fake_scenario.addresses(scenario), gpus))
+
+
+def fake_pci_gpus(profile_or_file: str) -> list[str]:
+    """The PCI addresses of the GPUs by NVML's index, whether or not NVML shows them."""
+    scenario, _ = fake_scenario.read(profile_or_file)
+    return list(fake_scenario.addresses(scenario))
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """Stands for NVML's pointer to a device: index is its place on the machine."""
+
+    index: int
+
+
+class FakeLibrary:
+    """The functions of `nvml.NvmlLibrary` over one machine. State does not change while it is open."""
+
+    NVMLError: type[Exception] = pynvml.NVMLError
+    NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
+    c_nvmlEccSramErrorStatus_v1_t: Any = pynvml.c_nvmlEccSramErrorStatus_v1_t
+
+    def __init__(self, machine: Machine, pci: Sequence[str], gpus: Sequence[Gpu]) -> None:
+        self._machine = machine
+        self._pci = pci
+        self._gpus = gpus
+        self._counted = [index for index, gpu in enumerate(gpus) if not gpu.gone]
+        self._opened = 0
+        self._random = random.Random(f"{machine.seed} {next(_opens)}")
+
+    # what every call goes through
+
+    def _enter(self, call: str) -> None:
+        _trouble(self._machine, call)
+        if self._machine.library is not Library.FINE:
+            _fail(self._machine.library.value)
+        if call in self._machine.missing_functions:
+            _fail("FunctionNotFound")
+        if call != "nvmlInit" and not self._opened:
+            _fail("Uninitialized")
+
+    def _ask(self, call: str, handle: Handle) -> Gpu:
+        self._enter(call)
+        gpu = self._gpus[handle.index]
+        _trouble(gpu, call)
+        if call in gpu.errors:
+            _fail(gpu.errors[call])
+        if gpu.unreachable and call == "nvmlDeviceGetHandleByIndex":
+            _fail("Unknown")
+        if call not in FROM_MEMORY:
+            if gpu.lost:
+                _fail("GpuIsLost")
+            if gpu.requires_reset:
+                _fail("ResetRequired")
+            if self._random.random() < self._machine.random_failures:
+                _fail("Unknown")
+        if call in gpu.unsupported:
+            _fail("NotSupported")
+        return gpu
+
+    # the library
+
+    def nvmlInit(self) -> None:
+        self._enter("nvmlInit")
+        self._opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self._enter("nvmlShutdown")
+        self._opened -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        self._enter("nvmlSystemGetDriverVersion")
+        return self._machine.driver_version
+
+    # who the GPUs are
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._enter("nvmlDeviceGetCount")
+        return len(self._counted)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        if not 0 <= index < len(self._counted):
+            _fail("InvalidArgument")
+        handle = Handle(self._counted[index])
+        self._ask("nvmlDeviceGetHandleByIndex", handle)
+        return handle
+
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
+        self._ask("nvmlDeviceGetPciInfo", handle)
+        domain, bus, device = _address(self._pci[handle.index])
+        return pynvml.nvmlPciInfo_t(
+            domain=domain,
+            bus=bus,
+            device=device,
+            busId=b"%08X:%02X:%02X.0" % (domain, bus, device),
+            busIdLegacy=b"%04X:%02X:%02X.0" % (domain & 0xFFFF, bus, device),
+        )
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        return self._ask("nvmlDeviceGetName", handle).name
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        self._ask("nvmlDeviceGetUUID", handle)
+        domain, bus, device = _address(self._pci[handle.index])
+        return f"GPU-{handle.index:08x}-0000-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
+
+    def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
+        return self._ask("nvmlDeviceGetVbiosVersion", handle).vbios
+
+    # what they say
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        gpu = self._ask("nvmlDeviceGetTemperature", handle)
+        if sensor != pynvml.NVML_TEMPERATURE_GPU:
+            _fail("InvalidArgument")
+        return _supported(gpu.temperature)
+
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
+        mig = int(_supported(self._ask("nvmlDeviceGetMigMode", device).mig))
+        return [mig, mig]
+
+    def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
+        ecc = int(_supported(self._ask("nvmlDeviceGetEccMode", handle).ecc))
+        return [ecc, ecc]
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
+        gpu = self._ask("nvmlDeviceGetTotalEccErrors", handle)
+        return sum(_ecc(gpu, errorType, counterType, location) for location in (2, 7))
+
+    def nvmlDeviceGetMemoryErrorCounter(
+        self, handle: Handle, errorType: int, counterType: int, locationType: int
+    ) -> int:
+        gpu = self._ask("nvmlDeviceGetMemoryErrorCounter", handle)
+        return _ecc(gpu, errorType, counterType, locationType)
+
+    def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:
+        gpu = self._ask("nvmlDeviceGetSramEccErrorStatus", device)
+        struct = status._obj  # what byref() points at
+        struct.volatileUncParity = gpu.ecc_volatile_uncorrected_sram
+        struct.aggregateUncParity = gpu.ecc_aggregate_uncorrected_sram
+        struct.volatileCor = gpu.ecc_volatile_corrected_sram
+        struct.aggregateCor = gpu.ecc_aggregate_corrected_sram
+        struct.bThresholdExceeded = _supported(gpu.sram_threshold_exceeded if gpu.ecc else None)
+        return 0
+
+    def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
+        gpu = self._ask("nvmlDeviceGetRemappedRows", device)
+        if gpu.mig:
+            _fail("NotSupported")
+        corrected, uncorrected = _supported(gpu.remap_correctable), _supported(gpu.remap_uncorrectable)
+        return corrected, uncorrected, int(gpu.remap_pending), int(gpu.remap_failure)
+
+    def nvmlDeviceGetRowRemapperHistogram(self, device: Handle) -> Any:
+        gpu = self._ask("nvmlDeviceGetRowRemapperHistogram", device)
+        return pynvml.c_nvmlRowRemapperHistogramValues(*_supported(None if gpu.mig else gpu.remap_histogram))
+
+    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int:
+        gpu = self._ask("nvmlDeviceGetNvLinkState", device)
+        _require_link(gpu, link)
+        return int(link not in gpu.nvlink_inactive)
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, device: Handle, link: int, counter: int) -> int:
+        gpu = self._ask("nvmlDeviceGetNvLinkErrorCounter", device)
+        if gpu.nvlink_counters is not LinkCounters.CALLS:
+            _fail("NotSupported")
+        _require_link(gpu, link)
+        counts: tuple[dict[str, int], ...] = (gpu.nvlink_replay, gpu.nvlink_recovery, gpu.nvlink_crc, {})
+        if not 0 <= counter < len(counts):
+            _fail("NotSupported")
+        return counts[counter].get(str(link), 0)
+
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
+        gpu = self._ask("nvmlDeviceGetFieldValues", handle)
+        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
+        for value, field in zip(values, fieldIds, strict=True):
+            value.fieldId, value.scopeId = field if isinstance(field, tuple) else (field, 0)
+            _answer(gpu, value)
+        return values
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetCurrPcieLinkGeneration", handle).pcie_generation)
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle).pcie_width)
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetMaxPcieLinkGeneration", handle).pcie_max_generation)
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
+
+
+def _fail(error: str) -> None:
+    """Raise pynvml's NVMLError_`error`."""
+    raise getattr(pynvml, f"NVMLError_{error}")()
+
+
+def _supported(value: T | None) -> T:
+    if value is None:
+        raise pynvml.NVMLError_NotSupported()
+    return value
+
+
+def _trouble(part: Machine | Gpu, call: str) -> None:
+    """Sleep or die, if that is what this call does here."""
+    if part.hang == call:
+        time.sleep(part.hang_seconds)
+    if part.crash == call:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _address(pci: str) -> tuple[int, int, int]:
+    domain, bus, rest = pci.split(":")
+    return int(domain, 16), int(bus, 16), int(rest.split(".")[0], 16)
+
+
+def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
+    """One ECC counter, by nvml.h's numbers. Most locations are not supported on Ampere and later."""
+    if not gpu.ecc or location not in (2, 7):
+        _fail("NotSupported")
+    counter = ("volatile", "aggregate")[counter_type]
+    error = ("corrected", "uncorrected")[error_type]
+    count: int = getattr(gpu, f"ecc_{counter}_{error}_{'dram' if location == 2 else 'sram'}")
+    return count
+
+
+def _require_link(gpu: Gpu, link: int) -> None:
+    if gpu.nvlinks == 0:
+        _fail("NotSupported")
+    if not 0 <= link < gpu.nvlinks:
+        _fail("InvalidArgument")
+
+
+def _answer(gpu: Gpu, value: Any) -> None:
+    """Fill one value of a field: each has its own return code and type, as in the real call."""
+    value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+    if value.fieldId in gpu.unsupported_fields:
+        return
+    if value.fieldId == FIELD_NVLINK_LINK_COUNT and gpu.nvlinks:
+        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        value.value.uiVal = gpu.nvlinks
+    elif value.fieldId == FIELD_RECOVERY_ACTION and gpu.recovery_action is not None:
+        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+        value.value.uiVal = gpu.recovery_action
+    elif value.fieldId in FIELDS_NVLINK_ERRORS and gpu.nvlink_counters is LinkCounters.FIELDS:
+        if value.scopeId >= gpu.nvlinks:
+            value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
+            return
+        counts = (gpu.nvlink_replay, gpu.nvlink_recovery, gpu.nvlink_crc)[value.fieldId - FIELDS_NVLINK_ERRORS[0]]
+        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+        value.value.ullVal = counts.get(str(value.scopeId), 0)

@@ -167,7 +167,7 @@ class SlurmCluster:
         self, name: str, *flags: str, without: Sequence[str] = (), reason: str | None = None, timeout: float = 20
     ) -> Node:
         """Wait until the node has all of `flags`, none of `without`, and `reason` as the Reason's beginning."""
-        seen = []
+        seen: list[Node] = []
 
         def reached() -> bool:
             node = self.node(name)
@@ -277,7 +277,7 @@ class SlurmCluster:
     def _is_ready(self) -> bool:
         if not self._controller_answers():
             return False
-        states = self.run("sinfo", "-hN", "-o", "%T", check=False).split()
+        states = self.run("sinfo", "-hN", "-n", ",".join(self.names), "-o", "%T", check=False).split()
         return len(states) == len(self.names) and all(state == "idle" for state in states)
 
     def _launch(self, name: str, *argv: str) -> None:
@@ -330,7 +330,7 @@ class SlurmCluster:
 
     def _marked(self) -> Iterator[int]:
         """Processes that carry our mark, and all that descend from them. A zombie is dead."""
-        parents = {pid: parent for pid, parent in processes()}
+        parents = dict(processes())
         ours = {pid for pid in parents if marked(pid, self.directory)}
         while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
             ours |= more

@@ -1,0 +1,269 @@
+/* A libnvidia-ml.so.1 without a driver, so that tests go the real way: loader, ctypes, pynvml, errors, hangs.
+ *
+ * STUB_GPUS=N            how many GPUs (default 2, at most 8), at the addresses of a DGX H100
+ * STUB_ERRORS=CALL[@INDEX]=NUMBER,...   this C function returns NUMBER (for that GPU); "*" is every question to a
+ *                        GPU but those that NVML answers from memory: "*@1=15" is a GPU that is lost
+ * STUB_HANG_CALL=CALL, STUB_HANG_PATH=FILE   this function appends to FILE before it answers: on a frozen file
+ *                        system (fsfreeze) it waits in D state
+ *
+ * -DMINIMAL: a driver so old (or so broken) that most symbols are not there.
+ */
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { LINKS = 18 };
+
+typedef struct {
+    char busIdLegacy[16];
+    unsigned int domain, bus, device, pciDeviceId, pciSubSystemId;
+    char busId[32];
+} PciInfo;
+
+typedef struct {
+    unsigned int fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    unsigned int valueType, nvmlReturn;
+    union {
+        double d;
+        unsigned int ui;
+        unsigned long long ull;
+        int si;
+    } value;
+} FieldValue;
+
+static const unsigned int BUSES[8] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf};
+static int devices[8];
+
+static int index_of(const void *device) { return (int)((const int *)device - devices); }
+
+static void hang(const char *call) {
+    const char *path = getenv("STUB_HANG_PATH"), *wanted = getenv("STUB_HANG_CALL");
+    if (!path || !wanted || strcmp(call, wanted) != 0) return;
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
+    if (fd < 0) return;
+    if (write(fd, "x", 1) != 1) perror(path);
+    close(fd);
+}
+
+/* The number that STUB_ERRORS has for this call on this GPU (index -1: no GPU), 0 without one. */
+static int error_of(const char *call, int index, int star) {
+    const char *entry = getenv("STUB_ERRORS");
+    while (entry && *entry) {
+        char name[64] = "";
+        int at = -1, number = 0;
+        if (sscanf(entry, "%63[^@=]@%d=%d", name, &at, &number) == 3 ||
+            sscanf(entry, "%63[^@=]=%d", name, &number) == 2) {
+            int meant = strcmp(name, call) == 0 || (star && strcmp(name, "*") == 0);
+            if (meant && (at < 0 || at == index)) return number;
+        }
+        entry = strchr(entry, ',');
+        if (entry) entry++;
+    }
+    return 0;
+}
+
+#define ENTER_AS(index, star)                              \
+    do {                                                   \
+        hang(__func__);                                    \
+        int error_ = error_of(__func__, (int)(index), star); \
+        if (error_) return error_;                         \
+    } while (0)
+#define ENTER_LIBRARY() ENTER_AS(-1, 0)
+#define ENTER_KNOWN(index) ENTER_AS(index, 0) /* answered from memory */
+#define ENTER_GPU(device) ENTER_AS(index_of(device), 1)
+
+int nvmlInitWithFlags(unsigned int flags) {
+    (void)flags;
+    ENTER_LIBRARY();
+    return SUCCESS;
+}
+
+int nvmlShutdown(void) {
+    ENTER_LIBRARY();
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    ENTER_LIBRARY();
+    const char *gpus = getenv("STUB_GPUS");
+    *count = gpus ? (unsigned int)atoi(gpus) : 2;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
+    ENTER_KNOWN((int)index);
+    if (index >= 8) return INVALID_ARGUMENT;
+    *device = &devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo_v3(void *device, PciInfo *info) {
+    ENTER_KNOWN(index_of(device));
+    memset(info, 0, sizeof *info);
+    info->bus = BUSES[index_of(device)];
+    snprintf(info->busId, sizeof info->busId, "00000000:%02X:00.0", info->bus);
+    snprintf(info->busIdLegacy, sizeof info->busIdLegacy, "0000:%02X:00.0", info->bus);
+    return SUCCESS;
+}
+
+#ifndef MINIMAL
+
+static int text(char *to, unsigned int size, const char *from) {
+    if (strlen(from) + 1 > size) return INSUFFICIENT_SIZE;
+    strcpy(to, from);
+    return SUCCESS;
+}
+
+int nvmlSystemGetDriverVersion(char *version, unsigned int size) {
+    ENTER_LIBRARY();
+    return text(version, size, "999.99.99");
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned int size) {
+    ENTER_KNOWN(index_of(device));
+    return text(name, size, getenv("STUB_NAME") ? getenv("STUB_NAME") : "Stub GPU");
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int size) {
+    char value[64];
+    ENTER_KNOWN(index_of(device));
+    snprintf(value, sizeof value, "GPU-%08x-0000-4000-8000-000000000000", index_of(device));
+    return text(uuid, size, value);
+}
+
+int nvmlDeviceGetVbiosVersion(void *device, char *version, unsigned int size) {
+    ENTER_GPU(device);
+    return text(version, size, "96.00.99.00.01");
+}
+
+int nvmlDeviceGetTemperature(void *device, unsigned int sensor, unsigned int *celsius) {
+    ENTER_GPU(device);
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = 29;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
+    ENTER_GPU(device);
+    *current = *pending = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetEccMode(void *device, unsigned int *current, unsigned int *pending) {
+    ENTER_GPU(device);
+    *current = *pending = 1;
+    return SUCCESS;
+}
+
+/* Each counter shows which was asked for: 1 + error + 2 * counter (+ 100 * location). */
+int nvmlDeviceGetTotalEccErrors(void *device, unsigned int error, unsigned int counter,
+                                unsigned long long *count) {
+    ENTER_GPU(device);
+    *count = 1 + error + 2 * counter;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryErrorCounter(void *device, unsigned int error, unsigned int counter,
+                                    unsigned int location, unsigned long long *count) {
+    ENTER_GPU(device);
+    if (location != 2 && location != 7) return NOT_SUPPORTED;
+    *count = 1 + error + 2 * counter + 100 * location;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int version;
+    unsigned long long counters[11];
+    unsigned int thresholdExceeded;
+} SramStatus;
+
+int nvmlDeviceGetSramEccErrorStatus(void *device, SramStatus *status) {
+    ENTER_GPU(device);
+    if (status->version != (sizeof *status | 1u << 24)) return 25;
+    status->thresholdExceeded = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRemappedRows(void *device, unsigned int *corrected, unsigned int *uncorrected,
+                              unsigned int *pending, unsigned int *failure) {
+    ENTER_GPU(device);
+    *corrected = 3, *uncorrected = 4, *pending = 1, *failure = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRowRemapperHistogram(void *device, unsigned int *banks) {
+    ENTER_GPU(device);
+    for (unsigned int i = 0; i < 5; i++) banks[i] = 10 + i;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkState(void *device, unsigned int link, unsigned int *active) {
+    ENTER_GPU(device);
+    if (link >= LINKS) return INVALID_ARGUMENT;
+    *active = link != 5;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned int link, unsigned int counter,
+                                    unsigned long long *count) {
+    ENTER_GPU(device);
+    if (link >= 12 || counter > 3) return INVALID_ARGUMENT;
+    *count = 1000 * (counter + 1) + link;
+    return SUCCESS;
+}
+
+/* STUB_FIELDS=off: each value is not supported, as for a driver that does not know the ids. */
+int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
+    ENTER_GPU(device);
+    const char *fields = getenv("STUB_FIELDS");
+    for (int i = 0; i < count; i++) {
+        FieldValue *v = &values[i];
+        v->nvmlReturn = NOT_SUPPORTED;
+        if (fields && strcmp(fields, "off") == 0) continue;
+        memset(&v->value, 0xff, sizeof v->value); /* the rest of the union is not the value */
+        if (v->fieldId == 91 || v->fieldId == 230) {
+            v->nvmlReturn = SUCCESS;
+            v->valueType = 1;
+            v->value.ui = v->fieldId == 91 ? LINKS : 4;
+        } else if (v->fieldId >= 161 && v->fieldId <= 163) {
+            v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
+            v->valueType = 3;
+            v->value.ull = v->fieldId + (1ull << 40) * v->scopeId;
+        }
+        char name[32];
+        snprintf(name, sizeof name, "field%u", v->fieldId);
+        int error = error_of(name, index_of(device), 0);
+        if (error) v->nvmlReturn = (unsigned int)error;
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(void *device, unsigned int *value) {
+    ENTER_GPU(device);
+    *value = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(void *device, unsigned int *value) {
+    ENTER_GPU(device);
+    *value = 8;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned int *value) {
+    ENTER_GPU(device);
+    *value = 5;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned int *value) {
+    ENTER_GPU(device);
+    *value = 16;
+    return SUCCESS;
+}
+
+#endif

@@ -52,6 +52,7 @@ CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml) if name.startswith("NVMLError_"))
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 MAX_COUNT = 2**32 - 1
+MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS of the newest binding is 36
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
 
 
@@ -207,6 +208,11 @@ def parse(text: str) -> Scenario:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConvertError(f"is not TOML: {error}") from None
+    return check(data)
+
+
+def check(data: object) -> Scenario:
+    """The same from what was in the file."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -223,8 +229,7 @@ def addresses(scenario: Scenario) -> tuple[str, ...]:
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
     """The machine and its GPUs when `elapsed` seconds have passed."""
     base = profile(scenario.profile)
-    names = {f.name for f in dataclasses.fields(Machine)}
-    machine = {name: getattr(scenario, name) for name in names}
+    machine = {name: getattr(scenario, name) for name in _names(Machine)}
     machine["driver_version"] = machine["driver_version"] or base.driver_version
     gpus = [{**base.gpu, **scenario.gpu.get(str(i), {})} for i in range(len(addresses(scenario)))]
     for when, settings, _ in sorted(_timeline(scenario), key=lambda entry: entry[0].seconds):
@@ -234,6 +239,10 @@ def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]
         elif when.seconds <= elapsed and when.gpu is not None:
             gpus[when.gpu].update(settings)
     return Machine(**machine), tuple(load(Gpu, gpu) for gpu in gpus)
+
+
+def _names(settings: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(settings)]
 
 
 def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
@@ -254,7 +263,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
     for index, table in scenario.gpu.items():
         if index not in {str(i) for i in range(count)}:
             yield f"gpu.{index}: this machine has GPUs 0 to {count - 1}"
-        yield from _gpu_problems(scenario, table, f"gpu.{index}")
+        yield from _gpu_problems(table, f"gpu.{index}", _links(scenario, ""))
     for when, settings, where in _timeline(scenario):
         if not 0 <= when.seconds <= MAX_SECONDS:
             yield f"{where}.seconds: must be between 0 and {MAX_SECONDS:.0f}, is {when.seconds:g}"
@@ -263,7 +272,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
         elif not 0 <= when.gpu < count:
             yield f"{where}.gpu: this machine has GPUs 0 to {count - 1}"
         else:
-            yield from _gpu_problems(scenario, settings, where)
+            yield from _gpu_problems(settings, where, _links(scenario, str(when.gpu)))
 
 
 def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
@@ -273,7 +282,8 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
         yield f"{where}random_failures: must be between 0 and 1, is {machine.random_failures:g}"
 
 
-def _gpu_problems(scenario: Scenario, table: Mapping[str, Any], where: str) -> Iterator[str]:
+def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
+    """`links_before`: how many NVLinks the GPU has where this table does not say."""
     gpu = load(Gpu, table, where)
     yield from _trouble_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
@@ -284,15 +294,19 @@ def _gpu_problems(scenario: Scenario, table: Mapping[str, Any], where: str) -> I
     for name, number in _numbers(gpu):
         if not 0 <= number <= MAX_COUNT:
             yield f"{where}.{name}: must be between 0 and {MAX_COUNT}, is {number}"
-    links = int(table.get("nvlinks", profile(scenario.profile).gpu.get("nvlinks", 0)))
-    known = {str(link) for link in range(min(links, MAX_LINKS))}
+    if gpu.nvlinks > MAX_LINKS:
+        yield f"{where}.nvlinks: must be at most {MAX_LINKS}, is {gpu.nvlinks}"
+    links = int(table.get("nvlinks", links_before))
+    known = {str(link) for link in range(links)}
     for name in ("nvlink_inactive", "nvlink_replay", "nvlink_recovery", "nvlink_crc"):
         for link in getattr(gpu, name):
             if str(link) not in known:
                 yield f"{where}.{name}: there is no link {link}; this GPU has {links}"
 
 
-MAX_LINKS = 64
+def _links(scenario: Scenario, index: str) -> int:
+    default = profile(scenario.profile).gpu.get("nvlinks", 0)
+    return int(scenario.gpu.get(index, {}).get("nvlinks", default))
 
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, int]]:

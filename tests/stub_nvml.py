@@ -1,7 +1,7 @@
 """Builds stub_nvml.c as the libnvidia-ml.so.1 that a child process then loads.
 
-    environment = stub_nvml.environment(tmp_path, STUB_ERRORS="*@1=15")
-    subprocess.run([sys.executable, ...], env=environment)
+environment = stub_nvml.environment(tmp_path, STUB_ERRORS="*@1=15")
+subprocess.run([sys.executable, ...], env=environment)
 """
 
 from __future__ import annotations

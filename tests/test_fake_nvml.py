@@ -1,0 +1,494 @@
+"""The fake NVML and its scenario files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+from contract_nvml import assert_contract, assert_gpu
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import fake_scenario
+from healthd.convert import ConvertError
+from healthd.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
+from healthd.nvml import Nvml, NvmlError, NvmlErrorKind, NvmlGpu
+
+PROFILES = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    """Writes a scenario file and gives its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "scenario.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def gpu(path: str, index: int) -> NvmlGpu:
+    return {gpu.index: gpu for gpu in open_fake(path).gpus()}[index]
+
+
+# profiles
+
+
+def test_the_four_profiles_are_there():
+    assert fake_scenario.profiles() == list(PROFILES)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_keeps_the_contract(name):
+    nvml = open_fake(name)
+    assert_contract(nvml)
+    nvml.close()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_is_a_healthy_machine_with_eight_gpus(name):
+    nvml = open_fake(name)
+    assert [gpu.pci for gpu in nvml.gpus()] == fake_pci_gpus(name)
+    assert len(nvml.gpus()) == 8
+    assert nvml.unreachable == ()
+    for each in nvml.gpus():
+        assert each.ecc_mode() is True
+        assert each.ecc_total(uncorrected=True, volatile=True) == 0
+        assert each.sram_threshold_exceeded() is False
+        assert each.recovery_action() == 0
+        assert each.mig_enabled() is False
+        rows = each.remapped_rows()
+        assert rows is not None
+        assert (rows.pending, rows.failure) == (False, False)
+        assert set(each.nvlink_states() or ()) == {True}
+        link = each.pcie_link()
+        assert (link.width, link.generation) == (link.max_width, link.max_generation)
+
+
+@pytest.mark.parametrize(("name", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
+def test_a_profile_has_the_nvlinks_of_its_model(name, links):
+    assert all(len(each.nvlink_states() or ()) == links for each in open_fake(name).gpus())
+
+
+def test_blackwell_counts_no_replays():
+    assert open_fake("dgx-b200").gpus()[0].nvlink_errors(0) is None
+
+
+# scenarios: one GPU
+
+
+def test_a_lost_gpu_is_unreachable_and_named(scenario):
+    nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.3.lost = true'))
+    (error,) = nvml.unreachable
+    assert (error.kind, error.pci, error.index) == (NvmlErrorKind.GPU_LOST, "0000:61:00.0", 3)
+    assert len(nvml.gpus()) == 7
+    assert "0000:61:00.0" not in [each.pci for each in nvml.gpus()]
+
+
+def test_a_gpu_that_needs_a_reset_is_unreachable(scenario):
+    (error,) = open_fake(scenario('profile = "dgx-h100"\ngpu.3.requires_reset = true')).unreachable
+    assert (error.kind, error.pci) == (NvmlErrorKind.RESET_REQUIRED, "0000:61:00.0")
+
+
+def test_unknown_error_for_the_handle_of_a_gpu_is_a_lost_gpu(scenario):
+    (error,) = open_fake(scenario('profile = "dgx-h100"\ngpu.3.unreachable = true')).unreachable
+    assert (error.kind, error.pci, error.index) == (NvmlErrorKind.GPU_LOST, "", 3)
+    assert "Unknown Error" in str(error)
+
+
+def test_a_gpu_that_is_gone_is_not_counted_but_was_on_pci(scenario):
+    path = scenario('profile = "dgx-h100"\ngpu.0.gone = true')
+    nvml = open_fake(path)
+    assert len(nvml.gpus()) == 7
+    assert nvml.unreachable == ()
+    assert nvml.gpus()[0].pci == fake_pci_gpus(path)[1]
+    assert "0000:1b:00.0" in fake_pci_gpus(path)
+
+
+def test_counters_of_a_scenario_are_read_back(scenario):
+    one = gpu(
+        scenario(
+            """
+            profile = "dgx-h100"
+            [gpu.3]
+            ecc_volatile_uncorrected_sram = 2
+            ecc_volatile_uncorrected_dram = 1
+            ecc_aggregate_corrected_dram = 7
+            remap_uncorrectable = 4
+            remap_pending = true
+            remap_failure = true
+            remap_histogram = [2558, 1, 0, 0, 1]
+            recovery_action = 4
+            nvlink_inactive = [4, 17]
+            nvlink_replay = {4 = 9}
+            nvlink_crc = {17 = 5}
+            """
+        ),
+        3,
+    )
+    assert one.ecc_count("sram", uncorrected=True, volatile=True) == 2
+    assert one.ecc_count("dram", uncorrected=True, volatile=True) == 1
+    assert one.ecc_total(uncorrected=True, volatile=True) == 3
+    assert one.ecc_total(uncorrected=False, volatile=False) == 7
+    rows, histogram = one.remapped_rows(), one.row_remap_histogram()
+    assert rows is not None
+    assert histogram is not None
+    assert (rows.uncorrectable, rows.pending, rows.failure) == (4, True, True)
+    assert (histogram.max, histogram.none) == (2558, 1)
+    assert one.recovery_action() == 4
+    states = one.nvlink_states()
+    assert states is not None
+    assert [link for link, active in enumerate(states) if not active] == [4, 17]
+    errors, others = one.nvlink_errors(4), one.nvlink_errors(17)
+    assert errors is not None
+    assert others is not None
+    assert (errors.replay, errors.recovery, others.crc) == (9, 0, 5)
+
+
+def test_the_error_counters_of_an_a100_come_from_the_older_call(scenario):
+    errors = gpu(scenario('profile = "dgx-a100"\ngpu.0.nvlink_recovery = {11 = 3}'), 0).nvlink_errors(11)
+    assert errors is not None
+    assert (errors.replay, errors.recovery, errors.crc) == (0, 3, 0)
+
+
+def test_what_a_gpu_does_not_support_is_none(scenario):
+    one = gpu(
+        scenario(
+            """
+            profile = "dgx-h100"
+            [gpu.0]
+            unsupported = ["nvmlDeviceGetEccMode", "nvmlDeviceGetTemperature", "nvmlDeviceGetFieldValues"]
+            """
+        ),
+        0,
+    )
+    assert one.ecc_mode() is None
+    assert one.temperature() is None
+    assert one.recovery_action() is None
+    assert len(one.nvlink_states() or ()) == 18, "found by asking link after link"
+
+
+def test_a_field_that_a_gpu_does_not_support_is_none(scenario):
+    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported_fields = [230, 161]'), 0)
+    assert one.recovery_action() is None
+    errors = one.nvlink_errors(0)
+    assert errors is not None
+    assert (errors.replay, errors.recovery) == (None, 0)
+
+
+def test_without_ecc_there_are_no_counters(scenario):
+    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.ecc = false'), 0)
+    assert one.ecc_mode() is False
+    assert one.ecc_total(uncorrected=True, volatile=True) is None
+    assert one.sram_threshold_exceeded() is None
+
+
+def test_remapped_rows_are_not_told_under_mig(scenario):
+    one = gpu(scenario('profile = "dgx-h200"\ngpu.0.mig = true'), 0)
+    assert one.mig_enabled() is True
+    assert one.remapped_rows() is None
+    assert one.row_remap_histogram() is None
+
+
+def test_any_error_of_pynvml_can_be_given_to_a_call(scenario):
+    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceGetEccMode = "Unknown"}'), 0)
+    with pytest.raises(NvmlError, match=r"nvmlDeviceGetEccMode of GPU 0000:1b:00\.0: Unknown Error") as caught:
+        one.ecc_mode()
+    assert caught.value.kind is NvmlErrorKind.OTHER
+    assert one.temperature() == 29
+
+
+def test_a_broken_temperature_sensor_is_no_lost_gpu(scenario):
+    nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceGetTemperature = "Unknown"}'))
+    assert len(nvml.gpus()) == 8
+    assert nvml.unreachable == ()
+
+
+# scenarios: the whole machine
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("driver_not_loaded", NvmlErrorKind.DRIVER_NOT_LOADED),
+        ("mismatch", NvmlErrorKind.MISMATCH),
+        ("library_not_found", NvmlErrorKind.LIBRARY_NOT_FOUND),
+    ],
+)
+def test_the_library_can_be_out_of_order(scenario, word, kind):
+    with pytest.raises(NvmlError, match="nvmlInit") as caught:
+        open_fake(scenario(f'profile = "dgx-h100"\nlibrary = "{word}"'))
+    assert caught.value.kind is kind
+    assert caught.value.pci == ""
+
+
+def test_a_function_that_the_driver_does_not_have_is_none(scenario):
+    missing = '["nvmlDeviceGetRemappedRows", "nvmlSystemGetDriverVersion", "nvmlDeviceGetUUID"]'
+    nvml = open_fake(scenario(f'profile = "dgx-h100"\nmissing_functions = {missing}'))
+    assert nvml.driver_version() is None
+    assert nvml.gpus()[0].remapped_rows() is None
+    assert nvml.gpus()[0].uuid == ""
+
+
+def test_a_driver_that_cannot_tell_where_gpus_are_is_an_error_of_the_library(scenario):
+    nvml = open_fake(scenario('profile = "dgx-h100"\nmissing_functions = ["nvmlDeviceGetPciInfo"]'))
+    with pytest.raises(NvmlError, match="nvmlDeviceGetPciInfo"):
+        nvml.gpus()
+
+
+def test_other_addresses_make_another_machine(scenario):
+    path = scenario('profile = "dgx-a100"\npci = ["0001:03:00.0", "0000:3b:1f.0"]')
+    nvml = open_fake(path)
+    assert [each.pci for each in nvml.gpus()] == fake_pci_gpus(path) == ["0001:03:00.0", "0000:3b:1f.0"]
+    assert len({each.uuid for each in nvml.gpus()}) == 2
+
+
+def test_rewriting_the_file_changes_the_machine_at_the_next_open(scenario):
+    path = scenario('profile = "dgx-h100"')
+    nvml = open_fake(path)
+    assert len(nvml.gpus()) == 8
+    scenario('profile = "dgx-h100"\ngpu.0.lost = true')
+    assert len(nvml.gpus()) == 8
+    assert len(open_fake(path).gpus()) == 7
+
+
+def test_a_closed_library_answers_no_more():
+    nvml = open_fake("dgx-h100")
+    one = nvml.gpus()[0]
+    nvml.close()
+    with pytest.raises(NvmlError, match="Uninitialized"):
+        one.temperature()
+
+
+# time
+
+
+TIMELINE = """
+profile = "dgx-h100"
+start = 1000.0
+[[at]]
+seconds = 60
+gpu = 3
+lost = false
+[[at]]
+seconds = 30
+gpu = 3
+lost = true
+[[at]]
+seconds = 40
+library = "driver_not_loaded"
+[[at]]
+seconds = 50
+library = "fine"
+"""
+
+
+def unreachable_at(path: str, now: float) -> int:
+    return len(open_fake(path, lambda: now).unreachable)
+
+
+def test_a_timeline_goes_on_from_its_start(scenario):
+    path = scenario(TIMELINE)
+    assert unreachable_at(path, 1029.9) == 0
+    assert unreachable_at(path, 1030.0) == 1
+    with pytest.raises(NvmlError, match="Driver Not Loaded"):
+        open_fake(path, lambda: 1045.0)
+    assert unreachable_at(path, 1055.0) == 1
+    assert unreachable_at(path, 1060.0) == 0
+
+
+def test_without_a_start_time_counts_from_when_the_file_was_written(scenario):
+    path = scenario('profile = "dgx-h100"\n[[at]]\nseconds = 30\ngpu = 3\nlost = true')
+    os.utime(path, (5000.0, 5000.0))
+    assert unreachable_at(path, 5029.0) == 0
+    assert unreachable_at(path, 5031.0) == 1
+
+
+# trouble
+
+
+def test_random_failures_are_many_and_the_same_in_each_process(scenario):
+    path = scenario('profile = "dgx-h100"\nrandom_failures = 0.3\nseed = 7')
+    program = (
+        "from healthd.fake_nvml import open_fake\n"
+        "from healthd.nvml import NvmlError\n"
+        "for _ in range(3):\n"
+        f"    for gpu in open_fake({path!r}).gpus():\n"
+        "        try: print(gpu.ecc_mode())\n"
+        "        except NvmlError as error: print(error.kind.name)\n"
+    )
+    runs = [run(program).stdout for _ in range(2)]
+    assert runs[0] == runs[1]
+    rounds = [runs[0].split()[i : i + 8] for i in (0, 8, 16)]
+    assert all("OTHER" in each and "True" in each for each in rounds)
+    assert rounds[0] != rounds[1]
+
+
+def test_random_failures_lose_no_gpu(scenario):
+    nvml = open_fake(scenario('profile = "dgx-h100"\nrandom_failures = 1.0'))
+    assert len(nvml.gpus()) == 8
+
+
+def test_a_call_hangs_and_then_answers(scenario):
+    path = scenario('profile = "dgx-h100"\n[gpu.2]\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 0.2')
+    program = (
+        "import time; from healthd.fake_nvml import open_fake\n"
+        f"one, two = open_fake({path!r}).gpus()[1:3]\n"
+        "start = time.monotonic(); one.ecc_mode(); between = time.monotonic(); two.ecc_mode()\n"
+        "print(between - start < 0.1, time.monotonic() - between >= 0.2)\n"
+    )
+    assert run(program).stdout == "True True\n"
+
+
+def test_the_process_dies_in_the_call_that_crashes(scenario):
+    path = scenario('profile = "dgx-h100"\ncrash = "nvmlDeviceGetRemappedRows"')
+    program = (
+        f"from healthd.fake_nvml import open_fake; g = open_fake({path!r}).gpus()[0]\ng.ecc_mode(); g.remapped_rows()"
+    )
+    assert run(program, check=False).returncode == -9
+
+
+def run(program: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+    return subprocess.run([sys.executable, "-c", program], env=environment, check=check, capture_output=True, text=True)
+
+
+# pynvml's own behaviour
+
+
+def test_the_errors_are_those_of_pynvml(scenario):
+    parsed, _ = fake_scenario.read(scenario('profile = "dgx-h100"\ngpu.0.lost = true'))
+    machine, gpus = fake_scenario.state(parsed, 0.0)
+    library = FakeLibrary(machine, fake_scenario.addresses(parsed), gpus)
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        library.nvmlDeviceGetCount()
+    library.nvmlInit()
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        library.nvmlDeviceGetHandleByIndex(8)
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        library.nvmlDeviceGetEccMode(library.nvmlDeviceGetHandleByIndex(0))
+    handle = library.nvmlDeviceGetHandleByIndex(1)
+    assert library.nvmlDeviceGetPciInfo(handle).busId == "00000000:43:00.0"
+    with pytest.raises(pynvml.NVMLError_InvalidArgument):
+        library.nvmlDeviceGetNvLinkState(handle, 18)
+    with pytest.raises(pynvml.NVMLError_NotSupported):
+        library.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, 3)
+
+
+def test_the_fake_takes_the_arguments_that_pynvml_takes():
+    for name in fake_scenario.CALLS:
+        ours = list(inspect.signature(getattr(FakeLibrary, name)).parameters)[1:]
+        assert ours == list(inspect.signature(getattr(pynvml, name)).parameters), name
+
+
+# wrong files
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('profile = "dgx-h10"', 'profile: there is no "dgx-h10"; did you mean "dgx-h100"?'),
+        ("", 'missing profile; write profile = "dgx-a100"'),
+        ('profil = "dgx-h100"', 'top level: unknown setting "profil"; did you mean "profile"?'),
+        ("profile = ", "is not TOML: "),
+        ('profile = "dgx-h100"\ngpu.3.lst = true', 'gpu.3: unknown setting "lst"; did you mean "lost"?'),
+        ('profile = "dgx-h100"\ngpu.3.lost = 1', "gpu.3.lost: must be true or false, is 1"),
+        ('profile = "dgx-h100"\ngpu.8.lost = true', "gpu.8: this machine has GPUs 0 to 7"),
+        ('profile = "dgx-h100"\ngpu.03.lost = true', "gpu.03: this machine has GPUs 0 to 7"),
+        ('profile = "dgx-h100"\ngpu = 3', "gpu: must be a table, is 3"),
+        ('profile = "dgx-h100"\nlibrary = "mismatched"', 'did you mean "mismatch"?'),
+        ('profile = "dgx-h100"\nhang = "nvmlDeviceGetTemp"', 'did you mean "nvmlDeviceGetTemperature"?'),
+        ('profile = "dgx-h100"\ngpu.1.unsupported = ["x"]', 'gpu.1.unsupported: healthd does not call "x"'),
+        ('profile = "dgx-h100"\ngpu.1.errors = {nvmlInit = "GpuLost"}', 'did you mean "GpuIsLost"?'),
+        ('profile = "dgx-h100"\ngpu.1.ecc_volatile_corrected_dram = -1', "must be between 0 and 4294967295"),
+        ('profile = "dgx-h100"\ngpu.1.remap_histogram = [1, 2]', "must have 5 items, has 2"),
+        ('profile = "dgx-a100"\ngpu.1.nvlink_inactive = [12]', "there is no link 12; this GPU has 12"),
+        ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be at most 64, is 65"),
+        ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'another address like "0000:1b:00.0", is "1b:00.0"'),
+        ('profile = "dgx-h100"\nrandom_failures = 2', "random_failures: must be between 0 and 1, is 2"),
+        ('profile = "dgx-h100"\n[[at]]\ngpu = 3\nlost = true', "at[0]: missing seconds"),
+        ('profile = "dgx-h100"\n[[at]]\nseconds = 1\ngpu = 9', "at[0].gpu: this machine has GPUs 0 to 7"),
+        ('profile = "dgx-h100"\n[[at]]\nseconds = "1"', "at[0].seconds: must be a number"),
+        ('profile = "dgx-h100"\n[[at]]\nseconds = 1\nlost = true', 'at[0]: unknown setting "lost"'),
+        ('profile = "dgx-h100"\n[[at]]\nseconds = -1\ngpu = 1', "at[0].seconds: must be between 0 and"),
+    ],
+)
+def test_a_wrong_scenario_is_one_sentence_with_file_and_setting(scenario, text, sentence):
+    path = scenario(text)
+    with pytest.raises(ConvertError) as caught:
+        open_fake(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_neither_profile_nor_file_is_told_the_nearest_profile():
+    with pytest.raises(ConvertError, match='there is no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+        open_fake("dgx-h10")
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path):
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path, tmp_path / "bytes.toml"):
+        with pytest.raises(ConvertError, match="cannot be read"):
+            open_fake(str(path))
+    with pytest.raises(ConvertError, match="cannot be read"):
+        open_fake("\0")
+
+
+# whatever is in the file
+
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.integers(-1, 20),
+    st.floats(),
+    st.text('ab"\n\0é', max_size=3),
+    st.sampled_from(sorted(fake_scenario.CALLS)),
+    st.sampled_from(["dgx-h100", "mismatch", "GpuIsLost", "fields", "0000:1b:00.0"]),
+)
+TABLES = st.dictionaries(st.sampled_from(["0", "3", "x", "nvmlDeviceGetEccMode"]), SCALARS, max_size=2)
+VALUES = SCALARS | st.lists(SCALARS, max_size=5) | TABLES
+
+
+def table(of: type) -> st.SearchStrategy[dict[str, object]]:
+    """Mostly the right names, and values of any kind."""
+    names = [f.name for f in dataclasses.fields(of)]
+    return st.dictionaries(st.sampled_from([*names, "seconds", "gpu", "wrong"]), VALUES, max_size=3)
+
+
+@given(
+    table(fake_scenario.Scenario),
+    st.dictionaries(st.sampled_from(["0", "3", "8", "x"]), table(fake_scenario.Gpu), max_size=2),
+    st.lists(table(fake_scenario.Gpu) | table(fake_scenario.Machine), max_size=2),
+    st.floats(0, 1e9),
+)
+def test_any_table_is_a_machine_or_one_sentence(data, gpu_tables, at, elapsed):
+    try:
+        scenario = fake_scenario.check({"profile": "dgx-a100", "gpu": gpu_tables, "at": at, **data})
+    except ConvertError:
+        return
+    machine, gpus = fake_scenario.state(scenario, elapsed)
+    if any(part.hang or part.crash for part in (machine, *gpus)):
+        return
+    with contextlib.suppress(NvmlError):
+        nvml = Nvml.open(FakeLibrary(machine, fake_scenario.addresses(scenario), gpus))
+        for each in nvml.gpus():
+            with contextlib.suppress(NvmlError):
+                assert_gpu(each)
+
+
+@given(st.text())
+def test_any_text_is_a_scenario_or_one_sentence(text):
+    with contextlib.suppress(ConvertError):
+        fake_scenario.parse(text)

@@ -1,0 +1,118 @@
+"""NVIDIA's codes as facts: Xid, SXid and the decoding of NVLink 5 Xids. Data in facts/*.csv, read on first use.
+
+Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager guide's SXid tables.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import NamedTuple
+
+
+class XidFact(NamedTuple):
+    """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" where the catalogue gives none."""
+
+    code: int
+    mnemonic: str
+    description: str
+    action: str
+    investigate: str
+
+
+class SxidFact(NamedTuple):
+    """`category`: "always fatal", "potentially fatal" or "non-fatal"."""
+
+    code: int
+    name: str
+    category: str
+
+
+class Nvlink5Fact(NamedTuple):
+    """One row of the table that decodes Xids 144-150. `action` as in XidFact."""
+
+    code: int
+    units: tuple[str, ...]
+    patterns: tuple[str, ...]
+    statuses: tuple[int, ...]
+    action: str
+    investigate: str
+    severity: str
+    impact: str
+
+
+def xid(code: int) -> XidFact | None:
+    return _xids().get(code)
+
+
+def sxid(code: int) -> SxidFact | None:
+    return _sxids().get(code)
+
+
+def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5Fact | None:
+    """The row for what an Xid 144-150 line shows: unit ("RLW_REMAP"), first and second register word.
+
+    Which bits of the first word name the unit changed with driver 575: both patterns are tried, the unit's name
+    in the line keeps them apart. A status with several bits is as bad as the worst of its bits.
+    """
+    bits = f"{intr_info:032b}"
+    rows = [
+        row
+        for row in _nvlink5s()
+        if row.code == code and unit in row.units and any(_matches(p, bits) for p in row.patterns)
+    ]
+    exact = [row for row in rows if not row.statuses or error_status in row.statuses]
+    some = [row for row in rows if any(s and s & error_status == s for s in row.statuses)]
+    candidates = exact or some
+    return max(candidates, key=lambda row: row.action == "RESET_GPU", default=None)
+
+
+def _matches(pattern: str, bits: str) -> bool:
+    return all(want in ("-", bit) for want, bit in zip(pattern, bits, strict=True))
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    import csv
+
+    text = (resources.files("healthd") / "facts" / name).read_text("utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return [{key: "" if value == "-" else value for key, value in row.items()} for row in rows]
+
+
+@functools.cache
+def _xids() -> dict[int, XidFact]:
+    return {
+        int(row["xid"]): XidFact(
+            int(row["xid"]),
+            row["mnemonic"],
+            row["description"],
+            row["nvidia_immediate_action"],
+            row["nvidia_investigatory_action"],
+        )
+        for row in _rows("xid.csv")
+    }
+
+
+@functools.cache
+def _sxids() -> dict[int, SxidFact]:
+    return {
+        int(row["sxid"]): SxidFact(int(row["sxid"]), row["name"], row["fabric_manager_guide_category"])
+        for row in _rows("sxid.csv")
+    }
+
+
+@functools.cache
+def _nvlink5s() -> tuple[Nvlink5Fact, ...]:
+    return tuple(
+        Nvlink5Fact(
+            int(row["xid"]),
+            tuple(row["unit_subcode"].split("/")),
+            (row["intrinfo_pattern_lt_r575"], row["intrinfo_pattern_ge_r575"]),
+            tuple(int(word, 16) for word in row["error_status_hex"].split("/") if word),
+            row["immediate_bucket"],
+            row["investigatory_bucket"],
+            row["severity"],
+            row["local_remote"],
+        )
+        for row in _rows("nvlink5.csv")
+    )

@@ -1,0 +1,177 @@
+"""What stands before the kernel's message: records of /dev/kmsg, and the prefixes of log files. Pure.
+
+/dev/kmsg is the source to trust: its facility says who wrote a line. In a file anybody who may write to syslog
+can pretend to be the kernel (`logger -t kernel`); lines that name another program are at least left out.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import NamedTuple
+
+KERNEL = 0  # syslog facility
+
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+class Record(NamedTuple):
+    """One record of /dev/kmsg. `usec`: microseconds of the kernel's log clock since boot."""
+
+    facility: int
+    sequence: int
+    usec: int
+    text: str
+
+
+class Stripped(NamedTuple):
+    """A kernel message of a file. Of its time: `uptime` since boot or `epoch`, None if the line has no such."""
+
+    text: str
+    uptime: float | None = None
+    epoch: float | None = None
+
+
+_RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20}),[^;\n]{0,256};([^\n]*)")
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+def parse_record(data: bytes) -> Record | None:
+    r"""b"4,123,456789,-;text\n KEY=value\n" -> Record; None if it is no record. \xNN stands for one byte."""
+    match = _RECORD.match(data)
+    if match is None:
+        return None
+    text = match[4]
+    if b"\\x" in text:
+        text = _ESCAPED.sub(lambda found: bytes((int(found[1], 16),)), text)
+    return Record(int(match[1]) >> 3, int(match[2]), int(match[3]), text.decode("utf-8", "replace"))
+
+
+# [ 130.456250] [ T1946]     with the caller (CONFIG_PRINTK_CALLER)
+_UPTIME = re.compile(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
+# [Fri Aug 30 11:43:09 2024]      dmesg -T
+_CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
+# [2023-06-22 21:55:31.352446]    serial consoles; [...] elided in documents
+_CONSOLE = re.compile(r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\.)\] ?")
+# 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: a comma, neither host nor tag
+# 2026-10-03T05:56:38.1-04:00 host kernel: text  rsyslog, journalctl -o short-iso
+_ISO = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)"
+)
+# Mar 29 15:38:59 host kernel: text   (month in the writer's language); journalctl may leave the host out
+_SYSLOG = re.compile(r"([^\W\d_]{3,4})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
+_UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
+_TAG = re.compile(r"kernel: ?")
+_HOST_TAG = re.compile(r"(?:[\w.:-]{1,255} +)?kernel: ?")
+_RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
+_RFC5424_TAG = re.compile(r"\S{1,255} kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
+_PRIORITY = re.compile(r"<(\d{1,3})>")
+_FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
+_COLLECTOR = re.compile(r"[\w.-]{1,255}: (?=\[ *\d{1,10}\.\d{6}\])")  # pdsh, clush: "node17: [14280.445220] text"
+
+
+def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
+    """The kernel's message in a line of a log file, None if another program wrote the line.
+
+    `now` (epoch seconds) tells the year of a syslog date. `injected` admits lines with the priority of another
+    facility (drills and tests).
+    """
+    text = line.strip()
+    if text[:1].isdigit() and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
+        admitted = injected or record.facility == KERNEL
+        return Stripped(record.text, uptime=record.usec / 1e6) if admitted else None
+    header = _RFC5424.match(text)
+    priority = header or _PRIORITY.match(text)
+    if priority is not None:
+        if int(priority[1]) >> 3 != KERNEL and not injected:
+            return None
+        text = text[priority.end() :]
+    if found := _FACILITY.match(text):
+        if found[1] != "kern" and not injected:
+            return None
+        text = text[found.end() :]
+    text, epoch, dated = _strip_date(text, now)
+    tag = (_RFC5424_TAG if header else _HOST_TAG if epoch or dated else _TAG).match(text)
+    if tag is None and (dated or header):
+        return None
+    text = text[tag.end() if tag else 0 :]
+    text = text[found.end() :] if (found := _COLLECTOR.match(text)) else text
+    text, uptime, bracketed = _strip_brackets(text, now)
+    if uptime is not None and (found := _HOST_TAG.match(text)):  # journalctl -o short-monotonic
+        text = text[found.end() :]
+    return Stripped(text.strip(), uptime, bracketed or epoch)
+
+
+def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
+    """(rest, epoch, whether the date is of a form that is followed by who wrote the line)."""
+    for pattern in (_SYSLOG, _ISO, _UNIX):
+        if found := pattern.match(text):
+            named = pattern is not _ISO or found[7] != ","
+            return text[found.end() :], _epoch(pattern, found, now), named
+    return text, None, False
+
+
+def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | None]:
+    """(rest, uptime, epoch): a console collector's bracket may stand before the kernel's."""
+    uptime: float | None = None
+    epoch: float | None = None
+    for _ in range(3):
+        if found := _UPTIME.match(text):
+            uptime = float(found[1])
+        elif (found := _CTIME.match(text)) or (found := _CONSOLE.match(text)):
+            epoch = _epoch(found.re, found, now) or epoch
+        else:
+            break
+        text = text[found.end() :]
+    return text, uptime, epoch
+
+
+def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float | None:
+    """Epoch seconds of a matched date, None if it is no date. Without a zone it is local time."""
+    try:
+        if pattern is _UNIX:
+            return float(found[1])
+        if pattern is _SYSLOG:
+            return _syslog_epoch(found, now)
+        if pattern is _CTIME:
+            month = MONTHS.index(found[1].lower()) + 1
+            return _local(int(found[6]), month, int(found[2]), int(found[3]), int(found[4]), float(found[5]))
+        if pattern is _CONSOLE:
+            if found[1] is None:
+                return None
+            year, month, day, hour, minute = (int(word) for word in found.groups()[:5])
+            return _local(year, month, day, hour, minute, float(found[6]))
+        return _iso_epoch(found)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _syslog_epoch(found: re.Match[str], now: float) -> float:
+    """A date without a year is the latest such date that is not after tomorrow."""
+    month = MONTHS.index(found[1].lower()) + 1
+    day, hour, minute, second = (int(word) for word in found.groups()[1:5])
+    year = time.localtime(now).tm_year
+    epoch = _local(year, month, day, hour, minute, float(second))
+    return epoch if epoch <= now + 86400 else _local(year - 1, month, day, hour, minute, float(second))
+
+
+def _iso_epoch(found: re.Match[str]) -> float:
+    import calendar
+
+    year, month, day, hour, minute, second = (int(word) for word in found.groups()[:6])
+    fraction = float(f"0.{found[8]}") if found[8] else 0.0
+    if not (found[9] or found[10]):
+        return _local(year, month, day, hour, minute, second + fraction)
+    _check(month, day, hour, minute, second)
+    offset = (int(found[11]) * 3600 + int(found[12]) * 60) * (-1 if found[10] == "-" else 1) if found[10] else 0
+    return calendar.timegm((year, month, day, hour, minute, second)) + fraction - offset
+
+
+def _local(year: int, month: int, day: int, hour: int, minute: int, second: float) -> float:
+    _check(month, day, hour, minute, second)
+    return time.mktime((year, month, day, hour, minute, int(second), 0, 0, -1)) + second % 1
+
+
+def _check(month: int, day: int, hour: int, minute: int, second: float) -> None:
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60 and second < 61):
+        raise ValueError("no date")

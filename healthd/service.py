@@ -1,0 +1,139 @@
+"""What the service manager is told, and where the log goes: systemd where it started us, plain stderr elsewhere.
+
+systemd-python is imported only if NOTIFY_SOCKET or JOURNAL_STREAM is set. Protocols: sd_notify(3),
+sd_watchdog_enabled(3), "Native Journal Protocol" and JOURNAL_STREAM in systemd.exec(5).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+
+JOURNAL_SOCKET = "/run/systemd/journal/socket"
+IDENTIFIER = "healthd"
+_FIELD_NAME = re.compile("[A-Z][A-Z0-9_]{0,63}")
+
+
+def ready(status: str = "") -> None:
+    """Start-up, or a reload that `reloading` announced, is over."""
+    _notify("READY=1", f"STATUS={status}" if status else "")
+
+
+def status(text: str) -> None:
+    """One line for `systemctl status`."""
+    _notify(f"STATUS={text}")
+
+
+def reloading() -> None:
+    _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+def stopping(status: str = "") -> None:
+    _notify("STOPPING=1", f"STATUS={status}" if status else "")
+
+
+def watchdog() -> None:
+    """We live. Due more often than every `watchdog_seconds`."""
+    _notify("WATCHDOG=1")
+
+
+def watchdog_seconds() -> float | None:
+    """The time without `watchdog` after which systemd aborts us; None if nobody watches this process.
+
+    ValueError if the service manager wrote nonsense.
+    """
+    text, pid = os.environ.get("WATCHDOG_USEC"), os.environ.get("WATCHDOG_PID")
+    if text is None or (pid is not None and pid != str(os.getpid())):
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ValueError(f'WATCHDOG_USEC: must be a number of microseconds, is "{text[:60]}"')
+    return int(text) / 1e6
+
+
+def _notify(*assignments: str) -> None:
+    """Tell the service manager, if there is one. That it does not listen is no reason to stop working."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        return
+    from systemd import daemon
+
+    lines = (" ".join(line.split()) for line in assignments if line)  # a line break would begin another assignment
+    try:
+        daemon.notify("\n".join(lines))
+    except OSError as error:
+        logging.getLogger(__name__).warning("the service manager does not listen: %s", error)
+
+
+def set_up_logging(level: int = logging.INFO) -> None:
+    """Everything that the program logs goes to one place, from now on."""
+    logging.basicConfig(level=level, handlers=[log_handler()], force=True)
+
+
+def log_handler() -> logging.Handler:
+    """To the journal, with priority and fields, if stderr is connected to it; else to stderr as it now is."""
+    if _stderr_is_the_journal():
+        from systemd import journal
+
+        handler: logging.Handler = journal.JournalHandler(sender_function=JournalSender(), SYSLOG_IDENTIFIER=IDENTIFIER)
+        return handler
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    return handler
+
+
+def _stderr_is_the_journal() -> bool:
+    """JOURNAL_STREAM names the device and inode of the stream; a redirected stderr is another one."""
+    device_inode = os.environ.get("JOURNAL_STREAM")
+    if not device_inode:
+        return False
+    try:
+        stderr = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # closed, or no file at all
+        return False
+    return device_inode == f"{stderr.st_dev}:{stderr.st_ino}"
+
+
+class JournalSender:
+    """Sends entries to journald without ever waiting for it.
+
+    libsystemd's own sender waits when journald does not read, which a journald on a dying disk does not. Entries
+    that are not taken are counted, and the next one that is taken says how many.
+    """
+
+    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
+        self._path = path
+        self.lost = 0
+
+    def __call__(self, text: str, /, **fields: object) -> None:
+        if self.lost:
+            text += f" ({self.lost} earlier log lines lost: the journal did not take them)"
+        entry = journal_entry({"MESSAGE": text, **fields})
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+                sender.sendto(entry, self._path)
+        except OSError:  # full, not there, too long: there is nobody left to tell
+            self.lost += 1
+        else:
+            self.lost = 0
+
+
+def journal_entry(fields: Mapping[str, object]) -> bytes:
+    """Fields in journald's native form: NAME=VALUE, or length-prefixed where a value has line breaks.
+
+    Names that journald would refuse, like the lower-case attributes of a log record, are left out.
+    """
+    lines = []
+    for name, value in fields.items():
+        if not _FIELD_NAME.fullmatch(name):
+            continue
+        data = str(value).encode("utf-8", "replace")
+        if b"\n" in data:
+            lines.append(name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n")
+        else:
+            lines.append(name.encode() + b"=" + data + b"\n")
+    return b"".join(lines)

@@ -1,0 +1,150 @@
+"""Filesystems that hang, for a test: one in which a process sits in D state, one that answers nothing.
+
+    with FrozenFilesystem(tmp_path) as disk:
+        with disk.frozen():
+            ...  # whoever writes below disk.path is in D state, deaf to SIGKILL, until the end of this block
+
+    with HangFs(tmp_path) as mount:
+        ...  # whoever touches mount.path blocks: killable at first, in D state after any fatal signal
+
+Both need root. A process of its own stands by each of them and thaws, unmounts and ends as soon as the test has
+closed its pipe, by `with`, by a crash or by being killed: no test can leave a process in D state behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from requirements import require_programs, require_root
+
+PACKAGES = "e2fsprogs mount util-linux"
+IMAGE_BYTES = 16 << 20
+
+# Thaws and unmounts at the end of its input. Lazily: a bind mount or a process of the test may still be there.
+GUARD = 'cat >/dev/null; fsfreeze --unfreeze "$0" 2>/dev/null; umount --lazy "$0"'
+
+
+class FrozenFilesystem:
+    """An ext4 filesystem of 16 MiB at `path`, to be frozen and thawed at will. `directory` holds its image."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> FrozenFilesystem:
+        require_root()
+        require_programs("mkfs.ext4", "mount", "fsfreeze", packages=PACKAGES)
+        self._directory = Path(tempfile.mkdtemp(prefix="frozen-", dir=self._directory))
+        self.path = self._directory / "mount"
+        self.path.mkdir()
+        image = self._directory / "image"
+        with open(image, "wb") as file:
+            file.truncate(IMAGE_BYTES)
+        _run("mkfs.ext4", "-q", "-F", str(image))
+        _run("mount", "-o", "loop", str(image), str(self.path))
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, str(self.path)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _end(self._guard)
+
+    def freeze(self) -> None:
+        """From now on every write to it, the access time of a first read included, waits in D state."""
+        _run("fsfreeze", "--freeze", str(self.path))
+
+    def thaw(self) -> None:
+        """Let everything go on that waited. Nothing happens if it is not frozen."""
+        subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], capture_output=True, timeout=30)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Frozen for the time of a block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+
+class HangFs:
+    """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> HangFs:
+        require_root()
+        self.path = Path(tempfile.mkdtemp(prefix="hang-", dir=self._directory))
+        command = [sys.executable, str(Path(__file__).with_name("hangfs.py")), str(self.path)]
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=False
+        )
+        assert self._server.stdout is not None
+        if self._server.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"hangfs ended with status {self._server.wait(10)}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """End it: whoever waits gets an error, the mount point is an empty directory again."""
+        _end(self._server)
+
+
+def in_d_state(pid: int) -> bool:
+    """Whether this process waits in the kernel, deaf to signals."""
+    return _state(pid) == "D"
+
+
+def wait_for_d_state(pid: int, timeout: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not in_d_state(pid):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} is not in D state but {_state(pid) or 'gone'}")
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    """The state letter of /proc/PID/stat; "" when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def pending_signals(pid: int) -> set[int]:
+    """The signals that wait for a process or its threads: SIGKILL on one in D state is here until it wakes."""
+    pending = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        for line in Path(f"/proc/{pid}/task/{task}/status").read_text().splitlines():
+            if line.startswith(("SigPnd:", "ShdPnd:")):
+                pending |= int(line.split()[1], 16)
+    return {number for number in range(1, 65) if pending >> (number - 1) & 1}
+
+
+def _run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(argv)}: exit status {done.returncode}: {done.stderr.strip()}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close its input, which is its sign to clean up, and wait for that."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    process.wait(30)

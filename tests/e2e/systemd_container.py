@@ -1,0 +1,348 @@
+"""A real systemd for a test: PID 1 of an nspawn container, whatever PID 1 of this machine is.
+
+    with SystemdContainer(kmsg=True) as box:
+        box.install_healthd()
+        box.systemctl("start", "healthd")
+        assert "Started" in box.exec("journalctl", "-u", "healthd").stdout
+
+Boots in about 1 s on a throw-away overlay of a root that is built once (mmdebstrap, 20 to 60 s) and kept in CACHE.
+The root is of this machine's own release, and the interpreter, its environment and this checkout appear in it at
+their own paths, read-only: `sys.executable` runs the same code inside and outside, without pip or network.
+
+Needs root and the packages systemd-container and mmdebstrap. Nothing outlives the test, even if it is killed: the
+overlay is mounted in a mount namespace of its own, and the container ends with the thread that started it.
+
+On purpose the container has its own network (loopback only), read-only /sys and /proc/sys, no udevd and no
+systemd-sysctl: those act on the machine (a container's udevd has renamed the network card of its host). /dev/kmsg
+is the machine's one kernel log. Where cgroup controllers are bound to v1, MemoryMax= and the like do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from requirements import require_programs, require_root
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CACHE = Path("/var/cache/healthd-tests")
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "libudev1", "procps", "python3")
+MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+    "motd-news.timer",
+    "console-getty.service",
+    "systemd-timesyncd.service",
+    "systemd-modules-load.service",
+    "systemd-sysctl.service",
+    "systemd-udevd.service",
+    "systemd-udev-trigger.service",
+    "systemd-udevd-kernel.socket",
+    "systemd-udevd-control.socket",
+)
+NSENTER = ("nsenter", "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "-t")
+ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root")
+BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS = 60.0, 10.0, 60.0
+
+# In a mount namespace of its own: the overlay's upper half in memory, cgroups of its own, then nspawn as this process.
+START = """\
+set -eu
+mount -t tmpfs healthd-test "$STATE"
+mkdir "$STATE/upper" "$STATE/work" "$STATE/root"
+mount -t overlay overlay -o "lowerdir=$LOWER,upperdir=$STATE/upper,workdir=$STATE/work" "$STATE/root"
+for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs"; done
+exec setpriv --pdeathsig TERM systemd-nspawn --quiet --boot --directory="$STATE/root" --machine="$MACHINE" \\
+    --register=no --keep-unit --console=pipe --private-network --resolv-conf=off --timezone=off --link-journal=no "$@"
+"""
+
+
+class ContainerError(Exception):
+    """The container did not do what was asked; with the last lines that it printed."""
+
+
+class SystemdContainer:
+    """`binds` appear inside at the same path, writable. `kmsg`: /dev/kmsg, for journald too.
+    `options` go to systemd-nspawn as they are.
+    """
+
+    def __init__(self, *, binds: Sequence[Path] = (), kmsg: bool = False, options: Sequence[str] = ()) -> None:
+        self._options = [f"--bind-ro={path}" for path in _code()]
+        self._options += [f"--bind={path}" for path in binds]
+        self._options += ["--bind=/dev/kmsg", "--capability=CAP_SYSLOG"] if kmsg else []
+        self._options += options
+        self._nspawn: subprocess.Popen[bytes] | None = None
+        self._cgroups: list[Path] = []
+
+    def __enter__(self) -> SystemdContainer:
+        require_root()
+        require_programs("systemd-nspawn", "mmdebstrap", packages="systemd-container mmdebstrap")
+        root = _root()
+        self._directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
+        (self._directory / "state").mkdir()
+        self.machine = self._directory.name
+        self._cgroups = _cgroups(self.machine)
+        try:
+            self._start(root)
+            self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self, root: Path) -> None:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "STATE": str(self._directory / "state"),
+            "LOWER": str(root),
+            "MACHINE": self.machine,
+            "CGROUPS": " ".join(map(str, self._cgroups)),
+            "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
+            "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "no",
+        }
+        with open(self._directory / "console", "wb") as console:
+            self._nspawn = subprocess.Popen(
+                ["unshare", "--mount", "--propagation=private", "sh", "-c", START, "sh", *self._options],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                start_new_session=True,
+            )
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + BOOT_SECONDS
+        state = "no PID 1"
+        while time.monotonic() < deadline:
+            if self._nspawn is None or self._nspawn.poll() is not None:
+                raise ContainerError(f"systemd-nspawn ended:\n{self.console()}")
+            if self._leader() is not None:
+                state = self.exec("systemctl", "is-system-running", check=False).stdout.strip()
+                if state in ("running", "degraded"):
+                    return
+            time.sleep(0.05)
+        raise ContainerError(f"not up after {BOOT_SECONDS:.0f} s ({state}):\n{self.console()}")
+
+    def stop(self) -> None:
+        """Power off, in bounded time: what sits in D state inside is left to end by itself."""
+        if self._nspawn is not None:
+            leader = self._leader()
+            if leader is not None:
+                _kill(leader, signal.SIGRTMIN + 4)  # poweroff.target
+            if not _ends_within(self._nspawn, STOP_SECONDS):
+                leader = self._leader()
+                if leader is not None:
+                    _kill(leader, signal.SIGKILL)
+                if not _ends_within(self._nspawn, 1.0):
+                    self._nspawn.kill()
+                    _ends_within(self._nspawn, 2.0)
+            self._nspawn = None
+        for cgroup in self._cgroups:
+            _remove_cgroup(cgroup)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _leader(self) -> int | None:
+        """The pid, as this machine sees it, of the container's PID 1."""
+        if self._nspawn is None:
+            return None
+        with contextlib.suppress(OSError):
+            pid = self._nspawn.pid
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                for line in Path(f"/proc/{child}/status").read_text().splitlines():
+                    if line.startswith("NSpid:") and line.split()[-1] == "1" and len(line.split()) > 2:
+                        return int(child)
+        return None
+
+    @property
+    def leader(self) -> int:
+        leader = self._leader()
+        if leader is None:
+            raise ContainerError(f"the container does not run:\n{self.console()}")
+        return leader
+
+    def console(self) -> str:
+        """The last lines that the container printed."""
+        try:
+            text = (self._directory / "console").read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-30:])
+
+    def path(self, inside: str) -> Path:
+        """Where this machine finds the container's file `inside` ("/etc/healthd/healthd.toml")."""
+        return Path(f"/proc/{self.leader}/root{inside}")
+
+    def popen(self, *argv: str) -> subprocess.Popen[str]:
+        """Start a command inside, its output on pipes."""
+        return subprocess.Popen(
+            [*NSENTER, str(self.leader), "env", "-i", *ENVIRONMENT, *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+
+    def exec(self, *argv: str, check: bool = True, timeout: float = EXEC_SECONDS) -> subprocess.CompletedProcess[str]:
+        """Run a command inside to its end. ContainerError if it fails (with `check`) or does not end in time."""
+        process = self.popen(*argv)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and not waited for: it may sit in D state
+            raise ContainerError(f"{shlex.join(argv)}: no end after {timeout:.0f} s") from None
+        if check and process.returncode != 0:
+            raise ContainerError(f"{shlex.join(argv)}: exit status {process.returncode}\n{out}{err}")
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def systemctl(self, *argv: str, check: bool = True, timeout: float = EXEC_SECONDS) -> str:
+        return self.exec("systemctl", *argv, check=check, timeout=timeout).stdout.strip()
+
+    def show(self, unit: str, name: str) -> str:
+        """One property of a unit: show("healthd", "MainPID")."""
+        return self.systemctl("show", "--value", f"--property={name}", unit)
+
+    def wait(self, unit: str, name: str, value: str, timeout: float = 30.0) -> None:
+        """Until a property of a unit has this value."""
+        deadline = time.monotonic() + timeout
+        while (seen := self.show(unit, name)) != value:
+            if time.monotonic() > deadline:
+                raise ContainerError(
+                    f"{unit}: {name} is {seen} and not {value} after {timeout:.0f} s\n{self.log(unit)}"
+                )
+            time.sleep(0.05)
+
+    def log(self, unit: str) -> str:
+        """What the journal has of a unit, oldest first."""
+        return self.exec("journalctl", "--no-pager", "--quiet", "--output=short-precise", f"--unit={unit}").stdout
+
+    def write(self, inside: str, text: str, mode: int = 0o644) -> None:
+        path = self.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+
+    def install_unit(self, name: str, text: str) -> None:
+        """Make a unit known; start it with systemctl."""
+        self.write(f"/etc/systemd/system/{name}", text)
+        self.systemctl("daemon-reload")
+
+    def install_healthd(self, config: str = "") -> None:
+        """The project's own unit, /usr/bin/healthd running this checkout, and its settings; not started."""
+        program = f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} -m healthd "$@"\n'
+        self.write("/usr/bin/healthd", program, 0o755)
+        self.write("/etc/healthd/healthd.toml", config)
+        self.install_unit("healthd.service", (CHECKOUT / "packaging/systemd/healthd.service").read_text())
+
+
+def _code() -> list[Path]:
+    """What of this machine must be seen inside to run this interpreter on this checkout."""
+    wanted = [CHECKOUT, Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parents[1]]
+    found: list[Path] = []
+    for path in sorted({p for p in wanted if p != Path("/usr")}):
+        if not any(path.is_relative_to(other) for other in found):
+            found.append(path)
+    return found
+
+
+def _root() -> Path:
+    """The directory of the root that containers are an overlay of; built now if it is not in the cache."""
+    release = _release()
+    key = hashlib.sha256(repr((release, PACKAGES, MASKED)).encode()).hexdigest()[:12]
+    root = CACHE / f"root-{release}-{key}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            _build(root, release)
+    return root
+
+
+def _release() -> str:
+    for line in Path("/etc/os-release").read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name == "VERSION_CODENAME":
+            return value.strip('"')
+    raise ContainerError("/etc/os-release has no VERSION_CODENAME: the root can be made on Debian and Ubuntu only")
+
+
+def _build(root: Path, release: str) -> None:
+    building = root.with_name(root.name + ".building")
+    shutil.rmtree(building, ignore_errors=True)
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    command += ["--aptopt=Acquire::Check-Valid-Until false", release, str(building), *_mirror(release)]
+    built = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
+    if built.returncode != 0:
+        raise ContainerError(f"{shlex.join(command)}: exit status {built.returncode}\n{built.stderr[-3000:]}")
+    (building / "etc/machine-id").write_text("")
+    (building / "etc/hostname").unlink(missing_ok=True)
+    for unit in MASKED:
+        link = building / "etc/systemd/system" / unit
+        link.unlink(missing_ok=True)
+        link.symlink_to("/dev/null")
+    building.rename(root)
+
+
+def _mirror(release: str) -> list[str]:
+    """The archive that this machine itself installs from; [] leaves the choice to mmdebstrap."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
+    command += ["Identifier: Packages", f"Release: {release}", "Component: main"]
+    try:
+        sites = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
+    except OSError:
+        return []
+    return sites[:1]
+
+
+def _cgroups(name: str) -> list[Path]:
+    """New cgroups in each hierarchy that systemd uses, so that the container never touches this machine's own."""
+    made = []
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, kind, options, *_ = line.split()
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+            cgroup = Path(mount) / name
+            cgroup.mkdir()
+            made.append(cgroup)
+    return made
+
+
+def _remove_cgroup(cgroup: Path) -> None:
+    for _ in range(20):  # a process that has just ended leaves its cgroup a moment later
+        for directory, _, _ in os.walk(cgroup, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        if not cgroup.exists():
+            return
+        time.sleep(0.05)
+
+
+def _ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _kill(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

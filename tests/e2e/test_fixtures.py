@@ -1,0 +1,76 @@
+"""The fixtures that make trouble do make it, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
+
+HERE = Path(__file__).parent
+
+
+def write_to(path: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["sh", "-c", 'echo x > "$0"', str(path)])
+
+
+def mounted_below(directory: Path) -> bool:
+    return f" {directory}/" in Path("/proc/mounts").read_text()
+
+
+def test_a_write_to_a_frozen_filesystem_sits_in_d_state_until_the_thaw(tmp_path: Path) -> None:
+    with FrozenFilesystem(tmp_path) as disk:
+        with disk.frozen():
+            writer = write_to(disk.path / "file")
+            wait_for_d_state(writer.pid)
+            assert pending_signals(writer.pid) == set()
+            writer.kill()
+            assert pending_signals(writer.pid) == {signal.SIGKILL}
+            assert in_d_state(writer.pid)
+        assert writer.wait(10) == -signal.SIGKILL
+    assert not mounted_below(tmp_path)
+
+
+def test_a_failing_test_leaves_nothing_frozen(tmp_path: Path) -> None:
+    with contextlib.suppress(ZeroDivisionError), FrozenFilesystem(tmp_path) as disk:
+        disk.freeze()
+        writer = write_to(disk.path / "file")
+        wait_for_d_state(writer.pid)
+        raise ZeroDivisionError
+    writer.wait(10)
+    assert not mounted_below(tmp_path)
+
+
+@pytest.mark.parametrize("fixture", ["FrozenFilesystem", "HangFs"])
+def test_a_killed_test_leaves_nothing_mounted(tmp_path: Path, fixture: str) -> None:
+    program = (
+        f"import sys, time; sys.path.insert(0, {str(HERE)!r}); from pathlib import Path; from frozen import {fixture}\n"
+        f"fs = {fixture}(Path({str(tmp_path)!r})).__enter__(); getattr(fs, 'freeze', int)()\n"
+        f"print('ready', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as test:
+        assert test.stdout is not None
+        test.stdout.readline()
+        assert mounted_below(tmp_path)
+        test.kill()
+    deadline = time.monotonic() + 10
+    while mounted_below(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not mounted_below(tmp_path)
+
+
+def test_a_hanging_mount_holds_whoever_touches_it(tmp_path: Path) -> None:
+    with HangFs(tmp_path) as mount:
+        reader = subprocess.Popen(["stat", "-f", str(mount.path)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            reader.wait(0.3)
+        reader.kill()
+        wait_for_d_state(reader.pid)
+    assert reader.wait(10) != 0
+    assert os.listdir(mount.path) == []

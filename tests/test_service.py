@@ -1,0 +1,181 @@
+"""sd_notify, the watchdog and the journal, over real sockets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import service
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """What the service manager listens on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield listening
+
+
+def received(listening: socket.socket) -> list[str]:
+    return listening.recv(1 << 16).decode().split("\n")
+
+
+def test_ready_comes_with_a_status_line(manager: socket.socket) -> None:
+    service.ready("healthy, 11 checks")
+    assert received(manager) == ["READY=1", "STATUS=healthy, 11 checks"]
+
+
+def test_a_status_is_one_line_whatever_it_says(manager: socket.socket) -> None:
+    service.status("GPU is\nREADY=1 lost")
+    assert received(manager) == ["STATUS=GPU is READY=1 lost"]
+
+
+def test_the_watchdog_and_the_end_are_told(manager: socket.socket) -> None:
+    service.watchdog()
+    service.stopping()
+    assert [received(manager), received(manager)] == [["WATCHDOG=1"], ["STOPPING=1"]]
+
+
+def test_a_reload_says_when_it_began(manager: socket.socket) -> None:
+    service.reloading()
+    first, second = received(manager)
+    assert first == "RELOADING=1"
+    assert re.fullmatch(r"MONOTONIC_USEC=[0-9]+", second)
+
+
+def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    service.ready()
+
+
+def test_a_service_manager_that_is_gone_is_logged_and_no_more(
+    manager: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager.close()
+    service.watchdog()
+    assert "the service manager does not listen" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("usec", "pid", "seconds"),
+    [
+        ("180000000", None, 180.0),
+        ("500000", str(os.getpid()), 0.5),
+        ("500000", "1", None),  # meant for our parent
+        (None, None, None),
+    ],
+)
+def test_the_watchdog_time_is_ours_only(
+    monkeypatch: pytest.MonkeyPatch, usec: str | None, pid: str | None, seconds: float | None
+) -> None:
+    for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", pid)):
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert service.watchdog_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1s", "1_0", "٣"])
+def test_a_nonsense_watchdog_time_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", text)
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    with pytest.raises(ValueError, match=r'^WATCHDOG_USEC: must be a number of microseconds, is ".*"$'):
+        service.watchdog_seconds()
+
+
+def parse_entry(data: bytes) -> dict[str, bytes]:
+    """What journald reads from an entry."""
+    fields = {}
+    while data:
+        line, _, rest = data.partition(b"\n")
+        name, equals, value = line.partition(b"=")
+        if equals:
+            data = rest
+        else:
+            size = int.from_bytes(rest[:8], "little")
+            value, data = rest[8 : 8 + size], rest[9 + size :]
+        fields[name.decode()] = value
+    return fields
+
+
+@given(st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,20}", fullmatch=True), st.text()))
+def test_journald_reads_every_field_as_it_was(fields: dict[str, str]) -> None:
+    read = parse_entry(service.journal_entry(fields))
+    assert read == {name: value.encode("utf-8", "replace") for name, value in fields.items()}
+
+
+def test_a_journal_that_does_not_read_is_never_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
+        journald.bind(str(tmp_path / "journal"))
+        send = service.JournalSender(str(tmp_path / "journal"))
+        sent = 0
+        while not send.lost:  # a sender that waits hangs here
+            send("a line" * 1000)
+            sent += 1
+        send("one more")
+        lost = send.lost
+        assert lost == 2
+        for _ in range(sent - 1):
+            journald.recv(1 << 16)
+        send("the journal is back")
+        assert parse_entry(journald.recv(1 << 16))["MESSAGE"] == (
+            b"the journal is back (2 earlier log lines lost: the journal did not take them)"
+        )
+        assert send.lost == 0
+
+
+def test_a_journal_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    send = service.JournalSender(str(tmp_path / "journal"))
+    send("nobody hears")
+    assert send.lost == 1
+
+
+def test_a_log_record_arrives_with_priority_and_fields(tmp_path: Path) -> None:
+    journal = pytest.importorskip("systemd.journal")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journald:
+        journald.bind(str(tmp_path / "journal"))
+        handler = journal.JournalHandler(sender_function=service.JournalSender(str(tmp_path / "journal")))
+        record = logging.LogRecord("healthd.slurm", logging.WARNING, "slurm.py", 7, "drain %s", ("n1",), None)
+        record.HEALTHD_CODE = "gpu_xid/79"
+        handler.handle(record)
+        fields = parse_entry(journald.recv(1 << 16))
+    assert (fields["MESSAGE"], fields["PRIORITY"], fields["LOGGER"]) == (b"drain n1", b"4", b"healthd.slurm")
+    assert fields["HEALTHD_CODE"] == b"gpu_xid/79"
+    assert all(name.isupper() for name in fields)
+
+
+CHOICE = """
+import os, sys
+stderr = os.fstat(2)
+os.environ["JOURNAL_STREAM"] = f"{stderr.st_dev}:{stderr.st_ino + int(sys.argv[1])}"
+from healthd import service
+print(type(service.log_handler()).__name__, "systemd" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("shift", "expected"), [("0", "JournalHandler True"), ("1", "StreamHandler False")])
+def test_the_log_goes_to_the_journal_only_if_stderr_does(shift: str, expected: str) -> None:
+    command = [sys.executable, "-c", CHOICE, shift]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.strip() == expected
+
+
+def test_on_a_terminal_the_log_is_plain_text() -> None:
+    program = "import logging; from healthd import service; service.set_up_logging(); logging.info('two GPUs')"
+    environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=environment)
+    assert done.stderr == "INFO: two GPUs\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 
 class Severity(enum.IntEnum):
@@ -191,12 +191,16 @@ class Condition:
     """A finding that the ledger holds, keyed by (code, subject).
 
     severity         as found, capped and worsened: what it is now
+    first_seen       first sight; `persists_since` begins again when a clean run lay between
+    critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
     count            kernel events, or completed runs that saw it
     last_level_seen  last time a check that looks at the state itself saw it (0 = never)
     last_event       time of the last kernel event behind it (0 = never)
     acknowledged_at  an operator resumed or acknowledged then (0 = never): only what is seen later may act
     clean_runs       completed runs in a row without it
     quiet_seconds    time without news that counted towards its window
+    repaired         a reset or a reboot came after its last sight: its window runs also without load
+    history          rests only on what the log held before healthd's first start
     boot_id          of the boot in which it was last seen
     job              Slurm job at the source, if known
     """
@@ -223,11 +227,14 @@ class Condition:
     last_sequence: int = 0
     acknowledged_at: float = 0.0
     acknowledged_evidence: str = ""
+    persists_since: float = 0.0
     opened_at: float = 0.0
+    critical_at: float = 0.0
     cleared_at: float = 0.0
     cleared_by: str = ""
     clean_runs: int = 0
     quiet_seconds: float = 0.0
+    repaired: bool = False
     history: bool = False
     job: str = ""
 
@@ -270,7 +277,7 @@ class Leave:
     would: str = ""
 
 
-Decision = Union[Drain, Resume, Leave]
+Decision: TypeAlias = "Drain | Resume | Leave"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +316,13 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """This node as Slurm sees it: State split at "+", upper case."""
+    """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none."""
 
     name: str
     flags: frozenset[str]
     reason: str = ""
     reason_user: str = ""
-    reason_time: str = ""
+    reason_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,17 +338,23 @@ class Requeued:
 class SlurmMemory:
     """What healthd knows of its own hand on this node in Slurm; survives restarts in the ledger.
 
-    reason        the last text that we wrote, "" when we hold no drain
-    confirmed_at  when the node was last read as drained by us (0 = never)
-    boot_id       of that reading
+    reason        our text as last read on the drained node, "" when we hold no drain
+    writing       our text that was sent (or is about to be) and not yet read back, "" = none: written down before
+                  the command, so that a drain by a daemon that was killed is still known as ours
+    overruled     the words of a drain that concerns our fault but is not ours: an operator took ours over, or an
+                  earlier healthd that this ledger does not know wrote it. "" = none
+    confirmed_at  when the node was last read as held by `reason` or `overruled` (0 = never)
+    boot_id       of this machine at that reading
     rebooting     a reboot was pending in Slurm at that reading
-    overruled     an operator took the node over or resumed it: what stood then, for status
+    resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
+                  that was not ended by an operator
     """
 
     reason: str = ""
-    written_at: float = 0.0
+    writing: str = ""
+    overruled: str = ""
     confirmed_at: float = 0.0
     boot_id: str = ""
     rebooting: bool = False
-    overruled: str = ""
+    resumed_at: float = 0.0
     requeued: tuple[Requeued, ...] = field(default_factory=tuple)

@@ -1,0 +1,74 @@
+"""What is due. Pure; times are seconds of one steady clock (CLOCK_MONOTONIC), so that setting the clock moves nothing.
+
+Checks of one interval run in one round, at the same phase of it; nodes have different phases, so that a cluster does
+not read a file server or its controller in the same second.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a check that comes round: `uses` is the resource that it may hang in."""
+
+    check: str
+    instance: str
+    uses: str
+    interval_seconds: float
+    timeout_seconds: float
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return (self.check, self.instance)
+
+
+def phase(node_name: str, interval_seconds: float) -> float:
+    """Where in the interval this node's rounds lie: the same after every restart."""
+    return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
+
+
+def due_at(job: Job, last_run: float | None, node_name: str) -> float:
+    """When the job comes round: at once if it never ran, else at the node's phase, at least half an interval on."""
+    if last_run is None:
+        return 0.0
+    interval = job.interval_seconds
+    offset = phase(node_name, interval)
+    rounds = (last_run - offset) // interval + 1
+    at = offset + rounds * interval
+    return at if at - last_run >= interval / 2 else at + interval
+
+
+def due(
+    jobs: Iterable[Job],
+    last_runs: Mapping[tuple[str, str], float],
+    early: Mapping[tuple[str, str], float],
+    node_name: str,
+    now: float,
+) -> list[Job]:
+    """What to run now, GPU checks first (the worker holds NVML only for them), and otherwise in the order given.
+
+    `early`: jobs that are wanted before their round, and when.
+    """
+    wanted = [
+        job
+        for job in jobs
+        if min(due_at(job, last_runs.get(job.name), node_name), early.get(job.name, float("inf"))) <= now
+    ]
+    return sorted(wanted, key=lambda job: job.uses != "nvml")
+
+
+def next_due(
+    jobs: Iterable[Job],
+    last_runs: Mapping[tuple[str, str], float],
+    early: Mapping[tuple[str, str], float],
+    node_name: str,
+) -> float:
+    """When `due` next has something; infinity if never."""
+    return min(
+        (min(due_at(job, last_runs.get(job.name), node_name), early.get(job.name, float("inf"))) for job in jobs),
+        default=float("inf"),
+    )

@@ -1,0 +1,419 @@
+"""From findings to conditions to a verdict: confirm, latch, worsen, clear, judge. Pure; `now` is an argument.
+
+A condition's life:
+
+    finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by what `clears` names
+                                                  |  ^
+                    an operator resumes the node  v  |  seen again, with other evidence
+                                             ACKNOWLEDGED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from healthd.config import CheckConfig
+from healthd.model import (
+    CheckResult,
+    Clears,
+    Condition,
+    ConditionState,
+    Finding,
+    Health,
+    KernelEvent,
+    Outcome,
+    Repair,
+    Severity,
+    Verdict,
+)
+
+Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
+
+RELAPSE_SECONDS = 7 * 24 * 3600.0  # a REBOOT fault that opens again within it waits for an operator
+
+_STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
+
+
+def as_configured(finding: Finding, config: CheckConfig) -> Finding:
+    """The finding at the severity that the site wants: overrides first, then `enforce = false` caps at WARNING."""
+    severity = config.severity.get(finding.code, finding.severity)
+    worsens = finding.worsens if finding.code not in config.severity else None
+    if not config.enforce:
+        severity = min(severity, Severity.WARNING)
+        worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
+    return replace(finding, severity=severity, worsens=worsens)
+
+
+# --- what a check that looked at the node's state says
+
+
+def absorb_result(
+    conditions: Conditions, result: CheckResult, clear_after: int, boot_id: str, cleared: Sequence[Condition]
+) -> dict[tuple[str, str], Condition]:
+    """The conditions after one run of a check. `result.findings` are as configured.
+
+    A run that did not complete says nothing about what it did not see; its own findings (a hang) count.
+    """
+    now = result.started + result.duration_seconds
+    new = dict(conditions)
+    seen = set()
+    for finding in result.findings:
+        key = (finding.code, finding.subject)
+        seen.add(key)
+        old = new.get(key)
+        if old is None:
+            old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
+        new[key] = _seen_by_check(old, finding, now, boot_id)
+    if result.outcome is Outcome.COMPLETED:
+        for key, old in conditions.items():
+            if (old.check, old.instance) == (result.check, result.instance) and key not in seen and old.last_level_seen:
+                after = _not_seen(old, clear_after, now)
+                if after is None:
+                    del new[key]
+                else:
+                    new[key] = after
+    return new
+
+
+def _first_sight(
+    check: str, instance: str, finding: Finding, now: float, boot_id: str, cleared: Sequence[Condition]
+) -> Condition:
+    relapse = finding.clears is Clears.REBOOT and any(
+        (past.code, past.subject) == (finding.code, finding.subject)
+        and past.cleared_by == "reboot"
+        and now - past.cleared_at < RELAPSE_SECONDS
+        for past in cleared
+    )
+    return Condition(
+        check=check,
+        instance=instance,
+        code=finding.code,
+        subject=finding.subject,
+        severity=finding.severity,
+        message=finding.message,
+        clears=Clears.OPERATOR if relapse else finding.clears,
+        state=ConditionState.PENDING,
+        first_seen=now,
+        last_seen=now,
+        count=0,
+        boot_id=boot_id,
+        confirm_seconds=finding.confirm_seconds,
+        window_seconds=finding.window_seconds,
+        worsens=finding.worsens,
+        evidence=finding.evidence,
+        shared_cause=finding.shared_cause,
+        persists_since=now,
+    )
+
+
+def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -> Condition:
+    persists_since = now if old.clean_runs else old.persists_since
+    severity = finding.severity
+    if finding.worsens and now - persists_since >= finding.worsens.after_seconds:
+        severity = max(severity, finding.worsens.severity)
+    known = (
+        old.state is ConditionState.ACKNOWLEDGED and finding.evidence and finding.evidence == old.acknowledged_evidence
+    )
+    if known:
+        state = ConditionState.ACKNOWLEDGED
+    elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
+        state = ConditionState.PENDING
+    else:
+        state = ConditionState.OPEN
+    return _opened(
+        replace(
+            old,
+            severity=severity,
+            message=finding.message,
+            state=state,
+            last_seen=now,
+            last_level_seen=now,
+            count=old.count + 1,
+            boot_id=boot_id,
+            worsens=finding.worsens,
+            evidence=finding.evidence,
+            window_seconds=finding.window_seconds,
+            persists_since=persists_since,
+            clean_runs=0,
+            quiet_seconds=0.0,
+            repaired=False,
+            history=False,
+        ),
+        now,
+    )
+
+
+def _opened(condition: Condition, now: float) -> Condition:
+    """Notes when a condition came to be open, and open and CRITICAL."""
+    if condition.state is not ConditionState.OPEN:
+        return condition
+    return replace(
+        condition,
+        opened_at=condition.opened_at or now,
+        critical_at=condition.critical_at or (now if condition.severity is Severity.CRITICAL else 0.0),
+    )
+
+
+def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
+    """A completed run did not find it. A pending one is gone: it was back within its confirm time."""
+    if old.state is ConditionState.PENDING:
+        return None
+    clean = replace(old, clean_runs=old.clean_runs + 1)
+    by_pass = old.clears is Clears.PASS or old.state is ConditionState.ACKNOWLEDGED
+    if by_pass and clean.clean_runs >= clear_after:
+        return _cleared(clean, "pass", now)
+    return clean
+
+
+def _cleared(condition: Condition, by: str, now: float) -> Condition:
+    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by)
+
+
+# --- what the kernel log says
+
+
+def absorb_events(
+    conditions: Conditions,
+    check: str,
+    findings: Iterable[Finding],
+    events: Mapping[int, KernelEvent],
+    touched: frozenset[int],
+    boot_id: str,
+    born: float,
+    cleared: Sequence[Condition],
+) -> dict[tuple[str, str], Condition]:
+    """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
+
+    A finding that rests on none of the touched events was absorbed before. What the log held before healthd's
+    first start ever (`born`) is history: INFO.
+    """
+    new = dict(conditions)
+    for finding in findings:
+        behind = [events[sequence] for sequence in finding.events if sequence in events]
+        if not any(event.sequence in touched for event in behind):
+            continue
+        key = (finding.code, finding.subject)
+        when = max(event.last_time for event in behind)
+        live = any(event.last_time >= born for event in behind)
+        old = new.get(key)
+        if old is None:
+            first = min(event.time for event in behind)
+            old = _first_sight(check, "", finding, first, boot_id, cleared)
+        fresh = [event for event in behind if event.sequence > old.last_sequence]
+        was_known = old.state is ConditionState.ACKNOWLEDGED and not fresh
+        new[key] = _opened(
+            replace(
+                old,
+                severity=finding.severity if live else min(finding.severity, Severity.INFO),
+                message=finding.message,
+                state=ConditionState.ACKNOWLEDGED if was_known else ConditionState.OPEN,
+                last_seen=max(when, old.last_seen),
+                last_event=max(when, old.last_event),
+                last_sequence=max([old.last_sequence, *(event.sequence for event in fresh)]),
+                count=old.count + len(fresh),
+                boot_id=boot_id,
+                window_seconds=finding.window_seconds,
+                quiet_seconds=0.0,
+                repaired=False,
+                history=not live,
+            ),
+            when,
+        )
+    return new
+
+
+# --- what ends a condition
+
+
+def _where(
+    conditions: Conditions, matches: Callable[[Condition], bool], change: Callable[[Condition], Condition]
+) -> dict[tuple[str, str], Condition]:
+    return {key: change(c) if matches(c) else c for key, c in conditions.items()}
+
+
+def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[tuple[str, str], Condition]:
+    """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again."""
+
+    def booted(condition: Condition) -> Condition:
+        if condition.clears in (Clears.REBOOT, Clears.GPU_RESET):
+            return _cleared(condition, "reboot", now)
+        return replace(condition, repaired=True)
+
+    return _where(conditions, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
+
+
+def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[tuple[str, str], Condition]:
+    """Evidence of a reset: clears what waits for one on that part and was last seen before the earlier reading."""
+    new = dict(conditions)
+    for repair in repairs:
+        for key, c in new.items():
+            if c.subject == repair.subject and c.last_seen <= repair.before and c.state in _STANDING:
+                if c.clears is repair.clears:
+                    new[key] = _cleared(c, f"{repair.clears.name.lower()}: {repair.message}", now)
+                elif c.window_seconds:
+                    new[key] = replace(c, repaired=True)
+    return new
+
+
+def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[tuple[str, str], Condition]:
+    """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair."""
+
+    def quieter(condition: Condition) -> Condition:
+        quiet = condition.quiet_seconds + seconds
+        if quiet >= condition.window_seconds:
+            return _cleared(condition, "window", now)
+        return replace(condition, quiet_seconds=quiet)
+
+    return _where(
+        conditions,
+        lambda c: c.window_seconds > 0 and c.state in _STANDING and c.last_seen < now and (loaded or c.repaired),
+        quieter,
+    )
+
+
+def repaired(
+    conditions: Conditions, code: str, subject: str | None, by: str, now: float
+) -> dict[tuple[str, str], Condition]:
+    """An engineer says that it is repaired: clears it, whatever it waits for. None: every part with that code.
+
+    A sticky flag that a check still reads (it has evidence) is acknowledged instead, until it changes.
+    """
+
+    def settle(condition: Condition) -> Condition:
+        if condition.evidence and condition.last_level_seen:
+            return _acknowledged(condition, now)
+        return _cleared(condition, f"repaired by {by}", now)
+
+    return _where(
+        conditions,
+        lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
+        settle,
+    )
+
+
+def resumed_by_operator(conditions: Conditions, now: float) -> dict[tuple[str, str], Condition]:
+    """An operator resumed the node: they know. Only what is seen again after this acts again."""
+    return _where(
+        conditions,
+        lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED,
+        lambda c: _acknowledged(c, now),
+    )
+
+
+def _acknowledged(condition: Condition, now: float) -> Condition:
+    return replace(
+        condition,
+        state=ConditionState.ACKNOWLEDGED,
+        acknowledged_at=now,
+        acknowledged_evidence=condition.evidence,
+    )
+
+
+def shifted(condition: Condition, seconds: float) -> Condition:
+    """The clock was set: the same moments as the new clock tells them, so that no confirm time is cut short."""
+
+    def move(moment: float) -> float:
+        return moment + seconds if moment else 0.0
+
+    return replace(
+        condition,
+        first_seen=move(condition.first_seen),
+        last_seen=move(condition.last_seen),
+        last_level_seen=move(condition.last_level_seen),
+        last_event=move(condition.last_event),
+        acknowledged_at=move(condition.acknowledged_at),
+        persists_since=move(condition.persists_since),
+        opened_at=move(condition.opened_at),
+        critical_at=move(condition.critical_at),
+        cleared_at=move(condition.cleared_at),
+    )
+
+
+# --- the verdict
+
+
+def acts(condition: Condition, trusted_since: float) -> bool:
+    """Whether a condition may drain: open, bad enough, and seen by us since we may be trusted with it."""
+    since = max(trusted_since, condition.acknowledged_at)
+    seen = max(condition.last_level_seen, condition.last_event)
+    return condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED and seen > since
+
+
+def judge(
+    conditions: Conditions,
+    results: Mapping[tuple[str, str], CheckResult],
+    expected: Iterable[tuple[str, str]],
+    trusted_since: float,
+) -> Verdict:
+    """The node's health and what may drain it.
+
+    `results`: the last run of each (check, instance) since the start; `expected`: those that should have run.
+    `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
+    """
+    standing = sorted(
+        (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
+        key=lambda c: (-c.severity, -c.opened_at, c.code, c.subject),
+    )
+    unknown = tuple(
+        _why_unknown(check, instance, results.get((check, instance)))
+        for check, instance in sorted(expected)
+        if (check, instance) not in results or results[check, instance].outcome is not Outcome.COMPLETED
+    )
+    open_ones = [c for c in standing if c.state is ConditionState.OPEN]
+    worst = max((c.severity for c in open_ones), default=Severity.INFO)
+    if worst is Severity.CRITICAL:
+        health = Health.UNHEALTHY
+    elif worst is Severity.DEGRADED:
+        health = Health.DEGRADED
+    elif unknown:
+        health = Health.UNKNOWN
+    elif any(c.severity >= Severity.WARNING for c in standing):
+        health = Health.WARNING
+    else:
+        health = Health.HEALTHY
+    causes = tuple(c for c in open_ones if acts(c, trusted_since))
+    return Verdict(
+        health=health,
+        conditions=tuple(standing),
+        causes=causes,
+        unknown=unknown,
+        may_resume=not unknown
+        and not any(c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED for c in standing),
+        fault_time=max(
+            (max(c.critical_at, c.last_event) for c in causes if c.severity is Severity.CRITICAL), default=0.0
+        ),
+    )
+
+
+def _why_unknown(check: str, instance: str, result: CheckResult | None) -> str:
+    name = f"{check} {instance}".strip()
+    if result is None:
+        return f"{name} has not run yet"
+    what = {
+        Outcome.FAILED: "failed",
+        Outcome.TIMED_OUT: "did not answer in time",
+        Outcome.STUCK: "waits for a hung worker",
+    }[result.outcome]
+    return f"{name} {what}{': ' + result.error if result.error else ''}"
+
+
+def next_look(conditions: Conditions) -> dict[tuple[str, str], float]:
+    """When a check should look again before its next round, to confirm or to see that it got worse.
+
+    (check, instance) -> epoch seconds. Only conditions that a level check saw.
+    """
+    looks: dict[tuple[str, str], float] = {}
+    for c in conditions.values():
+        if not c.last_level_seen or c.clean_runs:
+            continue
+        moments = []
+        if c.state is ConditionState.PENDING:
+            moments.append(c.persists_since + c.confirm_seconds)
+        if c.worsens and c.severity < c.worsens.severity and c.state is not ConditionState.CLEARED:
+            moments.append(c.persists_since + c.worsens.after_seconds)
+        for moment in moments:
+            name = (c.check, c.instance)
+            if moment > c.last_level_seen:
+                looks[name] = min(moment, looks.get(name, moment))
+    return looks

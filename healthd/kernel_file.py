@@ -1,0 +1,336 @@
+"""Following a file or a fifo that receives the kernel's lines (a syslog file, a test, the demo)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from healthd.kernel_log import LINES_PER_READ, Cursor, Gap, RawLine
+from healthd.kernel_prefix import Stripped, strip_prefix
+
+CHUNK = 256 << 10
+CHUNKS_PER_READ = 16
+MAX_LINE = 16 << 10  # of a longer one the beginning is given
+FINGERPRINT = 256  # bytes before our place that must still be the same
+ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that was moved away
+MAX_FILES = 3
+
+IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
+
+
+class FollowedFile:
+    """A log file by its path, across rotation and truncation. The file need not exist yet.
+
+    The first start reads from the beginning (as history). A file that was moved away is read on for a while:
+    its writer learns of the move only later. inotify says when to read; where a file system does not tell
+    (NFS), the caller's own rounds do.
+    """
+
+    def __init__(
+        self, path: str, cursor: Cursor, accept_injected: bool = False, now: Callable[[], float] = time.time
+    ) -> None:
+        self.pending = False
+        self.overruns = 0
+        self.lost = 0
+        self.gaps: tuple[Gap, ...] = ()
+        self._path = path
+        self._accept_injected = accept_injected
+        self._now = now
+        self._notes: list[str] = []
+        self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
+        self._tails: list[Tail] = []
+        places = _places(cursor)
+        for place in places or ():
+            self._resume(*place)
+        self._first = places is None
+        self._look_for_new_file(old=True)
+
+    def fileno(self) -> int | None:
+        return self._inotify.fd
+
+    @property
+    def cursor(self) -> Cursor:
+        return {"files": [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]}
+
+    def filled(self, gap: Gap) -> None:
+        del gap  # files have none
+
+    def take_notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def close(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        self._inotify.close()
+
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        self._inotify.drain()
+        lines: list[RawLine] = []
+        more = False
+        self._look_for_new_file()
+        for tail in self._tails:
+            if tail.truncated():
+                self._notes.append(f"{self._path} was truncated: read again from its beginning")
+                tail.rewind()
+            more = False
+            for _ in range(CHUNKS_PER_READ):
+                found, old, more = tail.read(limit - len(lines))
+                lines += [line for text in found if (line := self._line(text, old))]
+                if not more:
+                    break
+            tail.take_fingerprint()
+            if more:
+                break
+        self.pending = more
+        if not more:
+            lines += self._leave_rotated()
+        return lines
+
+    def _line(self, data: bytes, old: bool) -> RawLine | None:
+        now = self._now()
+        found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
+        if found is None or not found.text:
+            return None
+        return RawLine(when(found, now) if old else now, found.text, old and self._first)
+
+    def _look_for_new_file(self, old: bool = False) -> None:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        status = os.fstat(fd)
+        known = any(tail.inode == status.st_ino for tail in self._tails)
+        if known or not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            return
+        if self._tails:
+            self._notes.append(f"{self._path} was rotated")
+            self._tails[-1].rotated_at = self._tails[-1].rotated_at or self._now()
+        self._add(Tail(fd, old_bytes=status.st_size if old else 0))
+
+    def _add(self, tail: Tail) -> None:
+        self._tails.append(tail)
+        self._inotify.watch(tail.fd)
+
+    def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
+        """Open the file that the cursor speaks of again, also under the name that rotation gave it since."""
+        for path in _siblings(self._path, inode):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            size = os.fstat(fd).st_size
+            tail = Tail(fd, offset, fingerprint, skipping, old_bytes=size)
+            if tail.truncated():
+                tail.close()
+                continue
+            if os.path.abspath(path) != os.path.abspath(self._path):
+                tail.rotated_at = self._now()
+            self._add(tail)
+            return
+        self.overruns += 1
+        self._notes.append(f"{self._path} is not the file that was read last: lines between may be missing")
+
+    def _leave_rotated(self) -> Iterator[RawLine]:
+        """Close files that were rotated long ago; a last line without its newline is given then."""
+        now = self._now()
+        while len(self._tails) > 1 and (
+            len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
+        ):
+            tail = self._tails.pop(0)
+            if (text := tail.rest()) and (line := self._line(text, False)):
+                yield line
+            tail.close()
+
+
+class Fifo:
+    """A fifo, opened for writing too, so that writers come and go without its end being seen.
+
+    What is in it is always news: the time of a line is when it is read. There is nothing to come back to, so
+    it has no cursor.
+    """
+
+    def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
+        self.pending = False
+        self.overruns = 0
+        self.lost = 0
+        self.gaps: tuple[Gap, ...] = ()
+        self.cursor: Cursor = None
+        self._accept_injected = accept_injected
+        self._now = now
+        self._data = b""
+        self._skipping = False
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        lines: list[RawLine] = []
+        self.pending = False
+        for _ in range(CHUNKS_PER_READ):
+            found, used, self._skipping = split_lines(self._data, limit - len(lines), self._skipping)
+            self._data = self._data[used:]
+            lines += [line for data in found if (line := self._line(data))]
+            if len(lines) >= limit:
+                self.pending = True
+                break
+            try:
+                self._data += os.read(self._fd, CHUNK)
+            except BlockingIOError:
+                break
+        else:
+            self.pending = True
+        return lines
+
+    def _line(self, data: bytes) -> RawLine | None:
+        now = self._now()
+        found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
+        return RawLine(now, found.text) if found is not None and found.text else None
+
+    def filled(self, gap: Gap) -> None:
+        del gap
+
+    def take_notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Tail:
+    """One open file and the place up to which its lines were given."""
+
+    def __init__(
+        self, fd: int, offset: int = 0, fingerprint: int = 0, skipping: bool = False, old_bytes: int = 0
+    ) -> None:
+        self.fd = fd
+        self.inode = os.fstat(fd).st_ino
+        self.offset = offset
+        self.fingerprint = fingerprint
+        self.skipping = skipping  # the rest of a line that was too long
+        self.old_bytes = old_bytes  # what was there when the file was opened: its lines may be old
+        self.rotated_at = 0.0
+
+    def read(self, limit: int) -> tuple[list[bytes], bool, bool]:
+        """(complete lines, whether they were there when it was opened, whether there may be more at once)."""
+        if limit <= 0:
+            return [], False, True
+        left = self.old_bytes - self.offset
+        data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
+        lines, used, self.skipping = split_lines(data, limit, self.skipping)
+        self.offset += used
+        if used == 0 and left > 0:  # the last line was half written then
+            self.old_bytes = 0
+            return [], False, True
+        return lines, left > 0, used > 0
+
+    def rest(self) -> bytes:
+        return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
+
+    def truncated(self) -> bool:
+        """Whether what stood before our place is no longer there: truncated, or another file's inode reused."""
+        return self.offset > 0 and self._fingerprint() != self.fingerprint
+
+    def rewind(self) -> None:
+        self.offset, self.fingerprint, self.skipping, self.old_bytes = 0, 0, False, 0
+
+    def take_fingerprint(self) -> None:
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> int:
+        length = min(self.offset, FINGERPRINT)
+        data = os.pread(self.fd, length, self.offset - length)
+        return zlib.crc32(data) if len(data) == length else -1
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
+    """(lines, bytes used, whether the rest of a line that is too long is still to be skipped).
+
+    At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
+    """
+    lines: list[bytes] = []
+    place = 0
+    while len(lines) < limit:
+        end = data.find(b"\n", place)
+        if end < 0:
+            if skipping:
+                return lines, len(data), True
+            if len(data) - place > MAX_LINE:
+                return [*lines, data[place : place + MAX_LINE]], len(data), True
+            break
+        if not skipping:
+            lines.append(data[place : min(end, place + MAX_LINE)])
+        skipping = False
+        place = end + 1
+    return lines, place, skipping
+
+
+def when(found: Stripped, now: float) -> float:
+    """Epoch seconds of a line from its prefix; `now` where it has none or one that cannot be true."""
+    if found.epoch is not None:
+        return min(found.epoch, now)
+    if found.uptime is not None and found.uptime <= time.clock_gettime(time.CLOCK_MONOTONIC):
+        return now - time.clock_gettime(time.CLOCK_MONOTONIC) + found.uptime
+    return now
+
+
+def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
+    """The places of a cursor that a FollowedFile left, None if it is none."""
+    try:
+        files: Any = cursor["files"] if cursor else None
+        return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _siblings(path: str, inode: int) -> list[str]:
+    """Files beside `path` whose names begin like it and that have this inode ("kern.log.1")."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with os.scandir(folder) as entries:
+        return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
+
+
+class Inotify:
+    """Tells through one descriptor that a watched file grew, or that a file appeared in `folder`.
+
+    The standard library has no binding. Where the kernel's limits allow no watch, `fd` is None.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd: int | None = fd if fd >= 0 else None
+        if self.fd is not None and self._add(folder, IN_CREATE | IN_MOVED_TO) < 0:
+            error = ctypes.get_errno()
+            os.close(self.fd)
+            self.fd = None
+            if not os.path.isdir(folder):
+                raise OSError(error, os.strerror(error), folder)
+
+    def watch(self, fd: int) -> None:
+        """Watch the file behind an open descriptor, whatever its name is by now."""
+        if self.fd is not None:
+            self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
+
+    def drain(self) -> None:
+        if self.fd is not None:
+            try:
+                while os.read(self.fd, 65536):
+                    pass
+            except BlockingIOError:
+                pass
+
+    def _add(self, path: str, mask: int) -> int:
+        return int(self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask)))
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

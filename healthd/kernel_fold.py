@@ -1,0 +1,93 @@
+"""Lines of one fault are one event: pure, and bounded in a storm (one Xid 95 was 800,000 lines)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from healthd.model import KernelEvent
+
+WITHIN_SECONDS = 5.0
+KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
+KEEP_MOST = 2000
+
+# Fields that differ between two lines of the same fault: everything else tells faults apart.
+_VARIES = frozenset({"register", "agent", "layer", "reporter", "status", "caused_by", "recovery_from"})
+
+Key = tuple[object, ...]
+
+
+def key(event: KernelEvent) -> Key:
+    """What two lines must share to be one fault: kind, code, part, boot, and link, unit, severity where given."""
+    fields = tuple(item for item in event.fields if item[0] not in _VARIES)
+    return (event.boot_id, event.kind, event.code, event.pci, fields)
+
+
+def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
+    """`event` with `new` counted into it, None if `new` is a fault of its own."""
+    if key(event) != key(new) or not -within_seconds <= new.time - event.last_time <= within_seconds:
+        return None
+    last_time = max(event.last_time, new.last_time)
+    return dataclasses.replace(event, last_time=last_time, lines=event.lines + new.lines)
+
+
+def fold_events(
+    recent: tuple[KernelEvent, ...],
+    incoming: Sequence[KernelEvent],
+    next_sequence: int,
+    keep_seconds: float = KEEP_SECONDS,
+    keep_most: int = KEEP_MOST,
+) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
+    """(recent events, sequences of those that are new or grew, next sequence).
+
+    Only the newest event of a fault can grow, so this is linear. Of too many, the oldest of the most frequent
+    fault go first: a storm never pushes out another fault.
+    """
+    events = list(recent)
+    newest = {key(event): place for place, event in enumerate(events)}
+    touched: dict[int, None] = {}
+    for new in incoming:
+        place = newest.get(key(new))
+        grown = fold(events[place], new) if place is not None else None
+        if place is not None and grown is not None:
+            events[place] = grown
+        else:
+            place = newest[key(new)] = len(events)
+            events.append(dataclasses.replace(new, sequence=next_sequence))
+            next_sequence += 1
+        touched[events[place].sequence] = None
+    kept = _bounded(events, keep_seconds, keep_most)
+    alive = {event.sequence for event in kept}
+    return kept, tuple(sequence for sequence in touched if sequence in alive), next_sequence
+
+
+def _bounded(events: list[KernelEvent], keep_seconds: float, keep_most: int) -> tuple[KernelEvent, ...]:
+    if not events:
+        return ()
+    oldest = max(event.last_time for event in events) - keep_seconds
+    events = [event for event in events if event.last_time >= oldest]
+    excess = len(events) - keep_most
+    if excess <= 0:
+        return tuple(events)
+    allowed = _level(Counter(key(event) for event in events), keep_most)
+    seen: Counter[Key] = Counter()
+    kept = []
+    for event in reversed(events):
+        seen[key(event)] += 1
+        if seen[key(event)] <= allowed:
+            kept.append(event)
+    return tuple(reversed(kept[:keep_most]))
+
+
+def _level(counts: Counter[Key], most: int) -> int:
+    """How many events each fault may keep so that all together are at most `most`; at least one."""
+    left, level = most, 0
+    sizes = sorted(counts.values())
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return max(1, share)
+        left -= size
+        level = size
+    return max(1, level)

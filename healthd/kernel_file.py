@@ -81,7 +81,7 @@ class FollowedFile:
             more = False
             for _ in range(CHUNKS_PER_READ):
                 found, old, more = tail.read(limit - len(lines))
-                lines += [line for text in found if (line := self._line(text, old))]
+                lines += [line for text in found if (line := self._line(text, old, tail.modified))]
                 if not more:
                     break
             tail.take_fingerprint()
@@ -92,12 +92,12 @@ class FollowedFile:
             lines += self._leave_rotated()
         return lines
 
-    def _line(self, data: bytes, old: bool) -> RawLine | None:
+    def _line(self, data: bytes, old: bool, modified: float = 0.0) -> RawLine | None:
         now = self._now()
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         if found is None or not found.text:
             return None
-        return RawLine(when(found, now) if old else now, found.text, old and self._first)
+        return RawLine(when(found, now, modified) if old else now, found.text, old and self._first)
 
     def _look_for_new_file(self, old: bool = False) -> None:
         try:
@@ -207,8 +207,10 @@ class Tail:
     def __init__(
         self, fd: int, offset: int = 0, fingerprint: int = 0, skipping: bool = False, old_bytes: int = 0
     ) -> None:
+        status = os.fstat(fd)
         self.fd = fd
-        self.inode = os.fstat(fd).st_ino
+        self.inode = status.st_ino
+        self.modified = status.st_mtime
         self.offset = offset
         self.fingerprint = fingerprint
         self.skipping = skipping  # the rest of a line that was too long
@@ -272,13 +274,15 @@ def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], i
     return lines, place, skipping
 
 
-def when(found: Stripped, now: float) -> float:
-    """Epoch seconds of a line from its prefix; `now` where it has none or one that cannot be true."""
+def when(found: Stripped, now: float, modified: float) -> float:
+    """Epoch seconds of an old line from its prefix; where that has none, or one that cannot be true, the time at
+    which the file was last written."""
+    uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     if found.epoch is not None:
         return min(found.epoch, now)
-    if found.uptime is not None and found.uptime <= time.clock_gettime(time.CLOCK_MONOTONIC):
-        return now - time.clock_gettime(time.CLOCK_MONOTONIC) + found.uptime
-    return now
+    if found.uptime is not None and found.uptime <= uptime:
+        return now - uptime + found.uptime
+    return min(modified, now)
 
 
 def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:

@@ -1,10 +1,29 @@
-"""The settings: TOML -> frozen dataclasses. A wrong key, type or unknown check stops the start with one sentence."""
+"""The settings: TOML -> frozen dataclasses. A wrong key, type or unknown check stops the start with one sentence.
+
+The file is /etc/healthd/healthd.toml (conf/healthd.toml lists every setting at its default); flags override it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from healthd.convert import ConvertError, dump, load, nearest
 from healthd.model import Severity
+from healthd.policy import Mode
+
+if TYPE_CHECKING:
+    from healthd.registry import Check
+
+DEFAULT_FILE = "/etc/healthd/healthd.toml"
+
+
+class ConfigError(Exception):
+    """One sentence for the person who wrote the file: file, setting, what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +44,237 @@ class CheckConfig:
     clear_after: int = 2
     enforce: bool = True
     severity: dict[str, Severity] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlConfig:
+    """fake: a profile or a scenario file instead of the driver. unheld_interval_seconds: how far apart the rounds of
+    GPU checks are where nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC).
+    """
+
+    fake: str = ""
+    unheld_interval_seconds: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLogConfig:
+    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: what root wrote counts (drills)."""
+
+    source: str = "kmsg"
+    accept_injected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConfig:
+    """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
+    be under way."""
+
+    command_seconds: float = 30.0
+    requeue_again_seconds: float = 90.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector, "" for none."""
+
+    listen: str = "127.0.0.1:9478"
+    textfile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    mode: Mode = Mode.OBSERVE
+    node_name: str = ""
+    interval_seconds: float = 300.0
+    round_timeout_seconds: float = 120.0
+    root: str = "/"
+    state_dir: str = "/var/lib/healthd"
+    runtime_dir: str = "/run/healthd"
+    checks_dir: str = "/etc/healthd/checks.d"
+    nvml: NvmlConfig = NvmlConfig()
+    kernel_log: KernelLogConfig = KernelLogConfig()
+    slurm: SlurmConfig = SlurmConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings and where each came from: `origins` maps "kernel_log.source" to the file or flag; absent: default.
+
+    checks: (check, instance) -> its Config, for those that are enabled. tables: the plain tables, for the worker.
+    """
+
+    settings: Settings
+    checks: dict[tuple[str, str], CheckConfig]
+    tables: dict[tuple[str, str], dict[str, Any]]
+    origins: dict[str, str]
+
+
+def read_file(path: str, required: bool) -> dict[str, Any]:
+    """The plain table of a TOML file; {} where there is none and none is required."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            table: dict[str, Any] = tomllib.load(file)
+            return table
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"{path}: there is no such file") from None
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def settle(
+    table: Mapping[str, Any], source: str, flags: Mapping[str, tuple[str, Any]], known: Mapping[str, Check]
+) -> Loaded:
+    """The effective settings. `flags`: dotted setting -> (flag as written, value). `known`: the checks there are.
+
+    Raises ConfigError with one sentence.
+    """
+    plain = {key: value for key, value in table.items() if key != "checks"}
+    origins = dict.fromkeys(_flat(table), source)
+    for name, (flag, value) in flags.items():
+        origins[name] = flag
+        _put(plain, name, value)
+    try:
+        settings = load(Settings, _known_top_level(plain), "")
+        _plausible(settings, "")
+        checks, tables = _check_tables(table.get("checks", {}), known)
+        if not settings.node_name:
+            settings = dataclasses.replace(settings, node_name=os.uname().nodename.partition(".")[0])
+    except ConvertError as error:
+        words = str(error)
+        setting = words.partition(":")[0]
+        where = origins.get(setting, source)
+        raise ConfigError(f"{where}: {words}" if where != source or source else words) from None
+    return Loaded(settings, checks, tables, origins)
+
+
+def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(Settings)} | {"checks"}
+    for key in plain:
+        if key not in names:
+            raise ConvertError(f'unknown setting "{key}"{nearest(key, names)}')
+    return plain
+
+
+def _check_tables(
+    tables: Any, known: Mapping[str, Check]
+) -> tuple[dict[tuple[str, str], CheckConfig], dict[tuple[str, str], dict[str, Any]]]:
+    if not isinstance(tables, Mapping):
+        raise ConvertError("checks: must be a table")
+    for name in tables:
+        if name not in known:
+            raise ConvertError(f'checks.{name}: there is no check "{name}"{nearest(name, known)}')
+    configs: dict[tuple[str, str], CheckConfig] = {}
+    plain: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, check in known.items():
+        table = tables.get(name, {})
+        if not isinstance(table, Mapping):
+            raise ConvertError(f"checks.{name}: must be a table")
+        for instance, values in _instances(name, dict(table), check):
+            where = f"checks.{name}" + (f'."{instance}"' if instance else "")
+            if "name" in values:
+                raise ConvertError(f"{where}.name: is set by the name of the table")
+            config = load(check.config, {**values, "name": instance}, where)
+            _plausible(config, where)
+            check.check_config(config, where)
+            if config.enabled:
+                configs[name, instance] = config
+                plain[name, instance] = {**dump(config), "name": instance}
+    return configs, plain
+
+
+def _instances(name: str, table: dict[str, Any], check: Check) -> list[tuple[str, dict[str, Any]]]:
+    """One run each: the check itself, or its named sub-tables, which inherit what stands beside them."""
+    if not check.per:
+        return [("", table)]
+    own = {f.name for f in dataclasses.fields(check.config)}
+    shared = {key: value for key, value in table.items() if key in own}
+    named = {key: value for key, value in table.items() if key not in own}
+    for key, value in named.items():
+        if not isinstance(value, Mapping):
+            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own)}')
+    if shared:
+        load(check.config, {**shared, "name": name}, f"checks.{name}")
+    return [(key, {**shared, **value}) for key, value in named.items()]
+
+
+def _plausible(config: Any, where: str) -> None:
+    """Times are positive, and words that are chosen from a few are one of them."""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        place = f"{where}.{f.name}" if where else f.name
+        if dataclasses.is_dataclass(value):
+            _plausible(value, place)
+        elif f.name in ("interval_seconds", "timeout_seconds", "round_timeout_seconds", "command_seconds"):
+            if value is not None and not 0 < value <= 7 * 86400:
+                raise ConvertError(f"{place}: must be a number of seconds above 0 and up to a week, is {value:g}")
+        elif f.name.endswith("_seconds") and isinstance(value, float) and value < 0:
+            raise ConvertError(f"{place}: must not be negative, is {value:g}")
+        elif f.name == "clear_after" and value < 1:
+            raise ConvertError(f"{place}: must be 1 or more, is {value}")
+        elif f.name == "listen":
+            listen_address(value, place)
+        elif f.name in ("state_dir", "runtime_dir", "root") and not value.startswith("/"):
+            raise ConvertError(f'{place}: must be an absolute path, is "{value}"')
+
+
+def listen_address(text: str, where: str) -> tuple[str, int] | None:
+    """("127.0.0.1", 9478) of "127.0.0.1:9478", ("::1", 9478) of "[::1]:9478"; None of "off"."""
+    if text == "off":
+        return None
+    address, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535 or not address:
+        raise ConvertError(f'{where}: must be ADDRESS:PORT or "off", is "{text}"')
+    return address.strip("[]"), int(port)
+
+
+def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for name in path:
+        below = table.get(name)
+        table[name] = dict(below) if isinstance(below, Mapping) else {}
+        table = table[name]
+    table[last] = value
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"kernel_log.source": "kmsg", ...} of nested tables."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
+    """(setting, value, origin) of every setting, for `healthd config show`."""
+    rows = [
+        (name, value, loaded.origins.get(name, "default"))
+        for name, value in _flat(_all_fields(loaded.settings)).items()
+    ]
+    for (check, instance), config in sorted(loaded.checks.items()):
+        for name, value in _flat(_all_fields(config)).items():
+            origin = loaded.origins.get(f"checks.{check}.{instance}.{name}" if instance else f"checks.{check}.{name}")
+            inherited = loaded.origins.get(f"checks.{check}.{name}")
+            if name != "name" and value is not None:
+                place = f'checks.{check}."{instance}"' if instance else f"checks.{check}"
+                rows.append((f"{place}.{name}", value, origin or inherited or "default"))
+    return rows
+
+
+def _all_fields(config: Any) -> dict[str, Any]:
+    out = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        out[f.name] = _all_fields(value) if dataclasses.is_dataclass(value) else dump(value)
+    return out

@@ -26,7 +26,9 @@ def key(event: KernelEvent) -> Key:
 
 def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
-    if key(event) != key(new) or not -within_seconds <= new.time - event.last_time <= within_seconds:
+    if event.history != new.history or key(event) != key(new):
+        return None
+    if not -within_seconds <= new.time - event.last_time <= within_seconds:
         return None
     last_time = max(event.last_time, new.last_time)
     return dataclasses.replace(event, last_time=last_time, lines=event.lines + new.lines)

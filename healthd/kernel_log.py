@@ -77,7 +77,7 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
     event = parse(line.text)
     if event is None:
         return None
-    return dataclasses.replace(event, time=line.time, last_time=line.time, boot_id=boot_id)
+    return dataclasses.replace(event, time=line.time, last_time=line.time, boot_id=boot_id, history=line.history)
 
 
 def open_source(

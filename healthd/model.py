@@ -132,6 +132,7 @@ class KernelEvent:
     pci       the address in sysfs form, "" if the line has none
     time      of the first line; `last_time` of the last one; `lines` how many were folded into it
     sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
+    history   it was in the log before healthd ever looked at it: known, but no news
     fields    what else was parsed: (("link", "28"), ("fatal", "true"))
     """
 
@@ -147,6 +148,7 @@ class KernelEvent:
     last_time: float = 0.0
     lines: int = 1
     sequence: int = 0
+    history: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,13 +180,12 @@ def absorb_events(
     events: Mapping[int, KernelEvent],
     touched: frozenset[int],
     boot_id: str,
-    born: float,
     cleared: Sequence[Condition],
 ) -> dict[tuple[str, str], Condition]:
     """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
 
-    A finding that rests on none of the touched events was absorbed before. What the log held before healthd's
-    first start ever (`born`) is history: INFO.
+    A finding that rests on none of the touched events was absorbed before. What the log held before healthd
+    ever looked at it is history: INFO.
     """
     new = dict(conditions)
     for finding in findings:
@@ -195,7 +194,7 @@ def absorb_events(
             continue
         key = (finding.code, finding.subject)
         when = max(event.last_time for event in behind)
-        live = any(event.last_time >= born for event in behind)
+        live = any(not event.history for event in behind)
         old = new.get(key)
         if old is None:
             first = min(event.time for event in behind)

@@ -1,0 +1,170 @@
+"""What healthd remembers: conditions, events, the kernel log's cursor, what it wrote into Slurm, counters' past.
+
+The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block; each save replaces it whole,
+so a kill -9 leaves the last one or the new one. An event's count and the cursor behind it are in one save: after a
+restart it is counted once. A copy goes to STATE_DIR through the worker, since a commit to a dying disk can hang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from healthd.convert import ConvertError, dump, load
+from healthd.model import Condition, ConditionState, Inventory, KernelEvent, SlurmMemory
+from healthd.past import Series
+from healthd.verdict import shifted
+
+VERSION = 1
+FILE = "ledger.json"
+PAST_FILE = "past.json"
+KEEP_EVENTS_SECONDS = 24 * 3600.0
+KEEP_EVENTS = 500
+KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
+KEEP_CLEARED = 200
+
+
+class LedgerError(Exception):
+    """A ledger that cannot be read, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    until: float
+    why: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
+    end of a pause). cursor: of the kernel log's source, by its name. next_sequence: of kernel events.
+    """
+
+    version: int = VERSION
+    born: float = 0.0
+    boot_id: str = ""
+    mode: str = ""
+    trusted_since: float = 0.0
+    conditions: tuple[Condition, ...] = ()
+    cleared: tuple[Condition, ...] = ()
+    events: tuple[KernelEvent, ...] = ()
+    next_sequence: int = 1
+    cursors: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slurm: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
+    pause: Pause | None = None
+    inventory: Inventory = dataclasses.field(default_factory=Inventory)
+
+    def by_key(self) -> dict[tuple[str, str], Condition]:
+        return {(c.code, c.subject): c for c in self.conditions}
+
+
+def with_conditions(ledger: Ledger, conditions: dict[tuple[str, str], Condition], now: float) -> Ledger:
+    """The ledger with these conditions; those that were cleared move to its history, which is bounded."""
+    if conditions == ledger.by_key():
+        return ledger
+    gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
+    history = [c for c in (*ledger.cleared, *gone) if c.cleared_at > now - KEEP_CLEARED_SECONDS]
+    return dataclasses.replace(
+        ledger,
+        conditions=tuple(c for c in conditions.values() if c.state is not ConditionState.CLEARED),
+        cleared=tuple(history[-KEEP_CLEARED:]),
+    )
+
+
+def after_clock_step(ledger: Ledger, seconds: float) -> Ledger:
+    """The clock was set by `seconds`: the same moments as it tells them now."""
+
+    def move(moment: float) -> float:
+        return moment + seconds if moment else 0.0
+
+    slurm = ledger.slurm
+    return dataclasses.replace(
+        ledger,
+        born=move(ledger.born),
+        trusted_since=move(ledger.trusted_since),
+        conditions=tuple(shifted(c, seconds) for c in ledger.conditions),
+        cleared=tuple(shifted(c, seconds) for c in ledger.cleared),
+        events=tuple(dataclasses.replace(e, time=move(e.time), last_time=move(e.last_time)) for e in ledger.events),
+        slurm=dataclasses.replace(
+            slurm,
+            written_at=move(slurm.written_at),
+            confirmed_at=move(slurm.confirmed_at),
+            requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
+        ),
+        pause=dataclasses.replace(ledger.pause, until=move(ledger.pause.until)) if ledger.pause else None,
+    )
+
+
+# --- as text
+
+
+def encode(ledger: Ledger) -> str:
+    return json.dumps(dump(ledger), separators=(",", ":"))
+
+
+def decode(text: str, where: str) -> Ledger:
+    """Raises LedgerError in one sentence."""
+    try:
+        data = json.loads(text)
+        if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
+            raise LedgerError(f"{where}: is of version {data['version']}, this healthd reads version {VERSION}")
+        return load(Ledger, data)
+    except (ValueError, ConvertError, RecursionError) as error:
+        raise LedgerError(f"{where}: is not a ledger: {error}") from None
+
+
+def encode_past(past: dict[str, dict[str, Series]]) -> str:
+    return json.dumps({check: dump(store) for check, store in past.items()}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pasts:
+    checks: dict[str, dict[str, Series]]
+
+
+def decode_past(text: str, where: str) -> dict[str, dict[str, Series]]:
+    try:
+        return load(_Pasts, {"checks": json.loads(text)}).checks
+    except (ValueError, ConvertError, RecursionError) as error:
+        raise LedgerError(f"{where}: is not a store of counters: {error}") from None
+
+
+# --- as files
+
+
+def read_text(path: str) -> str | None:
+    """A file's text; None if there is none. Raises LedgerError where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def replace_file(path: str, text: str, mode: int = 0o600, durable: bool = False) -> None:
+    """Put `text` at `path` whole or not at all. `durable`: also after a power cut (never on the daemon's side)."""
+    temporary = f"{path}.{os.getpid()}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def set_aside(path: str) -> str:
+    """Move a file that cannot be read out of the way, for a person to look at. Returns its new name."""
+    aside = f"{path}.unreadable"
+    os.replace(path, aside)
+    return aside

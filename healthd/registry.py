@@ -1,0 +1,155 @@
+"""Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
+
+A site's Python file is code that healthd runs as root: it must belong to root and be writable by nobody else. The
+daemon imports it at its start, for its Config; its run() is called in the worker only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from healthd.config import CheckConfig, ConfigError
+from healthd.convert import ConvertError, nearest
+from healthd.model import Explain, Finding, Inventory, KernelEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check module and what it declares. `path` is "" for a built-in one."""
+
+    name: str
+    module: ModuleType
+    path: str = ""
+
+    @property
+    def config(self) -> type[CheckConfig]:
+        return getattr(self.module, "Config", CheckConfig)
+
+    @property
+    def per(self) -> str:
+        """What there is one run for each of ("mount"), "" for a single run."""
+        return str(getattr(self.module, "PER", ""))
+
+    @property
+    def uses(self) -> str:
+        return str(getattr(self.module, "USES", ""))
+
+    @property
+    def after_events(self) -> tuple[str, ...]:
+        return tuple(getattr(self.module, "AFTER_EVENTS", ()))
+
+    @property
+    def summary(self) -> str:
+        return (self.module.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def runs(self) -> bool:
+        return hasattr(self.module, "run")
+
+    def resource(self, instance: str) -> str:
+        """What a hung run bars: NVML as a whole, otherwise this run's own."""
+        return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
+
+    def correlate(
+        self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
+    ) -> Iterator[Finding] | None:
+        """The findings in a window of kernel events; None if the check does not listen to the log."""
+        listen = getattr(self.module, "correlate", None)
+        return None if listen is None else listen(events, node, config)
+
+    def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
+        """What it means that a run did not answer for `seconds`."""
+        say = getattr(self.module, "overdue", None)
+        return iter(()) if say is None else say(config, seconds)
+
+    def explain(self, code: str) -> Explain | None:
+        by_code = getattr(self.module, "explain", None)
+        if by_code is not None:
+            found: Explain | None = by_code(code)
+            return found
+        table: Mapping[str, Explain] = getattr(self.module, "EXPLAIN", {})
+        return table.get(code)
+
+    def codes(self) -> list[str]:
+        return sorted(getattr(self.module, "EXPLAIN", {}))
+
+    def check_config(self, config: CheckConfig, where: str) -> None:
+        """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
+        for code in config.severity:
+            if self.explain(code) is None and not self.path:
+                raise ConvertError(f'{where}.severity: there is no code "{code}"{nearest(code, self.codes())}')
+        problem = getattr(self.module, "validate", lambda _config: None)(config)
+        if problem:
+            raise ConvertError(f"{where}: {problem}")
+
+
+def built_in() -> dict[str, Check]:
+    import healthd.checks
+
+    names = sorted(module.name for module in pkgutil.iter_modules(healthd.checks.__path__))
+    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in names}
+
+
+def site_files(directory: str) -> list[str]:
+    """The site's check files. Raises ConfigError for one that others than root could have written."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".py") and not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
+    paths = [os.path.join(directory, name) for name in names]
+    for path in [directory, *paths] if paths else []:
+        found = os.stat(path)
+        if found.st_uid not in (0, os.geteuid()):
+            raise ConfigError(f"{path}: refused: belongs to user {found.st_uid}, a site's checks must belong to root")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(f"{path}: refused: writable by others than its owner (mode {found.st_mode & 0o777:o})")
+    return paths
+
+
+def load_site(path: str) -> Check:
+    """Import one site file (in the worker). Raises ConfigError with a sentence that names it."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = os.path.basename(path)[: -len(".py")]
+    spec = spec_from_file_location(f"healthd_site_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a site's file raises while it is imported is its author's to read
+        raise ConfigError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from None
+    if not hasattr(module, "run"):
+        raise ConfigError(f"{path}: has no run(host, config, past)")
+    return Check(name, module, path)
+
+
+def find(directory: str) -> dict[str, Check]:
+    """Every check by name, built in and the site's. Raises ConfigError with one sentence."""
+    checks = built_in()
+    for path in site_files(directory):
+        check = load_site(path)
+        if check.name in checks:
+            raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')
+        checks[check.name] = check
+    return checks
+
+
+def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
+    check = checks.get(code.partition("/")[0])
+    return check.explain(code) if check else None
+
+
+def all_codes(checks: Mapping[str, Check]) -> list[str]:
+    return [code for check in checks.values() for code in check.codes()]

@@ -1,0 +1,326 @@
+"""The daemon's side of the worker: one request at a time, each with a deadline; a worker that is overdue is left.
+
+A worker that hangs inside the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and
+120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until it is
+gone what it hangs in is barred: requests for it are STUCK at once, so there is one lost worker a resource at most.
+
+Nothing here blocks: the socket is non-blocking, children are looked at through pidfds in the daemon's one wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthd.convert import ConvertError, dump, load
+from healthd.ledger import replace_file
+from healthd.model import Outcome
+from healthd.worker import Setup
+
+MAX_REPLY_BYTES = 8 << 20
+WORKERS_FILE = "workers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`resource`: what it may hang in ("nvml", "mount /data"); `table`: the op and its arguments."""
+
+    resource: str
+    timeout_seconds: float
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then)."""
+
+    request: Request
+    outcome: Outcome
+    seconds: float
+    table: Mapping[str, Any]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process, also across reuse of its pid: `start` is field 22 of /proc/PID/stat, clock ticks since boot."""
+
+    pid: int
+    start: int
+    resource: str
+
+
+@dataclass(slots=True)
+class _Lost:
+    identity: Identity
+    pidfd: int
+    process: subprocess.Popen[bytes] | None  # None: left by an earlier daemon
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    stream: socket.socket
+    start: int
+    outgoing: bytes = b""
+    incoming: bytearray | None = None
+
+
+class Runner:
+    """Sends requests to the worker, starts it when there is none, and replaces it when it fails."""
+
+    def __init__(self, setup: Setup, runtime_dir: str, monotonic: Callable[[], float]) -> None:
+        self._setup = setup
+        self._workers_file = os.path.join(runtime_dir, WORKERS_FILE) if runtime_dir else ""
+        self._monotonic = monotonic
+        self._worker: _Worker | None = None
+        self._request: Request | None = None
+        self._began = 0.0
+        self._nvml_open = False
+        self._lost: list[_Lost] = []
+        self.started_total = 0
+        self.abandoned_total = 0
+        self._adopt_lost()
+
+    # --- what the daemon's wait needs
+
+    @property
+    def busy(self) -> bool:
+        return self._request is not None
+
+    @property
+    def deadline(self) -> float:
+        """When the request in flight is overdue (monotonic); infinity without one."""
+        return self._began + self._request.timeout_seconds if self._request else float("inf")
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        """(file descriptor, wants to write) of everything that can wake us."""
+        if self._worker is not None:
+            yield self._worker.stream.fileno(), bool(self._worker.outgoing)
+        for lost in self._lost:
+            yield lost.pidfd, False
+
+    @property
+    def barred(self) -> dict[str, int]:
+        """resource -> pid of the lost worker that is still hung in it."""
+        return {lost.identity.resource: lost.identity.pid for lost in self._lost}
+
+    # --- requests
+
+    def send(self, request: Request) -> Reply | None:
+        """Begin a request. A Reply at once if it cannot be begun: its resource is barred, or no worker starts."""
+        assert self._request is None, "one request at a time"
+        self._forget_ended()
+        if request.resource in self.barred:
+            pid = self.barred[request.resource]
+            return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
+        if request.table["op"] == "run" and request.resource == "nvml":
+            self._nvml_open = True
+        try:
+            worker = self._worker or self._start()
+        except OSError as error:
+            return Reply(request, Outcome.FAILED, 0.0, {}, f"no worker could be started: {error}")
+        self._request = request
+        self._began = self._monotonic()
+        worker.incoming = bytearray()
+        worker.outgoing = json.dumps(request.table, separators=(",", ":")).encode() + b"\n"
+        self._write_down(request.resource)
+        return self._send_more()
+
+    def step(self) -> Reply | None:
+        """Go on with what is ready, and look at the deadline. The Reply that ends the request, if it ended."""
+        self._forget_ended()
+        if self._worker is None:
+            return None
+        reply = self._send_more() or self._receive()
+        if reply is None and self._request is not None and self._monotonic() >= self.deadline:
+            return self._overdue()
+        return reply
+
+    def close(self, wait_seconds: float) -> None:
+        """End the idle worker, or leave the busy one: it ends by itself, and the next daemon knows of it."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stream.close()
+            try:
+                worker.process.wait(wait_seconds)
+            except subprocess.TimeoutExpired:
+                resource = self._request.resource if self._request else "nvml" if self._nvml_open else ""
+                self._lose(worker, resource)
+        self._write_down("")
+        for lost in self._lost:
+            if lost.process is not None:
+                lost.process.returncode = 0  # not waited for: it outlives us on purpose
+
+    # --- inside
+
+    def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "healthd.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._worker = _Worker(process, ours, start_time(process.pid) or 0)
+        self.started_total += 1
+        return self._worker
+
+    def _send_more(self) -> Reply | None:
+        worker = self._worker
+        if worker is None or not worker.outgoing:
+            return None
+        try:
+            sent = worker.stream.send(worker.outgoing)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return self._died()
+        worker.outgoing = worker.outgoing[sent:]
+        return None
+
+    def _receive(self) -> Reply | None:
+        worker = self._worker
+        if worker is None:
+            return None
+        try:
+            chunk = worker.stream.recv(1 << 20)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""
+        if not chunk:
+            return self._died()
+        if self._request is None:
+            self._discard()  # it talks without being asked: its next words would be taken for an answer
+            return None
+        assert worker.incoming is not None
+        worker.incoming += chunk
+        line, newline, rest = bytes(worker.incoming).partition(b"\n")
+        if newline:
+            return self._answered(line, rest)
+        if len(worker.incoming) > MAX_REPLY_BYTES:
+            self._discard()
+            return self._ended(Outcome.FAILED, f"the worker answered more than {MAX_REPLY_BYTES >> 20} MiB")
+        return None
+
+    def _answered(self, line: bytes, rest: bytes) -> Reply:
+        assert self._request is not None
+        try:
+            table = json.loads(line)
+            if not isinstance(table, dict) or not isinstance(table.get("error"), str):
+                raise ValueError
+        except (ValueError, RecursionError):
+            self._discard()
+            return self._ended(Outcome.FAILED, "the worker answered nonsense")
+        if rest:
+            self._discard()
+        if self._request.table["op"] == "close_nvml":
+            self._nvml_open = False
+            if table["error"]:
+                self._discard()  # nvmlShutdown failed: the driver stays open for as long as that process lives
+        return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
+
+    def _died(self) -> Reply | None:
+        """The stream ended. Only a request in flight has somebody who wants to hear of it."""
+        assert self._worker is not None
+        process = self._worker.process
+        self._discard()
+        if self._request is None:
+            return None
+        status = process.poll()
+        how = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit status {status})"
+        return self._ended(Outcome.FAILED, f"the worker died{how}")
+
+    def _overdue(self) -> Reply:
+        assert self._request is not None
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        worker.stream.close()
+        if not self._nvml_open:
+            worker.process.kill()
+        self._lose(worker, self._request.resource)
+        self._nvml_open = False
+        self.abandoned_total += 1
+        return self._ended(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
+
+    def _discard(self) -> None:
+        """Be rid of a worker that misbehaves: closed, killed unless it may be inside the driver, reaped later."""
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        worker.stream.close()
+        if not self._nvml_open:
+            worker.process.kill()
+        if worker.process.poll() is None:
+            resource = self._request.resource if self._request and self._nvml_open else f"worker {worker.process.pid}"
+            self._lose(worker, resource)
+        self._nvml_open = False
+
+    def _ended(self, outcome: Outcome, error: str, table: Mapping[str, Any] | None = None) -> Reply:
+        request, self._request = self._request, None
+        assert request is not None
+        return Reply(request, outcome, self._monotonic() - self._began, table or {}, error)
+
+    # --- lost workers
+
+    def _lose(self, worker: _Worker, resource: str) -> None:
+        try:
+            pidfd = os.pidfd_open(worker.process.pid)
+        except OSError:  # it ended just now
+            worker.process.poll()
+            return
+        self._lost.append(_Lost(Identity(worker.process.pid, worker.start, resource), pidfd, worker.process))
+        self._write_down("")
+
+    def _forget_ended(self) -> None:
+        for lost in list(self._lost):
+            ended = (
+                lost.process.poll() is not None
+                if lost.process is not None
+                else start_time(lost.identity.pid) != lost.identity.start
+            )
+            if ended:
+                os.close(lost.pidfd)
+                self._lost.remove(lost)
+
+    def _write_down(self, resource: str) -> None:
+        """Which workers there are and what they may hang in, for the daemon after us, should we be killed now."""
+        if not self._workers_file:
+            return
+        workers = [lost.identity for lost in self._lost]
+        if self._worker is not None and resource:
+            workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
+        replace_file(self._workers_file, json.dumps(dump(workers)))
+
+    def _adopt_lost(self) -> None:
+        """Workers of an earlier daemon that still live: what they hang in stays barred."""
+        try:
+            with open(self._workers_file, encoding="utf-8") as file:
+                known = [load(Identity, item) for item in json.load(file)]
+        except (OSError, ValueError, ConvertError, TypeError):
+            return  # none, or cut off by a crash of the machine: nothing of that boot lives
+        for identity in known:
+            if start_time(identity.pid) == identity.start:
+                try:
+                    self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
+                except OSError:
+                    continue  # ended just now
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie. Never blocks, unlike cmdline."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

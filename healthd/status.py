@@ -1,0 +1,199 @@
+"""What the running daemon believes, as one value: for `healthd status`, the metrics and the verdict file.
+
+Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, then the daemon closes.
+
+    {"command": "status"}                                        -> {"status": {...as status_json...}}
+    {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "cleared 1 condition: ..."}
+    {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
+    {"command": "resume-checks"}                                 -> {"done": "..."}
+    anything refused                                             -> {"error": "one sentence"}
+
+Anyone may ask for the status; only root (or the user that healthd runs as) may command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.convert import dump
+from healthd.ledger import Pause
+from healthd.model import (
+    CheckResult,
+    Condition,
+    Decision,
+    Drain,
+    Inventory,
+    Leave,
+    NodeState,
+    Resume,
+    Verdict,
+)
+
+SOCKET = "healthd.sock"
+VERDICT_FILE = "verdict"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLogStatus:
+    """alive: the source is open and read. lost: lines that were overwritten before they were read."""
+
+    source: str
+    alive: bool
+    lines_total: int = 0
+    events_total: int = 0
+    lost_total: int = 0
+    overruns_total: int = 0
+    restarts_total: int = 0
+    last_line: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStatus:
+    """What Slurm has, as last read. trouble: why it could not be read or changed, in one sentence."""
+
+    node: NodeState | None = None
+    owner: str = ""
+    read_at: float = 0.0
+    trouble: str = ""
+    commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStatus:
+    number: int = 0
+    started: float = 0.0
+    seconds: float = 0.0
+    next_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """results: the last run of each check; outcomes: (check, instance, outcome) -> how often since the start."""
+
+    version: str
+    node_name: str
+    mode: str
+    started: float
+    now: float
+    interval_seconds: float
+    verdict: Verdict
+    results: tuple[CheckResult, ...]
+    outcomes: dict[tuple[str, str, str], int]
+    decision: Decision
+    slurm: SlurmStatus
+    kernel_log: KernelLogStatus
+    round: RoundStatus
+    inventory: Inventory
+    pause: Pause | None = None
+    barred: dict[str, int] = field(default_factory=dict)
+    workers_started_total: int = 0
+    workers_abandoned_total: int = 0
+    ledger_copy_failures_total: int = 0
+    config_reload_failures_total: int = 0
+    cleared: tuple[Condition, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+def decision_words(decision: Decision) -> str:
+    """The decision as a person reads it."""
+    if isinstance(decision, Drain):
+        return f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
+    if isinstance(decision, Resume):
+        return f"resume: {decision.why}"
+    return f"{decision.why}; would {decision.would}" if decision.would else decision.why
+
+
+def condition_json(c: Condition) -> dict[str, Any]:
+    return {
+        "check": c.check,
+        "instance": c.instance,
+        "code": c.code,
+        "severity": c.severity.name.lower(),
+        "subject": c.subject,
+        "message": c.message,
+        "clears": c.clears.name.lower(),
+        "state": c.state.name.lower(),
+        "since": c.opened_at or c.first_seen,
+        "first_seen": c.first_seen,
+        "last_seen": c.last_seen,
+        "count": c.count,
+        "job": c.job,
+        "history": c.history,
+    }
+
+
+def result_json(r: CheckResult) -> dict[str, Any]:
+    return {
+        "check": r.check,
+        "instance": r.instance,
+        "outcome": r.outcome.name.lower(),
+        "started": r.started,
+        "duration_seconds": round(r.duration_seconds, 6),
+        "error": r.error,
+        "findings": [
+            {
+                "code": f.code,
+                "severity": f.severity.name.lower(),
+                "subject": f.subject,
+                "message": f.message,
+                "clears": f.clears.name.lower(),
+                "confirm_seconds": f.confirm_seconds,
+            }
+            for f in r.findings
+        ],
+        "observations": [
+            {"name": o.name, "value": o.value, "kind": o.kind.name.lower(), "labels": dict(o.labels)}
+            for o in r.observations
+        ],
+    }
+
+
+def status_json(s: Snapshot) -> dict[str, Any]:
+    """The document of `healthd status --json`."""
+    would = s.decision.would if isinstance(s.decision, Leave) else ""
+    return {
+        "version": s.version,
+        "node": s.node_name,
+        "mode": s.mode,
+        "health": s.verdict.health.value,
+        "time": s.now,
+        "started": s.started,
+        "interval_seconds": s.interval_seconds,
+        "conditions": [condition_json(c) for c in s.verdict.conditions],
+        "cleared": [{**condition_json(c), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared],
+        "unknown": list(s.verdict.unknown),
+        "results": [result_json(r) for r in s.results],
+        "decision": {"action": type(s.decision).__name__.lower(), "text": decision_words(s.decision), "would": would},
+        "slurm": {
+            "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
+            "reason": s.slurm.node.reason if s.slurm.node else "",
+            "reason_user": s.slurm.node.reason_user if s.slurm.node else "",
+            "owner": s.slurm.owner,
+            "read_at": s.slurm.read_at,
+            "trouble": s.slurm.trouble,
+        },
+        "kernel_log": dump(s.kernel_log),
+        "round": dump(s.round),
+        "pause": dump(s.pause) if s.pause else None,
+        "barred": dict(s.barred),
+        "troubles": list(s.troubles),
+        "inventory": dump(s.inventory),
+    }
+
+
+def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:
+    """The verdict file: `WORD EXPIRES REASON`. `drain` only for what was decided and allowed."""
+    worst = s.verdict.conditions[0] if s.verdict.conditions else None
+    why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
+    if allowed_drain:
+        word = "drain"
+    elif s.verdict.health.value == "healthy":
+        word, why = "ok", "healthy"
+    elif s.verdict.health.value == "unknown":
+        word, why = "unknown", s.verdict.unknown[0]
+    else:
+        word = "warning"
+    line = "".join(c if " " <= c <= "~" else "?" for c in why)
+    return f"{word} {int(expires)} {line[:300]}\n"

@@ -1,0 +1,169 @@
+"""The worker: the process that may hang, crash or be abandoned. It does one request at a time for the daemon.
+
+    python -m healthd.worker FD SETUP        FD: a stream socket to the daemon; SETUP: JSON, see Setup
+
+Requests and replies are JSON lines: {"op": ..., ...} -> {"error": "", ...}. The end of the stream is the order to end:
+an abandoned worker gets there when the call that it hangs in returns, so nobody ever kills it inside the driver.
+Standard output belongs to whatever a library or plug-in prints: it goes nowhere.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from healthd import registry
+from healthd.convert import dump, load
+from healthd.host import Host
+from healthd.model import Finding, Observation, Repair
+from healthd.past import Past, Series
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML."""
+
+    root: str = "/"
+    fake_nvml: str = ""
+    checks_dir: str = ""
+    site: bool = True
+
+
+def main() -> None:
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    stream = socket.socket(fileno=int(sys.argv[1]))
+    setup = load(Setup, json.loads(sys.argv[2]))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    host = Host(setup.root, _open_fake(setup.fake_nvml) if setup.fake_nvml else None)
+    worker = Worker(setup, host)
+    for line in _lines(stream):
+        reply = worker.answer(json.loads(line))
+        stream.sendall(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+    host.close_nvml()
+
+
+def _lines(stream: socket.socket) -> Iterator[bytes]:
+    buffer = b""
+    while True:
+        try:
+            chunk = stream.recv(1 << 16)
+        except ConnectionError:
+            return
+        if not chunk:
+            return
+        buffer += chunk
+        *lines, buffer = buffer.split(b"\n")
+        yield from lines
+
+
+def _open_fake(profile_or_file: str) -> Callable[[], Any]:
+    def opened() -> Any:
+        from healthd.fake_nvml import open_fake
+
+        return open_fake(profile_or_file)
+
+    return opened
+
+
+class Worker:
+    """The operations. Each returns a plain table; what it raises becomes "error" in one sentence."""
+
+    def __init__(self, setup: Setup, host: Host) -> None:
+        self.setup = setup
+        self.host = host
+        self.checks: dict[str, registry.Check] = {}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        operation: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self, f"do_{request['op']}")
+        try:
+            return {"error": "", **operation(request)}
+        except Exception as error:
+            return {"error": one_sentence(error)}
+
+    def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One run of one check: findings, observations, repairs. A site's check is imported when first asked for."""
+        check = self._check(request["check"])
+        config = load(check.config, request["config"])
+        store = {name: load(Series, series) for name, series in request["past"].items()}
+        past = Past(store, self.host.now(), request["boot_id"])
+        found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
+        error = ""
+        try:
+            for item in check.module.run(self.host, config, past):
+                found[_kind(item, check.name)].append(dump(item))
+        except Exception as problem:  # a check does no catching: what stopped it is said here, once for all checks
+            error = one_sentence(problem)
+        return {"error": error, **found}
+
+    def _check(self, name: str) -> registry.Check:
+        if not self.checks:
+            self.checks = registry.find(self.setup.checks_dir if self.setup.site else "")
+        return self.checks[name]
+
+    def do_close_nvml(self, _request: dict[str, Any]) -> dict[str, Any]:
+        self.host.close_nvml()
+        return {}
+
+    def do_inventory(self, request: dict[str, Any]) -> dict[str, Any]:
+        from healthd.inventory import take
+
+        return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
+
+    def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Copy files of the runtime directory to the state directory, durably."""
+        from healthd.ledger import read_text, replace_file
+
+        os.makedirs(request["to"], mode=0o700, exist_ok=True)
+        for name in request["names"]:
+            text = read_text(os.path.join(request["from"], name))
+            if text is not None:
+                replace_file(os.path.join(request["to"], name), text, durable=True)
+        return {}
+
+    def do_load_copy(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The texts of files in the state directory."""
+        from healthd.ledger import read_text
+
+        return {"texts": {name: read_text(os.path.join(request["from"], name)) for name in request["names"]}}
+
+    def do_read_journal(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Kernel lines of this boot that the ring buffer no longer has."""
+        from healthd.kernel_journal import read_journal
+
+        lines = read_journal(**request["gap"])
+        return {"lines": [list(line) for line in lines]}
+
+
+def _kind(item: object, check: str) -> str:
+    if isinstance(item, Finding):
+        if item.code.partition("/")[0] != check:
+            raise ValueError(
+                f'the check "{check}" gave a finding with the code "{item.code}": it must be "{check}/..."'
+            )
+        return "findings"
+    if isinstance(item, Observation):
+        return "observations"
+    if isinstance(item, Repair):
+        return "repairs"
+    raise TypeError(f'the check "{check}" gave {item!r:.100}: neither Finding nor Observation nor Repair')
+
+
+def one_sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:500]
+    if type(error).__module__.startswith("healthd") and text:
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from healthd.nvml import Nvml
 
 MAX_FILE_BYTES = 16 << 20
+READ_BYTES = 64 << 10
 
 
 class Host:
@@ -39,7 +40,11 @@ class Host:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
             with open(self.path(path), "rb", buffering=0) as file:
-                return file.read(MAX_FILE_BYTES).decode("utf-8", "replace").strip()
+                # In pieces: for one read of 4 MiB or more /proc/sys answers ENOMEM.
+                data = bytearray()
+                while (piece := file.read(READ_BYTES)) and len(data) < MAX_FILE_BYTES:
+                    data += piece
+                return data.decode("utf-8", "replace").strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
 

@@ -78,7 +78,7 @@ _NAME_ENDS = re.compile(
     r",\s*(?=Ch |Channel |channel |GPU |Graphics |MMU |NVLink|NVLINK|Timeout |Contained|Uncontained|Row |An "
     r"|errorString |RLW|TLW|SAW|NETIR|TREX|NVLPW|MSE|BAD_|CMDre|intr |physAddr |[0-9a-f]{8} )"
 )
-_QUOTED = re.compile(r"'([^']{0,64})',?\s*")
+_QUOTED = re.compile(r"'([^']{0,64})'(?:,\s*|$)")
 
 
 def _xid(kind: str, match: re.Match[str]) -> KernelEvent:

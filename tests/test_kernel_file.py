@@ -1,0 +1,334 @@
+import json
+import os
+import select
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.kernel_file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
+from healthd.kernel_log import open_source
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "kern.log"
+
+
+@pytest.fixture
+def sources():
+    """Opens followed files and closes them after the test."""
+    opened = []
+
+    def follow(path, cursor=None, now=time.time, injected=False):
+        opened.append(FollowedFile(str(path), cursor, injected, now))
+        return opened[-1]
+
+    yield follow
+    for source in opened:
+        source.close()
+
+
+def append(path, text):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def texts(source, limit=1000):
+    lines = source.read(limit)
+    while source.pending:
+        lines += source.read(limit)
+    return [line.text for line in lines]
+
+
+def stored(source):
+    """The cursor as it comes back from the ledger."""
+    return json.loads(json.dumps(source.cursor))
+
+
+def test_a_file_is_read_from_its_beginning_and_then_followed(log, sources):
+    append(log, "one\ntwo\n")
+    source = sources(log)
+    assert texts(source) == ["one", "two"]
+    append(log, "three\n")
+    assert texts(source) == ["three"]
+    assert texts(source) == []
+
+
+def test_what_was_there_before_the_first_start_is_history(log, sources):
+    append(log, "old\n")
+    os.utime(log, (1000, 1000))
+    source = sources(log)
+    append(log, "new\n")
+    old, new = source.read()
+    assert (old.text, old.history, old.time) == ("old", True, 1000.0)
+    assert (new.text, new.history) == ("new", False)
+    assert new.time == pytest.approx(time.time(), abs=5)
+
+
+def test_what_was_written_while_we_were_away_is_no_history(log, sources):
+    append(log, "one\n")
+    first = sources(log)
+    texts(first)
+    append(log, "two\n")
+    (line,) = sources(log, stored(first)).read()
+    assert (line.text, line.history) == ("two", False)
+
+
+def test_an_old_line_is_dated_by_its_prefix_if_that_can_be_true(log, sources):
+    append(log, "2025-01-21T04:41:44Z host kernel: dated\n[ 0.5] booted\n[99999999999.5] wrong\n")
+    os.utime(log, (1000, 1000))
+    dated, booted, wrong = sources(log).read()
+    assert dated.time == 1737434504.0
+    assert booted.time == pytest.approx(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + 0.5, abs=5)
+    assert wrong.time == 1000.0
+
+
+def test_a_live_line_is_dated_by_when_it_is_read(log, sources):
+    append(log, "")
+    source = sources(log)
+    source.read()
+    append(log, "2025-01-21T04:41:44Z host kernel: late\n")
+    (line,) = source.read()
+    assert line.time == pytest.approx(time.time(), abs=5)
+
+
+def test_a_half_written_line_waits_for_its_newline(log, sources):
+    append(log, "one\ntw")
+    source = sources(log)
+    assert texts(source) == ["one"]
+    append(log, "o\n")
+    assert texts(source) == ["two"]
+
+
+def test_a_half_written_line_is_read_whole_after_a_restart(log, sources):
+    append(log, "one\ntw")
+    first = sources(log)
+    texts(first)
+    append(log, "o\n")
+    assert texts(sources(log, stored(first))) == ["two"]
+
+
+def test_a_file_may_appear_later(log, sources):
+    source = sources(log)
+    assert texts(source) == []
+    append(log, "one\n")
+    (line,) = source.read()
+    assert (line.text, line.history) == ("one", False)
+
+
+def test_rotation_loses_nothing_on_either_side(log, sources):
+    append(log, "one\n")
+    source = sources(log)
+    texts(source)
+    append(log, "two\n")
+    log.rename(log.with_name("kern.log.1"))
+    append(log, "four\n")
+    append(log.with_name("kern.log.1"), "three\n")
+    assert texts(source) == ["two", "three", "four"]
+    # Its writer learns of the rotation only later.
+    append(log.with_name("kern.log.1"), "late\n")
+    assert texts(source) == ["late"]
+    assert source.take_notes() == [f"{log} was rotated"]
+
+
+def test_a_rotated_file_is_left_after_a_while_with_its_last_half_line(log, sources):
+    clock = [1000.0]
+    append(log, "one\ntorn")
+    source = sources(log, now=lambda: clock[0])
+    log.rename(log.with_name("kern.log.1"))
+    append(log, "two\n")
+    assert texts(source) == ["one", "two"]
+    clock[0] += ROTATED_SECONDS + 1
+    assert texts(source) == ["torn"]
+    assert len(source.cursor["files"]) == 1
+
+
+def test_rotation_while_we_were_away_loses_nothing(log, sources):
+    append(log, "one\n")
+    first = sources(log)
+    texts(first)
+    append(log, "two\n")
+    log.rename(log.with_name("kern.log.1"))
+    append(log, "three\n")
+    assert texts(sources(log, stored(first))) == ["two", "three"]
+
+
+def test_a_file_that_is_gone_after_a_restart_is_said(log, sources):
+    append(log, "one\n")
+    first = sources(log)
+    texts(first)
+    log.rename(log.parent / "elsewhere")
+    append(log, "two\n")
+    again = sources(log, stored(first))
+    assert texts(again) == ["two"]
+    assert again.overruns == 1
+    assert "may be missing" in again.take_notes()[0]
+
+
+def test_truncation_is_noticed_even_when_the_file_grew_again(log, sources):
+    append(log, "one\ntwo\n")
+    source = sources(log)
+    texts(source)
+    log.write_text("three\nfour\nfive\n")
+    assert texts(source) == ["three", "four", "five"]
+    assert source.take_notes() == [f"{log} was truncated: read again from its beginning"]
+
+
+def test_truncation_while_we_were_away_is_noticed(log, sources):
+    append(log, "one\ntwo\n")
+    first = sources(log)
+    texts(first)
+    log.write_text("three\nfour\nfive\n")
+    assert texts(sources(log, stored(first))) == ["three", "four", "five"]
+
+
+def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(log, sources):
+    append(log, "".join(f"{n}\n" for n in range(25)))
+    source = sources(log)
+    assert [line.text for line in source.read(10)] == [str(n) for n in range(10)]
+    assert source.pending
+    assert texts(source, 10) == [str(n) for n in range(10, 25)]
+    assert not source.pending
+
+
+def test_lines_of_other_programs_are_left_out(log, sources):
+    append(log, "Mar 29 15:38:59 host myprog[12]: NVRM: Xid (PCI:0000:3b:00): 79\n\n")
+    assert texts(sources(log)) == []
+
+
+def test_binary_garbage_is_bounded_and_what_follows_is_read(log, sources):
+    log.write_bytes(b"one\n" + bytes(1 << 20) + b"\xff\xfe\n" + b"two\n")
+    found = texts(sources(log))
+    assert (found[0], found[-1]) == ("one", "two")
+    assert all(len(text) <= MAX_LINE for text in found)
+
+
+def test_a_line_that_is_too_long_is_skipped_across_a_restart(log, sources):
+    append(log, "x" * (MAX_LINE + 5))
+    first = sources(log)
+    assert texts(first) == ["x" * MAX_LINE]
+    append(log, "yyy\ntwo\n")
+    assert texts(sources(log, stored(first))) == ["two"]
+
+
+@pytest.mark.parametrize("change", ["append", "create", "rotate"])
+def test_its_descriptor_tells_when_to_read(log, sources, change):
+    if change != "create":
+        append(log, "one\n")
+    source = sources(log)
+    texts(source)
+    assert select.select([source.fileno()], [], [], 0)[0] == []
+    if change == "rotate":
+        log.rename(log.with_name("kern.log.1"))
+    append(log, "two\n")
+    assert select.select([source.fileno()], [], [], 5)[0]
+    assert texts(source) == ["two"]
+    assert select.select([source.fileno()], [], [], 0)[0] == []
+
+
+@pytest.mark.parametrize("cursor", [{}, {"files": 3}, {"files": [[1]]}, {"sequence": 1}, {"files": [["a"] * 4]}])
+def test_a_cursor_that_does_not_fit_is_as_none(log, sources, cursor):
+    append(log, "one\n")
+    assert texts(sources(log, cursor)) == ["one"]
+
+
+def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        open_source(str(tmp_path / "nowhere/kern.log"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(["line", "torn", "read", "kill", "rotate"]), max_size=25), st.integers(1, 4))
+def test_each_line_is_given_once_whatever_is_killed_and_rotated(tmp_path_factory, steps, limit):
+    """A kill comes after lines were read and before that was stored: the stored cursor counts."""
+    folder = tmp_path_factory.mktemp("log")
+    log = folder / "kern.log"
+    log.touch()
+    source = FollowedFile(str(log), None)
+    stored_lines, cursor = [], stored(source)
+    written, rotations, torn, seen = 0, 0, False, True
+    for step in [*steps, "line"]:
+        if step == "line":
+            append(log, f"{written}\n" if torn else f"line {written}\n")
+            written, torn = written + 1, False
+        elif step == "torn" and not torn:
+            append(log, "line ")
+            torn = True
+        elif step == "rotate" and seen and not torn and rotations < 2:
+            log.rename(folder / f"kern.log.{rotations}")
+            log.touch()
+            rotations, seen = rotations + 1, False
+        elif step == "read":
+            stored_lines += [line.text for line in source.read(limit)]
+            cursor, seen = stored(source), True
+        elif step == "kill":
+            source.read(limit)
+            source.close()
+            source = FollowedFile(str(log), cursor)
+    stored_lines += texts(source, limit)
+    source.close()
+    assert stored_lines == [f"line {n}" for n in range(written)]
+
+
+@given(st.lists(st.binary(max_size=20)), st.integers(1, 5), st.booleans())
+def test_lines_are_split_as_they_came(pieces, limit, skipping):
+    data = b"\n".join(pieces)
+    lines, used, skip = split_lines(data, limit, skipping)
+    assert len(lines) <= limit
+    assert 0 <= used <= len(data)
+    assert skip in (False, skipping)
+    if not skipping:
+        assert b"".join(line + b"\n" for line in lines) == data[:used]
+
+
+@pytest.fixture
+def fifo(tmp_path):
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    source = open_source(str(path))
+    assert isinstance(source, Fifo)
+    yield path, source
+    source.close()
+
+
+def test_writers_of_a_fifo_come_and_go(fifo):
+    path, source = fifo
+    assert source.read() == []
+    for text in ("one\ntw", "o\nthree\n"):
+        path.write_text(text)
+        assert select.select([source.fileno()], [], [], 5)[0]
+        lines = source.read()
+    assert [line.text for line in lines] == ["two", "three"]
+    assert lines[0].time == pytest.approx(time.time(), abs=5)
+    assert source.cursor is None
+
+
+def test_what_is_in_a_fifo_is_news_whatever_its_prefix_says(fifo):
+    path, source = fifo
+    path.write_text("[    0.5] kernel: one\nMar 29 15:38:59 host kernel: two\n")
+    for line in source.read():
+        assert not line.history
+        assert line.time == pytest.approx(time.time(), abs=5)
+
+
+def test_a_fifo_gives_at_most_what_was_asked(fifo):
+    path, source = fifo
+    path.write_text("".join(f"{n}\n" for n in range(25)))
+    assert [line.text for line in source.read(10)] == [str(n) for n in range(10)]
+    assert source.pending
+    assert len(source.read(10)) == 10
+    assert [line.text for line in source.read(10)] == [str(n) for n in range(20, 25)]
+    assert not source.pending
+
+
+def test_garbage_in_a_fifo_is_bounded(fifo):
+    path, source = fifo
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    for _ in range(3):
+        os.write(fd, b"\xff" * 60000)
+        source.read()
+    os.write(fd, b"\ntwo\n")
+    os.close(fd)
+    assert [line.text for line in source.read()] == ["two"]

@@ -1,0 +1,109 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.kernel_prefix import Record, Stripped, parse_record, strip_prefix
+
+NOW = 1_760_000_000.0  # 2025-10-09
+TEXT = "NVRM: Xid (PCI:0000:3b:00): 79, x"
+
+
+def local(year, month, day, hour, minute, second):
+    return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "uptime", "epoch"),
+    [
+        ("", None, None),
+        ("[  123.456789] ", 123.456789, None),
+        ("[123] ", 123.0, None),
+        ("<4>[  123.456789] ", 123.456789, None),
+        ("[ 130.456250] [ T1946] ", 130.45625, None),
+        ("[   36.772366][  T291] ", 36.772366, None),
+        ("kern  :warn  : [  101.5] ", 101.5, None),
+        ("kern  :warn  : 2025-01-21T04:41:44,500000+00:00 ", None, 1737434504.5),
+        ("2025-01-21T04:41:44.5Z host kernel: ", None, 1737434504.5),
+        ("2025-01-21T00:41:44-0400 host kernel: ", None, 1737434504.0),
+        ("2025-01-21T04:41:44,000000+00:00 host kernel: ", None, 1737434504.0),
+        ("1737434504.500000 host kernel: ", None, 1737434504.5),
+        ("Mar 29 15:38:59 host kernel: ", None, local(2025, 3, 29, 15, 38, 59)),
+        ("Dec 31 15:38:59 host kernel: ", None, local(2024, 12, 31, 15, 38, 59)),
+        ("Oct 16 20:47:19 host kernel: [ 12.5] ", 12.5, local(2024, 10, 16, 20, 47, 19)),
+        ("Mar 29 15:38:59 kernel: ", None, local(2025, 3, 29, 15, 38, 59)),
+        ("Dis 28 04:26:40 host kernel: ", None, None),
+        ("kernel: [16450076.435595] ", 16450076.435595, None),
+        ("[ 12.345678] host kernel: ", 12.345678, None),
+        ("[Fri Aug 30 11:43:09 2024] ", None, local(2024, 8, 30, 11, 43, 9)),
+        ("[2023-06-22 21:55:31.5][5975153.878190] ", 5975153.87819, local(2023, 6, 22, 21, 55, 31) + 0.5),
+        ("node17: [14280.445220] ", 14280.44522, None),
+        ("4,1234,12500000,-;", 12.5, None),
+        ("4,1234,12500000,-,caller=T1;", 12.5, None),
+        ("<4>1 2025-01-21T04:41:44Z host kernel - - - ", None, 1737434504.0),
+    ],
+)
+def test_prefixes_of_log_files_are_taken_off(prefix, uptime, epoch):
+    assert strip_prefix(prefix + TEXT, NOW) == Stripped(TEXT, uptime, epoch)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Mar 29 15:38:59 host myprog[12]: ",
+        "Mar 29 15:38:59 host bumblebeed[1734]: [91063.874832] ",
+        "Mar 29 15:38:59 host myprog: ",
+        "2025-01-21T04:41:44.5Z host myprog: ",
+        "2025-01-21T04:41:44.5Z ",
+        "1737434504.500000 host myprog[1]: ",
+        "<12>[  123.456789] ",
+        "<12>1 2025-01-21T04:41:44Z host myprog 12 - - ",
+        "<4>1 2025-01-21T04:41:44Z host myprog 12 - - ",
+        "user  :warn  : [  101.5] ",
+        "12,1234,12500000,-;",
+    ],
+)
+def test_lines_of_other_programs_are_not_the_kernels(prefix):
+    assert strip_prefix(prefix + TEXT, NOW) is None
+
+
+@pytest.mark.parametrize("prefix", ["<12>[  123.456789] ", "user  :warn  : [  101.5] ", "12,1234,12500000,-;"])
+def test_injected_lines_count_where_that_is_set(prefix):
+    found = strip_prefix(prefix + TEXT, NOW, injected=True)
+    assert found is not None
+    assert found.text == TEXT
+
+
+def test_a_record_is_read_with_its_escapes_and_without_its_continuation():
+    record = parse_record(b"6,339,5140900,-;caf\\xc3\\xa9 a\\x0ab \\x5c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n")
+    assert record == Record(0, 339, 5140900, "café a\nb \\")
+
+
+def test_bytes_that_are_no_text_are_replaced():
+    assert parse_record(b"4,1,2,-;\\xff\xfe") == Record(0, 1, 2, "\ufffd\ufffd")
+
+
+def test_a_line_of_the_kernel_about_a_date_that_does_not_exist_has_no_time():
+    assert strip_prefix(f"Feb 99 15:38:59 host kernel: {TEXT}", NOW) == Stripped(TEXT)
+
+
+@given(st.binary())
+def test_any_bytes_are_a_record_or_none(data):
+    assert parse_record(data) is None or isinstance(parse_record(data), Record)
+
+
+PIECES = ["[", "]", " ", "<4>", "123.456", "Mar 29 15:38:59", "2025-01-21T04:41:44,5+00:00", "kernel: ", "host", ":"]
+PIECES += ["4,5,6,-;", "[...] ", "[Fri Aug 30 11:43:09 2024]", "kern  :warn  : ", "\udc80", "0000-99-99T99:99:99Z "]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join))
+def test_any_line_is_stripped_or_none(line):
+    assert strip_prefix(line, NOW) is None or isinstance(strip_prefix(line, NOW), Stripped)
+
+
+@pytest.mark.parametrize("piece", ["[", "a", " ", "1", "[...] ", "x-", "\\x0a", "Mar 29 ", "1,"])
+def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
+    began = time.perf_counter()
+    strip_prefix(piece * 50_000, NOW)
+    assert time.perf_counter() - began < 0.5

@@ -195,7 +195,8 @@ def _what(event: KernelEvent) -> str:
     if event.kind == "gpu_lost":
         return "GPU has fallen off the bus"
     if event.kind == "rm_init_failed":
-        return f"the driver could not initialise the GPU {_field(event, 'status')}".rstrip()
+        status = _field(event, "status")
+        return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
     found = {name: _field(event, name) for name in ("switch", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
     words = [title(event.kind, int(event.code))]
     if event.kind == "xid" and event.code == "154" and found["recovery_to"]:

@@ -1,0 +1,287 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import codes
+from healthd.checks.gpu_xid import RECOVERY, RESET, Config, correlate, explain
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
+
+PCI = "0000:3b:00.0"
+NODE = Inventory(gpus=(Gpu(PCI, 3, "GPU-8a47641b"), Gpu("0000:5e:00.0", 4, "GPU-5e")))
+WINDOW = Config().warning_window_seconds
+
+
+def found(*lines, node=NODE, config=None, boots=None, times=None):
+    """Findings of correlate for kernel messages, ten seconds apart unless `times` says else."""
+    times = times or [1000.0 + 10 * n for n in range(len(lines))]
+    boots = boots or ["b"] * len(lines)
+    events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
+    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    return list(correlate(recent, node, config or Config()))
+
+
+def xid(rest, pci="0000:3b:00"):
+    return f"NVRM: Xid (PCI:{pci}): {rest}"
+
+
+def one(*lines, **kw) -> Finding:
+    (finding,) = found(*lines, **kw)
+    return finding
+
+
+def judged(*lines, **kw):
+    finding = one(*lines, **kw)
+    return finding.severity, finding.clears, finding.window_seconds
+
+
+def test_a_lost_gpu_is_critical_until_a_reboot_and_named_for_people():
+    finding = one(xid("79, pid=1234, name=python3, GPU has fallen off the bus."))
+    assert finding == Finding(
+        Severity.CRITICAL,
+        "gpu_xid/79",
+        PCI,
+        "Xid 79: GPU has fallen off the bus, GPU 3 (GPU-8a47641b), python3 (pid 1234)",
+        Clears.REBOOT,
+        events=(1,),
+    )
+
+
+def test_a_key_rotation_error_needs_a_reboot():
+    assert judged(xid("151, Key rotation Error")) == (Severity.CRITICAL, Clears.REBOOT, 0)
+
+
+@pytest.mark.parametrize("code", [46, 48, 62, 64, 65, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158])
+def test_what_nvidia_resets_the_gpu_for_is_critical_until_a_reset(code):
+    assert judged(xid(f"{code}, pid=1, name=a, x")) == (Severity.CRITICAL, Clears.GPU_RESET, 0)
+
+
+def test_every_code_of_the_catalogues_reset_class_is_critical():
+    reset = {code for code in range(1, 174) if (fact := codes.xid(code)) and fact.action == "RESET_GPU"}
+    assert reset <= RESET
+    assert RESET - reset == {48, 65}
+
+
+@pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 63, 68, 69, 94, 8, 11, 70, 92, 121, 137, 160])
+def test_what_an_application_did_never_drains_and_is_forgotten_after_an_hour(code):
+    severity, clears, window = judged(*[xid(f"{code}, pid=1, name=a, x")] * 20)
+    assert severity <= Severity.WARNING
+    assert (clears, window) == (Clears.WINDOW, 3600)
+
+
+@pytest.mark.parametrize("code", [63, 45, 43])
+def test_what_only_follows_from_something_else_is_recorded(code):
+    assert one(xid(f"{code}, x")).severity is Severity.INFO
+
+
+@pytest.mark.parametrize("code", [1, 54, 61, 78, 159, 162, 163, 172, 173, 174, 185, 999])
+def test_codes_without_a_justified_action_warn_for_a_day(code):
+    assert judged(xid(f"{code}, x")) == (Severity.WARNING, Clears.WINDOW, WINDOW)
+
+
+def test_no_code_but_the_listed_ones_drains():
+    drains = {code for code in range(1, 1000) if one(xid(f"{code}, x")).severity > Severity.WARNING}
+    assert drains == RESET | {79, 151}
+
+
+@pytest.mark.parametrize(
+    ("action", "severity", "clears"),
+    [
+        ("0x1 (GPU Reset Required)", Severity.CRITICAL, Clears.GPU_RESET),
+        ("0x1 (PF FLR)", Severity.CRITICAL, Clears.GPU_RESET),
+        ("0x2 (OS Reboot)", Severity.CRITICAL, Clears.REBOOT),
+        ("0x3 (Drain P2P)", Severity.WARNING, Clears.GPU_RESET),
+        ("0x4 (Drain and Reset)", Severity.CRITICAL, Clears.GPU_RESET),
+        ("0x5 (GPU Reset Required)", Severity.WARNING, Clears.GPU_RESET),
+        ("0x6 (Bus Reset)", Severity.CRITICAL, Clears.GPU_RESET),
+        ("0x7 (System Reboot)", Severity.CRITICAL, Clears.REBOOT),
+        ("0x1f (Something New)", Severity.WARNING, Clears.GPU_RESET),
+    ],
+)
+def test_a_recovery_action_counts_by_its_number(action, severity, clears):
+    finding = one(xid(f"154, GPU recovery action changed from 0x0 (None) to {action}"))
+    assert (finding.code, finding.severity, finding.clears) == ("gpu_xid/154", severity, clears)
+
+
+def test_the_newest_recovery_action_counts():
+    to_reset = xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)")
+    to_none = xid("154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    assert found(to_reset, to_none) == []
+    assert one(to_none, to_reset).severity is Severity.CRITICAL
+    assert found(to_none) == []
+    assert judged(xid("154, cut")) == (Severity.WARNING, Clears.GPU_RESET, WINDOW)
+
+
+NVLINK = "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link {}(0x10000, 0x0)"
+
+
+def test_one_nvlink_error_warns_on_however_many_links():
+    lines = [xid(NVLINK.format(link)) for link in range(6)]
+    assert judged(*lines, times=[1000.0] * 6) == (Severity.WARNING, Clears.GPU_RESET, 24 * 3600)
+
+
+def test_an_nvlink_error_that_repeats_within_a_day_is_critical():
+    lines = [xid(NVLINK.format(1)), xid(NVLINK.format(2))]
+    assert judged(*lines, times=[1000.0, 1000.0 + 3600 * 23]) == (Severity.CRITICAL, Clears.GPU_RESET, 0)
+    assert one(*lines, times=[1000.0, 1000.0 + 3600 * 25]).severity is Severity.WARNING
+
+
+def test_nvlink_errors_of_two_gpus_are_no_repetition():
+    lines = [xid(NVLINK.format(1)), xid(NVLINK.format(1), "0000:5e:00")]
+    assert [finding.severity for finding in found(*lines)] == [Severity.WARNING] * 2
+
+
+@pytest.mark.parametrize(
+    ("rest", "severity"),
+    [
+        ("145, RLW_REMAP Fatal XC1 i0 Link 10 (0x00000082 0x00000040 0x0 0x0 0x0 0x0)", Severity.CRITICAL),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000 0x0 0x0 0x0 0x0)", Severity.CRITICAL),
+        ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)", Severity.WARNING),
+        ("149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x0 0x0 0x0 0x0)", Severity.WARNING),
+        ("145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x0 0x0 0x0 0x0)", Severity.WARNING),
+        ("149, NETIR_INT  Fatal   XC0 i0 Link -1", Severity.WARNING),
+        ("145, NEW_UNIT Fatal XC0 i0 Link 01 (0x00000082 0x00000040 0x0)", Severity.WARNING),
+        ("144, ...", Severity.WARNING),
+    ],
+)
+def test_an_nvlink5_error_is_critical_only_where_nvidias_table_says_reset(rest, severity):
+    finding = one(xid(rest))
+    assert (finding.severity, finding.clears) == (severity, Clears.GPU_RESET)
+
+
+def test_a_harmless_nvlink5_line_does_not_hide_a_fatal_one_of_the_same_code():
+    fatal = xid("145, RLW_REMAP Fatal XC1 i0 Link 10 (0x00000082 0x00000040 0x0)")
+    harmless = xid("145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x0)")
+    finding = one(fatal, harmless)
+    assert (finding.severity, finding.events) == (Severity.CRITICAL, (1, 2))
+    assert "link 10" in finding.message
+    assert one(fatal, harmless, boots=["a", "b"]).severity is Severity.WARNING
+    assert one(fatal, harmless, times=[0.0, WINDOW + 1]).severity is Severity.WARNING
+
+
+def sxid(rest):
+    return f"nvidia-nvswitch2: SXid (PCI:0000:85:00.0): {rest}"
+
+
+@pytest.mark.parametrize(
+    ("rest", "severity"),
+    [
+        ("22003, Fatal, Link 60 Minion Halt", Severity.CRITICAL),  # always fatal
+        ("23001, Non-fatal, Link 60 x", Severity.CRITICAL),
+        ("24007, Fatal, Link 28 sourcetrack timeout error (First)", Severity.CRITICAL),  # potentially fatal
+        ("20034, Non-fatal, Link 28 LTSSM Fault Up", Severity.WARNING),
+        ("20034, LTSSM", Severity.WARNING),
+        ("12028, Non-fatal, Link 61 egress non-posted PRIV error (First)", Severity.WARNING),
+        ("12028, Fatal, Link 61 x", Severity.WARNING),
+        ("28006, Fatal, Link 46 MC TS crumbstore MCTO (First)", Severity.WARNING),  # in no list
+    ],
+)
+def test_an_sxid_is_critical_by_its_category_and_its_line(rest, severity):
+    finding = one(sxid(rest))
+    assert (finding.severity, finding.clears, finding.subject) == (severity, Clears.REBOOT, "0000:85:00.0")
+    assert finding.code == f"gpu_xid/sxid-{rest[:5]}"
+    assert finding.window_seconds == (0 if severity is Severity.CRITICAL else WINDOW)
+
+
+def test_an_sxid_says_which_switch_and_link():
+    message = one(sxid("24007, Fatal, Link 28 sourcetrack timeout error (First)")).message
+    assert message == "SXid 24007: sourcetrack timeout error, NVSwitch 2, link 28, fatal"
+
+
+LOST = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
+
+
+def test_a_gpu_that_fell_off_the_bus_without_an_xid_is_critical():
+    finding = one(LOST)
+    assert (finding.code, finding.severity, finding.clears, finding.subject) == (
+        "gpu_xid/fallen_off_bus",
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        PCI,
+    )
+
+
+def test_with_the_xid_it_is_one_finding():
+    assert one(xid("79, GPU has fallen off the bus."), LOST).code == "gpu_xid/79"
+    assert len(found(xid("79, GPU has fallen off the bus.", "0000:5e:00"), LOST)) == 2
+
+
+RM_INIT = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
+
+
+def test_a_gpu_that_pci_has_but_the_driver_cannot_initialise_is_critical():
+    assert judged(RM_INIT) == (Severity.CRITICAL, Clears.REBOOT, 0)
+    on_pci = Inventory(devices=(PciDevice(PCI, "10de", "2330", "030200", "gpu"),))
+    assert judged(RM_INIT, node=on_pci) == (Severity.CRITICAL, Clears.REBOOT, 0)
+    assert one(RM_INIT).message == "the driver could not initialise the GPU (0x62:0x40:2168), GPU 3 (GPU-8a47641b)"
+
+
+def test_one_that_pci_does_not_have_is_a_warning():
+    assert judged(RM_INIT, node=Inventory()) == (Severity.WARNING, Clears.REBOOT, WINDOW)
+    assert judged("NVRM: RmInitAdapter failed! (0x26:0xffff:1096)") == (Severity.WARNING, Clears.REBOOT, WINDOW)
+
+
+def test_the_lines_of_one_memory_error_stay_apart_and_only_the_cause_drains():
+    lines = [
+        xid("48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected"),
+        xid("63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping"),
+        xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+        xid("171, x"),
+        xid("45, pid=1, name=a, Ch 00000008"),
+    ]
+    severities = {
+        finding.code: finding.severity for finding in found(*lines, times=[1000.0 + n / 100 for n in range(5)])
+    }
+    assert severities == {
+        "gpu_xid/48": Severity.CRITICAL,
+        "gpu_xid/63": Severity.INFO,
+        "gpu_xid/154": Severity.CRITICAL,
+        "gpu_xid/171": Severity.WARNING,
+        "gpu_xid/45": Severity.INFO,
+    }
+
+
+def test_a_storm_is_one_finding_with_its_count():
+    finding = one(*[xid("95, pid=1, name=a, Uncontained: x")] * 500, times=[1000.0 + n / 10 for n in range(500)])
+    assert finding.message.endswith("500 lines")
+    assert finding.events == (1,)
+
+
+def test_other_events_are_left_to_other_checks():
+    assert found("pcieport 0004:00:00.0: pciehp: Slot(41): Link Down", "NVRM: GPU Board Serial Number: 1") == []
+
+
+def test_a_process_name_with_control_characters_is_printable():
+    assert "a?b" in one(xid("13, pid=1, name=a\x1bb, Graphics Exception")).message
+
+
+@pytest.mark.parametrize("code", [*range(1, 186), 999])
+def test_every_xid_is_explained_as_it_is_judged(code):
+    text = explain(f"gpu_xid/{code}")
+    assert text is not None
+    assert all((text.meaning, text.matters, text.todo))
+    if code not in (74, 154) and not 144 <= code <= 150:
+        finding = one(xid(f"{code}, x"))
+        assert (text.severity, text.clears) == (finding.severity, finding.clears)
+
+
+@pytest.mark.parametrize("code", ["sxid-20034", "sxid-28006", "sxid-23001", "fallen_off_bus", "rm_init_failed"])
+def test_everything_else_that_it_finds_is_explained(code):
+    text = explain(f"gpu_xid/{code}")
+    assert text is not None
+    assert text.clears is Clears.REBOOT
+    assert all((text.meaning, text.matters, text.todo))
+
+
+@given(st.text() | st.from_regex(re.compile("(sxid-)?[0-9]{1,30}"), fullmatch=True))
+def test_explain_takes_any_code(code):
+    text = explain(f"gpu_xid/{code}")
+    assert text is None or text.meaning
+
+
+def test_every_recovery_action_has_words():
+    assert sorted(RECOVERY) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(words for _, _, words in RECOVERY.values())

@@ -1,0 +1,90 @@
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.kernel_fold import fold, fold_events
+from healthd.model import KernelEvent
+
+
+def xid(code="95", pci="0000:3b:00.0", at=0.0, boot="b", **fields):
+    return KernelEvent("xid", code, pci, at, fields=tuple(fields.items()), last_time=at, boot_id=boot)
+
+
+def test_the_same_fault_within_five_seconds_is_one_event_with_a_count():
+    recent, touched, following = fold_events((), [xid(at=0), xid(at=4), xid(at=8.5)], 1)
+    (event,) = recent
+    assert (event.lines, event.time, event.last_time, event.sequence) == (3, 0.0, 8.5, 1)
+    assert (touched, following) == ((1,), 2)
+
+
+def test_the_same_fault_after_five_seconds_is_another_event():
+    recent, touched, following = fold_events((), [xid(at=0), xid(at=5.1)], 7)
+    assert [event.sequence for event in recent] == [7, 8]
+    assert (touched, following) == ((7, 8), 9)
+
+
+def test_different_faults_are_never_one_event():
+    different = [xid(), xid("48"), xid(pci="0000:5e:00.0"), xid(boot="c"), xid(link="3"), xid(link="4")]
+    different += [xid("154", recovery_to="1"), xid("154", recovery_to="0"), KernelEvent("sxid", "95", "0000:3b:00.0")]
+    recent, _, _ = fold_events((), different, 1)
+    assert len(recent) == len(different)
+
+
+def test_what_varies_between_lines_of_one_fault_does_not_part_them():
+    assert fold(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
+
+
+def test_an_event_that_was_stored_before_grows_and_is_touched():
+    recent, _, following = fold_events((), [xid(at=0)], 1)
+    recent, touched, following = fold_events(recent, [xid("48", at=1), xid(at=2)], following)
+    assert [(event.code, event.lines) for event in recent] == [("95", 2), ("48", 1)]
+    assert set(touched) == {1, 2}
+    assert following == 3
+
+
+def test_old_events_are_forgotten():
+    recent, _, following = fold_events((), [xid(at=0)], 1)
+    recent, touched, _ = fold_events(recent, [xid(at=1000)], following, keep_seconds=999)
+    assert [event.sequence for event in recent] == [2]
+    assert touched == (2,)
+
+
+def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
+    recent, following = (xid("79", pci="0000:5e:00.0", at=0.0),), 2
+    for hour in range(20):
+        storm = [xid(at=hour * 600 + n * 6.0) for n in range(100)]
+        recent, _, following = fold_events(recent, storm, following, keep_most=50)
+    assert len(recent) == 50
+    assert recent[0].code == "79"
+    assert [event.sequence for event in recent[1:]] == list(range(following - 49, following))
+
+
+def test_a_storm_of_a_million_lines_is_one_event_and_delays_no_other():
+    batch = [xid(at=n / 1000) for n in range(1000)]
+    recent, following = (), 1
+    began = time.perf_counter()
+    for _ in range(100):
+        recent, _, following = fold_events(recent, batch, following)
+    spent = time.perf_counter() - began
+    assert recent[0].lines == 100_000
+    recent, touched, _ = fold_events(recent, [*batch, xid("79", at=1.0)], following)
+    assert [(event.code, event.lines) for event in recent] == [("95", 101_000), ("79", 1)]
+    assert len(touched) == 2
+    assert spent < 10  # 1 s here: 10 us a line
+
+
+EVENTS = st.lists(st.builds(xid, st.sampled_from(["13", "48", "79"]), st.just("0000:3b:00.0"), st.floats(0, 100)))
+
+
+@given(EVENTS, st.integers(1, 10))
+def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
+    recent, touched, following = fold_events((), incoming, 1, keep_most=1000)
+    assert sum(event.lines for event in recent) == len(incoming)
+    assert [event.sequence for event in recent] == list(range(1, following))
+    assert set(touched) == set(range(1, following))
+    kept, touched, _ = fold_events((), incoming, 1, keep_most=most)
+    assert len(kept) == len(recent) if len(recent) <= most else len(kept) <= most
+    if most >= 3:
+        assert {event.code for event in kept} == {event.code for event in recent}
+    assert set(touched) <= {event.sequence for event in kept}

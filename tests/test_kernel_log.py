@@ -1,0 +1,226 @@
+"""/dev/kmsg, record by record: a pipe in packet mode gives one record a read, as the real one does.
+
+The real one is in e2e/test_real_kernel_log.py.
+"""
+
+import json
+import os
+import time
+
+import pytest
+
+from healthd.kernel_log import Gap, RawLine, event_of, open_source
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus."
+BOOT, NEXT_BOOT = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
+
+
+class Ring:
+    """A node's /dev/kmsg that a test writes, under a root."""
+
+    def __init__(self, root):
+        self.root = root
+        self.sequence = 0
+        (root / "dev").mkdir(parents=True)
+        (root / "proc/sys/kernel/random").mkdir(parents=True)
+        self.reader, self.fd = os.pipe2(os.O_DIRECT | os.O_NONBLOCK | os.O_CLOEXEC)
+        (root / "dev/kmsg").symlink_to(f"/proc/self/fd/{self.reader}")
+        self.boot(BOOT)
+
+    def boot(self, boot_id):
+        (self.root / "proc/sys/kernel/random/boot_id").write_text(boot_id + "\n")
+        self.sequence = 0
+
+    def write(self, text, usec=None, facility=0, sequence=None):
+        self.sequence = self.sequence if sequence is None else sequence
+        usec = self.sequence * 1000 if usec is None else usec
+        os.write(self.fd, f"{facility << 3 | 4},{self.sequence},{usec},-;{text}\n SUBSYSTEM=pci\n".encode())
+        self.sequence += 1
+
+    def rewind(self, *lines):
+        """The records that a new reader of the ring sees again."""
+        for sequence, text in enumerate(lines):
+            self.write(text, sequence=sequence)
+
+
+@pytest.fixture
+def ring(tmp_path):
+    ring = Ring(tmp_path)
+    yield ring
+    os.close(ring.fd)
+    os.close(ring.reader)
+
+
+@pytest.fixture
+def open_kmsg(ring):
+    opened = []
+
+    def kmsg(cursor=None, now=time.time, injected=False):
+        opened.append(open_source("kmsg", str(ring.root), cursor, injected, now))
+        return opened[-1]
+
+    yield kmsg
+    for source in opened:
+        source.close()
+
+
+def texts(source):
+    return [line.text for line in source.read()]
+
+
+def stored(source):
+    return json.loads(json.dumps(source.cursor))
+
+
+def test_records_are_read_one_by_one_without_their_continuation(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one")
+    ring.write("two\\x0athree")
+    assert texts(source) == ["one", "two\nthree"]
+    assert texts(source) == []
+    assert not source.pending
+
+
+def test_only_the_kernels_own_lines_count(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write(XID, facility=1)
+    ring.write(XID, facility=3)
+    ring.write("kernel")
+    assert texts(source) == ["kernel"]
+    assert (source.lost, source.gaps) == (0, ())
+
+
+def test_injected_lines_count_where_that_is_set(ring, open_kmsg):
+    source = open_kmsg(injected=True)
+    ring.write(XID, facility=1)
+    assert texts(source) == [XID]
+
+
+def test_a_restart_goes_on_after_the_last_line_given(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one")
+    ring.write("two")
+    assert texts(source) == ["one", "two"]
+    again = open_kmsg(stored(source))
+    ring.rewind("one", "two", "three")
+    assert [(line.text, line.history) for line in again.read()] == [("three", False)]
+
+
+def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(ring, open_kmsg):
+    source = open_kmsg()
+    for n in range(5):
+        ring.write(str(n))
+    assert [line.text for line in source.read(2)] == ["0", "1"]
+    assert source.pending
+    assert texts(source) == ["2", "3", "4"]
+    assert not source.pending
+
+
+def test_a_new_boot_is_read_from_its_start_as_news(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one")
+    source.read()
+    ring.boot(NEXT_BOOT)
+    again = open_kmsg(stored(source))
+    ring.write("boot")
+    (line,) = again.read()
+    assert (line.text, line.history) == ("boot", False)
+    assert again.cursor == {"boot_id": NEXT_BOOT, "sequence": 0, "usec": 0}
+
+
+def test_what_the_ring_held_at_the_first_start_ever_is_history(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("old", usec=0)
+    assert [line.history for line in source.read()] == [True]
+    source.read()
+    ring.write("new")
+    assert [line.history for line in source.read()] == [False]
+
+
+def test_a_record_that_is_read_as_it_is_written_is_dated_by_the_wall_clock(ring, open_kmsg):
+    clock = [5000.0]
+    source = open_kmsg(now=lambda: clock[0])
+    source.read()
+    clock[0] = 6000.0
+    ring.write("live", usec=1_000_000)
+    ring.write("a second later", usec=2_000_000)
+    clock[0] = 6000.5
+    assert [line.time for line in source.read()] == [6000.5, 6000.5]  # never later than now
+    clock[0] = 7000.0
+    ring.write("the log clock is two seconds late by now", usec=1_001_000_000 - 2_000_000)
+    assert [line.time for line in source.read()] == [7000.0]
+
+
+def test_a_backlog_is_dated_by_the_clock_since_boot(ring, open_kmsg):
+    uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
+    source = open_kmsg()
+    ring.write("at boot", usec=0)
+    (line,) = source.read()
+    assert line.time == pytest.approx(time.time() - uptime, abs=5)
+
+
+def test_overwritten_records_are_counted_and_named_as_a_gap(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one", usec=10)
+    ring.write("five", usec=50, sequence=4)
+    assert texts(source) == ["one", "five"]
+    assert source.lost == 3
+    assert source.gaps == (Gap(10, 50),)
+    assert source.take_notes() == ["3 kernel lines were overwritten before they were read"]
+    assert source.take_notes() == []
+
+
+def test_a_gap_is_remembered_over_a_restart_until_it_is_filled(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one", usec=10)
+    ring.write("five", usec=50, sequence=4)
+    source.read()
+    again = open_kmsg(stored(source))
+    assert again.gaps == (Gap(10, 50),)
+    again.filled(Gap(10, 50))
+    assert again.gaps == ()
+    assert open_kmsg(stored(again)).gaps == ()
+
+
+def test_a_ring_that_lost_the_boots_start_says_so(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("later", usec=700, sequence=7)
+    source.read()
+    assert source.gaps == (Gap(0, 700),)
+    assert source.lost == 0
+
+
+def test_lines_lost_while_we_were_away_are_a_gap(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one", usec=10)
+    source.read()
+    again = open_kmsg(stored(source))
+    ring.write("nine", usec=90, sequence=8)
+    assert texts(again) == ["nine"]
+    assert again.gaps == (Gap(10, 90),)
+
+
+def test_what_is_no_record_is_left_out(ring, open_kmsg):
+    source = open_kmsg()
+    os.write(ring.fd, b"\xff\x00garbage")
+    ring.write("one")
+    assert texts(source) == ["one"]
+
+
+@pytest.mark.parametrize("cursor", [{}, {"sequence": "x"}, {"journal": "s=1"}, {"files": []}, {"boot_id": BOOT}])
+def test_a_cursor_that_does_not_fit_is_as_none(ring, open_kmsg, cursor):
+    source = open_kmsg(cursor)
+    ring.write("one", usec=0)
+    assert [(line.text, line.history) for line in source.read()] == [("one", True)]
+
+
+def test_a_kmsg_that_cannot_be_opened_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        open_source("kmsg", str(tmp_path))
+
+
+def test_a_line_becomes_an_event_of_its_time_and_boot():
+    event = event_of(RawLine(1234.5, XID), BOOT)
+    assert event is not None
+    assert (event.code, event.time, event.last_time, event.boot_id) == ("79", 1234.5, 1234.5, BOOT)
+    assert event_of(RawLine(1234.5, "usb 1-1: new device"), BOOT) is None

@@ -95,6 +95,11 @@ class Runner:
         return self._request is not None
 
     @property
+    def nvml_open(self) -> bool:
+        """The worker holds the driver: a check used it since the last close_nvml."""
+        return self._nvml_open
+
+    @property
     def deadline(self) -> float:
         """When the request in flight is overdue (monotonic); infinity without one."""
         return self._began + self._request.timeout_seconds if self._request else float("inf")

@@ -300,6 +300,23 @@ def resumed_by_operator(conditions: Conditions, now: float) -> dict[tuple[str, s
     )
 
 
+def adopted(
+    conditions: Conditions, code: str, subject: str, boot_id: str, now: float
+) -> dict[tuple[str, str], Condition]:
+    """A drain in our words that this ledger does not know (a stateless node, a lost disk): its fault, for a person.
+
+    It never acts by itself and is never resumed by us.
+    """
+    if (code, subject) in conditions:
+        return dict(conditions)
+    finding = Finding(
+        Severity.DEGRADED, code, subject, "adopted from the node's Reason in Slurm", clears=Clears.OPERATOR
+    )
+    condition = _first_sight(code.partition("/")[0], "", finding, now, boot_id, ())
+    opened = replace(condition, state=ConditionState.ACKNOWLEDGED, acknowledged_at=now, opened_at=now)
+    return {**conditions, (code, subject): opened}
+
+
 def _acknowledged(condition: Condition, now: float) -> Condition:
     return replace(
         condition,

@@ -1,0 +1,82 @@
+"""One command of another program, run beside everything else: started, watched through its pipes, bounded, never
+waited for. `subprocess.run(timeout=)` waits for ever for a child in D state; this leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+
+MAX_OUTPUT_BYTES = 1 << 20
+
+
+class Child:
+    """argv, running. `step` says whether it ended, or its deadline (monotonic seconds) passed: status None then.
+
+    Raises OSError from the constructor if there is no such program.
+    """
+
+    def __init__(self, argv: tuple[str, ...], deadline: float, monotonic: Callable[[], float]) -> None:
+        self.argv = argv
+        self.deadline = deadline
+        self.started = monotonic()
+        self.status: int | None = None
+        self._monotonic = monotonic
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._pidfd = os.pidfd_open(self._process.pid)
+        self._outputs = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
+        for descriptor in self._outputs:
+            os.set_blocking(descriptor, False)
+        self._open = set(self._outputs)
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        yield self._pidfd, False
+        for descriptor in self._open:
+            yield descriptor, False
+
+    def step(self) -> bool:
+        """Read what is there. True when it is over: it exited, or it is overdue, was killed and is left."""
+        self._read()
+        self.status = self._process.poll()
+        if self.status is not None:
+            self._read()  # what it wrote last; a grandchild that keeps the pipe open is not waited for
+            self._close()
+            return True
+        if self._monotonic() < self.deadline:
+            return False
+        self._process.kill()
+        self._process.poll()
+        self._close()
+        return True
+
+    def output(self) -> tuple[str, str]:
+        """Standard output and standard error."""
+        out, err = (bytes(text).decode("utf-8", "replace") for text in self._outputs.values())
+        return out, err
+
+    def _read(self) -> None:
+        for descriptor in list(self._open):
+            try:
+                while chunk := os.read(descriptor, 1 << 16):
+                    room = MAX_OUTPUT_BYTES - len(self._outputs[descriptor])
+                    self._outputs[descriptor] += chunk[: max(room, 0)]
+                self._open.discard(descriptor)
+            except BlockingIOError:
+                continue
+
+    def _close(self) -> None:
+        os.close(self._pidfd)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._process.stdout.close()
+        self._process.stderr.close()
+        self._process.returncode = 0 if self.status is None else self.status  # no "still running" warning, no wait

@@ -1,0 +1,126 @@
+"""Keeps a kernel log source open and read: one that dies is noticed, counted, and opened again with backoff."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from healthd.kernel_log import Gap, Source, event_of, open_source
+from healthd.model import KernelEvent
+from healthd.status import KernelLogStatus
+
+log = logging.getLogger("healthd.kernel_log")
+
+RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
+
+
+class Listener:
+    """`cursor` continues an earlier one's. What it says is KernelEvents; what it knows of itself is its status."""
+
+    def __init__(
+        self,
+        spec: str,
+        root: str,
+        boot_id: str,
+        cursor: Any,
+        accept_injected: bool,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._root = root
+        self._boot_id = boot_id
+        self._cursor = cursor
+        self._accept_injected = accept_injected
+        self._now = now
+        self._monotonic = monotonic
+        self._source: Source | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._lost_before = self._overruns_before = 0
+        self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
+        self._open()
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        descriptor = self._source.fileno() if self._source else None
+        if descriptor is not None:
+            yield descriptor, False
+
+    @property
+    def deadline(self) -> float:
+        """When to look without being woken: to open it again, or because there is more than one read's worth."""
+        if self._source is None:
+            return float("inf") if self._spec == "off" else self._retry_at
+        return 0.0 if self._source.pending else float("inf")
+
+    @property
+    def cursor(self) -> Any:
+        return self._source.cursor if self._source else self._cursor
+
+    def read(self) -> list[KernelEvent]:
+        """The events in what is there now, at most one read's worth."""
+        if self._source is None and self._monotonic() >= self._retry_at:
+            self._open()
+        source = self._source
+        if source is None:
+            return []
+        try:
+            lines = source.read()
+        except OSError as error:
+            self._failed(f"{self._spec}: {error.strerror or error}")
+            return []
+        self._failures = 0
+        for note in source.take_notes():
+            log.warning("kernel log: %s", note)
+        events = [event for line in lines if (event := event_of(line, self._boot_id)) is not None]
+        self._count(len(lines), len(events))
+        return events
+
+    def gaps(self) -> tuple[Gap, ...]:
+        return self._source.gaps if self._source else ()
+
+    def filled(self, gap: Gap, lines: int, events: int) -> None:
+        if self._source is not None:
+            self._source.filled(gap)
+        self._count(lines, events)
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+
+    def _open(self) -> None:
+        if self._spec == "off":
+            return
+        try:
+            self._source = open_source(self._spec, self._root, self._cursor, self._accept_injected, self._now)
+        except (OSError, ImportError) as error:
+            self._failed(f"{self._spec}: {getattr(error, 'strerror', '') or error}")
+            return
+        self.status = dataclasses.replace(self.status, alive=True, trouble="")
+
+    def _failed(self, trouble: str) -> None:
+        if self._source is not None:
+            self._cursor = self._source.cursor
+            self._lost_before += self._source.lost
+            self._overruns_before += self._source.overruns
+            self._source.close()
+            self._source = None
+        wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+        self._failures += 1
+        self._retry_at = self._monotonic() + wait
+        restarts = self.status.restarts_total + 1
+        self.status = dataclasses.replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
+        log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
+
+    def _count(self, lines: int, events: int) -> None:
+        source = self._source
+        self.status = dataclasses.replace(
+            self.status,
+            lines_total=self.status.lines_total + lines,
+            events_total=self.status.events_total + events,
+            lost_total=self._lost_before + (source.lost if source else 0),
+            overruns_total=self._overruns_before + (source.overruns if source else 0),
+            last_line=self._now() if lines else self.status.last_line,
+        )

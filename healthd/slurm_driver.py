@@ -1,0 +1,129 @@
+"""Drives slurm.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
+
+A Slurm that hangs, is away or refuses is never the node's trouble: the generator hears of it as a CommandResult, the
+daemon looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator
+
+from healthd.child import Child
+from healthd.config import Settings
+from healthd.model import SlurmMemory, Verdict
+from healthd.policy import Policy
+from healthd.slurm import Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.status import SlurmStatus
+
+log = logging.getLogger("healthd.slurm")
+
+FIRST_RETRY_SECONDS = 5.0
+LAST_RETRY_SECONDS = 300.0
+
+
+class SlurmDriver:
+    """One look at Slurm at a time. `remember` writes the memory down before the generator goes on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        boot_id: str,
+        remember: Callable[[SlurmMemory], None],
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._node_name = settings.node_name
+        self._boot_id = boot_id
+        self._remember = remember
+        self._now = now
+        self._monotonic = monotonic
+        self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
+        self._command: Command | None = None
+        self._child: Child | None = None
+        self._failures = 0
+        self.status = SlurmStatus()
+
+    @property
+    def busy(self) -> bool:
+        return self._steps is not None
+
+    @property
+    def deadline(self) -> float:
+        return self._child.deadline if self._child else float("inf")
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return self._child.waits() if self._child else iter(())
+
+    def begin(self, verdict: Verdict, memory: SlurmMemory, policy: Policy) -> ReconcileReport | None:
+        """Look, decide, act. The report at once if no command was needed."""
+        self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, self._now)
+        return self._go_on(None)
+
+    def step(self) -> ReconcileReport | None:
+        """Go on if a command ended. The report when the look is over."""
+        if self._child is None or not self._child.step():
+            return None
+        child, self._child = self._child, None
+        out, err = child.output()
+        seconds = self._monotonic() - child.started
+        return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
+
+    def retry_seconds(self, report: ReconcileReport) -> float:
+        """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it."""
+        if report.settled:
+            self._failures = 0
+            return float("inf")
+        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), LAST_RETRY_SECONDS)
+        self._failures += 1
+        return wait * random.uniform(0.8, 1.2)
+
+    def close(self) -> None:
+        """Leave what runs: a scontrol in flight ends by itself, and what it did is read again at the next start."""
+        if self._steps is not None:
+            self._steps.close()
+
+    def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
+        assert self._steps is not None
+        try:
+            step = self._steps.send(result)
+            while True:
+                if isinstance(step, Remember):
+                    self._remember(step.memory)
+                    step = self._steps.send(None)
+                    continue
+                try:
+                    self._start(step)
+                    return None
+                except OSError as error:
+                    missing = CommandResult(127, "", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
+                    step = self._steps.send(self._counted(missing))
+        except StopIteration as end:
+            self._steps = None
+            report: ReconcileReport = end.value
+            self.status = dataclasses.replace(
+                self.status,
+                node=report.node or self.status.node,
+                owner=report.owner.value if report.node else self.status.owner,
+                read_at=self._now() if report.node else self.status.read_at,
+                trouble=report.trouble,
+            )
+            return report
+
+    def _start(self, command: Command) -> None:
+        self._command = command
+        if command.changes:
+            log.info("running: %s", " ".join(command.argv))
+        self._child = Child(command.argv, self._monotonic() + command.deadline_seconds, self._monotonic)
+
+    def _counted(self, result: CommandResult) -> CommandResult:
+        assert self._command is not None
+        name = " ".join(self._command.argv[:2]) if self._command.argv[0].endswith("scontrol") else self._command.argv[0]
+        how = "timeout" if result.status is None else "ok" if result.status == 0 else "error"
+        key = (name.rpartition("/")[2], how)
+        commands = dict(self.status.commands)
+        commands[key] = commands.get(key, 0) + 1
+        self.status = dataclasses.replace(self.status, commands=commands)
+        return result

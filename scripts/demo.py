@@ -1,0 +1,137 @@
+"""`make demo`: the main job in a few seconds, on this machine, without a GPU and without touching anything.
+
+healthd runs on this machine's own /proc, /sys and mounts, with a fake DGX H100 behind NVML and a fifo as its kernel
+log. GPU 3 falls off the bus there (Xid 79); a repair follows. Mode is "observe": nothing is ever changed in Slurm.
+Ends by itself with exit status 0; a terminal is not needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+XID = "NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+PCI = "0000:5d:00.0"
+BOLD, DIM, RESET = ("\033[1m", "\033[2m", "\033[0m") if sys.stdout.isatty() else ("", "", "")
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="healthd-demo-") as folder:
+        return show(Path(folder))
+
+
+def show(folder: Path) -> int:
+    log, fifo = folder / "healthd.log", folder / "kernel-log"
+    os.mkfifo(fifo)
+    common = ["--runtime-dir", str(folder / "run")]
+    argv = [*healthd("run"), *common, "--state-dir", str(folder / "state"), "--fake-nvml", "dgx-h100"]
+    argv += ["--kernel-log", str(fifo), "--mode", "observe", "--node-name", "dgx-demo", "--listen", "127.0.0.1:0"]
+    step("healthd run", "a fake DGX H100 (8 GPUs) behind NVML, a fifo as kernel log, mode observe")
+    with open(log, "wb") as output:
+        daemon = subprocess.Popen(argv, stdout=output, stderr=output)
+    try:
+        told = Told(log)
+        status = wait_for(lambda: ask(common), lambda s: s["round"]["number"] > 0 and s["health"] != "unknown", daemon)
+        told.more()
+        say(f"health: {status['health']}, {len(status['results'])} checks, {len(status['inventory']['gpus'])} GPUs")
+
+        step("a kernel line", XID)
+        with open(fifo, "w", encoding="ascii") as kernel:
+            kernel.write(XID + "\n")
+        status = wait_for(lambda: ask(common), lambda s: s["health"] == "unhealthy", daemon)
+        told.more()
+
+        step("healthd status", "")
+        print(run("status", *common))
+        step("what the metrics page says", "")
+        show_metrics(log)
+        step("cat RUNTIME_DIR/verdict", "what a Slurm prolog reads: observe mode never writes drain")
+        say((folder / "run" / "verdict").read_text().strip())
+
+        step(f"healthd repaired gpu_xid/79 {PCI}", "an engineer has replaced the GPU")
+        say(run("repaired", "gpu_xid/79", PCI, *common).strip())
+        wait_for(lambda: ask(common), lambda s: s["health"] == "healthy", daemon)
+        told.more()
+        say((folder / "run" / "verdict").read_text().strip())
+    finally:
+        daemon.terminate()
+        stopped = daemon.wait(timeout=10)
+    print(f'\n{BOLD}That was the main job.{RESET} In `mode = "act"` healthd would have drained the node, requeued its')
+    print("batch jobs, and resumed the node after the repair. README.md says how to enable it on a node.")
+    return stopped
+
+
+def healthd(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "healthd", *arguments]
+
+
+def run(*arguments: str) -> str:
+    return subprocess.run(healthd(*arguments), capture_output=True, text=True, timeout=20).stdout
+
+
+def ask(common: list[str]) -> dict[str, Any] | None:
+    out = run("status", "--json", *common)
+    found: dict[str, Any] | None = json.loads(out) if out.strip() else None
+    return found
+
+
+def wait_for(
+    ask_once: Callable[[], dict[str, Any] | None],
+    satisfied: Callable[[dict[str, Any]], bool],
+    daemon: subprocess.Popen[bytes],
+) -> dict[str, Any]:
+    deadline = time.monotonic() + 30
+    status = None
+    while time.monotonic() < deadline:
+        status = ask_once()
+        if status is not None and satisfied(status):
+            return status
+        if daemon.poll() is not None:
+            break
+        time.sleep(0.05)
+    log = Path(daemon.args[daemon.args.index("--runtime-dir") + 1]).parent / "healthd.log"  # type: ignore[union-attr,index,operator]
+    raise SystemExit(f"the demo did not get where it should within 30 s; the last status: {status}\n{log.read_text()}")
+
+
+def show_metrics(log: Path) -> None:
+    address = next(word for word in log.read_text().split() if word.startswith("http://"))
+    with urllib.request.urlopen(address, timeout=5) as page:
+        lines = page.read().decode().splitlines()
+    for line in lines:
+        if line.startswith(("healthd_health{", "healthd_condition{", "healthd_kernel_log_events_total")):
+            say(line)
+
+
+class Told:
+    """The daemon's log, printed as it grows."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.seen = 0
+
+    def more(self) -> None:
+        lines = self.log.read_text().splitlines()
+        for line in lines[self.seen :]:
+            print(f"    {DIM}{line}{RESET}")
+        self.seen = len(lines)
+
+
+def step(what: str, why: str) -> None:
+    print(f"\n{BOLD}== {what}{RESET}{'   ' + why if why else ''}", flush=True)
+
+
+def say(text: str) -> None:
+    for line in text.splitlines():
+        print(f"    {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from healthd.nvml import Nvml
+    from healthd.nvml import Nvml, NvmlGpu
 
 MAX_FILE_BYTES = 16 << 20
 READ_BYTES = 64 << 10
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
 
 
 class Host:
@@ -45,15 +47,19 @@ class Host:
                 while (piece := file.read(READ_BYTES)) and len(data) < MAX_FILE_BYTES:
                     data += piece
                 return data.decode("utf-8", "replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, sorted; [] if there is none."""
         try:
             return sorted(os.listdir(self.path(path)))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self.path(path))
@@ -91,9 +97,24 @@ class Host:
     def nvml_is_open(self) -> bool:
         return self._nvml is not None
 
+    def gpus(self) -> tuple[NvmlGpu, ...]:
+        """The GPUs that answer NVML; none where there is neither NVIDIA hardware nor a driver. Raises NvmlError."""
+        from healthd.nvml import NO_DRIVER, NvmlError
+
+        try:
+            return self.nvml.gpus()
+        except NvmlError as error:
+            if error.kind in NO_DRIVER and not self.has_nvidia_hardware():
+                return ()
+            raise
+
     def has_nvidia_hardware(self) -> bool:
-        """Whether PCI shows an NVIDIA GPU (class 0300 or 0302), or the driver is loaded."""
-        return any(True for _ in self.pci_gpus()) or self.exists("/proc/driver/nvidia/version")
+        """Whether PCI shows an NVIDIA GPU (class 0300 or 0302), the driver is loaded, or an NVML stands in for both."""
+        return (
+            self._open_nvml is not None
+            or any(True for _ in self.pci_gpus())
+            or self.exists("/proc/driver/nvidia/version")
+        )
 
     def pci_gpus(self) -> Iterator[str]:
         """PCI addresses of the NVIDIA GPUs that sysfs shows."""

@@ -1,8 +1,8 @@
-"""What a check's own counters did before: growth within a time, across restarts of healthd.
+"""What a check read before: its last readings, and how its counters grew, across restarts of healthd.
 
-A counter's absolute value says little (it may have been high for years); rules ask how much it grew. Kept per
-counter: the last reading, and each increment with its time. A healthy node's counters never grow, so the store
-stays small. Pure: `update` makes the next store from the last one and a completed run's observations.
+A counter's absolute value says little (it may have been high for years); rules ask how much it grew. Kept for each
+observation: the last reading, and for counters each increment with its time. A healthy node's counters never grow, so
+the store stays small. Pure: `update` makes the next store from the last one and a completed run's observations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One counter: its last reading in boot `boot_id`, and when it grew by how much (oldest first)."""
+    """One observation: its last reading in boot `boot_id`, and when a counter grew by how much (oldest first)."""
 
     value: float
     time: float
@@ -33,7 +33,7 @@ class Series:
 
 
 def key(reading: Observation) -> str:
-    """The name of a counter in the store: "link_downed_total{port=mlx5_0/1}"."""
+    """The name of an observation in the store: "link_downed_total{port=mlx5_0/1}"."""
     labels = ",".join(f"{name}={value}" for name, value in reading.labels)
     return f"{reading.name}{{{labels}}}"
 
@@ -61,7 +61,7 @@ def sticks(reading: Observation) -> bool:
 
 
 class Past:
-    """Earlier readings of one check's counters, as given to its run()."""
+    """Earlier readings of one check, as given to its run()."""
 
     def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
         self._store = store
@@ -79,7 +79,7 @@ class Past:
         return old + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation) -> Reading | None:
-        """The previous completed run's reading in this boot."""
+        """The previous completed run's reading in this boot, of a gauge too."""
         series = self._store.get(key(reading))
         if series is None or series.boot_id != self._boot_id:
             return None
@@ -96,15 +96,13 @@ class Past:
 def update(
     store: dict[str, Series], observations: Iterable[Observation], now: float, boot_id: str
 ) -> dict[str, Series]:
-    """The store after a completed run. A counter that was not read this time is kept for KEEP_SECONDS."""
+    """The store after a completed run. What was not read this time is kept for KEEP_SECONDS."""
     new = {name: series for name, series in store.items() if series.time > now - KEEP_SECONDS}
     for reading in observations:
-        if reading.kind is not ObservationKind.COUNTER:
-            continue
         name = key(reading)
         series = new.get(name)
         grown: tuple[tuple[float, float], ...] = ()
-        if series is not None:
+        if series is not None and reading.kind is ObservationKind.COUNTER:
             grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS)
             amount = increment(series, reading, boot_id)
             if amount > 0:

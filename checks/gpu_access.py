@@ -1,0 +1,147 @@
+"""Whether the driver and every GPU answer NVML.
+
+Rule: Meta's reliability study counts "GPU inaccessible" as high severity (arXiv 2410.21680: 57 % of PCIe faults show as
+an unreachable GPU, without any Xid). A driver that does not match the library is degraded: running jobs go on, new ones
+fail. A call that does not come back warns at first: NVML hangs for 45 s and more on healthy GPUs too (DCGM#313).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.nvml import NvmlError, NvmlErrorKind
+from healthd.past import Past
+
+USES = "nvml"
+AFTER_EVENTS = ("xid", "gpu_lost", "rm_init_failed", "pci_remove")
+
+CLOSED = {
+    NvmlErrorKind.LIBRARY_NOT_FOUND: (
+        "library_missing",
+        "PCI shows NVIDIA GPUs but libnvidia-ml.so.1 is not installed",
+    ),
+    NvmlErrorKind.DRIVER_NOT_LOADED: ("driver_not_loaded", "the NVIDIA driver is not loaded"),
+    NvmlErrorKind.MISMATCH: ("driver_mismatch", "the loaded NVIDIA driver and its library are of different versions"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """hang_degraded_seconds   NVML that has not answered for so long is degraded: in the second round at the default
+    interval
+    """
+
+    hang_degraded_seconds: float = 240.0
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    try:
+        nvml = host.nvml
+    except NvmlError as error:
+        if error.kind not in CLOSED:
+            raise
+        if error.kind is NvmlErrorKind.MISMATCH or host.has_nvidia_hardware():
+            what, message = CLOSED[error.kind]
+            shared = error.kind is NvmlErrorKind.MISMATCH
+            yield Finding(Severity.DEGRADED, f"gpu_access/{what}", "", message, shared_cause=shared)
+        return
+    yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
+    yield Observation("gpus", len(nvml.gpus()))
+    yield Observation("gpus_unreachable", len(nvml.unreachable))
+    for unreachable in nvml.unreachable:
+        yield _unreachable(unreachable)
+
+
+def _unreachable(error: NvmlError) -> Finding:
+    if error.kind is NvmlErrorKind.NO_PERMISSION:
+        raise error  # healthd's own lack of rights is no fault of the GPU
+    said = f"{error.call} says: {error.message}"
+    which = error.pci or f"index {error.index}"
+    if error.kind is NvmlErrorKind.GPU_LOST:
+        return Finding(
+            Severity.CRITICAL, "gpu_access/lost", error.pci, f"GPU {which} is lost, {said}", clears=Clears.REBOOT
+        )
+    if error.kind is NvmlErrorKind.RESET_REQUIRED:
+        return Finding(
+            Severity.CRITICAL,
+            "gpu_access/reset_required",
+            error.pci,
+            f"GPU {which} must be reset, {said}",
+            clears=Clears.GPU_RESET,
+        )
+    return Finding(Severity.DEGRADED, "gpu_access/no_answer", error.pci, f"GPU {which} does not answer, {said}")
+
+
+def overdue(config: Config, seconds: float) -> Iterator[Finding]:
+    yield Finding(
+        Severity.WARNING,
+        "gpu_access/hang",
+        "",
+        f"NVML did not answer within {seconds:.0f} s",
+        worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
+    )
+
+
+EXPLAIN = {
+    "gpu_access/lost": Explain(
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        "The GPU is known to the driver but no longer on the bus (NVML: GPU is lost, or Unknown Error for its handle).",
+        "Every process on it is dead or hangs, and so are multi-GPU jobs that use it.",
+        "Look for Xid 79 and PCIe errors just before it (journalctl -k). Power the node off and on rather than reboot "
+        "it warm. If it comes back on the same slot: reseat or replace the GPU, look at power and cooling.",
+    ),
+    "gpu_access/reset_required": Explain(
+        Severity.CRITICAL,
+        Clears.GPU_RESET,
+        "The GPU answers every question with: reset required.",
+        "Nothing can start on it until it is reset, and what ran on it has failed.",
+        "Let the node drain, stop what holds the GPU (DCGM, persistence daemon), nvidia-smi --gpu-reset -i PCI; on "
+        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before.",
+    ),
+    "gpu_access/no_answer": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "NVML counts this GPU but cannot open it, with another error than lost or reset required.",
+        "New work cannot start on it; running work may go on.",
+        "The message has NVML's words. Insufficient power: look at the external power cables. Otherwise look at the "
+        "kernel log, and try nvidia-smi -i PCI; a reboot settles most of them.",
+    ),
+    "gpu_access/library_missing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The machine has NVIDIA GPUs but the driver's library libnvidia-ml.so.1 is not found.",
+        "No job can use the GPUs. Nodes like this one swallow queues, since every job fails at once.",
+        "Install the driver, or put it back into the image; run ldconfig -p | grep nvidia-ml.",
+    ),
+    "gpu_access/driver_not_loaded": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The machine has NVIDIA GPUs but the kernel module nvidia is not loaded.",
+        "No job can use the GPUs. Nodes like this one swallow queues, since every job fails at once.",
+        "modprobe nvidia, and read dmesg: mostly a new kernel without a module for it (dkms status), secure boot, or "
+        "nouveau that was faster.",
+    ),
+    "gpu_access/driver_mismatch": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The driver's library was upgraded while the older kernel module stayed loaded.",
+        "Running jobs go on with what they have loaded; everything that starts now fails to initialise NVML or CUDA.",
+        "Let the node drain, then reload the modules (stop persistence daemon, DCGM and fabric manager, rmmod) or "
+        "reboot. If all nodes have it: an unattended upgrade. Pin the driver's packages.",
+    ),
+    "gpu_access/hang": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A call into the NVIDIA driver did not come back in time. It warns at first and is degraded when it lasts.",
+        "While it hangs nothing on this node says how its GPUs are. Resets, bug reports and storms of ECC errors hang "
+        "it for a minute on good GPUs; a dead GPU hangs it for good (then Xid 79, 119 or 120 say so).",
+        "Read journalctl -k for Xids. Is a GPU reset or nvidia-bug-report.sh running? Do not kill what hangs in the "
+        "driver: that has frozen GPUs. If it lasts: drain and reboot. Where no persistence daemon runs, opening the "
+        "driver takes 1 to 3 s a GPU: start nvidia-persistenced, or raise timeout_seconds.",
+    ),
+}

@@ -1,0 +1,94 @@
+"""Whether all GPUs are there: those that PCI shows, and as many as the site expects.
+
+Rules: a GPU on PCI that NVML does not show, or whose configuration space reads all ones, needs a reboot (AzNHC, GCM,
+OCI compare NVML with PCI). Fewer than a person expects is degraded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.nvml import NvmlErrorKind
+from healthd.past import Past
+
+USES = "nvml"
+AFTER_EVENTS = ("xid", "gpu_lost", "rm_init_failed", "pci_remove")
+
+DEAD_REVISION = "0xff"
+DEAD_WIDTHS = ("63", "255")  # all bits of the register, and what some kernels say for "unknown"
+SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected   how many GPUs this node has, 0 = not judged"""
+
+    expected: int = 0
+
+
+def validate(config: Config) -> str | None:
+    return f"expected must not be negative, is {config.expected}" if config.expected < 0 else None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    on_pci = [pci for pci in host.pci_gpus() if _is_nvidias(host, pci)]
+    dead = [pci for pci in on_pci if _is_dead(host, pci)]
+    yield Observation("gpus_on_pci", len(on_pci))
+    for pci in dead:
+        message = f"GPU {pci} is dead on the bus: its configuration space reads all ones"
+        yield Finding(Severity.CRITICAL, "gpu_count/dead", pci, message, clears=Clears.REBOOT)
+    answering = {gpu.pci for gpu in host.gpus()}
+    known = set(answering)
+    if host.nvml_is_open:
+        known |= {error.pci for error in host.nvml.unreachable if error.kind in SAID_BY_GPU_ACCESS}
+    for pci in sorted({*on_pci} - known - {*dead}):
+        message = f"GPU {pci} is on the PCI bus but NVML does not show it"
+        yield Finding(Severity.CRITICAL, "gpu_count/missing", pci, message, clears=Clears.REBOOT)
+    if len(answering) < config.expected:
+        message = f"{len(answering)} GPUs answer, {config.expected} are expected"
+        yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message)
+
+
+def _is_nvidias(host: Host, pci: str) -> bool:
+    """Whether NVML should show it: not a GPU that vfio-pci or nouveau has. No driver at all is a fault."""
+    driver = host.link_target(f"/sys/bus/pci/devices/{pci}/driver")
+    return driver is None or driver.rpartition("/")[2] == "nvidia"
+
+
+def _is_dead(host: Host, pci: str) -> bool:
+    device = f"/sys/bus/pci/devices/{pci}"
+    if host.read(f"{device}/power_state") == "D3cold":
+        return False  # asleep: its registers read as ones too
+    return host.read(f"{device}/revision") == DEAD_REVISION or host.read(f"{device}/current_link_width") in DEAD_WIDTHS
+
+
+EXPLAIN = {
+    "gpu_count/dead": Explain(
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        "The GPU is still listed on PCI, but reads from it give all ones (revision ff, link width 63).",
+        "It has fallen off the bus: whatever runs on it is dead, and calls into the driver may hang.",
+        "Look for Xid 79 and PCIe errors (journalctl -k). Power the node off and on; if it comes back on the same "
+        "slot, reseat or replace the GPU.",
+    ),
+    "gpu_count/missing": Explain(
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        "PCI shows this GPU, NVML does not: the driver could not start it or has given it up.",
+        "Jobs that Slurm sends here get fewer GPUs than they were promised, or fail at once.",
+        "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot; if it stays away, reseat or replace it. A "
+        "GPU that is meant for something else (a virtual machine) should be bound to vfio-pci.",
+    ),
+    "gpu_count/fewer_than_expected": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "Fewer GPUs answer than [checks.gpu_count] expected says.",
+        "Jobs that ask for all GPUs of the node fail here.",
+        "Compare nvidia-smi -L with lspci -d 10de:. Not on PCI either: power off and on, reseat. If the node really "
+        "has fewer, correct the setting.",
+    ),
+}

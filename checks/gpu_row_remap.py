@@ -1,0 +1,112 @@
+"""Rows of GPU memory that were replaced by spare ones after errors (Ampere and later).
+
+Rules: a remap that failed leaves a bad row in use (NVIDIA's debug guidelines, Meta's study); one that is pending takes
+effect at the next reset. 512 is the number of remaps after which NVIDIA replaces an A100 (OCI, gpud). While MIG
+instances exist the driver tells nothing, and nothing is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
+from healthd.nvml import NvmlGpu, RemappedRows
+from healthd.past import Past
+
+USES = "nvml"
+AFTER_EVENTS = ("xid",)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """max_uncorrectable   more rows than this remapped after uncorrectable errors are degraded"""
+
+    max_uncorrectable: int = 512
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+    for gpu in host.gpus():
+        rows = gpu.remapped_rows()
+        if rows is None:
+            continue
+        yield from _observations(gpu, rows)
+        pending = Observation("gpu_row_remap_pending", rows.pending, labels=(("pci", gpu.pci),))
+        yield pending
+        last = past.last(pending)
+        if last is not None and last.value and not rows.pending:
+            # A pending remap is made by a reset and by nothing else.
+            yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
+        yield from _judge(gpu, rows, config)
+
+
+def _observations(gpu: NvmlGpu, rows: RemappedRows) -> Iterator[Observation]:
+    for error, count in (("correctable", rows.correctable), ("uncorrectable", rows.uncorrectable)):
+        labels = (("pci", gpu.pci), ("error", error))
+        yield Observation("gpu_remapped_rows_total", count, ObservationKind.COUNTER, labels)
+    yield Observation("gpu_row_remap_failed", rows.failure, labels=(("pci", gpu.pci),))
+
+
+def _judge(gpu: NvmlGpu, rows: RemappedRows, config: Config) -> Iterator[Finding]:
+    if rows.failure:
+        yield Finding(
+            Severity.CRITICAL,
+            "gpu_row_remap/failure",
+            gpu.pci,
+            "a row remap failed: the bad row stays in use",
+            clears=Clears.OPERATOR,
+            evidence="failure flag 1",
+        )
+    if rows.pending:
+        message = f"a row remap waits for a reset ({rows.uncorrectable} uncorrectable, {rows.correctable} correctable)"
+        yield Finding(Severity.DEGRADED, "gpu_row_remap/pending", gpu.pci, message, clears=Clears.GPU_RESET)
+    if rows.uncorrectable > config.max_uncorrectable:
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_row_remap/too_many",
+            gpu.pci,
+            f"{rows.uncorrectable} rows remapped after uncorrectable errors (limit {config.max_uncorrectable})",
+            clears=Clears.OPERATOR,
+            evidence=f"uncorrectable {rows.uncorrectable}",
+        )
+    banks = gpu.row_remap_histogram()
+    if banks is not None and banks.none > 0:
+        message = f"{banks.none} memory banks have no spare row left: the next bad row cannot be remapped"
+        yield Finding(Severity.WARNING, "gpu_row_remap/no_spare_rows", gpu.pci, message)
+
+
+EXPLAIN = {
+    "gpu_row_remap/failure": Explain(
+        Severity.CRITICAL,
+        Clears.OPERATOR,
+        "The GPU could not replace a bad row of its memory by a spare one. The flag stays set for the GPU's life.",
+        "The bad row is still in use: jobs will hit it and die, or lose data.",
+        "Replace the GPU: this is NVIDIA's criterion for an RMA. Keep the output of nvidia-smi -q and "
+        "nvidia-bug-report.sh for the case. After the replacement: healthd repaired gpu_row_remap/failure PCI.",
+    ),
+    "gpu_row_remap/pending": Explain(
+        Severity.DEGRADED,
+        Clears.GPU_RESET,
+        "A bad row was found, and a spare one will take its place at the next reset of the GPU.",
+        "Until then the bad row is either kept out of use (running jobs go on) or hit again.",
+        "When the jobs have ended: nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then look "
+        "whether 'Pending' is No in nvidia-smi -q -d ROW_REMAPPER.",
+    ),
+    "gpu_row_remap/too_many": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "More rows were remapped after uncorrectable errors than NVIDIA accepts for a good GPU.",
+        "The memory is wearing out, and spare rows are running short.",
+        "Open a case for replacement. To go on meanwhile: healthd repaired gpu_row_remap/too_many PCI; it counts again "
+        "when another row is remapped.",
+    ),
+    "gpu_row_remap/no_spare_rows": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "At least one bank of the GPU's memory has used up its spare rows.",
+        "Nothing is wrong yet, but the next bad row in that bank is a failed remap.",
+        "Plan the replacement of the GPU.",
+    ),
+}

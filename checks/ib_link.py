@@ -1,0 +1,172 @@
+"""InfiniBand and RoCE ports that should be up, at their rate.
+
+Rules: only ports that the site expects are judged. Degraded after a minute, critical after four: a leaf switch
+reboots in one minute and NCCL lives through it (Meta's study counts links as high severity; gpud takes 4 minutes, AzNHC
+compares the rate). A slow link drains without a requeue: jobs live with it. Files: Linux, stable/sysfs-class-infiniband.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.past import Past
+
+USES = ""
+
+DEVICES = "/sys/class/infiniband"
+PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
+STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
+RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
+NOT_TOLD = "0"  # the physical state of virtual functions
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not judged
+    confirm_seconds   a port must be wrong for so long
+    critical_seconds  one that is down for so long is critical
+    """
+
+    expected_gbps: dict[str, float] = field(default_factory=dict)
+    confirm_seconds: float = 60.0
+    critical_seconds: float = 240.0
+
+
+def validate(config: Config) -> str | None:
+    for port, rate in config.expected_gbps.items():
+        if not PORT.fullmatch(port):
+            return f'expected_gbps: "{port}" is no port: write device/number, as in "mlx5_0/1"'
+        if rate < 0:
+            return f"expected_gbps: the rate of {port} must not be negative, is {rate:g}"
+    return None
+
+
+class Port(NamedTuple):
+    """`gbps`: as the kernel prints it; `told`: whether with the speed's name. A kernel that does not know a new speed
+    prints the oldest, without a name: "10 Gb/sec (4X)" for a port of 200 Gbit/s."""
+
+    active: bool
+    words: str
+    gbps: float
+    told: bool
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    ports: dict[str, Port | None] = {}
+    unreadable = []
+    for name in sorted({*_names(host), *config.expected_gbps}):
+        try:
+            ports[name] = _read(host, name)
+        except (OSError, ValueError) as error:  # must not hide the other ports
+            unreadable.append((name, str(error)))
+    for name, port in ports.items():
+        if port is not None:
+            yield Observation("ib_port_active", port.active, labels=(("port", name),))
+            yield Observation("ib_port_rate_bytes_per_second", port.gbps * 1e9 / 8, labels=(("port", name),))
+    fastest = max((port.gbps for port in ports.values() if port and port.active), default=0.0)
+    for name, gbps in config.expected_gbps.items():
+        if name in ports:
+            yield from _judge(name, ports[name], gbps, fastest, config)
+    problems = [problem for name, problem in unreadable if name in config.expected_gbps]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _names(host: Host) -> list[str]:
+    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
+
+
+def _read(host: Host, name: str) -> Port | None:
+    """None: there is no such port, or it went away while being read."""
+    device, _, number = name.partition("/")
+    texts = [host.read(f"{DEVICES}/{device}/ports/{number}/{file}") for file in ("state", "phys_state", "rate")]
+    state, physical, rate = texts
+    return None if state is None or physical is None or rate is None else parse(name, state, physical, rate)
+
+
+def parse(name: str, state: str, physical: str, rate: str) -> Port:
+    """From "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
+
+    A port that is down prints a rate too: look at `active` first.
+    """
+    number, colon, word = state.partition(": ")
+    if not colon or number not in map(str, range(len(STATES))) or STATES[int(number)] != word:
+        raise ValueError(f"{name}: not a state: {state[:60]!r}")
+    physical_number, colon, physical_word = physical.partition(": ")
+    if not colon or not re.fullmatch("[0-9]{1,3}", physical_number):
+        raise ValueError(f"{name}: not a physical state: {physical[:60]!r}")
+    match = RATE.fullmatch(rate)
+    if match is None:
+        raise ValueError(f"{name}: not a rate: {rate[:60]!r}")
+    up = physical_word == "LinkUp" or physical_number == NOT_TOLD
+    return Port(word == "ACTIVE" and up, f"{word}/{physical_word}", float(match[1]), match[2] is not None)
+
+
+def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Config) -> Iterator[Finding]:
+    if port is None or not port.active:
+        yield Finding(
+            Severity.DEGRADED,
+            "ib_link/missing" if port is None else "ib_link/down",
+            name,
+            f"port {name} is not there" if port is None else f"port {name} is {port.words}, not ACTIVE/LinkUp",
+            confirm_seconds=config.confirm_seconds,
+            worsens=Worsens(config.critical_seconds, Severity.CRITICAL),
+            shared_cause=port is not None,
+        )
+    elif port.gbps < gbps:
+        # Without a name of the speed the link may be fine and the kernel too old, unless another port shows that this
+        # kernel knows the speed.
+        sure = port.told or fastest >= gbps
+        yield Finding(
+            Severity.DEGRADED if sure else Severity.WARNING,
+            "ib_link/slow" if sure else "ib_link/rate_unknown",
+            name,
+            f"port {name} runs at {port.gbps:g} Gbit/s, {gbps:g} are expected",
+            confirm_seconds=config.confirm_seconds,
+        )
+
+
+_CABLE_TODO = (
+    "ibstat, mlxlink -d DEVICE -m and journalctl -k | grep mlx5. One node: reseat the cable or its transceiver, try "
+    "another port. Many nodes at once: the switch."
+)
+
+EXPLAIN = {
+    "ib_link/down": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A port that should be up is not ACTIVE and LinkUp. It is degraded at first and critical after four minutes.",
+        "Jobs over several nodes hang in their collectives and die of time-outs; so do mounts that go over this port.",
+        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it: look at opensm or UFM.",
+    ),
+    "ib_link/missing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A port that should be there is not: its adapter or driver is gone, or has another name.",
+        "Jobs over several nodes fail or fall back to a slow path.",
+        "lspci | grep -i mellanox; journalctl -k | grep mlx5; rdma link. Not on PCI: reseat the adapter. Renamed by "
+        "udev (mlx5_0 became ibp26s0): correct expected_gbps.",
+    ),
+    "ib_link/slow": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The link is up but slower than the site expects: fewer lanes, or an older speed.",
+        "Every job that uses this node is as slow as this link.",
+        _CABLE_TODO,
+    ),
+    "ib_link/rate_unknown": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The kernel shows the oldest speed (10 Gb/sec) without its name: it does not know the real one, or the link "
+        "really fell back that far.",
+        "Unknown, so it only warns.",
+        "mlxlink -d DEVICE shows the real speed. If the link is fine: give the rate that this kernel shows, or 0, in "
+        "expected_gbps.",
+    ),
+}

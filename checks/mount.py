@@ -1,0 +1,196 @@
+"""Whether a file system is mounted where jobs expect it, and answers.
+
+Rules: Meta's study counts missing mounts as high severity; NHC checks presence, type and read-only. One that does not
+answer is never requeued for: a hard NFS mount lives through a failover, and jobs go on. A file server is one cause for
+all nodes at once, so everything here is marked as shared.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.past import Past
+
+USES = ""
+PER = "mount"
+
+MOUNTINFO = "/proc/self/mountinfo"
+NOT_ALLOWED = (errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """fstype                  what must be mounted there ("nfs" takes nfs4 too), "" = anything
+    read_only               true: it may be mounted read-only
+    missing_confirm_seconds it must be away, stale or failing for so long
+    hang_degraded_seconds   one that has not answered for so long is degraded, until then it warns
+    """
+
+    fstype: str = ""
+    read_only: bool = False
+    missing_confirm_seconds: float = 30.0
+    hang_degraded_seconds: float = 600.0
+
+
+def validate(config: Config) -> str | None:
+    if config.name and (not config.name.startswith("/") or (config.name.endswith("/") and config.name != "/")):
+        return f'"{config.name}" is no mount point: write it as the kernel does, as in [checks.mount."/data"]'
+    return None
+
+
+class Mount(NamedTuple):
+    point: str
+    fstype: str
+    read_only: bool
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    mount = _find(host, config.name)
+    stale = _ask(host, config.name) if mount is not None else None
+    if mount is not None and mount.fstype == "autofs":
+        mount = _find(host, config.name)  # asking has mounted it
+    mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
+    yield Observation("mount_mounted", mounted, labels=(("mountpoint", config.name),))
+    if mount is None or not mounted or stale == errno.ENOENT:
+        yield _broken(Severity.CRITICAL, "missing", "is not mounted", config)
+    elif stale == errno.ESTALE:
+        yield _broken(Severity.CRITICAL, "stale", "has a stale file handle", config)
+    elif stale is not None:
+        yield _broken(Severity.DEGRADED, "failing", f"answers with {errno.errorcode.get(stale, stale)}", config)
+    if mount is not None and mounted:
+        yield from _differs(mount, config)
+
+
+def _find(host: Host, path: str) -> Mount | None:
+    """What is mounted at `path`, the uppermost; else the automounter's mount that `path` lies in; else None."""
+    text = host.read(MOUNTINFO)
+    if not text:
+        raise ValueError(f"{MOUNTINFO} is empty")
+    automounter = None
+    found = None
+    for mount in map(parse, text.split("\n")):
+        if mount.point == path:
+            found = mount
+        elif mount.fstype == "autofs" and path.startswith(mount.point.rstrip("/") + "/"):
+            automounter = mount
+    return found or automounter
+
+
+def parse(line: str) -> Mount:
+    """One line of mountinfo. Raises ValueError if it is none.
+
+    36 35 98:0 /srv /data rw,noatime shared:1 - nfs4 server:/srv rw,vers=4.2
+    id parent device root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
+    """
+    fields = line.split(" ")
+    try:
+        end = fields.index("-", 6)
+        point, options, fstype, super_options = fields[4], fields[5], fields[end + 1], fields[end + 3]
+    except (ValueError, IndexError):
+        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}") from None
+    if not point.startswith("/") or not {"rw", "ro"} & {*options.split(",")}:
+        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}")
+    return Mount(_unescape(point), fstype, "ro" in options.split(",") or "ro" in super_options.split(","))
+
+
+def _unescape(text: str) -> str:
+    r"""The kernel writes blank, tab, newline and backslash as \040, \011, \012 and \134."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _ask(host: Host, path: str) -> int | None:
+    """The error that statvfs gives, None if it answers. It may never come back; it makes an automounter mount."""
+    try:
+        host.statvfs(path)
+    except OSError as error:
+        if error.errno in NOT_ALLOWED:
+            raise
+        return error.errno
+    return None
+
+
+def _broken(severity: Severity, what: str, words: str, config: Config) -> Finding:
+    return Finding(
+        severity,
+        f"mount/{what}",
+        config.name,
+        f"{config.name} {words}",
+        confirm_seconds=config.missing_confirm_seconds,
+        shared_cause=True,
+    )
+
+
+def _differs(mount: Mount, config: Config) -> Iterator[Finding]:
+    if config.fstype and mount.fstype != config.fstype and (config.fstype, mount.fstype) != ("nfs", "nfs4"):
+        message = f"{config.name} is {mount.fstype}, not {config.fstype}"
+        yield Finding(Severity.DEGRADED, "mount/wrong_type", config.name, message, shared_cause=True)
+    if mount.read_only and not config.read_only:
+        message = f"{config.name} is mounted read-only"
+        yield Finding(Severity.DEGRADED, "mount/read_only", config.name, message, shared_cause=True)
+
+
+def overdue(config: Config, seconds: float) -> Iterator[Finding]:
+    yield Finding(
+        Severity.WARNING,
+        "mount/hang",
+        config.name,
+        f"{config.name} did not answer within {seconds:.0f} s",
+        worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
+        shared_cause=True,
+    )
+
+
+EXPLAIN = {
+    "mount/missing": Explain(
+        Severity.CRITICAL,
+        Clears.PASS,
+        "Nothing is mounted at a place where the site's settings expect a file system.",
+        "Jobs find an empty directory: they fail, or fill the local disk instead.",
+        "mount POINT, and read what it says; systemctl status of its .mount or .automount unit. Many nodes at once: "
+        "the file server or the network.",
+    ),
+    "mount/stale": Explain(
+        Severity.CRITICAL,
+        Clears.PASS,
+        "The file server no longer knows what is mounted here (ESTALE), mostly after it was exported anew.",
+        "Every access fails, and stays so until it is mounted again.",
+        "umount -l POINT && mount POINT. Processes that have files open there must be restarted.",
+    ),
+    "mount/failing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The file system is mounted but answers a simple question with an error.",
+        "Most accesses of jobs will fail too.",
+        "ENOTCONN: a FUSE client died, mount it again. EIO: look at journalctl -k for the disk or the server. "
+        "ETIMEDOUT: a soft mount whose server does not answer.",
+    ),
+    "mount/wrong_type": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "Another type of file system is mounted here than the site's settings say.",
+        "Jobs may run on a slow or local stand-in, and lose what they write.",
+        "findmnt POINT; compare with fstab and with [checks.mount] fstype.",
+    ),
+    "mount/read_only": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The file system can only be read.",
+        "Jobs cannot write their results. A local file system turns read-only after errors of its disk.",
+        "journalctl -k for errors of the disk; fsck and remount. If it is meant to be read-only: read_only = true.",
+    ),
+    "mount/hang": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The file system did not answer in time. It warns at first and is degraded after ten minutes, never critical.",
+        "Jobs that use it stand still. On a hard mount they go on when the server is back, so none is requeued.",
+        "Look at the file server and the network first: many nodes have it at once then. On one node only: "
+        "journalctl -k for 'server not responding', and the network of this node.",
+    ),
+}

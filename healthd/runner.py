@@ -95,6 +95,11 @@ class Runner:
         return self._request is not None
 
     @property
+    def request(self) -> Request | None:
+        """The request in flight."""
+        return self._request
+
+    @property
     def nvml_open(self) -> bool:
         """The worker holds the driver: a check used it since the last close_nvml."""
         return self._nvml_open

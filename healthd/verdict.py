@@ -205,6 +205,7 @@ def absorb_events(
             replace(
                 old,
                 severity=finding.severity if live else min(finding.severity, Severity.INFO),
+                clears=old.clears if old.clears is Clears.OPERATOR else finding.clears,
                 message=finding.message,
                 state=ConditionState.ACKNOWLEDGED if was_known else ConditionState.OPEN,
                 last_seen=max(when, old.last_seen),

@@ -1,0 +1,177 @@
+"""The ledger in the daemon's hands: recalled at the start, changed as a value, saved whole, copied by the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Collection
+from typing import Any
+
+from healthd import ledger as ledgers
+from healthd import verdict
+from healthd.ledger import Ledger, LedgerError
+from healthd.model import Condition, ConditionState, Observation, Severity
+from healthd.past import Series, update
+from healthd.policy import Mode
+
+log = logging.getLogger("healthd")
+
+NAMES = (ledgers.FILE, ledgers.PAST_FILE)
+
+
+class Memory:
+    """`ledger` and `past` (check -> its counters). `unsaved`: what a kill now would lose; `uncopied`: what a boot would."""
+
+    def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
+        self._runtime_dir = runtime_dir
+        self._now = now
+        self.ledger = Ledger()
+        self.past: dict[str, dict[str, Series]] = {}
+        self.unsaved = False
+        self.uncopied = False
+        self._past_unsaved = False
+
+    # --- recall
+
+    def recall(self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode) -> None:
+        """The live ledger, else the copy, else a new one; then what a boot or a change of mode ends.
+
+        `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
+        """
+        now = self._now()
+        found = self._live() or self._copied(read_copy) or Ledger(born=now, trusted_since=now)
+        self.ledger = found
+        if found.boot_id != boot_id:
+            self.set_conditions(verdict.after_boot(found.by_key(), boot_id, now))
+        self.change_mode(mode)
+        self.change(boot_id=boot_id)
+
+    def change_mode(self, mode: Mode) -> None:
+        """What was only observed until now never drains by itself: a check must find it again."""
+        if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
+            self.change(trusted_since=self._now())
+        self.change(mode=mode.value)
+
+    def _live(self) -> Ledger | None:
+        ledger = self._decoded(ledgers.FILE, self._text(ledgers.FILE))
+        return ledger if ledger is not None and self._past_from(self._text(ledgers.PAST_FILE)) else None
+
+    def _text(self, name: str) -> str | None:
+        try:
+            return ledgers.read_text(self._path(name))
+        except LedgerError as error:
+            log.error("%s", error)
+            return None
+
+    def _decoded(self, name: str, text: str | None) -> Ledger | None:
+        if not text:
+            return None
+        try:
+            return ledgers.decode(text, self._path(name))
+        except LedgerError as error:
+            aside = ledgers.set_aside(self._path(name))
+            log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
+            return None
+
+    def _past_from(self, text: str | None) -> bool:
+        """Take the counters' past. One that cannot be read costs only the past: rules that ask for growth wait."""
+        try:
+            self.past = ledgers.decode_past(text, self._path(ledgers.PAST_FILE)) if text else {}
+        except LedgerError as error:
+            log.error("%s; counters begin anew", error)
+            self.past = {}
+        return True
+
+    def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
+        texts = read_copy()
+        text = texts.get(ledgers.FILE)
+        if not text:
+            return None
+        self._past_from(texts.get(ledgers.PAST_FILE))
+        try:
+            return ledgers.decode(text, "the copy of the ledger")
+        except LedgerError as error:
+            log.error("%s; beginning a new one", error)
+            return None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._runtime_dir, name)
+
+    # --- change
+
+    def change(self, **changes: Any) -> None:
+        self._replace(dataclasses.replace(self.ledger, **changes))
+
+    def _replace(self, ledger: Ledger) -> None:
+        if ledger != self.ledger:
+            self.ledger = ledger
+            self.unsaved = self.uncopied = True
+
+    def set_conditions(self, conditions: dict[tuple[str, str], Condition]) -> None:
+        """Take these conditions, and say in the log what opened, rose or cleared."""
+        before = self.ledger.by_key()
+        if conditions == before:
+            return
+        self._replace(ledgers.with_conditions(self.ledger, conditions, self._now()))
+        for key, condition in conditions.items():
+            words = news(before.get(key), condition)
+            if words:
+                level = logging.WARNING if condition.severity >= Severity.WARNING else logging.INFO
+                log.log(level, "%s", words)
+
+    def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
+        """Windows run on. Worth a save of its own only when one ended."""
+        before, unsaved = self.ledger, self.unsaved
+        self.set_conditions(verdict.after_quiet(before.by_key(), seconds, loaded, self._now()))
+        if len(self.ledger.conditions) == len(before.conditions):
+            self.unsaved = unsaved
+
+    def set_clock(self, step: float) -> None:
+        """The clock was set by `step` seconds: what is remembered is told in its new time."""
+        self._replace(ledgers.after_clock_step(self.ledger, step))
+        for check, store in self.past.items():
+            self.past[check] = {
+                name: dataclasses.replace(
+                    series, time=series.time + step, grown=tuple((when + step, n) for when, n in series.grown)
+                )
+                for name, series in store.items()
+            }
+
+    def add_readings(self, label: str, observations: Collection[Observation], boot_id: str) -> None:
+        self.past[label] = update(self.past.get(label, {}), observations, self._now(), boot_id)
+        self._past_unsaved = self.uncopied = True
+
+    def keep_only(self, configured: Collection[tuple[str, str]]) -> None:
+        """A condition whose check is no longer configured would stand for ever: nobody looks."""
+        now = self._now()
+        conditions = {
+            key: c
+            if (c.check, c.instance) in configured
+            else dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by="no longer configured")
+            for key, c in self.ledger.by_key().items()
+        }
+        self.set_conditions(conditions)
+
+    # --- save
+
+    def save(self) -> None:
+        """To tmpfs, where a commit cannot block."""
+        ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+        if self._past_unsaved:
+            ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
+        self.unsaved = self._past_unsaved = False
+
+
+def news(before: Condition | None, after: Condition) -> str:
+    """What to tell the log of a condition that changed; "" if nothing that a person must know."""
+    what = f"{after.code} {after.subject}".strip()
+    if before is None or after.state is not before.state:
+        if after.state is ConditionState.PENDING:
+            return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
+        if after.state is ConditionState.CLEARED:
+            return f"{what}: cleared by {after.cleared_by}"
+        return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
+    if after.severity > before.severity:
+        return f"{what}: now {after.severity.name.lower()}: {after.message}"
+    return ""

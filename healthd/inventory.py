@@ -1,0 +1,155 @@
+"""What this node has: PCI devices from sysfs, GPUs from NVML, names from udev where it runs; and what is taken out.
+
+Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
+PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
+(PCI Code and ID Assignment Specification).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from healthd.host import Host
+from healthd.model import Gpu, Inventory, PciDevice
+from healthd.nvml import NvmlError
+
+DEVICES = "/sys/bus/pci/devices"
+SLOTS = "/sys/bus/pci/slots"
+UDEV_DATABASE = "/run/udev/data"
+NVIDIA = "0x10de"
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+HEARD = ("pci", "net", "infiniband", "nvme")
+
+
+def take(host: Host, gpus: bool) -> Inventory:
+    """The inventory now (in the worker: NVML may hang). `gpus`: also ask NVML; where it cannot be asked there are none.
+
+    Devices that nobody asks for (bridges, USB, ...) are left out.
+    """
+    found, driver_version = _ask_nvml(host) if gpus else ((), "")
+    return Inventory(
+        gpus=found,
+        devices=tuple(_devices(host)),
+        driver_version=driver_version or _read(host, "/sys/module/nvidia/version"),
+        dmi_product=_read(host, "/sys/class/dmi/id/product_name"),
+    )
+
+
+def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
+    try:
+        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name) for gpu in host.gpus())
+        return gpus, (host.nvml.driver_version() or "") if gpus else ""
+    except NvmlError:
+        return (), ""  # gpu_access says what is wrong
+
+
+def _devices(host: Host) -> Iterator[PciDevice]:
+    slots = {_read(host, f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
+    name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
+    for pci in host.list(DEVICES):
+        path = f"{DEVICES}/{pci}"
+        vendor, pci_class = _read(host, f"{path}/vendor"), _read(host, f"{path}/class")
+        kind = kind_of(vendor, pci_class)
+        if kind != "other":
+            yield PciDevice(
+                pci=pci,
+                vendor=vendor,
+                device=_read(host, f"{path}/device"),
+                pci_class=pci_class,
+                kind=kind,
+                upstream=upstream_of(host.link_target(path) or ""),
+                slot=slots.get(pci.partition(".")[0], ""),
+                name=name_of(pci),
+            )
+
+
+def _read(host: Host, path: str) -> str:
+    """The text, "" where there is none: a device that is taken out while it is looked at gives errors."""
+    try:
+        return host.read(path) or ""
+    except OSError:
+        return ""
+
+
+def kind_of(vendor: str, pci_class: str) -> str:
+    """Of a device's `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
+    if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
+        return "gpu"
+    if vendor == NVIDIA and pci_class.startswith("0x0680"):
+        return "nvswitch"
+    if pci_class.startswith("0x02"):
+        return "nic"
+    return "nvme" if pci_class.startswith("0x0108") else "other"
+
+
+def upstream_of(link: str) -> str:
+    """The port above a device, "" on a root bus. The link is ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
+    above = link.rpartition("/")[0].rpartition("/")[2]
+    return above if PCI_ADDRESS.fullmatch(above) else ""
+
+
+def pci_of(device_path: str) -> str:
+    """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" none."""
+    parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
+    return parts[-1] if parts else ""
+
+
+def _udev_names() -> Callable[[str], str]:
+    """Names of models from udev's database. Without libudev there are none."""
+    try:
+        import pyudev
+
+        context = pyudev.Context()
+    except (ImportError, OSError):
+        return lambda pci: ""
+
+    def name(pci: str) -> str:
+        try:
+            device = pyudev.Devices.from_path(context, f"{DEVICES}/{pci}")
+        except (pyudev.DeviceNotFoundError, OSError):
+            return ""
+        return str(device.properties.get("ID_MODEL_FROM_DATABASE", ""))
+
+    return name
+
+
+# --- what is taken out
+
+
+class Removals:
+    """Devices that the kernel reports as removed, over netlink: also where no udevd runs."""
+
+    def __init__(self, monitor: Any) -> None:
+        self._monitor = monitor
+
+    def fileno(self) -> int:
+        return int(self._monitor.fileno())
+
+    def read(self) -> list[str]:
+        """PCI addresses of what was removed since the last call (of the card, where its port or disk went)."""
+        removed = set()
+        while True:
+            try:
+                device = self._monitor.poll(0)
+            except OSError:
+                break  # messages were lost (ENOBUFS): the checks look in their next round anyway
+            if device is None:
+                break
+            if device.action == "remove":
+                removed.add(pci_of(device.device_path))
+        return sorted(removed - {""})
+
+
+def removals(root: str) -> Removals | None:
+    """None on a captured tree. Raises ImportError without libudev, OSError where netlink is refused."""
+    if root.rstrip("/"):
+        return None
+    import pyudev
+
+    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
+    for subsystem in HEARD:
+        monitor.filter_by(subsystem)
+    monitor.start()
+    return Removals(monitor)

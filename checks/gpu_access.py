@@ -81,7 +81,7 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
         Severity.WARNING,
         "gpu_access/hang",
         "",
-        f"NVML did not answer within {seconds:.0f} s",
+        f"NVML has not answered for {seconds:.0f} s",
         worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
     )
 

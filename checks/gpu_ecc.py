@@ -112,7 +112,7 @@ EXPLAIN = {
         "Data was lost: the job that used it was killed or computed with wrong numbers, and the damaged row stays in "
         "use until a reset remaps it.",
         "Let the node drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, all clients stopped) or reboot, then "
-        "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap, are a case for replacement.",
+        "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap: replace it.",
     ),
     "gpu_ecc/sram_threshold": Explain(
         Severity.DEGRADED,

@@ -106,8 +106,8 @@ def _errors(gpu: NvmlGpu, links: tuple[bool, ...], config: Config, past: Past) -
 
 _ERRORS_TODO = (
     "Look which links it is on both ends (nvidia-smi nvlink -e, nvidia-smi nvlink -R). A reset of all GPUs, or a "
-    "reboot, trains the links anew. If the same link counts again: diagnostics (dcgmi diag -r 3), then reseat or replace the "
-    "GPU or the baseboard."
+    "reboot, trains the links anew. If the same link counts again: diagnostics (dcgmi diag -r 3), then reseat or "
+    "replace the GPU or the baseboard."
 )
 
 EXPLAIN = {

@@ -2,7 +2,7 @@
 
 Rules: only ports that the site expects are judged. Degraded after a minute, critical after four: a leaf switch
 reboots in one minute and NCCL lives through it (Meta's study counts links as high severity; gpud takes 4 minutes, AzNHC
-compares the rate). A slow link drains without a requeue: jobs live with it. Files: Linux, stable/sysfs-class-infiniband.
+compares the rate). A slow link drains without a requeue: jobs live with it. Files: Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ DEVICES = "/sys/class/infiniband"
 PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
 STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
+PHYSICAL = {
+    **{"1": "Sleep", "2": "Polling", "3": "Disabled", "4": "PortConfigurationTraining"},
+    **{"5": "LinkUp", "6": "LinkErrorRecovery", "7": "Phy Test"},
+}
 NOT_TOLD = "0"  # the physical state of virtual functions
 
 
@@ -99,7 +103,8 @@ def parse(name: str, state: str, physical: str, rate: str) -> Port:
     if not colon or number not in map(str, range(len(STATES))) or STATES[int(number)] != word:
         raise ValueError(f"{name}: not a state: {state[:60]!r}")
     physical_number, colon, physical_word = physical.partition(": ")
-    if not colon or not re.fullmatch("[0-9]{1,3}", physical_number):
+    known = PHYSICAL.get(physical_number, "<unknown>")
+    if not colon or not re.fullmatch("[0-9]{1,3}", physical_number) or physical_word != known:
         raise ValueError(f"{name}: not a physical state: {physical[:60]!r}")
     match = RATE.fullmatch(rate)
     if match is None:

@@ -1,8 +1,8 @@
 """PCI Express errors that the kernel counts for GPUs, network cards, NVMe disks and the ports above them.
 
 Rules: Meta's study counts PCIe errors as high severity. The kernel's documentation (sysfs-bus-pci-devices-aer) says
-that the port above a device may count its errors instead, so both are watched. Where the firmware handles AER, in virtual
-machines and with pci=noaer the files are absent: nothing is judged then.
+that the port above a device may count its errors instead, so both are watched. Where the firmware handles AER, in
+virtual machines and with pci=noaer the files are absent: nothing is judged then.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Checks run on values: a Host on a made tree, a fake NVML from a scenario's text, earlier readings in a Past."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from healthd.config import CheckConfig
+from healthd.fake_nvml import open_fake
+from healthd.host import Host
+from healthd.model import Finding, Observation, Repair
+from healthd.past import Past, Series, update
+
+BOOT = "b"
+NOW = 1_800_000_000.0
+
+_numbers = itertools.count()
+
+
+def run_check(
+    module: ModuleType, host: Host, config: CheckConfig | None = None, past: Past | None = None
+) -> list[Finding | Observation | Repair]:
+    """All that one run of a check gives. Raises what the check raises."""
+    return list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
+
+
+def findings(*args: Any, **kwargs: Any) -> list[Finding]:
+    return [item for item in run_check(*args, **kwargs) if isinstance(item, Finding)]
+
+
+def repairs(*args: Any, **kwargs: Any) -> list[Repair]:
+    return [item for item in run_check(*args, **kwargs) if isinstance(item, Repair)]
+
+
+def codes(found: Sequence[Finding]) -> list[str]:
+    return [finding.code for finding in found]
+
+
+def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = None) -> tuple[list[Any], str]:
+    """(what a run gave, what stopped it: "" if it completed), as the worker sees it."""
+    given: list[Any] = []
+    try:
+        for item in module.run(host, config or module.Config(), Past({}, NOW, BOOT)):
+            given.append(item)  # noqa: PERF402: what came before the error counts
+    except (OSError, ValueError, RuntimeError) as error:
+        return given, str(error)
+    return given, ""
+
+
+def rounds(module: ModuleType, hosts: Sequence[Host], config: CheckConfig | None = None, apart: float = 300.0) -> Any:
+    """What the last of several runs gives, `apart` seconds after each other, each with the past of those before."""
+    store: dict[str, Series] = {}
+    given: list[Any] = []
+    for number, host in enumerate(hosts):
+        now = NOW + number * apart
+        given = run_check(module, host, config, Past(store, now, BOOT))
+        store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
+    return given
+
+
+def scenarios(tmp_path: Path) -> Callable[..., Host]:
+    """Makes hosts with a fake NVML: host("gpu.3.lost = true", profile="dgx-a100", root=...)."""
+
+    def host(text: str = "", profile: str = "dgx-h100", root: str = "/nonexistent") -> Host:
+        path = tmp_path / f"scenario{next(_numbers)}.toml"
+        path.write_text(f'profile = "{profile}"\n{text}\n')
+        return Host(root, lambda: open_fake(str(path)))
+
+    return host
+
+
+def observed(given: Sequence[Any], name: str) -> Iterator[Observation]:
+    return (item for item in given if isinstance(item, Observation) and item.name == name)

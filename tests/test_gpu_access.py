@@ -1,0 +1,126 @@
+"""gpu_access: whether the driver and every GPU answer."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+from fakes import codes, findings, observed, run_check, scenarios
+from trees import gpus, write
+
+from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap
+from healthd.host import Host
+from healthd.model import Clears, Severity
+from healthd.nvml import NvmlError
+
+THIRD = "0000:61:00.0"  # index 3 of a DGX H100
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def has_nvml() -> bool:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    pynvml.nvmlShutdown()
+    return True
+
+
+without_nvml = pytest.mark.skipif(has_nvml(), reason="this machine has an NVIDIA driver")
+
+
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_a_healthy_machine_gives_no_finding(host, profile):
+    given = run_check(gpu_access, host(profile=profile))
+    assert [item.value for item in observed(given, "gpus")] == [8]
+    assert [item for item in given if hasattr(item, "severity")] == []
+
+
+def test_a_lost_gpu_is_critical_until_a_reboot(host):
+    (finding,) = findings(gpu_access, host("gpu.3.lost = true"))
+    assert (finding.code, finding.subject) == ("gpu_access/lost", THIRD)
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.REBOOT)
+
+
+def test_a_gpu_whose_handle_is_an_unknown_error_is_lost(host):
+    (finding,) = findings(gpu_access, host("gpu.3.unreachable = true"))
+    assert finding.code == "gpu_access/lost"
+    assert "index 3" in finding.message
+
+
+def test_a_gpu_that_must_be_reset_is_critical_until_a_gpu_reset(host):
+    (finding,) = findings(gpu_access, host("gpu.3.requires_reset = true"))
+    assert (finding.code, finding.subject) == ("gpu_access/reset_required", THIRD)
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
+
+
+def test_a_gpu_without_its_power_cable_is_degraded(host):
+    (finding,) = findings(gpu_access, host('gpu.3.errors = { nvmlDeviceGetHandleByIndex = "InsufficientPower" }'))
+    assert (finding.code, finding.severity) == ("gpu_access/no_answer", Severity.DEGRADED)
+
+
+def test_healthds_own_lack_of_rights_is_no_finding_but_a_failure(host):
+    with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByIndex"):
+        run_check(gpu_access, host('gpu.3.errors = { nvmlDeviceGetHandleByIndex = "NoPermission" }'))
+
+
+@pytest.mark.parametrize(
+    ("library", "code", "shared"),
+    [
+        ("mismatch", "gpu_access/driver_mismatch", True),
+        ("driver_not_loaded", "gpu_access/driver_not_loaded", False),
+        ("library_not_found", "gpu_access/library_missing", False),
+    ],
+)
+def test_a_driver_that_cannot_be_opened_is_degraded(host, library, code, shared):
+    (finding,) = findings(gpu_access, host(f'library = "{library}"'))
+    assert (finding.code, finding.severity, finding.clears) == (code, Severity.DEGRADED, Clears.PASS)
+    assert finding.shared_cause is shared
+
+
+def test_any_other_error_of_nvmlinit_is_a_failure_and_says_nothing_of_the_gpus(tmp_path):
+    from healthd.nvml import Nvml
+
+    class Broken:
+        NVMLError = pynvml.NVMLError
+
+        def nvmlInit(self):
+            raise pynvml.NVMLError_Unknown()
+
+    with pytest.raises(NvmlError, match="nvmlInit"):
+        run_check(gpu_access, Host(str(tmp_path), lambda: Nvml.open(Broken())))
+
+
+@without_nvml
+@pytest.mark.parametrize("check", [gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap])
+def test_a_machine_without_gpus_and_driver_gives_no_finding(tmp_path, check):
+    assert findings(check, write(tmp_path, {"/proc/version": "Linux"})) == []
+
+
+@without_nvml
+def test_a_machine_with_gpus_but_no_library_is_degraded(tmp_path):
+    assert codes(findings(gpu_access, gpus(tmp_path, [THIRD]))) == ["gpu_access/library_missing"]
+
+
+@without_nvml
+@pytest.mark.parametrize("check", [gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap])
+def test_the_other_gpu_checks_cannot_look_without_the_driver_where_there_are_gpus(tmp_path, check):
+    with pytest.raises(NvmlError):
+        run_check(check, gpus(tmp_path, [THIRD]))
+
+
+def test_a_call_that_hangs_warns_first_and_is_degraded_in_the_second_round():
+    (finding,) = gpu_access.overdue(gpu_access.Config(), 10.0)
+    assert (finding.code, finding.severity) == ("gpu_access/hang", Severity.WARNING)
+    assert finding.worsens is not None
+    assert (finding.worsens.severity, finding.worsens.after_seconds) == (Severity.DEGRADED, 240.0)
+    assert "10 s" in finding.message
+
+
+@pytest.mark.parametrize("check", [gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap])
+def test_gpus_that_answer_every_question_with_an_error_never_pass_silently(host, check):
+    with pytest.raises(NvmlError):
+        run_check(check, host("random_failures = 1.0"))

@@ -1,0 +1,118 @@
+"""gpu_count: what PCI shows against NVML, and what the site expects."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import codes, findings, scenarios
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trees import PCI, gpus, pci_device
+
+from healthd.checks import gpu_count
+from healthd.checks.gpu_count import Config
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.model import Clears, Severity
+
+H100 = fake_pci_gpus("dgx-h100")
+
+
+@pytest.fixture
+def host(tmp_path):
+    make = scenarios(tmp_path)
+
+    def on_pci(text="", addresses=H100, **files):
+        gpus(tmp_path, addresses, **files)
+        return make(text, root=str(tmp_path))
+
+    return on_pci
+
+
+def test_as_many_in_nvml_as_on_pci_gives_no_finding(host):
+    assert findings(gpu_count, host(), Config(expected=8)) == []
+
+
+def test_a_gpu_that_pci_shows_and_nvml_does_not_is_critical_until_a_reboot(host):
+    (finding,) = findings(gpu_count, host("gpu.3.gone = true"))
+    assert (finding.code, finding.subject) == ("gpu_count/missing", H100[3])
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.REBOOT)
+
+
+def test_a_gpu_of_which_nvml_does_not_tell_the_address_is_named_by_pci(host):
+    assert [f.subject for f in findings(gpu_count, host("gpu.3.unreachable = true"))] == [H100[3]]
+
+
+@pytest.mark.parametrize("state", ["lost", "requires_reset"])
+def test_what_gpu_access_says_is_not_said_twice(host, state):
+    assert findings(gpu_count, host(f"gpu.3.{state} = true")) == []
+
+
+def test_a_gpu_that_reads_all_ones_is_critical_even_where_nvml_still_shows_it(host, tmp_path):
+    node = host()
+    (tmp_path / PCI[1:] / H100[2] / "current_link_width").write_text("63\n")
+    (tmp_path / PCI[1:] / H100[5] / "revision").write_text("0xff\n")
+    found = findings(gpu_count, node)
+    assert codes(found) == ["gpu_count/dead"] * 2
+    assert {f.subject for f in found} == {H100[2], H100[5]}
+    assert {f.clears for f in found} == {Clears.REBOOT}
+
+
+def test_a_dead_gpu_that_nvml_gave_up_is_one_finding(host, tmp_path):
+    node = host("gpu.2.gone = true")
+    (tmp_path / PCI[1:] / H100[2] / "current_link_width").write_text("63\n")
+    assert codes(findings(gpu_count, node)) == ["gpu_count/dead"]
+
+
+def test_a_gpu_asleep_is_not_dead(host):
+    assert findings(gpu_count, host(power_state="D3cold", current_link_width="63")) == []
+
+
+def test_fewer_than_expected_is_degraded_until_they_are_there(host):
+    (finding,) = findings(gpu_count, host(addresses=[]), Config(expected=9))
+    assert (finding.code, finding.subject) == ("gpu_count/fewer_than_expected", "")
+    assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.PASS)
+    assert "8 GPUs answer, 9 are expected" in finding.message
+
+
+def test_lost_gpus_do_not_count_as_there(host):
+    assert codes(findings(gpu_count, host("gpu.3.lost = true"), Config(expected=8))) == [
+        "gpu_count/fewer_than_expected"
+    ]
+
+
+def test_more_than_expected_is_no_finding(host):
+    assert findings(gpu_count, host(), Config(expected=4)) == []
+
+
+def test_a_fake_nvml_on_a_machine_without_nvidia_devices_gives_no_finding(host, tmp_path):
+    pci_device(tmp_path, "0000:00:02.0", "0x030000", vendor="0x1234")
+    assert findings(gpu_count, host("gpu.3.gone = true", addresses=[])) == []
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "nouveau"])
+def test_a_gpu_that_another_driver_has_is_not_missed(host, tmp_path, driver):
+    node = host(addresses=[*H100, "0000:f0:00.0"])
+    link = tmp_path / PCI[1:] / "0000:f0:00.0" / "driver"
+    link.unlink()
+    link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+    assert findings(gpu_count, node) == []
+    link.unlink()
+    assert codes(findings(gpu_count, node)) == ["gpu_count/missing"]
+
+
+def test_mig_changes_nothing_about_how_many_gpus_there_are(host):
+    assert findings(gpu_count, host("gpu.0.mig = true"), Config(expected=8)) == []
+
+
+def test_a_negative_expectation_is_refused():
+    assert "must not be negative" in (gpu_count.validate(Config(expected=-1)) or "")
+    assert gpu_count.validate(Config()) is None
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(["vendor", "class", "revision", "current_link_width"]), text=st.binary(max_size=40))
+def test_whatever_sysfs_says_of_a_missing_gpu_at_most_that_gpu_is_not_counted(host, tmp_path, name, text):
+    if not (tmp_path / "sys").exists():
+        gpus(tmp_path, H100)
+    (tmp_path / PCI[1:] / H100[3] / name).write_bytes(text)
+    node = scenarios(tmp_path)("gpu.4.gone = true", root=str(tmp_path))
+    assert H100[4] in {finding.subject for finding in findings(gpu_count, node)}

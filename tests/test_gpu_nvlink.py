@@ -1,0 +1,127 @@
+"""gpu_nvlink: links that are down, and errors that grew."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import codes, findings, observed, rounds, run_check, scenarios
+
+from healthd.checks import gpu_nvlink
+from healthd.checks.gpu_nvlink import Config
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.model import Clears, Finding, Severity
+from healthd.nvml import NvmlError
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def grown(host, first, then, **kwargs):
+    return [item for item in rounds(gpu_nvlink, [host(first), host(then)], **kwargs) if isinstance(item, Finding)]
+
+
+@pytest.mark.parametrize(("profile", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
+def test_a_healthy_machine_has_all_links_and_no_finding(host, profile, links):
+    given = run_check(gpu_nvlink, host(profile=profile))
+    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [links] * 8
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+def test_links_that_its_peers_have_are_critical_after_a_minute_until_they_are_back(host):
+    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5, 17]"))
+    assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", PCI)
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 60.0)
+    assert "link 5, 17" in finding.message
+
+
+def test_links_of_which_the_driver_no_longer_tells_are_down_too(host):
+    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlinks = 16"))
+    assert "link 16, 17" in finding.message
+
+
+def test_a_gpu_on_a_baseboard_without_any_active_link_is_critical(host):
+    found = findings(gpu_nvlink, host(f"gpu.3.nvlink_inactive = {[*range(18)]}"))
+    assert [f.subject for f in found] == [PCI]
+
+
+def test_links_that_no_gpu_has_are_not_missed(host):
+    text = "".join(f"[gpu.{n}]\nnvlink_inactive = [17]\n" for n in range(8))
+    assert findings(gpu_nvlink, host(text)) == []
+    assert len(findings(gpu_nvlink, host(text), Config(links=18))) == 8
+
+
+def test_a_number_of_links_can_be_expected(host):
+    assert findings(gpu_nvlink, host(), Config(links=18)) == []
+    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"), Config(links=18))
+    assert "17 of 18 NVLinks are active (link 5)" in finding.message
+
+
+def test_pcie_cards_without_links_give_nothing(host):
+    text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA L40S"\nnvlinks = 0\n' for n in range(3))
+    assert run_check(gpu_nvlink, host(text)) == []
+
+
+def test_a_pcie_card_without_a_bridge_beside_two_that_have_one_is_no_fault(host):
+    text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA A100 80GB PCIe"\nnvlinks = 12\n' for n in range(3))
+    text += f"nvlink_inactive = {[*range(12)]}\n"
+    assert findings(gpu_nvlink, host(text, profile="dgx-a100")) == []
+
+
+def test_half_a_bridge_is_a_fault(host):
+    text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA A100 80GB PCIe"\nnvlinks = 12\n' for n in range(3))
+    assert len(findings(gpu_nvlink, host(f"{text}nvlink_inactive = [0]\n", profile="dgx-a100"))) == 1
+
+
+def test_a_gpu_of_another_model_is_no_peer(host):
+    assert findings(gpu_nvlink, host('[gpu.3]\nname = "NVIDIA T1000"\nnvlinks = 0')) == []
+
+
+def test_under_mig_there_is_no_nvlink_to_judge(host):
+    text = "".join(f"[gpu.{n}]\nmig = true\nnvlink_inactive = [1, 2]\n" for n in range(4))
+    assert findings(gpu_nvlink, host(text)) == []
+
+
+@pytest.mark.parametrize("kind", ["replay", "recovery"])
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100"])
+def test_replays_and_recoveries_that_grew_are_degraded_until_a_reset_or_a_clean_day(host, kind, profile):
+    hosts = [host(f"gpu.3.nvlink_{kind} = {{ 4 = {n} }}", profile) for n in (7, 9)]
+    (finding,) = (item for item in rounds(gpu_nvlink, hosts) if isinstance(item, Finding))
+    assert (finding.code, finding.severity) == (f"gpu_nvlink/{kind}", Severity.DEGRADED)
+    assert (finding.clears, finding.window_seconds) == (Clears.GPU_RESET, 86400.0)
+    assert "link 4: 2" in finding.message
+
+
+def test_old_errors_that_do_not_grow_are_no_finding(host):
+    text = "[gpu.3]\nnvlink_replay = { 4 = 7 }\nnvlink_crc = { 4 = 100000 }"
+    assert findings(gpu_nvlink, host(text)) == []
+    assert grown(host, text, text) == []
+
+
+def test_counters_that_start_again_at_zero_are_no_finding(host):
+    assert grown(host, "gpu.3.nvlink_replay = { 4 = 7 }", "") == []
+
+
+def test_a_few_crc_errors_warn_and_a_hundred_a_second_are_degraded(host):
+    few = grown(host, "", "gpu.3.nvlink_crc = { 2 = 29999 }")
+    many = grown(host, "", "gpu.3.nvlink_crc = { 2 = 30000 }")
+    assert [(f.code, f.severity) for f in few] == [("gpu_nvlink/crc", Severity.WARNING)]
+    assert [(f.code, f.severity) for f in many] == [("gpu_nvlink/crc_rate", Severity.DEGRADED)]
+
+
+def test_errors_of_several_links_of_a_gpu_are_one_finding(host):
+    found = grown(host, "", "gpu.3.nvlink_replay = { 2 = 1, 11 = 3 }")
+    assert codes(found) == ["gpu_nvlink/replay"]
+    assert "link 2: 1, link 11: 3" in found[0].message
+
+
+def test_blackwell_counts_neither_way_and_gives_no_counters(host):
+    assert not list(observed(run_check(gpu_nvlink, host(profile="dgx-b200")), "gpu_nvlink_errors_total"))
+
+
+def test_an_error_is_a_failure(host):
+    with pytest.raises(NvmlError):
+        run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetNvLinkState = "Unknown" }'))

@@ -1,0 +1,72 @@
+"""gpu_recovery_action: what the driver says must be done."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import NOW, findings, observed, rounds, run_check, scenarios
+
+from healthd.checks import gpu_recovery_action
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.model import Clears, Finding, Repair, Severity
+from healthd.nvml import NvmlError
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def test_no_action_is_no_finding(host):
+    given = run_check(gpu_recovery_action, host())
+    assert [item.value for item in observed(given, "gpu_recovery_action")] == [0] * 8
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+@pytest.mark.parametrize(
+    ("action", "what", "severity"),
+    [
+        (1, "gpu_reset", Severity.CRITICAL),
+        (2, "node_reboot", Severity.CRITICAL),
+        (3, "drain_p2p", Severity.WARNING),
+        (4, "drain_and_reset", Severity.CRITICAL),
+        (5, "recover_imex_domain", Severity.WARNING),
+        (6, "bus_reset", Severity.CRITICAL),
+        (7, "system_reboot", Severity.CRITICAL),
+        (8, "unknown", Severity.WARNING),
+        (2**32 - 1, "unknown", Severity.WARNING),
+    ],
+)
+def test_each_action_is_a_finding_until_the_driver_no_longer_asks(host, action, what, severity):
+    (finding,) = findings(gpu_recovery_action, host(f"gpu.3.recovery_action = {action}"))
+    assert (finding.code, finding.subject) == (f"gpu_recovery_action/{what}", PCI)
+    assert (finding.severity, finding.clears) == (severity, Clears.PASS)
+    assert finding.code in gpu_recovery_action.EXPLAIN
+
+
+@pytest.mark.parametrize(("action", "evidence"), [(1, True), (2, True), (4, True), (3, False), (5, False), (9, False)])
+def test_only_a_reset_that_is_no_longer_asked_for_is_evidence_of_one(host, action, evidence):
+    given = rounds(gpu_recovery_action, [host(f"gpu.3.recovery_action = {action}"), host()])
+    made = [item for item in given if isinstance(item, Repair)]
+    assert [(r.clears, r.subject, r.before) for r in made] == ([(Clears.GPU_RESET, PCI, NOW)] if evidence else [])
+
+
+def test_another_action_is_no_evidence_of_a_reset(host):
+    given = rounds(gpu_recovery_action, [host("gpu.3.recovery_action = 4"), host("gpu.3.recovery_action = 1")])
+    assert [item for item in given if isinstance(item, Repair)] == []
+
+
+def test_a_driver_that_is_too_old_gives_nothing(host):
+    assert run_check(gpu_recovery_action, host('missing_functions = ["nvmlDeviceGetFieldValues"]')) == []
+    given = run_check(gpu_recovery_action, host("[gpu.3]\nrecovery_action = 1\nunsupported_fields = [230]"))
+    assert PCI not in {item.labels[0][1] for item in given}
+
+
+def test_mig_changes_nothing(host):
+    assert len(findings(gpu_recovery_action, host("[gpu.3]\nmig = true\nrecovery_action = 1"))) == 1
+
+
+def test_an_error_is_a_failure(host):
+    with pytest.raises(NvmlError):
+        run_check(gpu_recovery_action, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))

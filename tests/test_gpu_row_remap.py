@@ -1,0 +1,87 @@
+"""gpu_row_remap: rows that were, will be, or could not be replaced."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios
+
+from healthd.checks import gpu_row_remap
+from healthd.checks.gpu_row_remap import Config
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.model import Clears, Finding, Repair, Severity
+from healthd.nvml import NvmlError
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_a_healthy_machine_gives_its_counters_and_no_finding(host, profile):
+    given = run_check(gpu_row_remap, host(profile=profile))
+    assert len(list(observed(given, "gpu_remapped_rows_total"))) == 16
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+def test_a_failed_remap_is_critical_until_an_operator_knows(host):
+    (finding,) = findings(gpu_row_remap, host("gpu.3.remap_failure = true"))
+    assert (finding.code, finding.subject) == ("gpu_row_remap/failure", PCI)
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.OPERATOR)
+    assert finding.evidence == "failure flag 1"
+
+
+def test_a_pending_remap_is_degraded_until_a_gpu_reset(host):
+    (finding,) = findings(gpu_row_remap, host("[gpu.3]\nremap_pending = true\nremap_correctable = 1"))
+    assert (finding.code, finding.severity) == ("gpu_row_remap/pending", Severity.DEGRADED)
+    assert finding.clears is Clears.GPU_RESET
+
+
+def test_a_pending_remap_that_was_made_is_evidence_of_a_reset(host):
+    given = rounds(gpu_row_remap, [host("gpu.3.remap_pending = true"), host()])
+    (repair,) = (item for item in given if isinstance(item, Repair))
+    assert (repair.clears, repair.subject, repair.before) == (Clears.GPU_RESET, PCI, NOW)
+
+
+def test_a_gpu_that_goes_under_mig_gives_no_evidence_of_a_reset(host):
+    given = rounds(gpu_row_remap, [host("gpu.3.remap_pending = true"), host("gpu.3.mig = true")])
+    assert [item for item in given if isinstance(item, Repair)] == []
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(512, []), (513, ["gpu_row_remap/too_many"])])
+def test_more_than_512_uncorrectable_rows_are_degraded(host, rows, expected):
+    found = findings(gpu_row_remap, host(f"gpu.3.remap_uncorrectable = {rows}"))
+    assert codes(found) == expected
+    assert all(f.severity is Severity.DEGRADED and f.clears is Clears.OPERATOR and f.evidence for f in found)
+
+
+def test_the_limit_is_a_setting(host):
+    found = findings(gpu_row_remap, host("gpu.3.remap_uncorrectable = 9"), Config(max_uncorrectable=8))
+    assert codes(found) == ["gpu_row_remap/too_many"]
+
+
+def test_a_few_remapped_rows_are_no_finding(host):
+    assert findings(gpu_row_remap, host("[gpu.3]\nremap_uncorrectable = 3\nremap_correctable = 2")) == []
+
+
+def test_a_bank_without_spare_rows_warns(host):
+    (finding,) = findings(gpu_row_remap, host("gpu.3.remap_histogram = [2558, 1, 0, 0, 1]"))
+    assert (finding.code, finding.severity) == ("gpu_row_remap/no_spare_rows", Severity.WARNING)
+
+
+@pytest.mark.parametrize("text", ["mig = true", 'unsupported = ["nvmlDeviceGetRemappedRows"]'])
+def test_under_mig_and_before_ampere_nothing_is_judged(host, text):
+    given = run_check(gpu_row_remap, host(f"[gpu.3]\n{text}\nremap_failure = true"))
+    assert [item for item in given if isinstance(item, Finding)] == []
+    assert not any(item.labels[0][1] == PCI for item in observed(given, "gpu_row_remap_pending"))
+
+
+def test_a_driver_without_the_function_gives_nothing(host):
+    assert run_check(gpu_row_remap, host('missing_functions = ["nvmlDeviceGetRemappedRows"]')) == []
+
+
+def test_an_error_is_a_failure(host):
+    with pytest.raises(NvmlError, match="nvmlDeviceGetRemappedRows"):
+        run_check(gpu_row_remap, host('gpu.3.errors = { nvmlDeviceGetRemappedRows = "Unknown" }'))

@@ -1,0 +1,173 @@
+"""pcie_aer: errors that the kernel counts for devices and the ports above them."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import codes, findings, observed, rounds, run_check, until_it_fails
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from trees import AER_NAMES, PCI, aer, captured, pci_device
+
+from healthd.checks import pcie_aer
+from healthd.checks.pcie_aer import TOTALS, Config, parse
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+
+GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:01.0"
+
+
+def device(root, pci, pci_class, above="", vendor="0x10de", **counts):
+    """A device whose aer_dev_* files hold `counts`: fatal={"DLP": 1}."""
+    files = {f"aer_dev_{kind}": aer(kind, **counts.get(kind, {})) for kind in TOTALS}
+    pci_device(root, pci, pci_class, above, vendor, **files)
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Makes a node with a GPU below a port, a network card and an NVMe disk; `at` says whose counts are set."""
+
+    def make(name="0", at=GPU, **counts):
+        root = tmp_path / name
+        device(root, PORT, "0x060400", vendor="0x1000", **(counts if at == PORT else {}))
+        device(root, GPU, "0x030200", above=PORT, **(counts if at == GPU else {}))
+        device(root, NIC, "0x020700", vendor="0x15b3", **(counts if at == NIC else {}))
+        device(root, NVME, "0x010802", vendor="0x144d", **(counts if at == NVME else {}))
+        return Host(str(root))
+
+    return make
+
+
+def after(node, *steps, at=GPU, config=None, apart=300.0):
+    """Findings of the last of several rounds, with these counts one after the other."""
+    hosts = [node(str(n), at, **step) for n, step in enumerate(steps)]
+    return [item for item in rounds(pcie_aer, hosts, config, apart) if isinstance(item, Finding)]
+
+
+def test_a_healthy_node_gives_its_counters_and_no_finding(node):
+    given = run_check(pcie_aer, node())
+    assert [item.value for item in observed(given, "pcie_aer_watched_devices")] == [4]
+    assert {item.labels[0][1] for item in observed(given, "pcie_aer_fatal_total")} == {GPU, NIC, NVME, PORT}
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+@pytest.mark.parametrize("at", [GPU, NIC, NVME, PORT])
+def test_a_fatal_error_is_critical_until_a_reboot(node, at):
+    (finding,) = after(node, {}, {"fatal": {"DLP": 1}}, at=at)
+    assert (finding.code, finding.subject) == ("pcie_aer/fatal", at)
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.REBOOT)
+    assert "DLP 1" in finding.message
+
+
+def test_errors_of_a_port_name_the_device_below_it(node):
+    (finding,) = after(node, {}, {"fatal": {"SDES": 1}}, at=PORT)
+    assert f"port above GPU {GPU}" in finding.message
+
+
+def test_errors_from_before_healthd_started_are_no_finding(node):
+    old = {"fatal": {"DLP": 3}, "nonfatal": {"TLP": 2}, "correctable": {"RxErr": 10**6}}
+    assert findings(pcie_aer, node(**old)) == []
+    assert after(node, old, old) == []
+
+
+def test_a_single_non_fatal_error_warns(node):
+    (finding,) = after(node, {}, {"nonfatal": {"CmpltTO": 1}})
+    assert (finding.code, finding.severity) == ("pcie_aer/nonfatal", Severity.WARNING)
+    assert (finding.clears, finding.window_seconds) == (Clears.WINDOW, 86400.0)
+
+
+@pytest.mark.parametrize(("apart", "repeated"), [(3500.0, True), (3601.0, False)])
+def test_non_fatal_errors_again_within_an_hour_are_degraded(node, apart, repeated):
+    found = after(node, {}, {"nonfatal": {"TLP": 1}}, {"nonfatal": {"TLP": 2}}, apart=apart)
+    expected = (
+        ("pcie_aer/nonfatal_repeated", Severity.DEGRADED) if repeated else ("pcie_aer/nonfatal", Severity.WARNING)
+    )
+    assert [(f.code, f.severity) for f in found] == [expected]
+
+
+def test_corrected_errors_warn_above_a_hundred_an_hour(node):
+    assert after(node, {}, {"correctable": {"BadTLP": 100}}) == []
+    (finding,) = after(node, {}, {"correctable": {"BadTLP": 60}}, {"correctable": {"BadTLP": 101}})
+    assert (finding.code, finding.severity) == ("pcie_aer/correctable", Severity.WARNING)
+    slow = [{"correctable": {"BadTLP": 60 * n}} for n in range(4)]
+    assert after(node, *slow, apart=3700.0) == []
+
+
+def test_the_thresholds_are_settings(node):
+    assert len(after(node, {}, {"correctable": {"BadTLP": 9}}, config=Config(correctable_per_hour=8))) == 1
+    steps = ({}, {"nonfatal": {"TLP": 1}}, {"nonfatal": {"TLP": 2}})
+    assert codes(after(node, *steps, config=Config(nonfatal_repeat_seconds=100.0))) == ["pcie_aer/nonfatal"]
+
+
+def test_counters_that_start_again_after_a_device_was_removed_and_found_again_count_what_they_show(node):
+    assert after(node, {"fatal": {"DLP": 5}}, {}) == []
+    assert codes(after(node, {"fatal": {"DLP": 5}}, {"fatal": {"DLP": 1}})) == ["pcie_aer/fatal"]
+
+
+def test_devices_without_the_files_are_not_judged(tmp_path):
+    pci_device(tmp_path, GPU, "0x030200", above=PORT)
+    given = run_check(pcie_aer, Host(str(tmp_path)))
+    assert [(item.name, item.value) for item in given] == [("pcie_aer_watched_devices", 0)]
+
+
+def test_a_machine_without_pci_is_not_judged(tmp_path):
+    assert findings(pcie_aer, Host(str(tmp_path))) == []
+
+
+def test_virtual_functions_other_vendors_displays_and_bridges_alone_are_not_watched(tmp_path):
+    device(tmp_path, "0000:18:00.2", "0x020700", vendor="0x15b3")
+    (tmp_path / PCI[1:] / "0000:18:00.2" / "physfn").symlink_to("../0000:18:00.0")
+    device(tmp_path, "0000:03:00.0", "0x030000", vendor="0x1a03")
+    device(tmp_path, "0000:02:00.0", "0x060400", vendor="0x1000")
+    given = run_check(pcie_aer, Host(str(tmp_path)))
+    assert [item.value for item in observed(given, "pcie_aer_watched_devices")] == [0]
+
+
+def test_a_file_that_vanishes_is_not_judged(node, tmp_path):
+    host = node("0")
+    (tmp_path / "0" / PCI[1:] / GPU / "aer_dev_fatal").unlink()
+    assert findings(pcie_aer, host) == []
+
+
+def test_names_with_blanks_as_in_linux_4_19_are_read():
+    counts = parse(captured("aer_dev_correctable_4.19.txt").strip(), "TOTAL_ERR_COR", "x")
+    assert counts["Receiver Error"] == 2
+    assert counts["RELAY_NUM Rollover"] == 0
+    assert counts["TOTAL_ERR_COR"] == 2
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "RxErr", "RxErr 1", "RxErr x\nTOTAL_ERR_COR 1", f"TOTAL_ERR_COR {2**64}"])
+def test_a_garbled_file_is_unknown_and_hides_no_other_device(node, tmp_path, text):
+    host = node("0")
+    (tmp_path / "0" / PCI[1:] / GPU / "aer_dev_correctable").write_text(text)
+    given, error = until_it_fails(pcie_aer, host)
+    assert f"{GPU}/aer_dev_correctable" in error
+    assert NIC in {item.labels[0][1] for item in observed(given, "pcie_aer_correctable_total")}
+
+
+COUNTS = st.one_of(st.integers(0, 2**64), st.sampled_from(["N/A", "", "-1", "ERR!", "0x1", "1.5", "¹"]))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(AER_NAMES["fatal"].split()), COUNTS)), st.text(max_size=20), st.integers(0, 400)
+)
+@example([("TOTAL_ERR_FATAL", 2**64)], "", 400)
+def test_a_file_is_read_exactly_or_refused_in_one_sentence(lines, junk, cut):
+    text = ("".join(f"{name} {count}\n" for name, count in lines) + junk)[:cut].strip()
+    try:
+        counts = parse(text, "TOTAL_ERR_FATAL", "file")
+    except ValueError as error:
+        assert str(error).startswith("file: ")
+        assert "\n" not in str(error)
+    else:
+        assert counts["TOTAL_ERR_FATAL"] in range(2**64)
+        assert len(counts) <= text.count("\n") + 1
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60))
+def test_no_content_of_a_file_passes_silently(node, tmp_path, content):
+    host = node("0")
+    (tmp_path / "0" / PCI[1:] / GPU / "aer_dev_fatal").write_bytes(content)
+    given_, error = until_it_fails(pcie_aer, host)
+    read = {item.labels[0][1] for item in observed(given_, "pcie_aer_fatal_total")}
+    assert error or GPU in read

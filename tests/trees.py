@@ -1,0 +1,70 @@
+"""Small trees of /sys and /proc, made from captured text (see the sources in tests/data)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from healthd.host import Host
+
+DATA = Path(__file__).with_name("data")
+PCI = "/sys/bus/pci/devices"
+
+# Names as Linux 5.x and later have them: github.com/prometheus/procfs@3c943fd, testdata/fixtures.ttar
+AER_NAMES = {
+    "correctable": "RxErr BadTLP BadDLLP Rollover Timeout NonFatalErr CorrIntErr HeaderOF TOTAL_ERR_COR",
+    "nonfatal": "Undefined DLP SDES TLP FCP CmpltTO CmpltAbrt UnxCmplt RxOF MalfTLP ECRC UnsupReq ACSViol UncorrIntErr "
+    "BlockedTLP AtomicOpBlocked TLPBlockedErr PoisonTLPBlocked TOTAL_ERR_NONFATAL",
+    "fatal": "Undefined DLP SDES TLP FCP CmpltTO CmpltAbrt UnxCmplt RxOF MalfTLP ECRC UnsupReq ACSViol UncorrIntErr "
+    "BlockedTLP AtomicOpBlocked TLPBlockedErr PoisonTLPBlocked TOTAL_ERR_FATAL",
+}
+
+
+def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
+    """Write files (absolute paths as on the node) below root; a Host on it. Twice the same path: the new text."""
+    for path, text in files.items():
+        file = root / path.lstrip("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Host(str(root))
+
+
+def captured(name: str) -> str:
+    """A file of tests/data without its first line, which names the source."""
+    return (DATA / name).read_text("utf-8").partition("\n")[2]
+
+
+def flat(name: str) -> dict[str, str]:
+    """path -> text, from lines of path<TAB>text."""
+    return dict(line.split("\t") for line in captured(name).splitlines())
+
+
+def aer(kind: str, **counts: int) -> str:
+    """An aer_dev_* file: all zero but `counts`, whose sum is the total."""
+    *names, total = AER_NAMES[kind].split()
+    return "".join(f"{name} {counts.get(name, 0)}\n" for name in names) + f"{total} {sum(counts.values())}\n"
+
+
+def pci_device(root: Path, pci: str, pci_class: str, above: str = "", vendor: str = "0x10de", **files: str) -> None:
+    """A device below the port `above` (made too if it is not there), with its link in /sys/bus/pci/devices."""
+    bus = root / PCI.lstrip("/")
+    bus.mkdir(parents=True, exist_ok=True)
+    if above and not (bus / above).exists():
+        pci_device(root, above, "0x060400", vendor="0x8086")
+    parent = f"{above}/" if above else ""
+    (root / f"sys/devices/pci0000:00/{parent}{pci}").mkdir(parents=True, exist_ok=True)
+    link = bus / pci
+    if not link.is_symlink():
+        link.symlink_to(f"../../../devices/pci0000:00/{parent}{pci}")
+    for name, text in {"vendor": vendor, "class": pci_class, **files}.items():
+        (link / name).write_text(f"{text.rstrip()}\n")
+
+
+def gpus(root: Path, addresses: list[str], **files: str) -> Host:
+    """NVIDIA GPUs that are well: bound to their driver, 16 lanes."""
+    for pci in addresses:
+        pci_device(
+            root, pci, "0x030200", **{"revision": "0xa1", "current_link_width": "16", "power_state": "D0", **files}
+        )
+        (root / PCI.lstrip("/") / pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
+    return Host(str(root))

@@ -69,17 +69,26 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _find(host: Host, path: str) -> Mount | None:
-    """What is mounted at `path`, the uppermost; else the automounter's mount that `path` lies in; else None."""
+    """What is mounted at `path`, the uppermost; else the automounter's mount that `path` lies in; else None.
+
+    Raises ValueError if it is not found and there is a line that cannot be read: it may be that one.
+    """
     text = host.read(MOUNTINFO)
     if not text:
         raise ValueError(f"{MOUNTINFO} is empty")
-    automounter = None
-    found = None
-    for mount in map(parse, text.split("\n")):
+    found = automounter = garbled = None
+    for line in text.split("\n"):
+        try:
+            mount = parse(line)
+        except ValueError as error:
+            garbled = error
+            continue
         if mount.point == path:
             found = mount
         elif mount.fstype == "autofs" and path.startswith(mount.point.rstrip("/") + "/"):
             automounter = mount
+    if found is None and garbled is not None:
+        raise garbled
     return found or automounter
 
 

@@ -43,8 +43,7 @@ def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = 
     """(what a run gave, what stopped it: "" if it completed), as the worker sees it."""
     given: list[Any] = []
     try:
-        for item in module.run(host, config or module.Config(), Past({}, NOW, BOOT)):
-            given.append(item)  # noqa: PERF402: what came before the error counts
+        given.extend(module.run(host, config or module.Config(), Past({}, NOW, BOOT)))
     except (OSError, ValueError, RuntimeError) as error:
         return given, str(error)
     return given, ""
@@ -74,3 +73,11 @@ def scenarios(tmp_path: Path) -> Callable[..., Host]:
 
 def observed(given: Sequence[Any], name: str) -> Iterator[Observation]:
     return (item for item in given if isinstance(item, Observation) and item.name == name)
+
+
+def refusal(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    """(what it answers, "") or (None, the one sentence of its ValueError), for parsers fed with garbage."""
+    try:
+        return function(*args), ""
+    except ValueError as error:
+        return None, str(error)

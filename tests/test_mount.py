@@ -1,0 +1,234 @@
+"""mount: whether a file system is where jobs expect it, of the right kind, and answers."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from fakes import codes, findings, refusal, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trees import captured, write
+
+from healthd.checks import mount
+from healthd.checks.mount import Config, Mount, parse, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+
+INFO = "/proc/self/mountinfo"
+NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2\n"
+ROOT = "21 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+AUTOFS = "30 21 0:50 / /data rw,relatime shared:9 - autofs systemd-1 rw,fd=41,direct\n"
+DATA = Config(name="/data")
+
+
+class Answers(Host):
+    """A host whose statvfs gives an error, or mounts something first as an automounter does."""
+
+    def __init__(self, root: str, error: int = 0, mounts: str = "") -> None:
+        super().__init__(root)
+        self.error = error
+        self.mounts = mounts
+        self.asked: list[str] = []
+
+    def statvfs(self, path: str) -> os.statvfs_result:
+        self.asked.append(path)
+        if self.mounts:
+            with open(self.path(INFO), "a", encoding="utf-8") as file:
+                file.write(self.mounts)
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error), path)
+        return os.statvfs("/")
+
+
+@pytest.fixture
+def host(tmp_path):
+    """Makes a host with these lines in mountinfo, and how its file systems answer."""
+
+    def make(lines=ROOT + NFS, error=0, mounts=""):
+        write(tmp_path, {INFO: lines})
+        return Answers(str(tmp_path), error, mounts)
+
+    return make
+
+
+def one(*args, **kwargs) -> Finding:
+    (finding,) = findings(mount, *args, **kwargs)
+    return finding
+
+
+def test_what_is_mounted_and_answers_gives_no_finding(host):
+    node = host()
+    (observation,) = run_check(mount, node, DATA)
+    assert (observation.name, observation.value) == ("mount_mounted", True)
+    assert node.asked == ["/data"]
+
+
+def test_what_is_not_mounted_is_critical_after_half_a_minute_and_is_not_asked(host):
+    node = host(ROOT)
+    finding = one(node, DATA)
+    assert (finding.code, finding.subject, finding.shared_cause) == ("mount/missing", "/data", True)
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 30.0)
+    assert node.asked == []
+
+
+def test_a_stale_file_handle_is_critical_after_half_a_minute(host):
+    finding = one(host(error=errno.ESTALE), DATA)
+    assert (finding.code, finding.severity, finding.confirm_seconds) == ("mount/stale", Severity.CRITICAL, 30.0)
+    assert finding.shared_cause
+
+
+@pytest.mark.parametrize("error", [errno.ENOTCONN, errno.EIO, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.EHOSTDOWN])
+def test_another_error_is_degraded_and_never_requeued_for(host, error):
+    finding = one(host(error=error), DATA)
+    assert (finding.code, finding.severity, finding.worsens) == ("mount/failing", Severity.DEGRADED, None)
+    assert errno.errorcode[error] in finding.message
+
+
+def test_what_is_hidden_by_another_mount_is_missing(host):
+    assert one(host(error=errno.ENOENT), DATA).code == "mount/missing"
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM])
+def test_healthds_own_lack_of_rights_is_a_failure(host, error):
+    with pytest.raises(PermissionError):
+        run_check(mount, host(error=error), DATA)
+
+
+@pytest.mark.parametrize(
+    ("fstype", "expected"), [("", []), ("nfs4", []), ("nfs", []), ("lustre", ["mount/wrong_type"])]
+)
+def test_another_type_than_expected_is_degraded_at_once(host, fstype, expected):
+    found = findings(mount, host(), Config(name="/data", fstype=fstype))
+    assert codes(found) == expected
+    assert all((f.severity, f.confirm_seconds, f.shared_cause) == (Severity.DEGRADED, 0.0, True) for f in found)
+
+
+@pytest.mark.parametrize("line", [NFS.replace("/data rw", "/data ro"), NFS.replace(" rw,vers", " ro,vers")])
+def test_read_only_is_degraded_unless_the_site_says_so(host, line):
+    finding = one(host(ROOT + line), DATA)
+    assert (finding.code, finding.severity) == ("mount/read_only", Severity.DEGRADED)
+    assert findings(mount, host(ROOT + line), Config(name="/data", read_only=True)) == []
+
+
+def test_the_uppermost_of_several_mounts_counts(host):
+    over = "99 16 0:77 / /data ro,relatime - tmpfs tmpfs rw\n"
+    found = findings(mount, host(ROOT + NFS + over), Config(name="/data", fstype="nfs"))
+    assert codes(found) == ["mount/wrong_type", "mount/read_only"]
+    assert findings(mount, host(ROOT + over + NFS), Config(name="/data", fstype="nfs")) == []
+
+
+def test_an_automounter_is_made_to_mount(host):
+    node = host(ROOT + AUTOFS, mounts=NFS)
+    assert findings(mount, node, Config(name="/data", fstype="nfs")) == []
+    assert node.asked == ["/data"]
+
+
+def test_an_automounter_that_does_not_mount_is_missing(host):
+    assert one(host(ROOT + AUTOFS), DATA).code == "mount/missing"
+    assert one(host(ROOT + AUTOFS, error=errno.ENOENT), DATA).code == "mount/missing"
+    assert one(host(ROOT + AUTOFS, error=errno.EHOSTDOWN), DATA).code == "mount/missing"
+
+
+def test_an_automounter_that_has_mounted_stays_below_its_mount(host):
+    assert findings(mount, host(ROOT + AUTOFS + NFS, error=0), DATA) == []
+    assert codes(findings(mount, host(ROOT + AUTOFS + NFS, error=errno.ESTALE), DATA)) == ["mount/stale"]
+
+
+def test_a_path_in_an_indirect_map_is_asked_for(host):
+    indirect = "30 21 0:50 / /home rw,relatime shared:9 - autofs auto.home rw,fd=41,indirect\n"
+    node = host(ROOT + indirect, mounts=NFS.replace("/data", "/home/shared"))
+    assert findings(mount, node, Config(name="/home/shared")) == []
+    assert node.asked == ["/home/shared"]
+    assert one(host(ROOT + indirect), Config(name="/home/shared")).code == "mount/missing"
+    assert one(host(ROOT + indirect), Config(name="/homes")).code == "mount/missing"
+
+
+def test_the_root_file_system_can_be_watched(host):
+    assert findings(mount, host(), Config(name="/", fstype="ext4")) == []
+
+
+def test_blanks_in_a_mount_point_are_read_as_the_kernel_writes_them(host):
+    odd = "16 1 0:42 / /my\\040data\\134x rw - nfs4 server:/a\\040b rw\n"
+    assert findings(mount, host(ROOT + odd), Config(name="/my data\\x")) == []
+
+
+def test_file_systems_that_nobody_named_are_not_touched(host):
+    node = host(ROOT + NFS + NFS.replace("/data", "/other"))
+    findings(mount, node, DATA)
+    assert node.asked == ["/data"]
+
+
+def test_real_tables_are_read(tmp_path):
+    nfs = write(tmp_path / "a", {INFO: captured("mountinfo_nfs.txt")})
+    os.makedirs(tmp_path / "a/mnt/nfs/test")
+    assert findings(mount, nfs, Config(name="/mnt/nfs/test", fstype="nfs")) == []
+    clients = write(tmp_path / "b", {INFO: captured("mountinfo_nfs_clients.txt")})
+    os.makedirs(tmp_path / "b/public")
+    assert codes(findings(mount, clients, Config(name="/public"))) == ["mount/read_only"]
+
+
+def test_this_machines_own_table_is_read():
+    assert run_check(mount, Host(), Config(name="/"))[0].value is True
+
+
+def test_what_does_not_answer_warns_then_is_degraded_and_never_more():
+    (finding,) = mount.overdue(DATA, 10.0)
+    assert (finding.code, finding.subject, finding.shared_cause) == ("mount/hang", "/data", True)
+    assert finding.severity is Severity.WARNING
+    assert finding.worsens is not None
+    assert (finding.worsens.severity, finding.worsens.after_seconds) == (Severity.DEGRADED, 600.0)
+
+
+@pytest.mark.parametrize("name", ["data", "/data/"])
+def test_a_name_that_is_no_mount_point_is_refused(name):
+    assert "is no mount point" in (validate(Config(name=name)) or "")
+    assert validate(DATA) is None
+    assert validate(Config(name="/")) is None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "N/A", NFS.replace(" - ", " "), "a b c - d", NFS[:30], "\0" * 50])
+def test_a_garbled_table_is_unknown(host, text):
+    with pytest.raises(ValueError, match="/proc/self/mountinfo"):
+        run_check(mount, host(text), DATA)
+
+
+def test_a_garbled_line_beside_the_one_that_is_looked_for_is_no_matter(host):
+    assert findings(mount, host(f"garbage\n{NFS}garbage\n"), DATA) == []
+
+
+def test_no_table_is_unknown(tmp_path):
+    with pytest.raises(ValueError, match="mountinfo is empty"):
+        run_check(mount, Host(str(tmp_path)), DATA)
+
+
+@given(
+    point=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
+    optional=st.lists(st.sampled_from(["shared:1", "master:2", "propagate_from:3", "unbindable"])),
+    read_only=st.booleans(),
+)
+def test_every_mount_point_that_can_be_made_is_read(point, optional, read_only):
+    escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in f"/{point}")
+    options = "ro" if read_only else "rw"
+    line = " ".join(["16", "1", "0:42", "/", escaped, f"{options},x", *optional, "-", "nfs4", "", "rw"])
+    assert parse(line) == Mount(f"/{point}", "nfs4", read_only)
+
+
+@given(st.one_of(st.text(max_size=60), st.integers(0, len(NFS)).map(lambda end: NFS[:end])))
+def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
+    found, said = refusal(parse, line)
+    if said:
+        assert said.startswith("/proc/self/mountinfo: not a mount: ")
+        assert "\n" not in said
+    else:
+        assert found.point.startswith("/")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80))
+def test_no_content_of_the_table_passes_silently(tmp_path, content):
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / INFO[1:]).write_bytes(content)
+    given_, error = until_it_fails(mount, Answers(str(tmp_path)), DATA)
+    assert error or codes([item for item in given_ if isinstance(item, Finding)]) == ["mount/missing"]

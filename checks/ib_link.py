@@ -23,11 +23,12 @@ DEVICES = "/sys/class/infiniband"
 PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
 STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
-PHYSICAL = {
-    **{"1": "Sleep", "2": "Polling", "3": "Disabled", "4": "PortConfigurationTraining"},
-    **{"5": "LinkUp", "6": "LinkErrorRecovery", "7": "Phy Test"},
-}
-NOT_TOLD = "0"  # the physical state of virtual functions
+LINK_UP = "5: LinkUp"
+NOT_TOLD = "0: <unknown>"  # of virtual functions
+PHYSICAL_STATES = (
+    *(NOT_TOLD, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
+    *(LINK_UP, "6: LinkErrorRecovery", "7: Phy Test"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +103,14 @@ def parse(name: str, state: str, physical: str, rate: str) -> Port:
     number, colon, word = state.partition(": ")
     if not colon or number not in map(str, range(len(STATES))) or STATES[int(number)] != word:
         raise ValueError(f"{name}: not a state: {state[:60]!r}")
-    physical_number, colon, physical_word = physical.partition(": ")
-    known = PHYSICAL.get(physical_number, "<unknown>")
-    if not colon or not re.fullmatch("[0-9]{1,3}", physical_number) or physical_word != known:
+    if physical not in PHYSICAL_STATES:
         raise ValueError(f"{name}: not a physical state: {physical[:60]!r}")
     match = RATE.fullmatch(rate)
     if match is None:
         raise ValueError(f"{name}: not a rate: {rate[:60]!r}")
-    up = physical_word == "LinkUp" or physical_number == NOT_TOLD
-    return Port(word == "ACTIVE" and up, f"{word}/{physical_word}", float(match[1]), match[2] is not None)
+    up = physical in (LINK_UP, NOT_TOLD)
+    words = f"{word}/{physical.partition(': ')[2]}"
+    return Port(word == "ACTIVE" and up, words, float(match[1]), match[2] is not None)
 
 
 def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Config) -> Iterator[Finding]:

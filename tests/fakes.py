@@ -23,8 +23,13 @@ _numbers = itertools.count()
 def run_check(
     module: ModuleType, host: Host, config: CheckConfig | None = None, past: Past | None = None
 ) -> list[Finding | Observation | Repair]:
-    """All that one run of a check gives. Raises what the check raises."""
-    return list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
+    """All that one run of a check gives, each finding as its explanation says. Raises what the check raises."""
+    given = list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
+    for finding in given:
+        if isinstance(finding, Finding) and finding.code != "exec/critical":  # whose severity the site chooses
+            explain = module.EXPLAIN[finding.code]
+            assert (finding.severity, finding.clears) == (explain.severity, explain.clears)
+    return given
 
 
 def findings(*args: Any, **kwargs: Any) -> list[Finding]:

@@ -1,0 +1,112 @@
+"""What a check read before: last readings, and growth across wraps, resets and boots."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.model import Observation, ObservationKind
+from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Series, update
+
+COUNTER, GAUGE = ObservationKind.COUNTER, ObservationKind.GAUGE
+
+
+def counter(value: float, bits: int | None = None, port: str = "a") -> Observation:
+    return Observation("errors_total", value, COUNTER, (("port", port),), bits)
+
+
+def gauge(value: float) -> Observation:
+    return Observation("action", value, GAUGE)
+
+
+def after(*readings: Observation, apart: float = 100.0, boots: str = "") -> dict[str, Series]:
+    """The store after these readings at 0, 100, 200, ... s, in these boots ("aab"; all "a" unless told)."""
+    store: dict[str, Series] = {}
+    for number, reading in enumerate(readings):
+        store = update(store, [reading], number * apart, boots[number] if boots else "a")
+    return store
+
+
+def grew(readings: list[Observation], within: float, boots: str = "") -> float | None:
+    """Growth up to the last of the readings, as its own check would ask."""
+    boots = boots or "a" * len(readings)
+    store = after(*readings[:-1], boots=boots)
+    return Past(store, (len(readings) - 1) * 100.0, boots[-1]).growth(readings[-1], within)
+
+
+def values(*counts: float, bits: int | None = None) -> list[Observation]:
+    return [counter(count, bits) for count in counts]
+
+
+def test_the_first_sight_of_a_counter_is_no_growth():
+    assert grew(values(500), 1000) == 0
+
+
+def test_growth_is_counted_within_the_time_asked_for():
+    assert grew(values(1, 4, 9, 9), 1000) == 8
+    assert grew(values(1, 4, 9, 9), 150) == 5
+
+
+def test_growth_within_no_time_is_that_since_the_last_reading():
+    assert grew(values(1, 4, 9), 0) == 5
+    assert grew(values(1, 4, 4), 0) == 0
+
+
+def test_what_a_counter_shows_after_a_boot_is_no_growth():
+    assert grew(values(1, 4), 1000, boots="ab") == 0
+
+
+def test_a_counter_that_was_reset_grew_by_what_it_shows():
+    assert grew(values(100, 3), 1000) == 3
+
+
+@pytest.mark.parametrize(("counts", "expected"), [((250, 2), 8), ((100, 2), 2), ((254, 255), None)])
+def test_a_narrow_counter_wraps_near_its_end_is_reset_elsewhere_and_unknown_where_it_sticks(counts, expected):
+    assert grew(values(*counts, bits=8), 1000) == expected
+
+
+def test_the_last_reading_of_a_gauge_is_kept_like_that_of_a_counter():
+    past = Past(after(gauge(4), gauge(1)), 200.0, "a")
+    last = past.last(gauge(0))
+    assert last is not None
+    assert (last.value, last.time) == (1, 100.0)
+
+
+def test_a_gauge_has_no_growth_kept():
+    (series,) = after(gauge(1), gauge(5), gauge(2)).values()
+    assert series.grown == ()
+
+
+@pytest.mark.parametrize("reading", [gauge(0), counter(0)])
+def test_another_boot_has_no_last_reading(reading):
+    assert Past(after(reading), 100.0, "b").last(reading) is None
+    assert Past({}, 100.0, "a").last(reading) is None
+
+
+def test_labels_tell_counters_apart():
+    assert Past(after(counter(5, port="b")), 100.0, "a").last(counter(9, port="a")) is None
+
+
+def test_the_rate_is_growth_per_second_since_the_last_reading():
+    past = Past(after(counter(100)), 50.0, "a")
+    assert past.rate(counter(200)) == 2
+    assert Past({}, 50.0, "a").rate(counter(200)) is None
+    assert Past(after(counter(100, 8)), 50.0, "a").rate(counter(255, 8)) is None
+
+
+def test_what_is_no_longer_read_is_kept_for_two_days():
+    store = after(counter(1))
+    assert update(store, [], KEEP_SECONDS - 1, "a") == store
+    assert update(store, [], KEEP_SECONDS + 1, "a") == {}
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=3 * KEEP_INCREMENTS))
+def test_the_store_stays_bounded_and_loses_no_growth_of_the_window(steps):
+    total, readings = 0, []
+    for step in steps:
+        total += step
+        readings.append(counter(total))
+    (series,) = after(*readings[:-1]).values()
+    assert len(series.grown) <= KEEP_INCREMENTS
+    assert grew(readings, KEEP_SECONDS) == total - steps[0]

@@ -153,6 +153,7 @@ def replace_file(path: str, text: str, mode: int = 0o600, durable: bool = False)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask: others read the verdict and the metrics
             file.write(text)
             file.flush()
             if durable:

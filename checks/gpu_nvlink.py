@@ -28,7 +28,7 @@ BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bA[0-9]{2}\b", re.
 class Config(CheckConfig):
     """links                    how many each GPU must have active; 0 = those that its peers on this node have
     inactive_confirm_seconds a link must be down for so long
-    crc_degraded_per_second  so many CRC errors a second on one link are degraded; fewer warn
+    crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn
     clean_seconds            errors of a link are forgotten after so long without new ones under load
     """
 
@@ -76,32 +76,32 @@ def _inactive(
 
 
 def _errors(gpu: NvmlGpu, links: tuple[bool, ...], config: Config, past: Past) -> Iterator[Finding | Observation]:
-    grew: dict[str, list[str]] = {"replay": [], "recovery": [], "crc_rate": [], "crc": []}
-    for link in range(len(links)):
-        errors = gpu.nvlink_errors(link)
-        if errors is None:
+    """Sums over the links that count: one series a GPU, since 18 links of 8 GPUs are 432 numbers a round.
+
+    Which links were summed is part of the name: a link that no longer answers must not look like a counter that fell.
+    """
+    answers = {link: gpu.nvlink_errors(link) for link in range(len(links))}
+    for kind in ("replay", "recovery", "crc"):
+        counts = {link: getattr(errors, kind, None) for link, errors in answers.items()}
+        known = {link: count for link, count in counts.items() if count is not None}
+        if not known:
             continue
-        for kind, count in (("replay", errors.replay), ("recovery", errors.recovery), ("crc", errors.crc)):
-            if count is None:
-                continue
-            labels = (("pci", gpu.pci), ("link", str(link)), ("error", kind))
-            reading = Observation("gpu_nvlink_errors_total", count, ObservationKind.COUNTER, labels)
-            yield reading
-            growth = past.growth(reading, 0.0)  # since the last run
-            if growth:
-                per_second = past.rate(reading) or 0.0
-                code = "crc_rate" if kind == "crc" and per_second >= config.crc_degraded_per_second else kind
-                grew[code].append(f"link {link}: {growth:.0f}")
-    for code, where in grew.items():
-        if where:
-            yield Finding(
-                Severity.WARNING if code == "crc" else Severity.DEGRADED,
-                f"gpu_nvlink/{code}",
-                gpu.pci,
-                f"new NVLink {code.partition('_')[0]} errors, {', '.join(where)}",
-                clears=Clears.GPU_RESET,
-                window_seconds=config.clean_seconds,
-            )
+        labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in known):#x}"))
+        reading = Observation("gpu_nvlink_errors_total", sum(known.values()), ObservationKind.COUNTER, labels)
+        yield reading
+        growth = past.growth(reading, 0.0)  # since the last run
+        if not growth:
+            continue
+        fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
+        where = ", ".join(f"link {link}: {count}" for link, count in known.items() if count)
+        yield Finding(
+            Severity.WARNING if kind == "crc" and not fast else Severity.DEGRADED,
+            "gpu_nvlink/crc_rate" if fast else f"gpu_nvlink/{kind}",
+            gpu.pci,
+            f"{growth:.0f} new NVLink {kind} errors (since the driver was loaded: {where})",
+            clears=Clears.GPU_RESET,
+            window_seconds=config.clean_seconds,
+        )
 
 
 _ERRORS_TODO = (
@@ -136,7 +136,7 @@ EXPLAIN = {
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link counts a hundred CRC errors a second or more.",
+        "The links of this GPU count a hundred CRC errors a second or more.",
         "Bandwidth is lost to repetitions, and the link is likely to fail.",
         _ERRORS_TODO,
     ),

@@ -92,7 +92,8 @@ def test_replays_and_recoveries_that_grew_are_degraded_until_a_reset_or_a_clean_
     (finding,) = (item for item in rounds(gpu_nvlink, hosts) if isinstance(item, Finding))
     assert (finding.code, finding.severity) == (f"gpu_nvlink/{kind}", Severity.DEGRADED)
     assert (finding.clears, finding.window_seconds) == (Clears.GPU_RESET, 86400.0)
-    assert "link 4: 2" in finding.message
+    assert finding.message.startswith(f"2 new NVLink {kind} errors")
+    assert "link 4: 9" in finding.message
 
 
 def test_old_errors_that_do_not_grow_are_no_finding(host):
@@ -115,7 +116,14 @@ def test_a_few_crc_errors_warn_and_a_hundred_a_second_are_degraded(host):
 def test_errors_of_several_links_of_a_gpu_are_one_finding(host):
     found = grown(host, "", "gpu.3.nvlink_replay = { 2 = 1, 11 = 3 }")
     assert codes(found) == ["gpu_nvlink/replay"]
+    assert found[0].message.startswith("4 new")
     assert "link 2: 1, link 11: 3" in found[0].message
+
+
+def test_a_link_that_no_longer_answers_is_no_growth(host):
+    down = "[gpu.3]\nnvlinks = 17\nnvlink_replay = { 4 = 2 }"
+    found = grown(host, "gpu.3.nvlink_replay = { 4 = 2, 17 = 500 }", down)
+    assert codes(found) == ["gpu_nvlink/inactive"]
 
 
 def test_blackwell_counts_neither_way_and_gives_no_counters(host):

@@ -33,7 +33,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         if rows is None:
             continue
         yield from _observations(gpu, rows)
-        pending = Observation("gpu_row_remap_pending", rows.pending, labels=(("pci", gpu.pci),))
+        pending = Observation("gpu_row_remap_pending", int(rows.pending), labels=(("pci", gpu.pci),))
         yield pending
         last = past.last(pending)
         if last is not None and last.value and not rows.pending:
@@ -46,7 +46,7 @@ def _observations(gpu: NvmlGpu, rows: RemappedRows) -> Iterator[Observation]:
     for error, count in (("correctable", rows.correctable), ("uncorrectable", rows.uncorrectable)):
         labels = (("pci", gpu.pci), ("error", error))
         yield Observation("gpu_remapped_rows_total", count, ObservationKind.COUNTER, labels)
-    yield Observation("gpu_row_remap_failed", rows.failure, labels=(("pci", gpu.pci),))
+    yield Observation("gpu_row_remap_failed", int(rows.failure), labels=(("pci", gpu.pci),))
 
 
 def _judge(gpu: NvmlGpu, rows: RemappedRows, config: Config) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             unreadable.append((name, str(error)))
     for name, port in ports.items():
         if port is not None:
-            yield Observation("ib_port_active", port.active, labels=(("port", name),))
+            yield Observation("ib_port_active", int(port.active), labels=(("port", name),))
             yield Observation("ib_port_rate_bytes_per_second", port.gbps * 1e9 / 8, labels=(("port", name),))
     fastest = max((port.gbps for port in ports.values() if port and port.active), default=0.0)
     for name, gbps in config.expected_gbps.items():

@@ -57,7 +57,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if mount is not None and mount.fstype == "autofs":
         mount = _find(host, config.name)  # asking has mounted it
     mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
-    yield Observation("mount_mounted", mounted, labels=(("mountpoint", config.name),))
+    yield Observation("mount_mounted", int(mounted), labels=(("mountpoint", config.name),))
     if mount is None or not mounted or stale == errno.ENOENT:
         yield _broken(Severity.CRITICAL, "missing", "is not mounted", config)
     elif stale == errno.ESTALE:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from healthd.config import CheckConfig
+from healthd.convert import dump, load
 from healthd.fake_nvml import open_fake
 from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
@@ -23,8 +25,13 @@ _numbers = itertools.count()
 def run_check(
     module: ModuleType, host: Host, config: CheckConfig | None = None, past: Past | None = None
 ) -> list[Finding | Observation | Repair]:
-    """All that one run of a check gives, each finding as its explanation says. Raises what the check raises."""
+    """All that one run of a check gives. Raises what the check raises.
+
+    Holds it to what the core takes: plain data that comes back equal, and findings as their explanations say.
+    """
     given = list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
+    for item in given:
+        assert load(type(item), json.loads(json.dumps(dump(item)))) == item
     for finding in given:
         if isinstance(finding, Finding) and finding.code != "exec/critical":  # whose severity the site chooses
             explain = module.EXPLAIN[finding.code]

@@ -61,7 +61,7 @@ def one(*args, **kwargs) -> Finding:
 def test_what_is_mounted_and_answers_gives_no_finding(host):
     node = host()
     (observation,) = run_check(mount, node, DATA)
-    assert (observation.name, observation.value) == ("mount_mounted", True)
+    assert (observation.name, observation.value) == ("mount_mounted", 1)
     assert node.asked == ["/data"]
 
 
@@ -170,7 +170,7 @@ def test_real_tables_are_read(tmp_path):
 
 
 def test_this_machines_own_table_is_read():
-    assert run_check(mount, Host(), Config(name="/"))[0].value is True
+    assert run_check(mount, Host(), Config(name="/"))[0].value == 1
 
 
 def test_what_does_not_answer_warns_then_is_degraded_and_never_more():

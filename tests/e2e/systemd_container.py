@@ -94,7 +94,7 @@ class SystemdContainer:
         root = _root()
         self._directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self._directory / "state").mkdir()
-        self.machine = self._directory.name
+        self.machine = self._directory.name.replace("_", "-")
         self._cgroups = _cgroups(self.machine)
         try:
             self._start(root)

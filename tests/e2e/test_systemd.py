@@ -1,0 +1,116 @@
+"""A service that talks through healthd.service, under a real systemd: what the manager and the journal make of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from frozen import FrozenFilesystem, in_d_state, wait_for_d_state
+from systemd_container import CHECKOUT, ContainerError, SystemdContainer
+
+UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
+
+SERVICE = """
+import logging, os, signal, subprocess, sys, time
+from healthd import service
+service.set_up_logging()
+logging.warning("two GPUs", extra={"HEALTHD_CODE": "gpu_count/missing"})
+if len(sys.argv) > 1:  # a worker that writes to a disk which may be frozen
+    subprocess.Popen(["/bin/sh", "-c", "read go; echo x > " + sys.argv[1]], stdin=subprocess.PIPE)
+service.ready(f"watched every {service.watchdog_seconds()} s")
+hung = []
+signal.signal(signal.SIGHUP, lambda *_: hung.append(True))
+signal.signal(signal.SIGTERM, lambda *_: (service.stopping(), sys.exit()))
+while True:
+    if not hung:
+        service.watchdog()
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SystemdContainer]:
+    with SystemdContainer() as running:
+        yield running
+
+
+def install(box: SystemdContainer, name: str, *arguments: str) -> None:
+    """The project's unit with the service above in the daemon's place, and a short watchdog."""
+    box.write(f"/opt/{name}.py", SERVICE)
+    box.write(
+        f"/etc/systemd/system/{name}.service.d/test.conf",
+        f"[Service]\nExecStart=\nExecStart={sys.executable} /opt/{name}.py {' '.join(arguments)}\n"
+        f"Environment=PYTHONPATH={CHECKOUT}\nWatchdogSec=2\nRestartSec=0.2\n",
+    )
+    box.install_unit(f"{name}.service", UNIT)
+
+
+def test_the_interpreter_and_this_checkout_work_inside(box: SystemdContainer) -> None:
+    program = "import healthd, systemd.journal, psutil, pyudev, sqlite3, ssl, ctypes; print(healthd.__file__)"
+    inside = box.exec("env", f"PYTHONPATH={CHECKOUT}", sys.executable, "-c", program)
+    assert Path(inside.stdout.strip()).is_relative_to(CHECKOUT)
+
+
+def test_a_command_that_fails_says_so_with_its_output(box: SystemdContainer) -> None:
+    with pytest.raises(ContainerError, match=r"sh -c 'echo no; exit 3': exit status 3\nno"):
+        box.exec("sh", "-c", "echo no; exit 3")
+
+
+def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdContainer) -> None:
+    install(box, "alive")
+    box.systemctl("start", "alive")
+    assert box.show("alive", "StatusText") == "watched every 2.0 s"
+    pid = box.show("alive", "MainPID")
+    time.sleep(2.5)  # longer than the watchdog
+    assert (box.show("alive", "MainPID"), box.show("alive", "NRestarts")) == (pid, "0")
+    box.systemctl("stop", "alive")
+    assert box.show("alive", "Result") == "success"
+
+
+def test_a_service_that_hangs_is_started_again(box: SystemdContainer) -> None:
+    install(box, "hung")
+    box.systemctl("start", "hung")
+    box.systemctl("reload", "hung")
+    box.wait("hung", "NRestarts", "1")
+    box.wait("hung", "ActiveState", "active")
+    assert "Watchdog timeout" in box.log("hung")
+    box.systemctl("stop", "hung")
+
+
+def test_the_journal_has_priority_and_fields(box: SystemdContainer) -> None:
+    install(box, "speaking")
+    box.systemctl("start", "speaking")
+    lines = box.exec("journalctl", "-u", "speaking", "-o", "json", "SYSLOG_IDENTIFIER=healthd").stdout.splitlines()
+    entry = json.loads(lines[0])
+    found = entry["MESSAGE"], entry["PRIORITY"], entry["HEALTHD_CODE"]
+    assert found == ("two GPUs", "4", "gpu_count/missing")
+    box.systemctl("stop", "speaking")
+
+
+def host_pid(word: str) -> int:
+    """The pid on this machine of the shell that has `word` in its command line."""
+    found = subprocess.run(["pgrep", "--oldest", "-f", f"^/bin/sh .*{word}"], capture_output=True, text=True)
+    return int(found.stdout)
+
+
+def test_a_restart_leaves_a_worker_in_d_state_alone_and_is_not_held_up(tmp_path: Path) -> None:
+    with FrozenFilesystem(tmp_path) as disk, SystemdContainer(binds=[disk.path]) as box, disk.frozen():
+        install(box, "stuck", str(disk.path / "file"))
+        box.systemctl("start", "stuck")
+        first = box.show("stuck", "MainPID")
+        box.exec("kill", "-HUP", first)
+        writer = box.exec("pgrep", "--parent", first).stdout.strip()
+        box.wait("stuck", "NRestarts", "1")  # the worker's pipe closed with the daemon, so it writes now
+        outside = host_pid(str(disk.path / "file"))
+        wait_for_d_state(outside)
+        began = time.monotonic()
+        box.systemctl("restart", "stuck")
+        assert time.monotonic() - began < 5
+        assert in_d_state(outside)
+        assert writer in box.exec("ps", "-o", "pid", "-A").stdout
+        box.systemctl("stop", "stuck")

@@ -80,9 +80,10 @@ def log_handler() -> logging.Handler:
         from systemd import journal
 
         handler: logging.Handler = journal.JournalHandler(sender_function=JournalSender(), SYSLOG_IDENTIFIER=IDENTIFIER)
-        return handler
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     return handler
 
 

@@ -248,8 +248,8 @@ class SystemdContainer:
 
     def install_healthd(self, config: str = "") -> None:
         """The project's own unit, /usr/bin/healthd running this checkout, and its settings; not started."""
-        program = f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} -m healthd "$@"\n'
-        self.write("/usr/bin/healthd", program, 0o755)
+        command = f"PYTHONPATH={shlex.quote(str(CHECKOUT))} exec {shlex.quote(sys.executable)} -m healthd"
+        self.write("/usr/bin/healthd", f'#!/bin/sh\n{command} "$@"\n', 0o755)
         self.write("/etc/healthd/healthd.toml", config)
         self.install_unit("healthd.service", (CHECKOUT / "packaging/systemd/healthd.service").read_text())
 

@@ -42,11 +42,10 @@ def box() -> Iterator[SystemdContainer]:
 def install(box: SystemdContainer, name: str, *arguments: str) -> None:
     """The project's unit with the service above in the daemon's place, and a short watchdog."""
     box.write(f"/opt/{name}.py", SERVICE)
-    box.write(
-        f"/etc/systemd/system/{name}.service.d/test.conf",
-        f"[Service]\nExecStart=\nExecStart={sys.executable} /opt/{name}.py {' '.join(arguments)}\n"
-        f"Environment=PYTHONPATH={CHECKOUT}\nWatchdogSec=2\nRestartSec=0.2\n",
-    )
+    words = " ".join(f'"{word}"' for word in (sys.executable, f"/opt/{name}.py", *arguments))
+    settings = ["ExecStart=", f"ExecStart={words}", f'Environment="PYTHONPATH={CHECKOUT}"']
+    settings += ["WatchdogSec=2", "RestartSec=0.2"]
+    box.write(f"/etc/systemd/system/{name}.service.d/test.conf", "\n".join(["[Service]", *settings, ""]))
     box.install_unit(f"{name}.service", UNIT)
 
 

@@ -1,0 +1,53 @@
+# Plain `make` prints the targets. What they need of the machine is in scripts/setup.sh, which each of them runs.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# End-to-end tests are root's: real Slurm, systemd, mounts. Their caches do not mix with the user's.
+ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
+PYTEST := .venv/bin/python -m pytest
+
+.PHONY: help demo test check unit unit-all unit-others e2e bench wheel clean
+
+help: ## print this
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
+	@.venv/bin/python scripts/demo.py
+
+test: .venv/.stamp unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
+	@scripts/setup.sh test-packages
+	@echo "test: all tests"
+	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache
+
+check: .venv/.stamp ## lint, format, types and the design rules; seconds
+	@echo "check: ruff, mypy, shellcheck, design"
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
+	@.venv/bin/mypy --strict --no-error-summary
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+	@$(PYTEST) tests/test_design.py
+
+unit: .venv/.stamp ## the tests that need no root and no daemons
+	@$(PYTEST) --ignore=tests/e2e
+
+unit-all: unit unit-others ## the unit tests on each Python from 3.10 to 3.13 that this machine has
+
+unit-others: .venv/.stamp
+	@scripts/unit_others.sh
+
+e2e: .venv/.stamp ## the end-to-end tests alone
+	@scripts/setup.sh test-packages
+	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache tests/e2e
+
+bench: .venv/.stamp ## what healthd costs on this machine, as a table
+	@scripts/setup.sh test-packages
+	@.venv/bin/python bench/bench.py
+
+wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a fresh environment and try it
+	@scripts/wheel.sh
+
+clean: ## remove everything that was built here; the system packages and /var/cache/healthd-tests stay
+	@rm -rf .venv .venv-3.* build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.stamp: pyproject.toml scripts/setup.sh
+	@scripts/setup.sh venv

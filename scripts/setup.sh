@@ -1,0 +1,123 @@
+#!/bin/bash
+# What healthd needs to be tried, tested and built, on Debian 12 and Ubuntu 22.04/24.04. Each step does nothing if
+# nothing is missing: no apt, no network.
+#   scripts/setup.sh venv           .venv with healthd and its tools, and the system packages to build it
+#   scripts/setup.sh test-packages  what the end-to-end tests run: a real Slurm, systemd in a container, promtool, gcc
+#   scripts/setup.sh interpreters   print "3.X PATH" for each Python that healthd supports and this machine has
+#   scripts/setup.sh make           make itself
+#   scripts/setup.sh venv-3.X       .venv-3.X for that interpreter
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+BUILD_PACKAGES=(gcc libsystemd-dev pkg-config)  # systemd-python is a source package
+TEST_PACKAGES=(slurmctld slurmd slurm-client munge systemd-container mmdebstrap prometheus gcc e2fsprogs mount util-linux procps)
+DAEMONS=(slurmctld slurmd munge prometheus)
+
+say() { echo "setup: $*"; }
+die() { echo "setup: $*" >&2; exit 1; }
+
+installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+need() { # PACKAGE...: install those that are missing
+  local missing=() package
+  if ! command -v dpkg-query >/dev/null; then
+    say "not Debian or Ubuntu; the equivalents of these packages must be there: $*"
+    return
+  fi
+  for package in "$@"; do installed "$package" || missing+=("$package"); done
+  [ ${#missing[@]} = 0 ] || apt_install "${missing[@]}"
+}
+
+apt_install() {
+  local root=() log package
+  if [ "$(id -u)" != 0 ]; then
+    if command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then root=(sudo)
+    else die "only root can install what is missing: apt-get install $*"; fi
+  fi
+  say "installing $*"
+  log=$(mktemp)
+  # The packages' daemons are only for the tests, which start their own: they are neither started now nor at boot.
+  # A policy that the machine already has is left as it is.
+  local policy=/usr/sbin/policy-rc.d own_policy=
+  if [ ! -e $policy ]; then
+    own_policy=1
+    # shellcheck disable=SC2064  # expanded now: `root` is local
+    trap "${root[*]} rm -f $policy" EXIT
+    printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy >/dev/null
+    "${root[@]}" chmod 755 $policy
+  fi
+  "${root[@]}" apt-get update >"$log" 2>&1 </dev/null || say "apt-get update failed; going on with what apt knows"
+  if ! "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+    -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1 </dev/null; then
+    tail -n 20 "$log" >&2
+    die "apt-get install $* failed; its whole output is in $log"
+  fi
+  rm -f "$log"
+  if [ -n "$own_policy" ]; then "${root[@]}" rm -f $policy; trap - EXIT; fi
+  for package in "${DAEMONS[@]}"; do
+    if [[ " $* " == *" $package "* ]] && command -v systemctl >/dev/null; then
+      "${root[@]}" systemctl disable "$package.service" >/dev/null 2>&1 || true
+    fi
+  done
+}
+
+usable() { # PYTHON: print "3.X PATH" (the file behind links, shims and environments) if healthd can be built with it
+  "$1" -c 'import ensurepip, os, sysconfig, sys, venv
+v = sys.version_info[:2]
+headers = os.path.join(sysconfig.get_paths()["include"], "Python.h")
+(3, 10) <= v <= (3, 13) and os.path.exists(headers) or sys.exit(1)
+print("%d.%d" % v, os.path.realpath(sys.executable))' 2>/dev/null
+}
+
+candidates() { # every command that may be a Python
+  local name
+  for name in python3 python3.{10..13}; do type -aP "$name" || true; done
+  if command -v pyenv >/dev/null; then ls -d "$(pyenv root)"/versions/3.1[0-3].*/bin/python3 2>/dev/null || true; fi
+}
+
+interpreters() {
+  local python
+  candidates | while read -r python; do usable "$python" || true; done | sort -s -t. -k2,2n | awk '!seen[$1]++'
+}
+
+choose() { # print the Python that .venv is made with: python3 of the PATH if it will do
+  local python found
+  for python in python3 python3.{11,12,13,10}; do
+    if found=$(usable "$python"); then echo "${found#* }"; return; fi
+  done
+  need python3 python3-venv python3-dev >&2
+  usable /usr/bin/python3 >/dev/null || die "healthd needs Python 3.10 to 3.13, with venv and headers; none was found"
+  echo /usr/bin/python3
+}
+
+make_venv() { # DIRECTORY PYTHON
+  local log
+  log=$(mktemp)
+  if ! "$1/bin/python" -c pass 2>/dev/null; then # absent, or its interpreter is gone
+    say "making $1 with $2"
+    "$2" -m venv --clear "$1"
+  fi
+  say "installing healthd and its tools into $1"
+  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev]' >"$log" 2>&1 </dev/null; then
+    tail -n 20 "$log" >&2
+    die "pip install failed; its whole output is in $log"
+  fi
+  rm -f "$log"
+  touch "$1/.stamp"
+}
+
+case ${1:-} in
+  venv)
+    need "${BUILD_PACKAGES[@]}"
+    python=$(choose)
+    make_venv .venv "$python" ;;
+  make) need make ;;
+  test-packages) need "${TEST_PACKAGES[@]}" ;;
+  interpreters) interpreters ;;
+  venv-3.1[0-3])
+    need "${BUILD_PACKAGES[@]}"
+    python=$(interpreters | awk -v wanted="${1#venv-}" '$1 == wanted { print $2 }')
+    [ -n "$python" ] || die "no usable Python ${1#venv-} on this machine"
+    make_venv ".$1" "$python" ;;
+  *) sed -n '4,8s/^# *//p' "$0" >&2; exit 64 ;;
+esac

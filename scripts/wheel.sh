@@ -1,0 +1,34 @@
+#!/bin/bash
+# Build the wheel and the sdist into dist/, look into both, install the wheel into a fresh environment and run it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+die() { echo "wheel: $*" >&2; exit 1; }
+
+echo "wheel: building"
+rm -rf build dist
+.venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
+
+# every module and data file of the package is in the wheel, once, the checks behind their symbolic link too
+find -L healthd -name '*.py' -o -path 'healthd/facts/*.csv' -o -path 'healthd/profiles/*.toml' -o -path healthd/explain.toml |
+  grep -v -e __pycache__ | sort >"$work/wanted"
+.venv/bin/python -m zipfile --list dist/*.whl | awk 'NR > 1 { print $1 }' | grep '^healthd/' | sort >"$work/wheel"
+missing=$(comm -23 "$work/wanted" "$work/wheel")
+[ -z "$missing" ] || die "not in the wheel: ${missing//$'\n'/ }"
+
+# the sdist has what a packager wants beside it
+tar tzf dist/*.tar.gz | sed 's|^[^/]*/||' | sort >"$work/sdist"
+missing=$(find conf packaging -type f | sort | comm -23 - "$work/sdist")
+[ -z "$missing" ] || die "not in the sdist: ${missing//$'\n'/ }"
+
+echo "wheel: installing into a fresh environment"
+.venv/bin/python -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check dist/*.whl >"$work/log" 2>&1 ||
+  { tail -n 20 "$work/log" >&2; die "the wheel does not install"; }
+list=$(cd "$work" && venv/bin/healthd list) || die "healthd list failed"
+for check in checks/[a-z]*.py; do
+  grep -qw "$(basename "$check" .py)" <<<"$list" || die "healthd list does not know $check"
+done
+echo "wheel: $(cd dist && echo *.whl) works, $(wc -l <"$work/wheel") files"

@@ -1,0 +1,225 @@
+"""The rules of the house that a reader would otherwise have to keep in mind: who may import whom, and what.
+
+The tables say what is allowed; a failing test names the file and line that breaks a rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Pure modules: values in, values out; `now` is an argument. What of healthd they may import.
+PURE = {
+    "model": set(),
+    "convert": set(),
+    "past": {"model"},
+    "schedule": set(),
+    "reason": {"model"},
+    "verdict": {"config", "model"},
+    "policy": {"model", "reason"},
+    "kernel_fold": {"model"},
+    "kernel_parse": {"model"},
+    "kernel_prefix": set(),
+    "xid_texts": {"checks.gpu_xid", "codes", "model"},
+}
+# What a pure module may import of the standard library: nothing that knows a clock, a file or a process ...
+PURE_STDLIB = (
+    "__future__ bisect calendar collections contextlib copy dataclasses datetime difflib enum functools heapq "
+    "itertools math operator re statistics string textwrap types typing zlib"
+)
+# ... but for these, which convert only,
+PURE_EXCEPTIONS = {("kernel_prefix", "time")}
+# and for the calls that would make them a lie.
+IMPURE_CALLS = {
+    "open",
+    "input",
+    "print",
+    "time.time",
+    "time.monotonic",
+    "time.sleep",
+    "datetime.now",
+    "datetime.utcnow",
+    "datetime.today",
+    "date.today",
+}
+
+# What of healthd a check may import: the words, its settings, its host. No daemon, no log, no other check.
+CHECKS_MAY = {"codes", "config", "host", "model", "nvml", "past", "xid_texts"}
+# What a check may not import at all: the core does these once for all checks.
+CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
+
+# Who may import a module of healthd ("*" is everybody below that folder).
+ONLY = {
+    "cli": {"__main__"},
+    "daemon": {"cli"},
+    "worker": {"cli", "daemon", "runner"},
+    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "worker"},
+    "fake_nvml": {"cli", "worker"},
+    "fake_scenario": {"cli", "fake_nvml"},
+    "service": {"cli", "daemon"},
+}
+
+# Packages that cost start-up time: which modules may import them at all, and which of these at their top (they are
+# imported late themselves).
+LAZY = {
+    "pynvml": ({"fake_nvml", "fake_scenario", "nvml"}, {"fake_nvml", "fake_scenario"}),
+    "prometheus_client": ({"metrics"}, set()),
+    "psutil": ({"cli", "status", "worker", "metrics"}, set()),
+    "pyudev": ({"inventory"}, set()),
+    "systemd": ({"kernel_journal", "service"}, set()),
+}
+
+# Nothing in these folders imports that module: reports over a cluster's history know no daemon.
+NEVER = {"fleet.*": {"daemon", "runner", "worker", "service"}}
+
+
+class Import(NamedTuple):
+    module: str  # without "healthd.": "checks.mount"
+    line: int
+    what: str  # "healthd.model", "os.path"
+    at_top: bool
+
+    def __str__(self) -> str:
+        return f"healthd/{self.module.replace('.', '/')}.py:{self.line} imports {self.what}"
+
+
+def modules() -> dict[str, ast.Module]:
+    paths = [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]
+    found = {}
+    for path in paths:
+        where = path.relative_to(ROOT / "healthd") if path.is_relative_to(ROOT / "healthd") else path.relative_to(ROOT)
+        name = ".".join(where.with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text("utf-8"), str(path))
+    return found
+
+
+def for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports_of(module: str, node: ast.AST, known: set[str], at_top: bool = True) -> Iterator[Import]:
+    """Every import in a module, those for the type checker only left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(module, child.lineno, alias.name, at_top) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            for alias in child.names:
+                submodule = f"{child.module}.{alias.name}"
+                is_module = submodule.removeprefix("healthd.") in known
+                yield Import(module, child.lineno, submodule if is_module else str(child.module), at_top)
+        elif not for_types_only(child):
+            inner = at_top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from imports_of(module, child, known, inner)
+
+
+MODULES = modules()
+IMPORTS = [i for name, tree in MODULES.items() for i in imports_of(name, tree, set(MODULES))]
+CHECKS = sorted(name.removeprefix("checks.") for name in MODULES if name.startswith("checks."))
+
+
+def own(what: str) -> str | None:
+    """The module of healthd that an import means ("model"), None if it is another's."""
+    return what.removeprefix("healthd.") if what.startswith("healthd.") else None
+
+
+def matches(module: str, patterns: set[str]) -> bool:
+    return any(module == p or (p.endswith(".*") and module.startswith(p[:-1])) for p in patterns)
+
+
+def of(pattern: str) -> list[Import]:
+    return [i for i in IMPORTS if matches(i.module, {pattern})]
+
+
+def test_the_rules_speak_of_modules_that_exist() -> None:
+    named = {*PURE, *ONLY, *CHECKS_MAY} - {"__main__", "cli", "daemon"}
+    assert named - set(MODULES) == set()
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_knows_no_clock_file_or_process(module: str) -> None:
+    allowed = set(PURE_STDLIB.split()) | {what for name, what in PURE_EXCEPTIONS if name == module}
+    wrong = [i for i in of(module) if not i.what.startswith("healthd") and i.what.partition(".")[0] not in allowed]
+    assert list(map(str, wrong)) == []
+    calls = (node for node in ast.walk(MODULES[module]) if isinstance(node, ast.Call))
+    assert [f"line {c.lineno}: {ast.unparse(c.func)}()" for c in calls if ast.unparse(c.func) in IMPURE_CALLS] == []
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_a_pure_module_stands_on_pure_modules(module: str) -> None:
+    assert [str(i) for i in of(module) if own(i.what) and own(i.what) not in PURE[module]] == []
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_imports_the_words_its_settings_and_its_host(check: str) -> None:
+    found = of(f"checks.{check}")
+    assert [str(i) for i in found if own(i.what) and own(i.what) not in CHECKS_MAY] == []
+    assert [str(i) for i in found if i.what.partition(".")[0] in CHECKS_MAY_NOT] == []
+
+
+@pytest.mark.parametrize("module", sorted(ONLY))
+def test_a_module_is_imported_only_by_those_that_need_it(module: str) -> None:
+    wrong = [i for i in IMPORTS if own(i.what) == module and not matches(i.module, ONLY[module])]
+    assert list(map(str, wrong)) == []
+
+
+@pytest.mark.parametrize("package", sorted(LAZY))
+def test_a_package_that_costs_start_up_time_is_imported_late_and_in_one_place(package: str) -> None:
+    anywhere, at_top = LAZY[package]
+    found = [i for i in IMPORTS if i.what.partition(".")[0] == package]
+    assert [str(i) for i in found if i.module not in anywhere] == []
+    assert [f"{i} at its top" for i in found if i.at_top and i.module not in at_top] == []
+
+
+@pytest.mark.parametrize("folder", sorted(NEVER))
+def test_what_only_reads_history_knows_no_daemon(folder: str) -> None:
+    assert [str(i) for i in of(folder) if own(i.what) in NEVER[folder]] == []
+
+
+LOADED = f"import sys; print(*sorted({set(LAZY)!r} & set(sys.modules)))"
+
+
+def loaded_after(program: str) -> str:
+    """Which of the packages in LAZY an interpreter has loaded after a program."""
+    command = [sys.executable, "-c", f"{program}\n{LOADED}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_help_loads_nothing_that_it_does_not_need() -> None:
+    program = """
+from healthd.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+"""
+    if "cli" in MODULES:
+        assert loaded_after(program) == ""
+
+
+def test_the_daemon_never_loads_nvml() -> None:
+    program = "import healthd.registry; healthd.registry.built_in()"
+    if "daemon" in MODULES:
+        program += "; import healthd.daemon"
+    assert loaded_after(program) == ""
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_comes_with_its_test(check: str) -> None:
+    assert (ROOT / f"tests/test_{check}.py").exists()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_check_comes_with_its_table_in_the_sample_settings(check: str) -> None:
+    sample = ROOT / "conf/healthd.toml"
+    if sample.exists():
+        assert f"[checks.{check}]" in sample.read_text() or f"[checks.{check}." in sample.read_text()

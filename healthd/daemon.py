@@ -27,6 +27,7 @@ from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import ConvertError, dump, load
 from healthd.host import Host
+from healthd.inventory import Removals, removals
 from healthd.kernel_fold import fold_events
 from healthd.kernel_listener import Listener
 from healthd.kernel_log import Gap, RawLine, event_of
@@ -212,6 +213,10 @@ class Daemon:
         )
         cursors = {**memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
         memory.change(events=kept, next_sequence=sequence, cursors=cursors)
+        for event in kept:
+            if event.sequence in touched and not event.history:
+                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+                self.rounds.look_after_event(self.concerned(event.kind))
         for (name, instance), config in self.loaded.checks.items():
             found = None if instance else self.checks[name].correlate(kept, memory.ledger.inventory, config)
             if found is not None:
@@ -227,10 +232,6 @@ class Daemon:
                     )
                 )
         memory.save()
-        for event in kept:
-            if event.sequence in touched and not event.history:
-                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
-                self.rounds.look_after_event(self.concerned(event.kind))
 
     def concerned(self, kind: str) -> list[tuple[str, str]]:
         """The checks that look at once after an event of this kind."""
@@ -405,8 +406,9 @@ class Daemon:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
             self.memory.set_conditions(verdict.resumed_by_operator(self.memory.ledger.by_key(), self.now()))
         if report.adopted:
+            code, part = report.adopted
             known = self.memory.ledger.by_key()
-            self.memory.set_conditions(verdict.adopted(known, report.adopted[0], report.adopted[1], self.boot_id, self.now()))
+            self.memory.set_conditions(verdict.adopted(known, code, part, self.boot_id, self.now()))
         if report.trouble:
             log.warning("slurm: %s", report.trouble)
         self.decided(report.decision)
@@ -544,7 +546,6 @@ class Daemon:
         self.memory.save()
         self.control.close()
         self.kernel.close()
-        self.removals.close()
         self.slurm.close()
         self.stop_metrics()
         self.runner.close(STOP_SECONDS)
@@ -563,27 +564,12 @@ class RunSaid:
     repairs: tuple[Repair, ...] = ()
 
 
-class NoRemovals:
-    """Where device removals cannot be heard (no netlink, a captured tree)."""
-
-    def waits(self) -> Iterable[tuple[int, bool]]:
-        return ()
-
-    def read(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-def device_removals(root: str) -> Any:
-    from healthd.inventory import removals
-
+def device_removals(root: str) -> Removals:
     try:
-        return removals(root) or NoRemovals()
+        return removals(root)
     except (OSError, ImportError) as error:
         log.warning("device removals are not heard: %s", error)
-        return NoRemovals()
+        return Removals()
 
 
 def label(name: tuple[str, str]) -> str:

@@ -121,16 +121,18 @@ def _udev_names() -> Callable[[str], str]:
 class Removals:
     """Devices that the kernel reports as removed, over netlink: also where no udevd runs."""
 
-    def __init__(self, monitor: Any) -> None:
+    def __init__(self, monitor: Any = None) -> None:
+        """Without a monitor (a captured tree, no netlink) nothing is ever removed."""
         self._monitor = monitor
 
-    def fileno(self) -> int:
-        return int(self._monitor.fileno())
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        if self._monitor is not None:
+            yield int(self._monitor.fileno()), False
 
     def read(self) -> list[str]:
         """PCI addresses of what was removed since the last call (of the card, where its port or disk went)."""
         removed = set()
-        while True:
+        while self._monitor is not None:
             try:
                 device = self._monitor.poll(0)
             except OSError:
@@ -142,10 +144,10 @@ class Removals:
         return sorted(removed - {""})
 
 
-def removals(root: str) -> Removals | None:
-    """None on a captured tree. Raises ImportError without libudev, OSError where netlink is refused."""
+def removals(root: str) -> Removals:
+    """Raises ImportError without libudev, OSError where netlink is refused."""
     if root.rstrip("/"):
-        return None
+        return Removals()
     import pyudev
 
     monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")

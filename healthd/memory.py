@@ -21,7 +21,10 @@ NAMES = (ledgers.FILE, ledgers.PAST_FILE)
 
 
 class Memory:
-    """`ledger` and `past` (check -> its counters). `unsaved`: what a kill now would lose; `uncopied`: what a boot would."""
+    """`ledger` and `past` (check -> its counters).
+
+    `unsaved`: a kill would lose something now; `uncopied`: a boot would.
+    """
 
     def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
         self._runtime_dir = runtime_dir

@@ -13,7 +13,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,97 +32,120 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known here: {', '.join(names)}" if names else ""
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-@functools.cache
-def _field_names(cls: type) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(cls))
-
-
 def load(cls: type[T], data: object, where: str = "") -> T:
     """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount")."""
-    return typing.cast(T, _load(cls, data, where))
+    return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
 
 
-def _load(kind: Any, data: Any, where: str) -> Any:
+Loader = Callable[[Any, str], Any]
+
+
+@functools.cache
+def _loader(kind: Any) -> Loader:
+    """What turns plain data into a `kind`, built once per type: a round converts hundreds of observations."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _load_union(kind, data, where)
+        return _union_loader(kind)
     if dataclasses.is_dataclass(kind):
-        return _load_dataclass(typing.cast(type, kind), data, where)
+        return _dataclass_loader(typing.cast(type, kind))
     if origin is tuple:
-        return _load_tuple(kind, data, where)
+        return _tuple_loader(kind)
     if origin in (frozenset, list):
-        (item,) = typing.get_args(kind)
-        return origin(_load(item, value, f"{where}[{i}]") for i, value in enumerate(_list(data, where)))
+        return _sequence_loader(origin, typing.get_args(kind)[0])
     if origin is dict:
-        _, item = typing.get_args(kind)
-        return {key: _load(item, value, _join(where, key)) for key, value in _table(data, where).items()}
+        return _dict_loader(typing.get_args(kind)[1])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _load_enum(kind, data, where)
-    return _load_plain(kind, data, where)
+        return _enum_loader(kind)
+    return _plain_loader(kind)
 
 
-def _load_union(kind: Any, data: Any, where: str) -> Any:
-    args = [a for a in typing.get_args(kind) if a is not type(None)]
-    if data is None and len(args) < len(typing.get_args(kind)):
-        return None
-    return _load(args[0], data, where)
+def _union_loader(kind: Any) -> Loader:
+    args = typing.get_args(kind)
+    (some,) = (_loader(arg) for arg in args if arg is not type(None))
+    return lambda data, where: None if data is None and type(None) in args else some(data, where)
 
 
-def _load_dataclass(cls: type, data: Any, where: str) -> Any:
-    table = _table(data, where)
-    names = _field_names(cls)
-    for key in table:
-        if key not in names:
-            raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, names)}')
-    hints = _hints(cls)
-    values = {key: _load(hints[key], value, _join(where, key)) for key, value in table.items()}
-    try:
+def _dataclass_loader(cls: type) -> Loader:
+    hints = typing.get_type_hints(cls)
+    required = [f.name for f in dataclasses.fields(cls) if _required(f)]
+    loaders: dict[str, Loader] = {}
+
+    def load_dataclass(data: Any, where: str) -> Any:
+        if not loaders:  # at the first use, not before: a class may contain itself
+            loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
+        values = {}
+        for key, value in _table(data, where).items():
+            if key not in loaders:
+                raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
+            values[key] = loaders[key](value, f"{where}.{key}" if where else key)
+        missing = [name for name in required if name not in values]
+        if missing:
+            raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
         return cls(**values)
-    except TypeError:
-        missing = [f.name for f in dataclasses.fields(cls) if f.name not in values and _required(f)]
-        raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}") from None
+
+    return load_dataclass
 
 
 def _required(f: dataclasses.Field[Any]) -> bool:
     return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
 
 
-def _load_tuple(kind: Any, data: Any, where: str) -> Any:
-    items, args = _list(data, where), typing.get_args(kind)
+def _tuple_loader(kind: Any) -> Loader:
+    args = typing.get_args(kind)
     if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_load(args[0], value, f"{where}[{i}]") for i, value in enumerate(items))
-    if len(items) != len(args):
-        raise ConvertError(f"{where}: must have {len(args)} items, has {len(items)}")
-    return tuple(_load(a, value, f"{where}[{i}]") for i, (a, value) in enumerate(zip(args, items, strict=True)))
+        return _sequence_loader(tuple, args[0])
+    loaders = [_loader(arg) for arg in args]
+
+    def load_tuple(data: Any, where: str) -> Any:
+        items = _list(data, where)
+        if len(items) != len(loaders):
+            raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
+        pairs = zip(loaders, items, strict=True)
+        return tuple(one(value, f"{where}[{i}]") for i, (one, value) in enumerate(pairs))
+
+    return load_tuple
 
 
-def _load_enum(kind: type[enum.Enum], data: Any, where: str) -> Any:
+def _sequence_loader(container: Any, item: Any) -> Loader:
+    one = _loader(item)
+    return lambda data, where: container([one(value, f"{where}[{i}]") for i, value in enumerate(_list(data, where))])
+
+
+def _dict_loader(item: Any) -> Loader:
+    one = _loader(item)
+    return lambda data, where: {
+        key: one(value, f"{where}.{key}" if where else key) for key, value in _table(data, where).items()
+    }
+
+
+def _enum_loader(kind: type[enum.Enum]) -> Loader:
     words = {member.name.lower(): member for member in kind}
-    if isinstance(data, str) and data in words:
-        return words[data]
-    hint = nearest(data, words) if isinstance(data, str) else f"; known here: {', '.join(words)}"
-    raise ConvertError(f"{where}: {show(data)} is none of {', '.join(words)}{hint if 'mean' in hint else ''}")
+
+    def load_enum(data: Any, where: str) -> Any:
+        if isinstance(data, str) and data in words:
+            return words[data]
+        hint = nearest(data, words) if isinstance(data, str) else ""
+        raise ConvertError(f"{where}: {show(data)} is none of {', '.join(words)}{hint if 'mean' in hint else ''}")
+
+    return load_enum
 
 
-def _load_plain(kind: Any, data: Any, where: str) -> Any:
-    if kind is Any:
-        return data
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if type(data) is kind:
-        if kind is float and not math.isfinite(data):
-            raise ConvertError(f"{where}: must be a finite number, is {data}")
-        return data
-    hint = ""
-    if kind in (int, float) and isinstance(data, str):
-        unit = "a plain number of seconds, like 300" if where.endswith("_seconds") else "a number without quotes"
-        hint = f"; write {unit}"
-    raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, is {show(data)}{hint}")
+def _plain_loader(kind: Any) -> Loader:
+    def load_plain(data: Any, where: str) -> Any:
+        found = type(data)
+        if found is kind or kind is Any:
+            if found is float and not math.isfinite(data):
+                raise ConvertError(f"{where}: must be a finite number, is {data}")
+            return data
+        if kind is float and found is int:
+            return float(data)
+        hint = ""
+        if kind in (int, float) and found is str:
+            unit = "a plain number of seconds, like 300" if where.endswith("_seconds") else "a number without quotes"
+            hint = f"; write {unit}"
+        raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, is {show(data)}{hint}")
+
+    return load_plain
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -151,18 +174,16 @@ def _list(data: Any, where: str) -> list[Any]:
     return list(data)
 
 
-def _join(where: str, key: str) -> str:
-    return f"{where}.{key}" if where else key
-
-
 def dump(value: Any) -> Any:
     """The plain data that `load` turns back into an equal value. Fields at their default are left out."""
+    if isinstance(value, str | int | float | None) and not isinstance(value, enum.Enum):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out = {}
-        for f in dataclasses.fields(value):
-            item = getattr(value, f.name)
-            if _required(f) or (item != f.default if f.default is not dataclasses.MISSING else bool(item)):
-                out[f.name] = dump(item)
+        for name, required, default in _dumped(type(value)):
+            item = getattr(value, name)
+            if required or (item != default if default is not dataclasses.MISSING else bool(item)):
+                out[name] = dump(item)
         return out
     if isinstance(value, enum.Enum):
         return value.name.lower()
@@ -173,3 +194,9 @@ def dump(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: dump(item) for key, item in value.items()}
     return value
+
+
+@functools.cache
+def _dumped(cls: type) -> tuple[tuple[str, bool, Any], ...]:
+    """(field, whether it has no default, its default) of a dataclass."""
+    return tuple((f.name, _required(f), f.default) for f in dataclasses.fields(cls))

@@ -32,6 +32,7 @@ class Host:
         self.now = now
         self._open_nvml = open_nvml
         self._nvml: Nvml | None = None
+        self.nvml_is_outdated = False
 
     # files: paths are absolute as on the node ("/sys/bus/pci/devices")
 
@@ -80,12 +81,14 @@ class Host:
     def nvml(self) -> Nvml:
         """The NVML of this node, opened now if it is not open. Raises NvmlError where it cannot be opened."""
         if self._nvml is None:
-            if self._open_nvml is None:
-                from healthd.nvml import open_real
+            from healthd.nvml import NvmlError, NvmlErrorKind, open_real
 
-                self._nvml = open_real()
-            else:
-                self._nvml = self._open_nvml()
+            try:
+                self._nvml = (self._open_nvml or open_real)()
+            except NvmlError as error:
+                # The library stays loaded for as long as this process lives, whatever driver comes.
+                self.nvml_is_outdated = error.kind is NvmlErrorKind.MISMATCH
+                raise
         return self._nvml
 
     def close_nvml(self) -> None:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.convert import ConvertError, dump, load
@@ -24,6 +24,7 @@ from healthd.model import Outcome
 from healthd.worker import Setup
 
 MAX_REPLY_BYTES = 8 << 20
+END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
 WORKERS_FILE = "workers.json"
 
 
@@ -65,11 +66,15 @@ class _Lost:
 
 @dataclass(slots=True)
 class _Worker:
+    """`nvml_open`: it may hold the driver. `requests`: how many it got; their number is in each, and in its answer."""
+
     process: subprocess.Popen[bytes]
     stream: socket.socket
     start: int
+    nvml_open: bool = False
+    requests: int = 0
     outgoing: bytes = b""
-    incoming: bytearray | None = None
+    incoming: bytearray = field(default_factory=bytearray)
 
 
 class Runner:
@@ -82,7 +87,6 @@ class Runner:
         self._worker: _Worker | None = None
         self._request: Request | None = None
         self._began = 0.0
-        self._nvml_open = False
         self._lost: list[_Lost] = []
         self.started_total = 0
         self.abandoned_total = 0
@@ -102,7 +106,7 @@ class Runner:
     @property
     def nvml_open(self) -> bool:
         """The worker holds the driver: a check used it since the last close_nvml."""
-        return self._nvml_open
+        return self._worker is not None and self._worker.nvml_open
 
     @property
     def deadline(self) -> float:
@@ -130,18 +134,14 @@ class Runner:
         if request.resource in self.barred:
             pid = self.barred[request.resource]
             return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
-        if request.table["op"] == "run" and request.resource == "nvml":
-            self._nvml_open = True
+        self._discard_unfit()
         try:
             worker = self._worker or self._start()
         except OSError as error:
             return Reply(request, Outcome.FAILED, 0.0, {}, f"no worker could be started: {error}")
         self._request = request
         self._began = self._monotonic()
-        worker.incoming = bytearray()
-        worker.outgoing = json.dumps(request.table, separators=(",", ":")).encode() + b"\n"
-        self._write_down(request.resource)
-        return self._send_more()
+        return self._ask(worker, request)
 
     def step(self) -> Reply | None:
         """Go on with what is ready, and look at the deadline. The Reply that ends the request, if it ended."""
@@ -158,21 +158,20 @@ class Runner:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stream.close()
-            try:
-                worker.process.wait(wait_seconds)
-            except subprocess.TimeoutExpired:
-                resource = self._request.resource if self._request else "nvml" if self._nvml_open else ""
-                self._lose(worker, resource)
+            if not _ended_within(worker.process, wait_seconds):
+                self._lose(worker, self._request.resource if self._request else "nvml" if worker.nvml_open else "")
         self._write_down("")
         for lost in self._lost:
+            os.close(lost.pidfd)
             if lost.process is not None:
                 lost.process.returncode = 0  # not waited for: it outlives us on purpose
+        self._lost = []
 
     # --- inside
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
+        try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "healthd.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
                 pass_fds=[theirs.fileno()],
@@ -180,10 +179,36 @@ class Runner:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         ours.setblocking(False)
         self._worker = _Worker(process, ours, start_time(process.pid) or 0)
         self.started_total += 1
         return self._worker
+
+    def _ask(self, worker: _Worker, request: Request) -> Reply | None:
+        worker.requests += 1
+        worker.nvml_open = worker.nvml_open or request.resource == "nvml"
+        worker.incoming = bytearray()
+        table = {**request.table, "number": worker.requests}
+        worker.outgoing = json.dumps(table, separators=(",", ":")).encode() + b"\n"
+        self._write_down(request.resource)
+        return self._send_more()
+
+    def _discard_unfit(self) -> None:
+        """Before a request: an idle worker that died, or says something unasked, is replaced."""
+        if self._worker is None:
+            return
+        try:
+            self._worker.stream.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._discard()
 
     def _send_more(self) -> Reply | None:
         worker = self._worker
@@ -213,7 +238,6 @@ class Runner:
         if self._request is None:
             self._discard()  # it talks without being asked: its next words would be taken for an answer
             return None
-        assert worker.incoming is not None
         worker.incoming += chunk
         line, newline, rest = bytes(worker.incoming).partition(b"\n")
         if newline:
@@ -223,27 +247,39 @@ class Runner:
             return self._ended(Outcome.FAILED, f"the worker answered more than {MAX_REPLY_BYTES >> 20} MiB")
         return None
 
-    def _answered(self, line: bytes, rest: bytes) -> Reply:
-        assert self._request is not None
+    def _answered(self, line: bytes, rest: bytes) -> Reply | None:
+        worker, request = self._worker, self._request
+        assert worker is not None
+        assert request is not None
         try:
             table = json.loads(line)
             if not isinstance(table, dict) or not isinstance(table.get("error"), str):
                 raise ValueError
+            if table.get("number") != worker.requests:
+                raise ValueError
         except (ValueError, RecursionError):
             self._discard()
             return self._ended(Outcome.FAILED, "the worker answered nonsense")
-        if rest:
+        closes_nvml = request.table["op"] == "close_nvml"
+        if closes_nvml or table.get("outdated"):
+            worker.nvml_open = False
+        if table.get("outdated") and worker.requests > 1:
+            # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That says
+            # nothing of this node, whose driver may have been upgraded: a fresh process loads what is there today.
             self._discard()
-        if self._request.table["op"] == "close_nvml":
-            self._nvml_open = False
-            if table["error"]:
-                self._discard()  # nvmlShutdown failed: the driver stays open for as long as that process lives
+            try:
+                return self._ask(self._start(), request)
+            except OSError as error:
+                return self._ended(Outcome.FAILED, f"no worker could be started: {error}")
+        if rest or table.get("outdated") or (closes_nvml and table["error"]):
+            self._discard()  # after a failed nvmlShutdown the driver is held for as long as that process lives
         return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
 
     def _died(self) -> Reply | None:
         """The stream ended. Only a request in flight has somebody who wants to hear of it."""
         assert self._worker is not None
         process = self._worker.process
+        _ended_within(process, END_SECONDS)  # by itself, so that its own exit status is what is told
         self._discard()
         if self._request is None:
             return None
@@ -253,27 +289,20 @@ class Runner:
 
     def _overdue(self) -> Reply:
         assert self._request is not None
-        worker, self._worker = self._worker, None
-        assert worker is not None
-        worker.stream.close()
-        if not self._nvml_open:
-            worker.process.kill()
-        self._lose(worker, self._request.resource)
-        self._nvml_open = False
-        self.abandoned_total += 1
+        self._discard()
         return self._ended(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
-        """Be rid of a worker that misbehaves: closed, killed unless it may be inside the driver, reaped later."""
+        """Be rid of a worker: closed, so that it ends when it reads on, and killed unless it may be in the driver."""
         worker, self._worker = self._worker, None
         assert worker is not None
         worker.stream.close()
-        if not self._nvml_open:
+        if not worker.nvml_open:
             worker.process.kill()
-        if worker.process.poll() is None:
-            resource = self._request.resource if self._request and self._nvml_open else f"worker {worker.process.pid}"
+        if not _ended_within(worker.process, END_SECONDS):
+            resource = self._request.resource if self._request else "nvml" if worker.nvml_open else ""
             self._lose(worker, resource)
-        self._nvml_open = False
+            self.abandoned_total += 1
 
     def _ended(self, outcome: Outcome, error: str, table: Mapping[str, Any] | None = None) -> Reply:
         request, self._request = self._request, None
@@ -324,6 +353,14 @@ class Runner:
                     self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
                 except OSError:
                     continue  # ended just now
+
+
+def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def start_time(pid: int) -> int | None:

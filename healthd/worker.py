@@ -2,8 +2,9 @@
 
     python -m healthd.worker FD SETUP        FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
-Requests and replies are JSON lines: {"op": ..., ...} -> {"error": "", ...}. The end of the stream is the order to end:
-an abandoned worker gets there when the call that it hangs in returns, so nobody ever kills it inside the driver.
+Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
+stream is the order to end: an abandoned worker gets there when the call that it hangs in returns, so nobody ever kills
+it inside the driver.
 Standard output belongs to whatever a library or plug-in prints: it goes nowhere.
 """
 
@@ -47,8 +48,10 @@ def main() -> None:
     host = Host(setup.root, _open_fake(setup.fake_nvml) if setup.fake_nvml else None)
     worker = Worker(setup, host)
     for line in _lines(stream):
-        reply = worker.answer(json.loads(line))
-        stream.sendall(json.dumps(reply, separators=(",", ":")).encode() + b"\n")
+        try:
+            stream.sendall(worker.answer_line(line))
+        except ConnectionError:
+            break  # abandoned while it hung: nobody waits for this answer
     host.close_nvml()
 
 
@@ -82,6 +85,17 @@ class Worker:
         self.setup = setup
         self.host = host
         self.checks: dict[str, registry.Check] = {}
+
+    def answer_line(self, line: bytes) -> bytes:
+        """The reply to one request. "outdated": this process has another NVML loaded than fits the driver, for good."""
+        request = json.loads(line)
+        reply = self.answer(request)
+        about = {"number": request["number"], "outdated": self.host.nvml_is_outdated}
+        try:
+            text = json.dumps({**reply, **about}, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            text = json.dumps({"error": f"what it gave cannot be sent: {one_sentence(error)}", **about})
+        return text.encode() + b"\n"
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         operation: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self, f"do_{request['op']}")
@@ -128,6 +142,13 @@ class Worker:
             text = read_text(os.path.join(request["from"], name))
             if text is not None:
                 replace_file(os.path.join(request["to"], name), text, durable=True)
+        return {}
+
+    def do_write_file(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A file for others to read, on whatever disk."""
+        from healthd.ledger import replace_file
+
+        replace_file(request["path"], request["text"], mode=0o644)
         return {}
 
     def do_load_copy(self, request: dict[str, Any]) -> dict[str, Any]:

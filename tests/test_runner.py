@@ -1,0 +1,465 @@
+"""Real workers that do everything wrong: the runner always gets to an end, and nothing is killed inside the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd.convert import dump
+from healthd.host import Host
+from healthd.model import Outcome
+from healthd.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
+from healthd.worker import Setup, Worker
+
+CHECKS = {
+    "fine": 'yield Observation("answer", 42)',
+    "raises": 'yield Observation("answer", 42)\nraise RuntimeError("no\\nway")',
+    "exits": "sys.exit(3)",
+    "crashes": "os._exit(7)",
+    "faults": "import faulthandler, ctypes; faulthandler.disable(); ctypes.string_at(0)",
+    "babbles": 'os.write(stream(), b"hello")',
+    "pretends": 'os.write(stream(), b\'{"error": "", "findings": []}\\n\')',
+    "talks_later": 'import threading; threading.Timer(0.3, lambda: os.write(stream(), b"psst")).start()',
+    "floods": 'os.write(stream(), b"x" * (9 << 20))',
+    "gives_too_much": 'yield Observation("x" * (9 << 20), 1)',
+    "hangs_up": "os.close(stream()); time.sleep(60)",
+    "prints": 'print("hello", flush=True)\nos.write(1, b"hello")\nyield Observation("answer", 42)',
+    "reads": "sys.stdin.read()",
+    "gives_nonsense": "yield 42",
+    "gives_bytes": 'yield Finding(Severity.WARNING, "gives_bytes/x", b"part", "m")',
+    "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
+    "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
+    "hangs": "time.sleep(60)",
+    "waits_for_file": "while not os.path.exists(config.name): time.sleep(0.01)",
+}
+
+HEADER = """
+import os, stat, sys, time
+from healthd.model import Finding, Observation, Severity
+
+def stream():
+    for name in os.listdir("/proc/self/fd"):
+        path = "/proc/self/fd/" + name
+        if int(name) > 2 and os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            return int(name)
+
+def run(host, config, past):
+    yield from ()
+"""
+
+
+@pytest.fixture
+def checks_dir(tmp_path: Path) -> str:
+    """A site's directory of checks, each of which does one thing."""
+    directory = tmp_path / "checks"
+    directory.mkdir(mode=0o755)
+    for name, body in CHECKS.items():
+        (directory / f"{name}.py").write_text(f"{HEADER}{textwrap.indent(body, '    ')}\n")
+    return str(directory)
+
+
+@pytest.fixture
+def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
+    made: list[Runner] = []
+
+    def make(**setup: str) -> Runner:
+        made.append(Runner(Setup(checks_dir=checks_dir, **setup), str(tmp_path), time.monotonic))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        lost = list(runner.barred.values())
+        runner.close(2.0)
+        for pid in lost:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def runner(runners: Callable[..., Runner]) -> Runner:
+    return runners()
+
+
+def request(check: str, resource: str = "", timeout_seconds: float = 20.0, **config: object) -> Request:
+    table = {"op": "run", "check": check, "instance": "", "config": config, "past": {}, "boot_id": "b"}
+    return Request(resource or check, timeout_seconds, table)
+
+
+def wait(runner: Runner, seconds: float) -> None:
+    """What the daemon's one wait does."""
+    poll = select.poll()
+    for descriptor, writes in runner.waits():
+        poll.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
+    poll.poll(max(0.0, min(seconds, runner.deadline - time.monotonic())) * 1000 + 1)
+
+
+def ask(runner: Runner, what: Request) -> Reply:
+    reply = runner.send(what)
+    while reply is None:
+        wait(runner, 30.0)
+        reply = runner.step()
+    return reply
+
+
+def until(runner: Runner, reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        wait(runner, 0.1)
+        assert runner.step() is None
+
+
+def worker_pid(runner: Runner) -> int:
+    """Of the worker that has the request in flight, or had the last one."""
+    return runner._worker.process.pid  # type: ignore[union-attr]
+
+
+def signals_pending(pid: int) -> int:
+    """The signals on their way to a process, of its threads together and of its main thread, as a mask."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["ShdPnd"], 16) | int(fields["SigPnd"], 16)
+
+
+def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
+    reply = ask(runner, request("fine"))
+    assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
+    assert reply.table["observations"] == [{"name": "answer", "value": 42}]
+
+
+def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
+    reply = ask(runner, request("raises"))
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, "RuntimeError: no way")
+    assert reply.table["observations"] == [{"name": "answer", "value": 42}]
+
+
+@pytest.mark.parametrize("resource", ["", "nvml"])
+@pytest.mark.parametrize(
+    ("check", "error"),
+    [
+        ("exits", "the worker died (exit status 3)"),
+        ("crashes", "the worker died (exit status 7)"),
+        ("faults", "the worker died (signal 11)"),
+        ("babbles", "the worker answered nonsense"),
+        ("pretends", "the worker answered nonsense"),  # not a clean run
+        ("floods", "the worker answered more than 8 MiB"),
+        ("gives_too_much", "the worker answered more than 8 MiB"),
+        ("gives_nonsense", 'TypeError: the check "gives_nonsense" gave 42: neither Finding nor Observation nor Repair'),
+        ("gives_bytes", "what it gave cannot be sent: TypeError: Object of type bytes is not JSON serializable"),
+        ("another_name", "ValueError: the check \"another_name\" gave a finding with the code \"fine/x\": it must be "
+         "\"another_name/...\""),
+    ],
+)  # fmt: skip
+def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
+    runner: Runner, check: str, error: str, resource: str
+) -> None:
+    reply = ask(runner, request(check, resource))
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
+    assert ask(runner, request("fine", resource)).outcome is Outcome.COMPLETED
+    assert runner.barred == {}
+
+
+def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: Runner) -> None:
+    assert ask(runner, request("talks_later")).outcome is Outcome.COMPLETED
+    babbler = worker_pid(runner)
+    time.sleep(0.5)
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    assert worker_pid(runner) != babbler
+
+
+def test_what_a_check_prints_or_reads_harms_nobody(runner: Runner) -> None:
+    assert ask(runner, request("prints")).table["observations"] == [{"name": "answer", "value": 42}]
+    assert ask(runner, request("reads")).outcome is Outcome.COMPLETED
+
+
+def test_one_worker_serves_all_checks_that_behave(runner: Runner) -> None:
+    for _ in range(5):
+        ask(runner, request("fine"))
+    assert runner.started_total == 1
+
+
+def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: Runner) -> None:
+    ask(runner, request("fine"))
+    os.kill(worker_pid(runner), signal.SIGKILL)
+    time.sleep(0.1)
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    assert runner.started_total == 2
+
+
+def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner) -> None:
+    assert runner.send(request("hangs")) is None
+    os.kill(worker_pid(runner), signal.SIGKILL)
+    wait(runner, 5)
+    reply = runner.step()
+    assert reply is not None
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, "the worker died (signal 9)")
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+
+
+def test_a_worker_that_hangs_up_is_killed(runner: Runner) -> None:
+    assert ask(runner, request("hangs_up")).outcome is Outcome.FAILED
+    assert runner.barred == {}
+
+
+def test_an_unknown_check_is_one_sentence(runner: Runner) -> None:
+    assert ask(runner, request("nothing")).error == "KeyError: 'nothing'"
+
+
+# --- overdue
+
+
+def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(runner: Runner) -> None:
+    runner.send(request("hangs", timeout_seconds=0.5))
+    hung = worker_pid(runner)
+    wait(runner, 5)
+    reply = runner.step()
+    assert reply is not None
+    assert (reply.outcome, reply.error) == (Outcome.TIMED_OUT, "no answer within 0.5 s")
+    assert start_time(hung) is None
+    assert runner.barred == {}
+    assert ask(runner, request("hangs", timeout_seconds=0.5)).outcome is Outcome.TIMED_OUT
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+
+
+def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(runner: Runner, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
+    hung = worker_pid(runner)
+    wait(runner, 5)
+    reply = runner.step()
+    assert reply is not None
+    assert reply.outcome is Outcome.TIMED_OUT
+    assert runner.abandoned_total == 1
+    assert runner.barred == {"nvml": hung}
+    assert signals_pending(hung) == 0
+    assert start_time(hung) is not None
+
+    stuck = ask(runner, request("fine", "nvml"))
+    assert (stuck.outcome, stuck.error) == (Outcome.STUCK, f"worker {hung} still hangs in nvml")
+    assert not runner.nvml_open
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+
+    go_on.touch()
+    until(runner, lambda: not runner.barred)
+    assert start_time(hung) is None
+    assert ask(runner, request("fine", "nvml")).outcome is Outcome.COMPLETED
+
+
+def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
+    runners: Callable[..., Runner], tmp_path: Path
+) -> None:
+    scenario = tmp_path / "hangs.toml"
+    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 2\n')
+    runner = runners(fake_nvml=str(scenario))
+    runner.send(Request("nvml", 0.5, {"op": "inventory", "gpus": True}))
+    hung = worker_pid(runner)
+    wait(runner, 5)
+    reply = runner.step()
+    assert reply is not None
+    assert reply.outcome is Outcome.TIMED_OUT
+    assert runner.barred == {"nvml": hung}
+    assert signals_pending(hung) == 0
+    until(runner, lambda: not runner.barred)
+
+
+def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    first = runners()
+    first.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
+    hung = worker_pid(first)
+    wait(first, 5)
+    assert first.step() is not None
+
+    second = runners()
+    assert second.barred == {"nvml": hung}
+    assert ask(second, request("fine", "nvml")).outcome is Outcome.STUCK
+    assert signals_pending(hung) == 0
+    go_on.touch()
+    until(second, lambda: not second.barred)
+    assert ask(second, request("fine", "nvml")).outcome is Outcome.COMPLETED
+
+
+def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    """The first one gets no chance to write anything down."""
+    go_on = tmp_path / "go-on"
+    first = runners()
+    first.send(request("waits_for_file", "nvml", name=str(go_on)))
+    second = runners()
+    assert second.barred == {"nvml": worker_pid(first)}
+    go_on.touch()
+
+
+def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    other = Identity(os.getpid(), start_time(os.getpid()) + 1, "nvml")  # type: ignore[operator]
+    (tmp_path / WORKERS_FILE).write_text(json.dumps([dump(other)]))
+    assert runners().barred == {}
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"pid": "1"}]', "null", "\0\0"])
+def test_a_list_of_workers_that_was_cut_off_bars_nothing(
+    runners: Callable[..., Runner], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / WORKERS_FILE).write_text(text)
+    assert runners().barred == {}
+
+
+# --- the end
+
+
+def test_closing_ends_an_idle_worker(runner: Runner) -> None:
+    ask(runner, request("fine"))
+    pid = worker_pid(runner)
+    runner.close(5.0)
+    assert start_time(pid) is None
+
+
+def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: Runner, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    runner.send(request("waits_for_file", "nvml", name=str(go_on)))
+    pid = worker_pid(runner)
+    began = time.monotonic()
+    runner.close(0.2)
+    assert time.monotonic() - began < 1
+    assert signals_pending(pid) == 0
+    known = json.loads((tmp_path / WORKERS_FILE).read_text())
+    assert [(worker["pid"], worker["resource"]) for worker in known] == [(pid, "nvml")]
+    go_on.touch()
+    assert os.waitpid(pid, 0)[1] == 0, "it ends by itself, without a word of complaint"
+
+
+def test_where_no_worker_can_be_started_every_request_fails_and_the_driver_is_not_held(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    reply = ask(runner, request("fine", "nvml"))
+    assert reply.outcome is Outcome.FAILED
+    assert reply.error.startswith("no worker could be started: ")
+    assert not runner.nvml_open
+
+
+# --- the driver
+
+
+def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners: Callable[..., Runner]) -> None:
+    runner = runners(fake_nvml="dgx-h100")
+    ask(runner, request("fine"))
+    assert not runner.nvml_open
+    assert ask(runner, request("gpu_count", "nvml")).outcome is Outcome.COMPLETED
+    assert runner.nvml_open
+    assert ask(runner, Request("nvml", 10, {"op": "close_nvml"})).outcome is Outcome.COMPLETED
+    assert not runner.nvml_open
+    assert runner.started_total == 1
+
+
+def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner) -> None:
+    ask(runner, request("unclosable", "nvml"))
+    reply = ask(runner, Request("nvml", 10, {"op": "close_nvml"}))
+    assert (reply.outcome, reply.error) == (Outcome.FAILED, "OSError: nvmlShutdown failed")
+    assert not runner.nvml_open
+    assert runner.barred == {}
+    assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
+    assert runner.started_total == 2
+
+
+@pytest.fixture
+def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Path]:
+    """A worker that has NVML loaded, and a driver of another version under it from now on."""
+    scenario = tmp_path / "upgrade.toml"
+    scenario.write_text('profile = "dgx-h100"\n')
+    runner = runners(fake_nvml=str(scenario))
+    ask(runner, request("gpu_access", "nvml"))
+    ask(runner, Request("nvml", 10, {"op": "close_nvml"}))
+    scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
+    return runner, scenario
+
+
+def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[Runner, Path]) -> None:
+    runner, _scenario = upgraded
+    reply = ask(runner, request("gpu_access", "nvml"))
+    assert [finding["code"] for finding in reply.table["findings"]] == ["gpu_access/driver_mismatch"]
+    assert runner.started_total == 2
+
+
+def test_a_worker_that_saw_a_mismatch_is_not_asked_again(upgraded: tuple[Runner, Path]) -> None:
+    runner, scenario = upgraded
+    ask(runner, request("gpu_access", "nvml"))
+    assert not runner.nvml_open
+    scenario.write_text('profile = "dgx-h100"\n')
+    assert ask(runner, request("gpu_access", "nvml")).table["findings"] == []
+    assert runner.started_total == 3
+
+
+def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    """The old library stays loaded in the old process: it alone sees a mismatch."""
+    marker = tmp_path / "checks" / "upgraded.py"
+    marker.write_text(
+        f"{HEADER}"
+        "    host.nvml_is_outdated = hasattr(sys, 'healthd_old')\n"
+        "    if host.nvml_is_outdated:\n"
+        "        yield Finding(Severity.DEGRADED, 'upgraded/mismatch', '', 'm')\n"
+        "    sys.healthd_old = True\n"
+    )
+    runner = runners()
+    assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
+    assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
+    assert runner.started_total == 2
+
+
+# --- what the worker does besides checks
+
+
+def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text("{}")
+    state, names = str(tmp_path / "state"), ["ledger.json", "past.json"]
+    saved = ask(
+        runner, Request("state_dir", 10, {"op": "save_copy", "from": str(tmp_path), "to": state, "names": names})
+    )
+    assert saved.outcome is Outcome.COMPLETED
+    loaded = ask(runner, Request("state_dir", 10, {"op": "load_copy", "from": state, "names": names}))
+    assert loaded.table["texts"] == {"ledger.json": "{}", "past.json": None}
+
+
+def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "ledger.json").write_text("{}")
+    table = {"op": "save_copy", "from": str(tmp_path), "to": "/proc/nowhere", "names": ["ledger.json"]}
+    reply = ask(runner, Request("state_dir", 10, table))
+    assert reply.outcome is Outcome.FAILED
+    assert "/proc/nowhere" in reply.error
+
+
+def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Path) -> None:
+    path = tmp_path / "healthd.prom"
+    reply = ask(runner, Request("textfile", 10, {"op": "write_file", "path": str(path), "text": "up 1\n"}))
+    assert reply.outcome is Outcome.COMPLETED
+    assert path.read_text() == "up 1\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    runner = runners(fake_nvml="dgx-h100", root=str(tmp_path))
+    reply = ask(runner, Request("nvml", 10, {"op": "inventory", "gpus": True}))
+    assert len(reply.table["inventory"]["gpus"]) == 8
+    assert runner.nvml_open, "whoever asked must close it"
+
+
+def test_an_answer_carries_the_number_of_its_request() -> None:
+    worker = Worker(Setup(), Host("/"))
+    assert json.loads(worker.answer_line(b'{"op": "close_nvml", "number": 7}')) == {
+        "error": "",
+        "number": 7,
+        "outdated": False,
+    }
+
+
+def test_a_request_longer_than_the_socket_takes_at_once_arrives_whole(runner: Runner) -> None:
+    reply = ask(runner, request("fine", name="x" * (2 << 20)))
+    assert reply.outcome is Outcome.COMPLETED

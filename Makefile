@@ -5,16 +5,15 @@ SHELL := /bin/bash
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: help demo test check unit unit-all unit-others e2e bench wheel clean
+.PHONY: help demo test check unit unit-all unit-others test-packages e2e bench wheel clean
 
 help: ## print this
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
 
 demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
 	@.venv/bin/python scripts/demo.py
 
-test: .venv/.stamp unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
-	@scripts/setup.sh test-packages
+test: .venv/.stamp test-packages unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
 	@echo "test: all tests"
 	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache
 
@@ -34,16 +33,17 @@ unit-all: unit unit-others ## the unit tests on each Python from 3.10 to 3.13 th
 unit-others: .venv/.stamp
 	@scripts/unit_others.sh
 
-e2e: .venv/.stamp ## the end-to-end tests alone
-	@scripts/setup.sh test-packages
+e2e: .venv/.stamp test-packages ## the end-to-end tests alone
 	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache tests/e2e
 
-bench: .venv/.stamp ## what healthd costs on this machine, as a table
-	@scripts/setup.sh test-packages
+bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
 	@.venv/bin/python bench/bench.py
 
 wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a fresh environment and try it
 	@scripts/wheel.sh
+
+test-packages:
+	@scripts/setup.sh test-packages
 
 clean: ## remove everything that was built here; the system packages and /var/cache/healthd-tests stay
 	@rm -rf .venv .venv-3.* build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*

@@ -60,6 +60,23 @@ def test_a_command_that_fails_says_so_with_its_output(box: SystemdContainer) -> 
         box.exec("sh", "-c", "echo no; exit 3")
 
 
+def test_a_killed_test_leaves_no_container_running() -> None:
+    program = (
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from systemd_container import SystemdContainer\n"
+        "print(SystemdContainer().__enter__().leader, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as test:
+        assert test.stdout is not None
+        leader = Path(f"/proc/{int(test.stdout.readline())}")
+        assert leader.exists()
+        test.kill()
+    deadline = time.monotonic() + 30
+    while leader.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not leader.exists()
+
+
 def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdContainer) -> None:
     install(box, "alive")
     box.systemctl("start", "alive")

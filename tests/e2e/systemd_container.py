@@ -86,16 +86,16 @@ class SystemdContainer:
         self._options += ["--bind=/dev/kmsg", "--capability=CAP_SYSLOG"] if kmsg else []
         self._options += options
         self._nspawn: subprocess.Popen[bytes] | None = None
-        self._cgroups: list[Path] = []
+        self.cgroups: list[Path] = []
 
     def __enter__(self) -> SystemdContainer:
         require_root()
         require_programs("systemd-nspawn", "mmdebstrap", packages="systemd-container mmdebstrap")
         root = _root()
-        self._directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
-        (self._directory / "state").mkdir()
-        self.machine = self._directory.name.replace("_", "-")
-        self._cgroups = _cgroups(self.machine)
+        self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
+        (self.directory / "state").mkdir()
+        self.machine = self.directory.name.replace("_", "-")
+        self.cgroups = _cgroups(self.machine)
         try:
             self._start(root)
             self._wait_until_up()
@@ -112,14 +112,14 @@ class SystemdContainer:
     def _start(self, root: Path) -> None:
         environment = {
             "PATH": os.environ["PATH"],
-            "STATE": str(self._directory / "state"),
+            "STATE": str(self.directory / "state"),
             "LOWER": str(root),
             "MACHINE": self.machine,
-            "CGROUPS": " ".join(map(str, self._cgroups)),
+            "CGROUPS": " ".join(map(str, self.cgroups)),
             "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
             "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "no",
         }
-        with open(self._directory / "console", "wb") as console:
+        with open(self.directory / "console", "wb") as console:
             self._nspawn = subprocess.Popen(
                 ["unshare", "--mount", "--propagation=private", "sh", "-c", START, "sh", *self._options],
                 env=environment,
@@ -156,9 +156,7 @@ class SystemdContainer:
                     self._nspawn.kill()
                     _ends_within(self._nspawn, 2.0)
             self._nspawn = None
-        for cgroup in self._cgroups:
-            _remove_cgroup(cgroup)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        clean_up(self.directory, self.cgroups)
 
     def _leader(self) -> int | None:
         """The pid, as this machine sees it, of the container's PID 1."""
@@ -182,7 +180,7 @@ class SystemdContainer:
     def console(self) -> str:
         """The last lines that the container printed."""
         try:
-            text = (self._directory / "console").read_text(errors="replace")
+            text = (self.directory / "console").read_text(errors="replace")
         except OSError:
             return ""
         return "\n".join(text.splitlines()[-30:])
@@ -252,6 +250,13 @@ class SystemdContainer:
         self.write("/usr/bin/healthd", f'#!/bin/sh\n{command} "$@"\n', 0o755)
         self.write("/etc/healthd/healthd.toml", config)
         self.install_unit("healthd.service", (CHECKOUT / "packaging/systemd/healthd.service").read_text())
+
+
+def clean_up(directory: Path, cgroups: Sequence[Path]) -> None:
+    """Remove what a container that has ended leaves: empty cgroups and its console output."""
+    for cgroup in cgroups:
+        _remove_cgroup(cgroup)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _code() -> list[Path]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from frozen import FrozenFilesystem, in_d_state, wait_for_d_state
-from systemd_container import CHECKOUT, ContainerError, SystemdContainer
+from systemd_container import CHECKOUT, ContainerError, SystemdContainer, clean_up
 
 UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 
@@ -64,17 +64,21 @@ def test_a_killed_test_leaves_no_container_running() -> None:
     program = (
         f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from systemd_container import SystemdContainer\n"
-        "print(SystemdContainer().__enter__().leader, flush=True); time.sleep(60)"
+        "box = SystemdContainer().__enter__()\n"
+        "print(box.leader, box.directory, *box.cgroups, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as test:
         assert test.stdout is not None
-        leader = Path(f"/proc/{int(test.stdout.readline())}")
+        pid, directory, *cgroups = test.stdout.readline().split()
+        leader = Path(f"/proc/{pid}")
         assert leader.exists()
         test.kill()
     deadline = time.monotonic() + 30
     while leader.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not leader.exists()
+    clean_up(Path(directory), [Path(cgroup) for cgroup in cgroups])
+    assert not any(Path(cgroup).exists() for cgroup in cgroups)
 
 
 def test_the_manager_hears_that_the_service_is_ready_and_lives(box: SystemdContainer) -> None:

@@ -25,6 +25,8 @@ PURE = {
     "reason": {"model"},
     "verdict": {"config", "model"},
     "policy": {"model", "reason"},
+    "slurm": {"model", "policy", "reason"},
+    "render": set(),
     "kernel_fold": {"model"},
     "kernel_parse": {"model"},
     "kernel_prefix": set(),

@@ -6,18 +6,25 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 MAX_OUTPUT_BYTES = 1 << 20
 
 
 class Child:
-    """argv, running. `step` says whether it ended, or its deadline (monotonic seconds) passed: status None then.
+    """argv, running, with `environment` added to ours. `step` says whether it ended, or its deadline (monotonic
+    seconds) passed: status None then.
 
     Raises OSError from the constructor if there is no such program.
     """
 
-    def __init__(self, argv: tuple[str, ...], deadline: float, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        argv: tuple[str, ...],
+        deadline: float,
+        monotonic: Callable[[], float],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.argv = argv
         self.deadline = deadline
         self.started = monotonic()
@@ -29,6 +36,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None

@@ -402,15 +402,22 @@ class Daemon:
         return True
 
     def slurm_was_looked_at(self, report: ReconcileReport) -> None:
+        """What Slurm says of people's hands on the node, kept in one save; and when to look again."""
+        known, now = self.memory.ledger.by_key(), self.now()
         if report.acknowledged:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
-            self.memory.set_conditions(verdict.resumed_by_operator(self.memory.ledger.by_key(), self.now()))
+            self.memory.set_conditions(verdict.resumed_by_operator(known, now))
         if report.adopted:
-            code, part = report.adopted
-            known = self.memory.ledger.by_key()
-            self.memory.set_conditions(verdict.adopted(known, code, part, self.boot_id, self.now()))
+            self.memory.set_conditions(
+                verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)
+            )
+        self.remember_slurm(report.memory)
         if report.trouble:
             log.warning("slurm: %s", report.trouble)
+        for job in report.requeued:
+            log.warning("job %s was requeued", job)
+        for job, why in report.spared:
+            log.info("job %s is not requeued: %s", job, why)
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
 

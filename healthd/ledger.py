@@ -91,6 +91,7 @@ def after_clock_step(ledger: Ledger, seconds: float) -> Ledger:
         events=tuple(dataclasses.replace(e, time=move(e.time), last_time=move(e.last_time)) for e in ledger.events),
         slurm=dataclasses.replace(
             slurm,
+            written_at=move(slurm.written_at),
             confirmed_at=move(slurm.confirmed_at),
             resumed_at=move(slurm.resumed_at),
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),

@@ -15,7 +15,7 @@ from healthd.child import Child
 from healthd.config import Settings
 from healthd.model import SlurmMemory, Verdict
 from healthd.policy import Policy
-from healthd.slurm import Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
 from healthd.status import SlurmStatus
 
 log = logging.getLogger("healthd.slurm")
@@ -116,7 +116,8 @@ class SlurmDriver:
         self._command = command
         if command.changes:
             log.info("running: %s", " ".join(command.argv))
-        self._child = Child(command.argv, self._monotonic() + command.deadline_seconds, self._monotonic)
+        deadline = self._monotonic() + command.deadline_seconds
+        self._child = Child(command.argv, deadline, self._monotonic, ENVIRONMENT)
 
     def _counted(self, result: CommandResult) -> CommandResult:
         assert self._command is not None

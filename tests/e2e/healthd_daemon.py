@@ -1,0 +1,141 @@
+"""`healthd run` as a user starts it, beside the test: its own directories, a followed file as its kernel log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Healthd:
+    """`with Healthd("--mode", "act", ...) as daemon:`; the kernel log is `daemon.kernel_log`, a file to append to.
+
+    `config` is the text of healthd.toml. `kill` and `start` again keep the directories, as a restart on a node does.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        config: str = "",
+        env: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        fake_nvml: str = "dgx-h100",
+        wait: bool = True,
+    ) -> None:
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
+        self.kernel_log = self.directory / "kernel.log"
+        self.kernel_log.touch()
+        self.config = self.directory / "healthd.toml"
+        self.config.write_text(config)
+        self.log = self.directory / "healthd.log"
+        self.run_dir = self.directory / "run"
+        self.flags = flags
+        self.fake_nvml = fake_nvml
+        self.env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
+        self.wait = wait
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Healthd:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.stop()
+        if error is not None:
+            print(self.log.read_text(errors="replace")[-8000:], file=sys.stderr)
+
+    def argv(self) -> list[str]:
+        argv = [sys.executable, "-m", "healthd", "run", "--config", str(self.config)]
+        argv += ["--runtime-dir", str(self.run_dir), "--state-dir", str(self.directory / "state")]
+        argv += ["--kernel-log", str(self.kernel_log), "--listen", "off"]
+        return argv + (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
+
+    def start(self) -> None:
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.argv(), env=self.env, stdout=log, stderr=log)
+        if self.wait:
+            self.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
+
+    def stop(self, seconds: float = 10) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """One request on the control socket. Raises OSError where no daemon listens."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.settimeout(5)
+            stream.connect(str(self.run_dir / "healthd.sock"))
+            stream.sendall(json.dumps(request).encode() + b"\n")
+            said = b""
+            while chunk := stream.recv(1 << 16):
+                said += chunk
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask(command="status")["status"]
+        return found
+
+    def until(self, reached: Callable[[dict[str, Any]], bool], what: str, seconds: float = 30) -> dict[str, Any]:
+        """Wait until the status satisfies `reached`; the status then."""
+        end = time.monotonic() + seconds
+        status: dict[str, Any] | None = None
+        while time.monotonic() < end:
+            try:
+                status = self.status()
+            except (OSError, ValueError):
+                status = None
+            if status is not None and reached(status):
+                return status
+            if self.process is not None and self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise TimeoutError(f"not within {seconds} s: {what}; status {status}\n{self.log.read_text()[-4000:]}")
+
+    def verdict(self) -> str:
+        return (self.run_dir / "verdict").read_text()
+
+    def kernel_line(self, *lines: str) -> None:
+        with open(self.kernel_log, "a", encoding="ascii") as log:
+            log.write("".join(f"{line}\n" for line in lines))
+
+    def worker(self) -> int:
+        """The pid of the worker that is there now."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(next(pid for pid in children if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+
+
+def xid(
+    code: int, pci: str = "0000:61:00", text: str = "GPU has fallen off the bus.", when: float | None = None
+) -> str:
+    """A kernel line as the driver writes it; `when` puts dmesg's time before it (seconds since boot)."""
+    prefix = "" if when is None else f"[{when:12.6f}] "
+    return f"{prefix}NVRM: Xid (PCI:{pci}): {code}, pid='<unknown>', name=<unknown>, {text}"
+
+
+def condition(status: dict[str, Any], code: str, subject: str | None = None) -> dict[str, Any] | None:
+    for found in status["conditions"]:
+        if found["code"] == code and subject in (None, found["subject"]):
+            return dict(found)
+    return None

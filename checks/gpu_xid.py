@@ -227,3 +227,9 @@ def explain(code: str) -> Explain | None:
     from healthd.xid_texts import explain as text_of
 
     return text_of(code.rpartition("/")[2])
+
+
+def known_codes() -> list[str]:
+    """Every code that a catalogue names; others are explained too."""
+    numbers = [*map(str, codes.xid_numbers()), *(f"sxid-{number}" for number in codes.sxid_numbers())]
+    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *numbers)]

@@ -41,6 +41,15 @@ class Nvlink5Fact(NamedTuple):
     impact: str
 
 
+def xid_numbers() -> list[int]:
+    """Of all Xids in the catalogue, those that are not reserved or unused."""
+    return sorted(code for code, fact in _xids().items() if fact.description not in ("", "Reserved", "Unused"))
+
+
+def sxid_numbers() -> list[int]:
+    return sorted(_sxids())
+
+
 def xid(code: int) -> XidFact | None:
     return _xids().get(code)
 

@@ -130,6 +130,14 @@ def read_file(path: str, required: bool) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
+def runtime_dir(table: Mapping[str, Any], source: str) -> str:
+    """Where the daemon with these settings has its socket; whatever else is wrong in them does not matter here."""
+    found = table.get("runtime_dir", Settings().runtime_dir)
+    if not isinstance(found, str):
+        raise ConfigError(f"{source}: runtime_dir: must be text")
+    return found
+
+
 def settle(
     table: Mapping[str, Any], source: str, flags: Mapping[str, tuple[str, Any]], known: Mapping[str, Check]
 ) -> Loaded:

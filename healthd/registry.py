@@ -77,7 +77,9 @@ class Check:
         return table.get(code)
 
     def codes(self) -> list[str]:
-        return sorted(getattr(self.module, "EXPLAIN", {}))
+        """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
+        known = getattr(self.module, "known_codes", None)
+        return list(known()) if known is not None else sorted(getattr(self.module, "EXPLAIN", {}))
 
     def check_config(self, config: CheckConfig, where: str) -> None:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
@@ -153,3 +155,8 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:
     return [code for check in checks.values() for code in check.codes()]
+
+
+def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:
+    """Every code that is known, and what it means."""
+    return {code: found for code in all_codes(checks) if (found := explain(checks, code)) is not None}

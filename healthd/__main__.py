@@ -1,0 +1,7 @@
+"""python -m healthd"""
+
+import sys
+
+from healthd.cli import main
+
+sys.exit(main())

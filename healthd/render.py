@@ -1,0 +1,343 @@
+"""What people read: the documents of `check` and `status`, settings, checks and explanations as text. Pure.
+
+`document` is what `--json` prints (docs/json.md), so that people and programs are told the same. Nothing that a
+document says reaches the terminal as a control character.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+Document = Mapping[str, Any]
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+SEVERITIES = ("info", "warning", "degraded", "critical")
+
+_BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
+_COLOURS = {
+    "critical": "1;31",
+    "unhealthy": "1;31",
+    "degraded": _RED,
+    "warning": _YELLOW,
+    "unknown": "35",
+    "failed": "35",
+    "timed out": "35",
+    "stuck": "35",
+    "info": _DIM,
+    "healthy": _GREEN,
+    "completed": _GREEN,
+}
+
+DOES = {
+    "info": "It is recorded, nothing more: the node stays in service.",
+    "warning": "It warns in status, metrics and log. It never touches Slurm.",
+    "degraded": "It drains the node: running jobs finish, nothing new starts.",
+    "critical": "It drains the node at once and requeues the batch jobs that the fault hit.",
+}
+ENDS = {
+    "pass": "a clean run of the check",
+    "window": "time without news, under load or after a repair",
+    "gpu_reset": "a GPU reset or a reboot",
+    "reboot": "a reboot",
+    "operator": "healthd repaired CODE PART",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is written on: `width` in columns; `colour`: it is a terminal that wants colours."""
+
+    width: int = 100
+    colour: bool = False
+
+    def paint(self, text: str, word: str = "") -> str:
+        """The text in the colour of a word ("critical"), of itself without one."""
+        code = _COLOURS.get(word or text.strip(), "")
+        return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
+
+    def heading(self, text: str) -> str:
+        return f"\033[{_BOLD}m{text}\033[0m" if self.colour else text
+
+    def wrap(self, text: str, indent: str = "") -> list[str]:
+        """One paragraph. Words that are longer than a line (paths, reasons) stay whole."""
+        return textwrap.wrap(
+            plain(text),
+            max(self.width, 40),
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+        """Columns as wide as their widest cell; a word that has a colour gets it."""
+        rows = [[plain(cell) for cell in row] for row in rows]
+        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        lines = [self.heading(_columns(head, widths))]
+        for row in rows:
+            cells = [self.paint(cell.ljust(width), cell.strip()) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return lines
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def plain(text: object) -> str:
+    """Text that cannot steer a terminal: one line, no control characters."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+
+
+# --- times
+
+
+def ago(then: float, now: float) -> str:
+    """ "3 min ago"; the local time of what is older than a day; "never" of 0."""
+    if not then:
+        return "never"
+    seconds = now - then
+    if seconds >= DAY or seconds < -MINUTE:
+        return datetime.fromtimestamp(then).strftime("%Y-%m-%d %H:%M")
+    return f"{duration(int(seconds))} ago" if seconds >= 1 else "just now"
+
+
+def ahead(then: float, now: float) -> str:
+    seconds = then - now
+    if seconds >= DAY:
+        return datetime.fromtimestamp(then).strftime("on %Y-%m-%d %H:%M")
+    return f"in {duration(int(seconds))}" if seconds >= 1 else "now"
+
+
+def duration(seconds: float) -> str:
+    """One number and its unit: "0.02 s", "12 s", "3 min", "2 h", "4 days"."""
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.2f} s"
+    if round(seconds) < 2 * MINUTE:
+        return f"{seconds:.0f} s"
+    if round(seconds) < 2 * HOUR:
+        return f"{int(seconds // MINUTE)} min"
+    if seconds < 2 * DAY:
+        return f"{int(seconds // HOUR)} h"
+    return f"{int(seconds // DAY)} days"
+
+
+# --- healthd check
+
+
+def check(document: Document, page: Page) -> str:
+    """One row a run with its worst finding; then what was found, and what could not be looked at."""
+    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}", ""]
+    rows = [
+        (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
+        for r in document["results"]
+    ]
+    lines += page.table(("check", "outcome", "took", "finding", ""), rows)
+    confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
+    if document["conditions"]:
+        lines += ["", page.heading("Found")]
+        for c in document["conditions"]:
+            lines += _finding(c, page)
+            lines += page.wrap(f"ends with: {_ends(c)}", "    ")
+            seconds = confirms.get((c["code"], c["subject"]), 0.0)
+            if seconds:
+                lines += page.wrap(f"the daemon counts it once it has lasted {duration(seconds)}", "    ")
+            if c["history"]:
+                lines += page.wrap(
+                    f"in this boot's kernel log{_times(c)}, last {ago(c['last_seen'], document['time'])}: history, "
+                    "no judgement of now",
+                    "    ",
+                )
+    lines += _not_known(document, page)
+    return _text(lines)
+
+
+def _name(result: Document) -> str:
+    return f"{result['check']} {result['instance']}".strip()
+
+
+def _worst(findings: Sequence[Document]) -> tuple[str, str]:
+    """Severity and name of the worst finding, and how many more there are."""
+    if not findings:
+        return "", ""
+    worst = max(findings, key=lambda f: SEVERITIES.index(f["severity"]))
+    more = f" (+{len(findings) - 1} more)" if len(findings) > 1 else ""
+    return worst["severity"], f"{_part(worst)}{more}"
+
+
+def _part(finding: Document) -> str:
+    return f"{finding['code']} {finding['subject']}".strip()
+
+
+def _finding(c: Document, page: Page) -> list[str]:
+    severity = page.paint(c["severity"].ljust(8), c["severity"])
+    return [f"  {severity}  {page.heading(plain(_part(c)))}", *page.wrap(c["message"], "    ")]
+
+
+def _ends(c: Document) -> str:
+    if c["clears"] == "operator":
+        return f"healthd repaired {_part(c)}"
+    return ENDS.get(c["clears"], str(c["clears"]))
+
+
+def _times(c: Document) -> str:
+    return f", {c['count']} times" if c["count"] > 1 else ""
+
+
+def _not_known(document: Document, page: Page) -> Iterator[str]:
+    if document["unknown"]:
+        yield from ("", page.heading("Not known"))
+        for sentence in document["unknown"]:
+            yield from page.wrap(sentence, "  ")
+
+
+# --- healthd status
+
+
+def status(document: Document, now: float, page: Page) -> str:
+    d = document
+    lines = [
+        f"{plain(d['node'])}: {page.paint(d['health'])}",
+        *page.wrap(
+            f"healthd {d['version']}, mode {d['mode']}, started {ago(d['started'], now)}; {_round(d, now)}", "  "
+        ),
+    ]
+    if d["pause"]:
+        lines += page.wrap(
+            f"paused by {d['pause']['who']}, ends {ahead(d['pause']['until'], now)}: {d['pause']['why']}", "  "
+        )
+    lines += ["", page.heading("Conditions")]
+    for c in d["conditions"]:
+        lines += [*_finding(c, page), *page.wrap(_story(c, now), "    ")]
+    if not d["conditions"]:
+        lines.append("  none")
+    for c in d["cleared"][-3:]:
+        lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)}, by {c['cleared_by']}", "  ")
+    lines += _not_known(d, page)
+    lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
+    lines += ["", page.heading("Kernel log"), *page.wrap(_kernel_log(d["kernel_log"], now), "  ")]
+    if d["troubles"] or d["barred"]:
+        lines += ["", page.heading("Trouble")]
+        for resource, pid in d["barred"].items():
+            lines += page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
+        for sentence in d["troubles"]:
+            lines += page.wrap(sentence, "  ")
+    rows = [
+        (
+            _name(r),
+            r["outcome"].replace("_", " "),
+            ago(r["started"] + r["duration_seconds"], now),
+            duration(r["duration_seconds"]),
+            *_worst(r["findings"]),
+        )
+        for r in d["results"]
+    ]
+    lines += [
+        "",
+        *(
+            page.table(("check", "outcome", "last run", "took", "finding", ""), rows)
+            if rows
+            else ["no check has run yet"]
+        ),
+    ]
+    return _text(lines)
+
+
+def _round(d: Document, now: float) -> str:
+    last = d["round"]
+    if not last.get("number"):
+        return "no round yet"
+    words = f"round {last['number']} began {ago(last['started'], now)}"
+    return f"{words}, the next {ahead(last['next_at'], now)}" if last.get("next_at") else words
+
+
+def _story(c: Document, now: float) -> str:
+    """open since 3 min ago, seen 2 times, last 1 min ago, job 123; ends with: a reboot"""
+    parts = [f"{c['state']} since {ago(c['since'], now)}"]
+    if c["count"] > 1:
+        parts.append(f"seen {c['count']} times, last {ago(c['last_seen'], now)}")
+    if c["job"]:
+        parts.append(f"job {c['job']}")
+    if c["history"]:
+        parts.append("from before healthd's first start")
+    return f"{', '.join(parts)}; ends with: {_ends(c)}"
+
+
+def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
+    yield from page.wrap(f"wants: {d['decision']['text']}", "  ")
+    s = d["slurm"]
+    if s["state"] is None:
+        yield from page.wrap(
+            "has: not asked" if not s["read_at"] else f"has: not known, last read {ago(s['read_at'], now)}", "  "
+        )
+    else:
+        reason = f' "{s["reason"]}"' if s["reason"] else ""
+        user = f" by {s['reason_user']}" if s["reason_user"] else ""
+        owner = f" ({s['owner']})" if s["owner"] else ""
+        yield from page.wrap(f"has: {'+'.join(s['state'])}{reason}{user}{owner}; read {ago(s['read_at'], now)}", "  ")
+    if s["trouble"]:
+        yield from page.wrap(f"trouble: {s['trouble']}", "  ")
+
+
+def _kernel_log(k: Document, now: float) -> str:
+    if not k["alive"]:
+        return f"{k['source']}: not read{': ' + k['trouble'] if k.get('trouble') else ''}"
+    lost = f", {k['lost_total']} lines lost" if k.get("lost_total") else ""
+    last = f", last line {ago(k['last_line'], now)}" if k.get("last_line") else ""
+    return f"{k['source']}: {k.get('lines_total', 0)} lines, {k.get('events_total', 0)} events{lost}{last}"
+
+
+# --- settings, checks, codes
+
+
+def settings(rows: Iterable[tuple[str, Any, str]], page: Page) -> str:
+    """healthd config show: (setting, value, origin)."""
+    return _text(
+        page.table(("setting", "value", "from"), [(name, _value(value), origin) for name, value, origin in rows])
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f'"{key}" = {_value(item)}' for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
+    """healthd list: (check, instance, every, timeout, what it looks at)."""
+    return _text(page.table(("check", "every", "timeout", "looks at"), list(rows)))
+
+
+def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
+    """healthd list --codes: (code, severity, what ends it, meaning)."""
+    return _text(page.table(("code", "severity", "ends with", "meaning"), list(rows)))
+
+
+def explain(code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page) -> str:
+    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do."""
+    meaning, matters, todo = texts
+    narrow = Page(min(page.width, 100), page.colour)
+    lines = [f"{narrow.heading(code)}  {narrow.paint(severity)}"]
+    for title, text in (
+        ("What it means", meaning),
+        ("Why it matters", matters),
+        ("What healthd does", DOES[severity]),
+        ("What ends it", ENDS[clears].replace("CODE", code) + "."),
+        ("What to do", todo),
+    ):
+        lines += ["", narrow.heading(title), *narrow.wrap(text, "  ")]
+    return _text(lines)
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,48 @@
+"""From what the worker said of one run of a check to its result, as the site wants it judged: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.convert import ConvertError, load
+from healthd.model import CheckResult, Finding, Observation, Outcome, Repair
+from healthd.registry import Check
+from healthd.runner import Reply
+from healthd.verdict import as_configured
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the worker says of one run, as it comes over the stream."""
+
+    findings: tuple[Finding, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    repairs: tuple[Repair, ...] = ()
+
+
+def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, silent_seconds: float) -> CheckResult:
+    """The result of a run that ended at `ended` (epoch).
+
+    `silent_seconds`: for how long by now the check has not answered, in this run and those before; 0 if it did. A check
+    that never had its turn was not silent.
+    """
+    outcome, error = reply.outcome, reply.error
+    try:
+        said = load(Said, {key: reply.table.get(key, []) for key in ("findings", "observations", "repairs")})
+    except ConvertError as problem:
+        said, outcome, error = Said(), Outcome.FAILED, f"the worker's answer: {problem}"
+    findings = list(said.findings)
+    if outcome in (Outcome.TIMED_OUT, Outcome.STUCK) and silent_seconds > 0:
+        findings += check.overdue(config, silent_seconds)
+    return CheckResult(
+        check=reply.request.table["check"],
+        instance=reply.request.table["instance"],
+        outcome=outcome,
+        started=ended - reply.seconds,
+        duration_seconds=reply.seconds,
+        findings=tuple(as_configured(finding, config) for finding in findings),
+        observations=said.observations,
+        repairs=said.repairs,
+        error=error,
+    )

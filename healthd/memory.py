@@ -173,7 +173,7 @@ def news(before: Condition | None, after: Condition) -> str:
         if after.state is ConditionState.PENDING:
             return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
         if after.state is ConditionState.CLEARED:
-            return f"{what}: cleared by {after.cleared_by}"
+            return f"{what}: cleared: {after.cleared_by}"
         return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
     if after.severity > before.severity:
         return f"{what}: now {after.severity.name.lower()}: {after.message}"

@@ -32,14 +32,14 @@ def phase(node_name: str, interval_seconds: float) -> float:
 
 
 def due_at(job: Job, last_run: float | None, node_name: str) -> float:
-    """When the job comes round: at once if it never ran, else at the node's phase, at least half an interval on."""
+    """When the job comes round: at once if it never ran, else at the node's phase, at least a tenth of it on."""
     if last_run is None:
         return 0.0
     interval = job.interval_seconds
     offset = phase(node_name, interval)
     rounds = (last_run - offset) // interval + 1
     at = offset + rounds * interval
-    return at if at - last_run >= interval / 2 else at + interval
+    return at if at - last_run >= interval / 10 else at + interval
 
 
 def due(

@@ -60,6 +60,7 @@ log = logging.getLogger("healthd")
 STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one is left to end by itself
 ERRAND_SECONDS = 20.0
 JOURNAL_LINES = 10_000
+OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
 CLOCK_STEP_SECONDS = 2.0
 FOREVER = float("inf")
 
@@ -257,11 +258,12 @@ class Daemon:
         jobs = []
         for (name, instance), config in self.loaded.checks.items():
             check = self.checks[name]
-            interval = config.interval_seconds or self.settings.interval_seconds
+            interval, timeout = config.interval_seconds or self.settings.interval_seconds, config.timeout_seconds
             if unheld and check.uses == "nvml":
                 interval = max(interval, self.settings.nvml.unheld_interval_seconds)
+                timeout = max(timeout, OPENING_SECONDS)
             if check.runs:
-                jobs.append(Job(name, instance, check.resource(instance), interval, config.timeout_seconds))
+                jobs.append(Job(name, instance, check.resource(instance), interval, timeout))
         return jobs
 
     def request_of(self, job: Job) -> dict[str, Any]:

@@ -132,8 +132,12 @@ class Rounds:
         self._queue = deque(sorted([*self._queue, *new], key=lambda job: job.uses != "nvml"))
 
     def _next(self) -> Request | Reply | None:
-        """NVML is closed before anything else, then checks, then errands."""
+        """NVML is closed when its checks and errands are done, before anything else; then checks, then errands."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
+            while_open = next((errand for errand in self._errands if errand.resource == "nvml"), None)
+            if while_open is not None:
+                self._errands.remove(while_open)
+                return while_open
             return Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
             job = self._queue.popleft()

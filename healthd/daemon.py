@@ -65,7 +65,10 @@ CLOCK_STEP_SECONDS = 2.0
 FOREVER = float("inf")
 
 # What a reload leaves as it was: it takes effect at the next start.
-FIXED_SETTINGS = ("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "nvml", "kernel_log", "metrics")
+FIXED_SETTINGS = (
+    *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "nvml", "kernel_log", "metrics"),
+    "round_timeout_seconds",
+)
 
 
 def run(load_settings: Callable[[], Loaded]) -> int:
@@ -194,6 +197,8 @@ class Daemon:
     def listen(self) -> None:
         self.control.step()
         self.hear(self.kernel.read())
+        if self.kernel.status.source not in self.memory.ledger.cursors:
+            self.note_cursor()  # what comes from now on is news, also if it comes while we are down
         for gap in self.kernel.gaps()[:1]:
             self.rounds.errand(self.journal_request(gap))
         for pci in self.removals.read():
@@ -212,8 +217,8 @@ class Daemon:
             ledger.KEEP_EVENTS_SECONDS,
             ledger.KEEP_EVENTS,
         )
-        cursors = {**memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
-        memory.change(events=kept, next_sequence=sequence, cursors=cursors)
+        memory.change(events=kept, next_sequence=sequence)
+        self.note_cursor()
         for event in kept:
             if event.sequence in touched and not event.history:
                 log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
@@ -233,6 +238,12 @@ class Daemon:
                     )
                 )
         memory.save()
+
+    def note_cursor(self) -> None:
+        """How far the log was read, to be saved together with what was made of it."""
+        if self.kernel.cursor is not None:
+            cursors = {**self.memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
+            self.memory.change(cursors=cursors)
 
     def concerned(self, kind: str) -> list[tuple[str, str]]:
         """The checks that look at once after an event of this kind."""
@@ -395,7 +406,8 @@ class Daemon:
         """At the start, when what we want changed, each round while something is wanted or held, and to try again."""
         memory = self.memory.ledger.slurm
         concerned = bool(self.verdict.causes or memory.reason or memory.writing or memory.overruled)
-        causes = tuple((c.code, c.subject, c.severity, c.critical_at, c.last_event) for c in self.verdict.causes)
+        # Not when each was last seen: a storm of events is no reason to ask Slurm again and again.
+        causes = tuple((c.code, c.subject, c.severity, c.critical_at) for c in self.verdict.causes)
         aim = (causes, concerned and self.verdict.may_resume, self.memory.ledger.pause, self.settings.mode)
         again = self.monotonic() >= self.slurm_again_at
         if aim == self.slurm_aim and not again and not (concerned and self.rounds.ended):
@@ -447,6 +459,7 @@ class Daemon:
             service.status(f"{self.verdict.health.value}; {decision_words(self.decision)}")
         if self.rounds.ended:
             self.rounds.ended = False
+            self.note_cursor()
             self.copy_ledger()
             if not self.said_ready:
                 self.said_ready = True
@@ -552,6 +565,7 @@ class Daemon:
     def shut_down(self) -> None:
         """Within 5 seconds, whatever hangs: nothing is waited for that could be stuck."""
         service.stopping()
+        self.note_cursor()
         self.memory.save()
         self.control.close()
         self.kernel.close()

@@ -13,10 +13,10 @@ Anyone may ask for the status; only root (or the user that healthd runs as) may 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.convert import dump
 from healthd.ledger import Pause
 from healthd.model import (
     CheckResult,
@@ -174,12 +174,12 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "read_at": s.slurm.read_at,
             "trouble": s.slurm.trouble,
         },
-        "kernel_log": dump(s.kernel_log),
-        "round": dump(s.round),
-        "pause": dump(s.pause) if s.pause else None,
+        "kernel_log": dataclasses.asdict(s.kernel_log),
+        "round": dataclasses.asdict(s.round),
+        "pause": dataclasses.asdict(s.pause) if s.pause else None,
         "barred": dict(s.barred),
         "troubles": list(s.troubles),
-        "inventory": dump(s.inventory),
+        "inventory": dataclasses.asdict(s.inventory),
     }
 
 

@@ -58,7 +58,7 @@ def absorb_result(
     now = result.started + result.duration_seconds
     new = dict(conditions)
     seen = set()
-    for finding in result.findings:
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two about one part the worse counts
         key = (finding.code, finding.subject)
         seen.add(key)
         old = new.get(key)
@@ -112,10 +112,10 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
     severity = finding.severity
     if finding.worsens and now - persists_since >= finding.worsens.after_seconds:
         severity = max(severity, finding.worsens.severity)
-    known = (
-        old.state is ConditionState.ACKNOWLEDGED and finding.evidence and finding.evidence == old.acknowledged_evidence
-    )
-    if known:
+    acknowledged = old.state is ConditionState.ACKNOWLEDGED
+    if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs of now
+    if acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence:
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
         state = ConditionState.PENDING
@@ -196,11 +196,13 @@ def absorb_events(
         when = max(event.last_time for event in behind)
         live = any(not event.history for event in behind)
         old = new.get(key)
+        if old is not None and not live and not old.history:
+            continue  # older news of what is known
         if old is None:
             first = min(event.time for event in behind)
             old = _first_sight(check, "", finding, first, boot_id, cleared)
         fresh = [event for event in behind if event.sequence > old.last_sequence]
-        was_known = old.state is ConditionState.ACKNOWLEDGED and not fresh
+        was_known = old.state is ConditionState.ACKNOWLEDGED and when <= old.acknowledged_at
         new[key] = _opened(
             replace(
                 old,
@@ -214,6 +216,7 @@ def absorb_events(
                 count=old.count + len(fresh),
                 boot_id=boot_id,
                 window_seconds=finding.window_seconds,
+                clean_runs=0,
                 quiet_seconds=0.0,
                 repaired=False,
                 history=not live,
@@ -233,14 +236,19 @@ def _where(
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[tuple[str, str], Condition]:
-    """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again."""
+    """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
+
+    What was not confirmed is forgotten, and what worsens with time begins anew: the time in which the machine was
+    down confirms nothing.
+    """
 
     def booted(condition: Condition) -> Condition:
         if condition.clears in (Clears.REBOOT, Clears.GPU_RESET):
             return _cleared(condition, "reboot", now)
-        return replace(condition, repaired=True)
+        return replace(condition, repaired=True, persists_since=now)
 
-    return _where(conditions, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
+    kept = {key: c for key, c in conditions.items() if c.boot_id == boot_id or c.state is not ConditionState.PENDING}
+    return _where(kept, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[tuple[str, str], Condition]:
@@ -257,17 +265,25 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
 
 
 def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[tuple[str, str], Condition]:
-    """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair."""
+    """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
+
+    For what a check finds it begins when the check completed without it, not merely between two of its runs.
+    """
 
     def quieter(condition: Condition) -> Condition:
-        quiet = condition.quiet_seconds + seconds
+        quiet = condition.quiet_seconds + max(0.0, min(seconds, now - condition.last_seen))
         if quiet >= condition.window_seconds:
             return _cleared(condition, "window", now)
         return replace(condition, quiet_seconds=quiet)
 
     return _where(
         conditions,
-        lambda c: c.window_seconds > 0 and c.state in _STANDING and c.last_seen < now and (loaded or c.repaired),
+        lambda c: (
+            c.window_seconds > 0
+            and c.state in _STANDING
+            and (loaded or c.repaired)
+            and (c.clean_runs > 0 or not c.last_level_seen)
+        ),
         quieter,
     )
 

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from healthd.convert import ConvertError, dump, load
+from healthd.convert import dump, load
 from healthd.model import Condition, ConditionState, Inventory, KernelEvent, SlurmMemory
 from healthd.past import Series
 from healthd.verdict import shifted
@@ -114,7 +114,7 @@ def decode(text: str, where: str) -> Ledger:
         if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
             raise LedgerError(f"{where}: is of version {data['version']}, this healthd reads version {VERSION}")
         return load(Ledger, data)
-    except (ValueError, ConvertError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
         raise LedgerError(f"{where}: is not a ledger: {error}") from None
 
 
@@ -130,7 +130,7 @@ class _Pasts:
 def decode_past(text: str, where: str) -> dict[str, dict[str, Series]]:
     try:
         return load(_Pasts, {"checks": json.loads(text)}).checks
-    except (ValueError, ConvertError, RecursionError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
         raise LedgerError(f"{where}: is not a store of counters: {error}") from None
 
 

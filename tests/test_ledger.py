@@ -1,0 +1,325 @@
+"""What healthd remembers survives being written, killed, cut off, set to another time and scribbled over."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd import ledger as ledgers
+from healthd.ledger import (
+    KEEP_CLEARED,
+    KEEP_CLEARED_SECONDS,
+    Ledger,
+    LedgerError,
+    Pause,
+    after_clock_step,
+    decode,
+    decode_past,
+    encode,
+    encode_past,
+    read_text,
+    replace_file,
+    set_aside,
+    with_conditions,
+)
+from healthd.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Gpu,
+    Inventory,
+    KernelEvent,
+    Requeued,
+    Severity,
+    SlurmMemory,
+    Worsens,
+)
+from healthd.past import Series
+
+T0 = 1_800_000_000.0
+
+
+def anything(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type that the ledger is made of. Times are finite."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        names = [f.name for f in dataclasses.fields(kind) if f.name != "version"]
+        return st.builds(kind, **{name: anything(hints[name]) for name in names})
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(anything, args))
+    if origin is tuple:
+        if args[1:] == (Ellipsis,):
+            return st.lists(anything(args[0]), max_size=2).map(tuple)
+        return st.tuples(*map(anything, args))
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=5), anything(args[1]), max_size=2)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        int: st.integers(-(2**63), 2**63),
+        str: st.text(max_size=8),
+        bool: st.booleans(),
+        type(None): st.none(),
+        Any: st.integers() | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    }
+    return plain[kind]
+
+
+def condition(subject: str = "", **changes: Any) -> Condition:
+    made = Condition(
+        check="gpu_xid",
+        instance="",
+        code="gpu_xid/79",
+        subject=subject,
+        severity=Severity.CRITICAL,
+        message="m",
+        clears=Clears.REBOOT,
+        state=ConditionState.OPEN,
+        first_seen=T0,
+        last_seen=T0,
+        count=1,
+        boot_id="b",
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def cleared(subject: str, at: float) -> Condition:
+    return condition(subject, state=ConditionState.CLEARED, cleared_at=at, cleared_by="reboot")
+
+
+FULL = Ledger(
+    born=T0,
+    boot_id="b",
+    mode="act",
+    trusted_since=T0,
+    conditions=(condition("0000:1b:00.0", worsens=Worsens(240.0, Severity.CRITICAL), evidence='"quoted"\n é'),),
+    cleared=(cleared("0000:2a:00.0", T0),),
+    events=(KernelEvent("xid", "79", "0000:1b:00.0", T0, pid=12, fields=(("link", "28"),), last_time=T0, sequence=7),),
+    next_sequence=8,
+    cursors={"kmsg": {"sequence": 12, "boot_id": "b"}},
+    slurm=SlurmMemory("healthd: gpu_xid/79", confirmed_at=T0, resumed_at=T0, requeued=(Requeued("12", 0, T0),)),
+    pause=Pause(T0, "driver upgrade", "root"),
+    inventory=Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1", "H100"),)),
+)
+
+
+# --- as text
+
+
+@given(anything(Ledger))
+@settings(deadline=None, max_examples=60)
+def test_any_ledger_is_read_back_as_it_was(ledger: Ledger) -> None:
+    assert decode(encode(ledger), "x") == ledger
+
+
+@given(anything(dict[str, dict[str, Series]]))
+@settings(deadline=None)
+def test_any_past_is_read_back_as_it_was(past: dict[str, dict[str, Series]]) -> None:
+    assert decode_past(encode_past(past), "x") == past
+
+
+def test_an_empty_ledger_is_read_back_too() -> None:
+    assert decode(encode(Ledger()), "x") == Ledger()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Ledger)]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(json_values.map(json.dumps) | st.text())
+@settings(deadline=None)
+def test_any_other_text_is_refused_by_one_sentence_that_names_the_file(text: str) -> None:
+    for reads in (decode, decode_past):
+        try:
+            reads(text, "/run/healthd/ledger.json")
+        except LedgerError as error:
+            assert str(error).startswith("/run/healthd/ledger.json: is")  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "x: is not a ledger: Expecting value: line 1 column 1 (char 0)"),
+        ("[]", "x: is not a ledger: top level: must be a table, is a list"),
+        ('{"version": 2}', "x: is of version 2, this healthd reads version 1"),
+        ('{"born": "now"}', 'x: is not a ledger: born: must be a number, is "now"'),
+        ('{"born": NaN}', "x: is not a ledger: born: must be a finite number, is nan"),
+        ('{"born": 1' + "0" * 400 + "}", "x: is not a ledger: int too large to convert to float"),
+        ("[" * 100_000, "x: is not a ledger: maximum recursion depth exceeded"),
+    ],
+    ids=["empty", "a list", "another version", "text for a time", "NaN", "too large", "too deep"],
+)
+def test_a_ledger_that_cannot_be_read_says_why(text: str, sentence: str) -> None:
+    with pytest.raises(LedgerError) as error:
+        decode(text, "x")
+    assert str(error.value).startswith(sentence)
+
+
+@given(st.integers(0, 1_000_000))
+@settings(deadline=None)
+def test_a_ledger_that_was_cut_off_is_never_half_of_one(length: int) -> None:
+    text = encode(FULL)
+    with pytest.raises(LedgerError):
+        decode(text[: length % len(text)], "x")
+
+
+# --- conditions and their history
+
+
+def test_cleared_conditions_move_to_the_history() -> None:
+    gone, stays = cleared("a", T0), condition("b")
+    ledger = with_conditions(Ledger(), {(c.code, c.subject): c for c in (gone, stays)}, T0)
+    assert (ledger.conditions, ledger.cleared) == ((stays,), (gone,))
+    assert ledger.by_key() == {("gpu_xid/79", "b"): stays}
+
+
+def test_unchanged_conditions_are_the_same_ledger() -> None:
+    assert with_conditions(FULL, FULL.by_key(), T0 + 10 * KEEP_CLEARED_SECONDS) is FULL
+
+
+def test_the_history_is_bounded_in_number_and_the_newest_stay() -> None:
+    ledger = Ledger()
+    for number in range(3 * KEEP_CLEARED):
+        gone = cleared(str(number), T0 + number)
+        ledger = with_conditions(ledger, {(gone.code, gone.subject): gone}, T0 + number)
+    assert len(ledger.cleared) == KEEP_CLEARED
+    assert ledger.cleared[-1].subject == str(3 * KEEP_CLEARED - 1)
+
+
+def test_the_history_is_bounded_in_time() -> None:
+    old, new = cleared("old", T0), cleared("new", T0 + KEEP_CLEARED_SECONDS)
+    ledger = dataclasses.replace(Ledger(), cleared=(old,))
+    ledger = with_conditions(ledger, {(new.code, new.subject): new}, T0 + KEEP_CLEARED_SECONDS)
+    assert ledger.cleared == (new,)
+
+
+def test_a_relapse_is_still_known_after_a_week() -> None:
+    from healthd.verdict import RELAPSE_SECONDS
+
+    assert KEEP_CLEARED_SECONDS > RELAPSE_SECONDS
+
+
+# --- the clock
+
+
+def moments(value: Any) -> list[float]:
+    """Every number in a ledger that is a time: near T0, as FULL's are."""
+    if dataclasses.is_dataclass(value):
+        return [moment for f in dataclasses.fields(value) for moment in moments(getattr(value, f.name))]
+    if isinstance(value, tuple):
+        return [moment for item in value for moment in moments(item)]
+    return [value] if isinstance(value, float) and value > 1e9 else []
+
+
+@pytest.mark.parametrize("step", [3600.0, -86400.0])
+def test_a_clock_step_moves_every_moment_there_is(step: float) -> None:
+    moved = after_clock_step(FULL, step)
+    assert moments(moved) == [moment + step for moment in moments(FULL)]
+    assert after_clock_step(moved, -step) == FULL
+
+
+def test_a_clock_step_gives_no_time_to_what_never_was() -> None:
+    assert after_clock_step(Ledger(), 3600.0) == Ledger()
+
+
+# --- as files
+
+
+def test_a_file_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert read_text(str(tmp_path / "none")) is None
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
+        read_text(str(tmp_path))
+
+
+def test_bytes_that_are_no_text_are_no_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_bytes(b'{"boot_id": "\xff\xfe')
+    text = read_text(str(path))
+    assert text is not None
+    with pytest.raises(LedgerError):
+        decode(text, str(path))
+
+
+def test_a_file_is_replaced_whole_and_only_ours_to_read(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.json")
+    for ledger in (FULL, Ledger()):
+        replace_file(path, encode(ledger), durable=True)
+        assert decode(str(read_text(path)), path) == ledger
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.json")
+    replace_file(path, "old")
+    with pytest.raises(TypeError):
+        replace_file(path, 7)  # type: ignore[arg-type]
+    assert read_text(path) == "old"
+    assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    path.write_text("scribble")
+    aside = Path(set_aside(str(path)))
+    assert aside.read_text() == "scribble"
+    assert not path.exists()
+
+
+WRITER = """
+import sys
+from healthd.ledger import Ledger, decode, encode, read_text, replace_file
+path = sys.argv[1]
+ledger = decode(read_text(path), path)
+print("ready", flush=True)
+import dataclasses
+while True:
+    ledger = dataclasses.replace(ledger, next_sequence=ledger.next_sequence + 1, mode="m" * ledger.next_sequence)
+    replace_file(path, encode(ledger))
+"""
+
+
+def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
+    """The length of `mode` says whether a ledger is one of those that were written."""
+    path = str(tmp_path / ledgers.FILE)
+    replace_file(path, encode(dataclasses.replace(FULL, next_sequence=1, mode="")))
+    dice = random.Random(7)
+    reached = 1
+    for _ in range(15):
+        with subprocess.Popen([sys.executable, "-c", WRITER, path], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(dice.uniform(0.0, 0.03))
+            writer.send_signal(signal.SIGKILL)
+        ledger = decode(str(read_text(path)), path)
+        assert ledger.next_sequence >= reached
+        assert ledger.mode == "m" * (ledger.next_sequence - 1)
+        assert ledger.conditions == FULL.conditions
+        reached = ledger.next_sequence
+    assert reached > 15, "the writers got to write"

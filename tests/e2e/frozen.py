@@ -27,6 +27,7 @@ from requirements import require_programs, require_root
 
 PACKAGES = "e2fsprogs mount util-linux"
 IMAGE_BYTES = 16 << 20
+PROC = Path("/proc")
 
 # Thaws and unmounts at the end of its input. Lazily: a bind mount or a process of the test may still be there.
 GUARD = 'cat >/dev/null; fsfreeze --unfreeze "$0" 2>/dev/null; umount --lazy "$0"'
@@ -105,9 +106,9 @@ class HangFs:
         _end(self._server)
 
 
-def in_d_state(pid: int) -> bool:
-    """Whether this process waits in the kernel, deaf to signals."""
-    return _state(pid) == "D"
+def in_d_state(pid: int, proc: Path = PROC) -> bool:
+    """Whether this process waits in the kernel, deaf to signals. `proc`: where its pid holds, as in a container."""
+    return _state(pid, proc) == "D"
 
 
 def wait_for_d_state(pid: int, timeout: float = 10.0) -> None:
@@ -118,19 +119,19 @@ def wait_for_d_state(pid: int, timeout: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def _state(pid: int) -> str:
+def _state(pid: int, proc: Path = PROC) -> str:
     """The state letter of /proc/PID/stat; "" when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-def pending_signals(pid: int) -> set[int]:
+def pending_signals(pid: int, proc: Path = PROC) -> set[int]:
     """The signals that wait for a process or its threads: SIGKILL on one in D state is here until it wakes."""
     pending = 0
-    for task in os.listdir(f"/proc/{pid}/task"):
-        for line in Path(f"/proc/{pid}/task/{task}/status").read_text().splitlines():
+    for task in (proc / str(pid) / "task").iterdir():
+        for line in (task / "status").read_text().splitlines():
             if line.startswith(("SigPnd:", "ShdPnd:")):
                 pending |= int(line.split()[1], 16)
     return {number for number in range(1, 65) if pending >> (number - 1) & 1}

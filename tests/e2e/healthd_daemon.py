@@ -47,14 +47,22 @@ class Healthd:
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Healthd:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.process is not None and self.process.poll() is None:
-            self.stop()
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
         if error is not None:
             print(self.log.read_text(errors="replace")[-8000:], file=sys.stderr)
 

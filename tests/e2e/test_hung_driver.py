@@ -1,0 +1,348 @@
+"""What hangs, crashes or lies beside the daemon: the driver, a worker, a mount, the disk of the state directory.
+
+The driver is a compiled libnvidia-ml.so.1 that writes to a frozen filesystem, so that a worker sits in D state in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stub_nvml
+from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
+from healthd_daemon import Healthd, condition
+from requirements import require_programs, require_root
+from systemd_container import CHECKOUT, SystemdContainer
+
+STOP_SECONDS = 5.0
+LONG = 3600.0  # no round comes by itself during a test
+MARK = "HEALTHD_TEST_DIRECTORY"
+
+CONFIG = f"""
+interval_seconds = {LONG}
+[checks.gpu_access]
+timeout_seconds = %s
+[checks.exec.site]
+command = ["/bin/true"]
+[checks.mount."/"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def mark(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment by which the processes of a test are known: at its end there are none, or it has failed."""
+    require_root()
+    yield {MARK: str(tmp_path)}
+    end = time.monotonic() + STOP_SECONDS
+    while (left := marked(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def marked(directory: Path) -> list[int]:
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={directory}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(int(pid))
+    return found
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FrozenFilesystem]:
+    with FrozenFilesystem(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def driver(tmp_path: Path, disk: FrozenFilesystem, mark: dict[str, str]) -> dict[str, str]:
+    """The environment of a process whose NVML hangs in nvmlInit while the disk is frozen."""
+    require_programs("gcc", packages="gcc")
+    hang = {"STUB_HANG_CALL": "nvmlInitWithFlags", "STUB_HANG_PATH": str(disk.path / "file")}
+    return stub_nvml.environment(tmp_path, **hang, **mark)
+
+
+def outcomes(status: dict[str, Any]) -> dict[str, str]:
+    return {result["check"]: result["outcome"] for result in status["results"]}
+
+
+def nvml_workers(directory: Path) -> list[int]:
+    """The processes of a test that have the driver's library loaded."""
+    found = []
+    for pid in marked(directory):
+        with contextlib.suppress(OSError):
+            if stub_nvml.NAME in Path(f"/proc/{pid}/maps").read_text():
+                found.append(pid)
+    return found
+
+
+def timed_stop(daemon: Healthd) -> float:
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    return time.monotonic() - began
+
+
+# --- the driver
+
+
+def test_a_driver_that_hangs_costs_a_round_its_gpu_checks_and_nothing_else(
+    disk: FrozenFilesystem, driver: dict[str, str]
+) -> None:
+    with disk.frozen(), Healthd(config=CONFIG % 2, env=driver, fake_nvml="", wait=False) as daemon:
+        daemon.until(lambda s: True, "it listens")
+        worker = daemon.worker()
+        wait_for_d_state(worker)
+        began = time.monotonic()
+        meanwhile, line = daemon.status(), daemon.verdict()
+        assert time.monotonic() - began < 0.5
+        assert meanwhile["results"] == []
+        assert line.startswith("unknown ")
+
+        after = daemon.until(lambda s: s["round"]["seconds"] > 0, "the round is over")
+        assert 2 < after["round"]["seconds"] < 4
+        assert after["round"]["number"] == 1
+        found = outcomes(after)
+        gpu_checks = {name for name in found if name.startswith("gpu_")}
+        assert len(gpu_checks) > 3
+        assert found.pop("gpu_access") == "timed_out"
+        assert {found.pop(name) for name in gpu_checks - {"gpu_access"}} == {"stuck"}
+        assert {"exec", "mount", "pcie_aer"} <= set(found)
+        assert set(found.values()) == {"completed"}
+        hang = condition(after, "gpu_access/hang")
+        assert hang is not None
+        assert hang["severity"] == "warning"
+        assert after["barred"] == {"nvml": worker}
+        word, expires, reason = daemon.verdict().split(maxsplit=2)
+        assert (word, reason) == ("unknown", "check gpu_access did not answer in time\n")
+        assert int(expires) > time.time()
+        assert in_d_state(worker)
+        assert pending_signals(worker) == set()
+
+
+@pytest.mark.parametrize(
+    ("timeout_seconds", "way"),
+    [(0.5, "stop"), (60, "stop"), (60, "kill")],
+    ids=["overdue-stopped", "at-work-stopped", "at-work-killed"],
+)
+def test_a_daemon_stops_and_starts_beside_a_stuck_worker_and_asks_again_when_it_is_gone(
+    disk: FrozenFilesystem, driver: dict[str, str], tmp_path: Path, timeout_seconds: float, way: str
+) -> None:
+    with Healthd(config=CONFIG % timeout_seconds, env=driver, fake_nvml="", wait=False) as daemon:
+        daemon.kill()  # before it could ask anything
+        with disk.frozen():
+            daemon.start()
+            daemon.until(lambda s: True, "it listens")
+            worker = daemon.worker()
+            wait_for_d_state(worker)
+            if timeout_seconds < 1:
+                daemon.until(lambda s: s["round"]["seconds"] > 0, "the round is over")
+            if way == "kill":
+                daemon.kill()
+            else:
+                assert timed_stop(daemon) < STOP_SECONDS
+            assert in_d_state(worker)
+
+            daemon.wait = True
+            daemon.start()
+            beside = daemon.status()
+            assert beside["barred"] == {"nvml": worker}
+            assert beside["round"]["seconds"] < 2
+            assert outcomes(beside)["gpu_access"] == "stuck"
+            assert outcomes(beside)["exec"] == "completed"
+            assert condition(beside, "gpu_access/hang") is not None
+            assert nvml_workers(tmp_path) == [worker]
+            assert pending_signals(worker) == set()
+        thawed = time.monotonic()
+        daemon.until(lambda s: s["barred"] == {}, "the stuck worker is gone", 5)
+        assert worker not in marked(tmp_path)
+        well = daemon.until(lambda s: outcomes(s)["gpu_access"] == "completed", "GPU checks complete again", 10)
+        assert {outcome for name, outcome in outcomes(well).items() if name.startswith("gpu_")} == {"completed"}
+        daemon.until(lambda s: len(s["inventory"]["gpus"]) == 2, "the GPUs are in the inventory", 5)
+        assert time.monotonic() - thawed < 10
+        assert timed_stop(daemon) < STOP_SECONDS
+
+
+# --- the driver, under systemd
+
+
+@pytest.fixture
+def stuck(disk: FrozenFilesystem, driver: dict[str, str], tmp_path: Path) -> Iterator[tuple[SystemdContainer, int]]:
+    """The unit, started, with a worker that is stuck in the driver: its pid inside."""
+    stub = stub_nvml.build(tmp_path)
+    with SystemdContainer(binds=[disk.path, stub]) as box, disk.frozen():
+        settings = '[kernel_log]\nsource = "off"\n[metrics]\nlisten = "off"\n'
+        box.install_healthd(CONFIG % 1 + settings)
+        names = ("LD_LIBRARY_PATH", "STUB_HANG_CALL", "STUB_HANG_PATH")
+        lines = ["[Service]", "RestartSec=0.2", "WatchdogSec=2", *(f'Environment="{n}={driver[n]}"' for n in names)]
+        box.write("/etc/systemd/system/healthd.service.d/test.conf", "\n".join([*lines, ""]))
+        box.systemctl("daemon-reload")
+        box.systemctl("start", "healthd")
+        worker = state(box)["barred"]["nvml"]
+        assert in_d_state(worker, proc(box))
+        yield box, worker
+
+
+def proc(box: SystemdContainer) -> Path:
+    return box.path("/proc")
+
+
+def state(box: SystemdContainer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(box.exec("healthd", "status", "--json", check=False).stdout)
+    return found
+
+
+def test_a_restart_by_systemd_leaves_the_stuck_worker_alone(
+    stuck: tuple[SystemdContainer, int], disk: FrozenFilesystem
+) -> None:
+    box, worker = stuck
+    assert pending_signals(worker, proc(box)) == set()
+    began = time.monotonic()
+    box.systemctl("restart", "healthd")
+    assert time.monotonic() - began < STOP_SECONDS
+    assert state(box)["barred"] == {"nvml": worker}
+    assert in_d_state(worker, proc(box))
+    assert pending_signals(worker, proc(box)) == set()
+    disk.thaw()
+    wait_for(lambda: not (proc(box) / str(worker)).exists(), "the stuck worker is gone")
+    wait_for(lambda: outcomes(state(box))["gpu_access"] == "completed", "GPU checks complete again")
+
+
+def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
+    stuck: tuple[SystemdContainer, int],
+) -> None:
+    box, worker = stuck
+    box.exec("kill", "-STOP", box.show("healthd", "MainPID"))
+    box.wait("healthd", "NRestarts", "1")
+    box.wait("healthd", "ActiveState", "active")
+    assert "Watchdog timeout" in box.log("healthd")
+    assert state(box)["barred"] == {"nvml": worker}
+    assert in_d_state(worker, proc(box))
+    assert pending_signals(worker, proc(box)) == set()
+
+
+def wait_for(reached: Any, what: str, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+# --- a worker that is broken
+
+MISBEHAVIOUR = {
+    "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", "failed", "the worker died (signal 11)"),
+    "exits": ("os._exit(7)", "failed", "the worker died (exit status 7)"),
+    "babbles": ("os.write(stream(), b'hello')", "failed", "the worker answered nonsense"),
+    "pretends": ('os.write(stream(), b\'{"error": ""}\\n\')', "failed", "the worker answered nonsense"),
+    "floods": ("os.write(stream(), b'x' * (9 << 20))", "failed", "the worker answered more than 8 MiB"),
+    "hangs_up": ("os.close(stream()); time.sleep(60)", "failed", "the worker died"),
+    "never_ends": ("time.sleep(60)", "timed_out", "no answer within 1 s"),
+}
+
+SITE_CHECK = """
+import os, signal, stat, time
+
+def stream():
+    for name in os.listdir("/proc/self/fd"):
+        path = "/proc/self/fd/" + name
+        if int(name) > 2 and os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+            return int(name)
+
+def run(host, config, past):
+    yield from ()
+"""
+
+
+def test_a_round_goes_on_with_a_fresh_worker_after_one_that_misbehaves(tmp_path: Path, mark: dict[str, str]) -> None:
+    directory = tmp_path / "checks"
+    directory.mkdir(mode=0o755)
+    for name, (body, _, _) in MISBEHAVIOUR.items():
+        (directory / f"site_{name}.py").write_text(SITE_CHECK + textwrap.indent(body, "    ") + "\n")
+        (directory / f"site_{name}_then.py").write_text(SITE_CHECK)
+    config = f'interval_seconds = {LONG}\nchecks_dir = "{directory}"\n[checks.site_never_ends]\ntimeout_seconds = 1\n'
+    with Healthd(config=config, env=mark) as daemon:
+        status = daemon.status()
+        assert status["round"]["number"] == 1
+        results = {result["check"]: result for result in status["results"]}
+        for name, (_, outcome, error) in MISBEHAVIOUR.items():
+            bad = results.pop(f"site_{name}")
+            assert (bad["outcome"], bad["error"][: len(error)]) == (outcome, error)
+        assert set(MISBEHAVIOUR) == {name[5:-5] for name in results if name.startswith("site_")}
+        assert {result["outcome"] for result in results.values()} == {"completed"}
+        assert min(result["started"] for result in results.values()) >= status["round"]["started"] - 0.1
+        assert status["round"]["seconds"] < 10
+        assert status["barred"] == {}
+
+
+# --- mounts and disks
+
+
+def test_a_mount_that_hangs_costs_a_round_its_own_check_only(tmp_path: Path, mark: dict[str, str]) -> None:
+    with HangFs(tmp_path) as mount:
+        point = str(mount.path)
+        table = f'interval_seconds = {LONG}\n[checks.exec.site]\ncommand = ["/bin/true"]\n[checks.mount."/"]\n'
+        with Healthd(config=f'{table}[checks.mount."{point}"]\ntimeout_seconds = 1\n', env=mark) as daemon:
+            status = daemon.status()
+            hang = condition(status, "mount/hang", point)
+            assert hang is not None
+            assert (hang["severity"], status["health"]) == ("warning", "warning")
+            found = {(result["check"], result["instance"]): result["outcome"] for result in status["results"]}
+            assert found.pop(("mount", point)) == "timed_out"
+            assert {("exec", "site"), ("mount", "/"), ("gpu_access", "")} <= set(found)
+            assert set(found.values()) == {"completed"}
+            assert status["round"]["seconds"] < 4
+            worker = status["barred"][f"mount {point}"]
+            assert in_d_state(worker)
+            assert timed_stop(daemon) < STOP_SECONDS
+            daemon.start()
+            assert daemon.status()["barred"] == {f"mount {point}": worker}
+            assert timed_stop(daemon) < STOP_SECONDS
+
+
+def test_a_state_directory_whose_disk_hangs_stops_nothing(
+    disk: FrozenFilesystem, tmp_path: Path, mark: dict[str, str]
+) -> None:
+    quick = "interval_seconds = 2\n"
+    with (
+        disk.frozen(),
+        HangFs(tmp_path) as gone,
+        Healthd("--state-dir", str(disk.path / "state"), config=quick, env=mark) as writing,
+        Healthd("--state-dir", str(gone.path), config=quick, env=mark, wait=False) as reading,
+    ):
+        stopped = Healthd("--state-dir", str(gone.path), config=quick, env=mark, wait=False)
+        with stopped:
+            wait_for(lambda: len(children(stopped)) == 1, "it reads the copy")
+            wait_for(lambda: b"state_dir" in (stopped.run_dir / "workers.json").read_bytes(), "it reads the copy")
+            assert timed_stop(stopped) < STOP_SECONDS
+        assert not (stopped.run_dir / "ledger.json").exists()  # the copy still counts
+
+        began = time.monotonic()
+        first = writing.status()["round"]["number"]
+        writing.until(lambda s: "state_dir" in s["barred"], "the worker that copies is left", 30)
+        writing.until(lambda s: s["round"]["number"] > first + 1, "rounds go on")
+        assert "the worker could not save copy: no answer within 20 s" in writing.log.read_text()
+        assert timed_stop(writing) < STOP_SECONDS
+
+        reading.until(lambda s: s["round"]["seconds"] > 0, "the start is bounded", 30)
+        assert time.monotonic() - began < 30
+        assert "the copy of the ledger in" in reading.log.read_text()
+        assert "state_dir" in reading.status()["barred"]
+        assert timed_stop(reading) < STOP_SECONDS
+
+
+def children(daemon: Healthd) -> list[str]:
+    assert daemon.process is not None
+    pid = daemon.process.pid
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

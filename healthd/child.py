@@ -9,6 +9,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 MAX_OUTPUT_BYTES = 1 << 20
+READS_PER_STEP = 32  # of 64 KiB: one that floods does not keep us from the rest
+
+_left: list[subprocess.Popen[bytes]] = []  # killed, and not gone when last looked: each would stay a zombie
 
 
 class Child:
@@ -25,6 +28,7 @@ class Child:
         monotonic: Callable[[], float],
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        _left[:] = [process for process in _left if process.poll() is None]
         self.argv = argv
         self.deadline = deadline
         self.started = monotonic()
@@ -62,7 +66,7 @@ class Child:
         if self._monotonic() < self.deadline:
             return False
         self._process.kill()
-        self._process.poll()
+        _left.append(self._process)
         self._close()
         return True
 
@@ -73,13 +77,16 @@ class Child:
 
     def _read(self) -> None:
         for descriptor in list(self._open):
-            try:
-                while chunk := os.read(descriptor, 1 << 16):
-                    room = MAX_OUTPUT_BYTES - len(self._outputs[descriptor])
-                    self._outputs[descriptor] += chunk[: max(room, 0)]
-                self._open.discard(descriptor)
-            except BlockingIOError:
-                continue
+            for _ in range(READS_PER_STEP):
+                try:
+                    chunk = os.read(descriptor, 1 << 16)
+                except BlockingIOError:
+                    break
+                if not chunk:
+                    self._open.discard(descriptor)
+                    break
+                room = MAX_OUTPUT_BYTES - len(self._outputs[descriptor])
+                self._outputs[descriptor] += chunk[: max(room, 0)]
 
     def _close(self) -> None:
         os.close(self._pidfd)
@@ -87,4 +94,3 @@ class Child:
         assert self._process.stderr is not None
         self._process.stdout.close()
         self._process.stderr.close()
-        self._process.returncode = 0 if self.status is None else self.status  # no "still running" warning, no wait

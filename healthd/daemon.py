@@ -18,14 +18,13 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import healthd
 from healthd import commands, ledger, registry, service, verdict
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
-from healthd.convert import ConvertError, dump, load
+from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.inventory import Removals, removals
 from healthd.kernel_fold import fold_events
@@ -35,18 +34,16 @@ from healthd.memory import NAMES, Memory
 from healthd.model import (
     CheckResult,
     Decision,
-    Finding,
     Inventory,
     KernelEvent,
     Leave,
     NodeState,
-    Observation,
     Outcome,
-    Repair,
     SlurmMemory,
     Verdict,
 )
 from healthd.policy import Mode, Policy, decide
+from healthd.results import result_of
 from healthd.rounds import Rounds
 from healthd.runner import Reply, Request, Runner
 from healthd.schedule import Job
@@ -200,7 +197,9 @@ class Daemon:
         if self.kernel.status.source not in self.memory.ledger.cursors:
             self.note_cursor()  # what comes from now on is news, also if it comes while we are down
         for gap in self.kernel.gaps()[:1]:
-            self.rounds.errand(self.journal_request(gap))
+            request = self.journal_request(gap)
+            if request != self.runner.request:  # what is being read would otherwise be read, and counted, twice
+                self.rounds.errand(request)
         for pci in self.removals.read():
             log.warning("device %s was removed", pci)
             self.rounds.look_after_event(self.concerned("pci_remove"))
@@ -309,28 +308,13 @@ class Daemon:
         if name not in self.loaded.checks:
             return  # a reload took it away while it ran
         check, config, memory = self.checks[name[0]], self.loaded.checks[name], self.memory
-        outcome, error = reply.outcome, reply.error
-        try:
-            said = load(RunSaid, {key: reply.table.get(key, []) for key in ("findings", "observations", "repairs")})
-        except ConvertError as problem:
-            said, outcome, error = RunSaid(), Outcome.FAILED, f"the worker's answer: {problem}"
-        findings = list(said.findings)
-        if outcome in (Outcome.TIMED_OUT, Outcome.STUCK):
-            since = self.overdue_since.setdefault(name, self.monotonic() - reply.seconds)
-            findings += check.overdue(config, self.monotonic() - since)
-        else:
+        if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
+            self.overdue_since.setdefault(name, self.monotonic() - reply.seconds)
+        elif reply.outcome is not Outcome.TIMED_OUT:
             self.overdue_since.pop(name, None)
-        result = CheckResult(
-            check=name[0],
-            instance=name[1],
-            outcome=outcome,
-            started=self.now() - reply.seconds,
-            duration_seconds=reply.seconds,
-            findings=tuple(verdict.as_configured(finding, config) for finding in findings),
-            observations=said.observations,
-            repairs=said.repairs,
-            error=error,
-        )
+        silent = self.monotonic() - self.overdue_since.get(name, self.monotonic())
+        result = result_of(check, config, reply, self.now(), silent)
+        outcome, error = result.outcome, result.error
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
             log.warning("check %s: %s%s", label(name), outcome.value.replace("_", " "), f": {error}" if error else "")
@@ -342,8 +326,8 @@ class Daemon:
             )
         )
         if outcome is Outcome.COMPLETED:
-            memory.add_readings(label(name), said.observations, self.boot_id)
-            memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), said.repairs, self.now()))
+            memory.add_readings(label(name), result.observations, self.boot_id)
+            memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), result.repairs, self.now()))
         again_at = verdict.next_look(memory.ledger.by_key()).get(name)
         if again_at is not None:
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
@@ -472,13 +456,13 @@ class Daemon:
             self.rounds.errand(Request("state_dir", ERRAND_SECONDS, {"op": "save_copy", **table}))
 
     def write_textfile(self) -> None:
-        if self.settings.metrics.textfile:
-            from healthd.metrics import write_textfile
+        """By the worker: the collector's directory is on a disk, and that may hang."""
+        path = self.settings.metrics.textfile
+        if path:
+            from healthd.metrics import render
 
-            try:
-                write_textfile(self.settings.metrics.textfile, self.snapshot())
-            except OSError as error:
-                log.error("%s: cannot be written: %s", self.settings.metrics.textfile, error.strerror)
+            table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
+            self.rounds.errand(Request("textfile", ERRAND_SECONDS, table))
 
     def serve_metrics(self) -> Callable[[], None]:
         """The metrics page, where it is wanted; its library is imported only then. Returns what stops it."""
@@ -576,15 +560,6 @@ class Daemon:
 
 
 # --- the edges
-
-
-@dataclass(frozen=True, slots=True)
-class RunSaid:
-    """What the worker says of one run, as it comes over the stream."""
-
-    findings: tuple[Finding, ...] = ()
-    observations: tuple[Observation, ...] = ()
-    repairs: tuple[Repair, ...] = ()
 
 
 def device_removals(root: str) -> Removals:

@@ -49,6 +49,7 @@ class Rounds:
         self._errands: deque[Request] = deque()
         self._last_runs: dict[tuple[str, str], float] = {}
         self._early: dict[tuple[str, str], float] = {}
+        self._barred: set[str] = set(runner.barred)
         self._running = False
         self._began = 0.0
         self.status = RoundStatus()
@@ -93,9 +94,9 @@ class Rounds:
     def step(self) -> list[Reply]:
         """Go on. What ended since the last step: usually nothing or one reply."""
         ended = []
-        barred = set(self._runner.barred)
         reply = self._runner.step()
-        self._look_where_freed(barred - set(self._runner.barred))
+        before, self._barred = self._barred, set(self._runner.barred)
+        self._look_where_freed(before - self._barred)
         if reply is not None:
             ended.append(reply)
         self._queue_what_is_due()

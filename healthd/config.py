@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from healthd.convert import ConvertError, dump, load, nearest
+from healthd.convert import ConvertError, dump, load, nearest, show
 from healthd.model import Severity
 from healthd.policy import Mode
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from healthd.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
+_PROFILES = os.path.join(os.path.dirname(__file__), "profiles")  # the fake machines of fake_scenario.py
+_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ConfigError(Exception):
@@ -102,12 +105,14 @@ class Loaded:
     """Settings and where each came from: `origins` maps "kernel_log.source" to the file or flag; absent: default.
 
     checks: (check, instance) -> its Config, for those that are enabled. tables: the plain tables, for the worker.
+    disabled: the Configs of the others.
     """
 
     settings: Settings
     checks: dict[tuple[str, str], CheckConfig]
     tables: dict[tuple[str, str], dict[str, Any]]
     origins: dict[str, str]
+    disabled: dict[tuple[str, str], CheckConfig] = field(default_factory=dict)
 
 
 def read_file(path: str, required: bool) -> dict[str, Any]:
@@ -126,7 +131,10 @@ def read_file(path: str, required: bool) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also of a number with thousands of digits, which is no TOMLDecodeError
         raise ConfigError(f"{path}: not TOML: {error}") from None
 
 
@@ -134,8 +142,14 @@ def runtime_dir(table: Mapping[str, Any], source: str) -> str:
     """Where the daemon with these settings has its socket; whatever else is wrong in them does not matter here."""
     found = table.get("runtime_dir", Settings().runtime_dir)
     if not isinstance(found, str):
-        raise ConfigError(f"{source}: runtime_dir: must be text")
+        raise ConfigError(f"{source}: runtime_dir: must be text, is {show(found)}")
     return found
+
+
+def checks_dir(table: Mapping[str, Any]) -> str:
+    """Where the site's checks are: they must be known before the table can be judged."""
+    found = table.get("checks_dir", Settings().checks_dir)
+    return found if isinstance(found, str) else ""
 
 
 def settle(
@@ -153,15 +167,29 @@ def settle(
     try:
         settings = load(Settings, _known_top_level(plain), "")
         _plausible(settings, "")
-        checks, tables = _check_tables(table.get("checks", {}), known)
         if not settings.node_name:
             settings = dataclasses.replace(settings, node_name=os.uname().nodename.partition(".")[0])
+            _plausible(settings, "")
+        checks = _check_configs(table.get("checks", {}), known)
     except ConvertError as error:
-        words = str(error)
-        setting = words.partition(":")[0]
-        where = origins.get(setting, source)
-        raise ConfigError(f"{where}: {words}" if where != source or source else words) from None
-    return Loaded(settings, checks, tables, origins)
+        where = origins.get(str(error).partition(":")[0], source)
+        raise ConfigError(f"{where}: {error}") from None
+    enabled = {name: config for name, config in checks.items() if config.enabled}
+    tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
+    disabled = {name: config for name, config in checks.items() if not config.enabled}
+    return Loaded(settings, enabled, tables, origins, disabled)
+
+
+def require_what_is_named(loaded: Loaded) -> None:
+    """Files that the settings name and without which nothing can be looked at. Raises ConfigError."""
+    settings, origins = loaded.settings, loaded.origins
+    if not os.path.isdir(settings.root):
+        raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
+    fake = settings.nvml.fake
+    profiles = [name[:-5] for name in os.listdir(_PROFILES) if name.endswith(".toml")]
+    if fake and fake not in profiles and not os.path.isfile(fake):
+        hint = nearest(fake, profiles)
+        raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')
 
 
 def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
@@ -172,34 +200,33 @@ def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _check_tables(
-    tables: Any, known: Mapping[str, Check]
-) -> tuple[dict[tuple[str, str], CheckConfig], dict[tuple[str, str], dict[str, Any]]]:
+def _check_configs(tables: Any, known: Mapping[str, Check]) -> dict[tuple[str, str], CheckConfig]:
     if not isinstance(tables, Mapping):
         raise ConvertError("checks: must be a table")
     for name in tables:
         if name not in known:
             raise ConvertError(f'checks.{name}: there is no check "{name}"{nearest(name, known)}')
-    configs: dict[tuple[str, str], CheckConfig] = {}
-    plain: dict[tuple[str, str], dict[str, Any]] = {}
+    configs = {}
     for name, check in known.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
-            raise ConvertError(f"checks.{name}: must be a table")
-        for instance, values in _instances(name, dict(table), check):
+            raise ConvertError(f"checks.{name}: must be a table, is {show(table)}")
+        for instance, values in _instances(name, table, check):
             where = f"checks.{name}" + (f'."{instance}"' if instance else "")
-            if "name" in values:
-                raise ConvertError(f"{where}.name: is set by the name of the table")
-            config = load(check.config, {**values, "name": instance}, where)
-            _plausible(config, where)
-            check.check_config(config, where)
-            if config.enabled:
-                configs[name, instance] = config
-                plain[name, instance] = {**dump(config), "name": instance}
-    return configs, plain
+            configs[name, instance] = _check_config(check, values, instance, where)
+    return configs
 
 
-def _instances(name: str, table: dict[str, Any], check: Check) -> list[tuple[str, dict[str, Any]]]:
+def _check_config(check: Check, values: Mapping[str, Any], instance: str, where: str) -> CheckConfig:
+    if "name" in values:
+        raise ConvertError(f"{where}.name: is set by the name of the table")
+    config = load(check.config, {**values, "name": instance}, where)
+    _plausible(config, where)
+    check.check_config(config, where)
+    return config
+
+
+def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
     """One run each: the check itself, or its named sub-tables, which inherit what stands beside them."""
     if not check.per:
         return [("", table)]
@@ -208,9 +235,11 @@ def _instances(name: str, table: dict[str, Any], check: Check) -> list[tuple[str
     named = {key: value for key, value in table.items() if key not in own}
     for key, value in named.items():
         if not isinstance(value, Mapping):
-            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own)}')
-    if shared:
-        load(check.config, {**shared, "name": name}, f"checks.{name}")
+            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name"})}')
+        if not key.strip() or not key.isprintable():
+            raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
+    if not named:  # what no instance inherits is wrong all the same
+        _plausible(load(check.config, shared, f"checks.{name}"), f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
 
 
@@ -230,8 +259,12 @@ def _plausible(config: Any, where: str) -> None:
             raise ConvertError(f"{place}: must be 1 or more, is {value}")
         elif f.name == "listen":
             listen_address(value, place)
-        elif f.name in ("state_dir", "runtime_dir", "root") and not value.startswith("/"):
-            raise ConvertError(f'{place}: must be an absolute path, is "{value}"')
+        elif f.name in ("state_dir", "runtime_dir", "checks_dir", "root"):
+            if not value.startswith("/") or "\0" in value:
+                raise ConvertError(f"{place}: must be an absolute path, is {show(value)}")
+        elif f.name == "node_name" and value and (not _NODE_NAME.fullmatch(value) or value.upper() == "ALL"):
+            # What stands here becomes scontrol's NodeName, where "ALL" and "n[1-9]" mean other nodes too.
+            raise ConvertError(f"{place}: must be the name of one node, is {show(value)}")
 
 
 def listen_address(text: str, where: str) -> tuple[str, int] | None:
@@ -239,16 +272,19 @@ def listen_address(text: str, where: str) -> tuple[str, int] | None:
     if text == "off":
         return None
     address, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535 or not address:
+    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or not address:
         raise ConvertError(f'{where}: must be ADDRESS:PORT or "off", is "{text}"')
     return address.strip("[]"), int(port)
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set one setting in nested tables. What stands where a table should be stays, for the error that it deserves."""
     *path, last = dotted.split(".")
     for name in path:
-        below = table.get(name)
-        table[name] = dict(below) if isinstance(below, Mapping) else {}
+        below = table.get(name, {})
+        if not isinstance(below, Mapping):
+            return
+        table[name] = dict(below)
         table = table[name]
     table[last] = value
 
@@ -270,7 +306,7 @@ def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
         (name, value, loaded.origins.get(name, "default"))
         for name, value in _flat(_all_fields(loaded.settings)).items()
     ]
-    for (check, instance), config in sorted(loaded.checks.items()):
+    for (check, instance), config in sorted({**loaded.checks, **loaded.disabled}.items()):
         for name, value in _flat(_all_fields(config)).items():
             origin = loaded.origins.get(f"checks.{check}.{instance}.{name}" if instance else f"checks.{check}.{name}")
             inherited = loaded.origins.get(f"checks.{check}.{name}")

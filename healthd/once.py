@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ CLOSE_NVML_SECONDS = 10.0
 MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
 
 Conditions = dict[tuple[str, str], Condition]
+KernelLog = Callable[[], list[KernelEvent]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,12 @@ class Look:
     results: tuple[CheckResult, ...]
 
 
-def names_to_run(loaded: Loaded, checks: Mapping[str, Check]) -> list[tuple[str, str]]:
-    """The (check, instance) that one round now would run: without the daemon, those that only listen to the kernel log
-    can look into that of this machine alone."""
-    has_log = reads_kernel_log(loaded.settings)
-    return [name for name in loaded.checks if checks[name[0]].runs or has_log]
+def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[tuple[str, str]]:
+    """The (check, instance) that one round now would run: those that only listen need a kernel log to listen to."""
+    return [name for name in loaded.checks if checks[name[0]].runs or kernel_log]
 
 
-def reads_kernel_log(settings: Settings) -> bool:
-    return settings.root == "/" and settings.kernel_log.source in ("kmsg", "journal")
-
-
-def look(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Look:
+def look(loaded: Loaded, checks: Mapping[str, Check], runner: Runner, kernel_log: KernelLog | None) -> Look:
     """Run every check of `loaded` once. Ends within the checks' deadlines, whatever hangs."""
     settings = loaded.settings
     boot_id = Host(settings.root).boot_id()
@@ -59,9 +54,9 @@ def look(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Look:
     for result in results:
         config = loaded.checks[result.check, result.instance]
         conditions = verdict.absorb_result(conditions, result, config.clear_after, boot_id, ())
-    for name in names_to_run(loaded, checks):
-        if not checks[name[0]].runs:
-            result, conditions = _listen(checks[name[0]], loaded.checks[name], settings, boot_id, conditions)
+    for name, config in loaded.checks.items():
+        if kernel_log and not checks[name[0]].runs:
+            result, conditions = _listen(checks[name[0]], config, kernel_log, boot_id, conditions)
             results.append(result)
     judged = verdict.judge(
         {key: _at_face_value(condition) for key, condition in conditions.items()},
@@ -130,14 +125,14 @@ def _ask(runner: Runner, request: Request) -> Reply:
 
 
 def _listen(
-    check: Check, config: CheckConfig, settings: Settings, boot_id: str, conditions: Conditions
+    check: Check, config: CheckConfig, kernel_log: KernelLog, boot_id: str, conditions: Conditions
 ) -> tuple[CheckResult, Conditions]:
     """A check that only listens: what this boot's log holds is history and counts as INFO, as at a daemon's start."""
     began, started = time.monotonic(), time.time()
     try:
-        events, touched, _ = fold_events((), read_kernel_log(boot_id, settings.kernel_log.accept_injected), 1)
+        events, touched, _ = fold_events((), kernel_log(), 1)
     except OSError as error:
-        why = f"/dev/kmsg: cannot be read: {error.strerror}"
+        why = f"{error.filename}: cannot be read: {error.strerror}"
         return CheckResult(check.name, "", Outcome.FAILED, started, time.monotonic() - began, error=why), conditions
     found = [verdict.as_configured(f, config) for f in check.correlate(events, Inventory(), config) or ()]
     by_sequence = {event.sequence: event for event in events}
@@ -149,6 +144,13 @@ def _listen(
     )
     seconds = time.monotonic() - began
     return CheckResult(check.name, "", Outcome.COMPLETED, started, seconds, findings=judged), after
+
+
+def kernel_log_of(settings: Settings) -> KernelLog | None:
+    """Reads this machine's kernel log; None where another tree is looked at, or the settings want none read."""
+    if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
+        return None
+    return lambda: read_kernel_log(Host().boot_id(), settings.kernel_log.accept_injected)
 
 
 def read_kernel_log(boot_id: str, accept_injected: bool) -> list[KernelEvent]:

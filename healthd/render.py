@@ -332,11 +332,15 @@ def explain(code: str, severity: str, clears: str, texts: tuple[str, str, str], 
         ("What it means", meaning),
         ("Why it matters", matters),
         ("What healthd does", DOES[severity]),
-        ("What ends it", ENDS[clears].replace("CODE", code) + "."),
+        ("What ends it", _sentence(ENDS[clears].replace("CODE", code))),
         ("What to do", todo),
     ):
         lines += ["", narrow.heading(title), *narrow.wrap(text, "  ")]
     return _text(lines)
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _text(lines: Iterable[str]) -> str:

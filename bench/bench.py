@@ -1,0 +1,315 @@
+"""`make bench`: what healthd costs on this machine, as a table. `--json FILE` writes the figures too.
+
+Nothing is simulated but the hardware: `healthd run` as a user starts it, its worker, a real slurmctld. CPU time is what
+the scheduler counted (a process's own clock, nanoseconds), memory is PSS (smaps_rollup), a wake-up is a time slice that
+a thread got (schedstat).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "bench"), str(REPOSITORY / "tests" / "e2e")]
+
+import node_tree  # noqa: E402
+from healthd_daemon import Healthd, xid  # noqa: E402
+from slurm_cluster import SlurmCluster  # noqa: E402
+
+ROUNDS = 20
+DRAINS = 20
+STARTS = 10
+IDLE_SECONDS = 20.0
+QUIET_SECONDS = 0.5  # after a round: the errands that follow it are over
+INJECTED = "[kernel_log]\naccept_injected = true\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row: `values` in `unit`; `aim` is what their median must stay under (None: no aim; 0: nothing at all)."""
+
+    name: str
+    unit: str
+    values: list[float]
+    aim: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def met(self) -> bool:
+        return self.aim is None or self.median < self.aim or self.median == self.aim == 0
+
+
+def main() -> int:
+    """Exit status 1 if an aim is missed."""
+    parser = argparse.ArgumentParser(description="What healthd costs on this machine.")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--only", metavar="PART", choices=sorted(PARTS), help=f"one of {', '.join(PARTS)}")
+    args = parser.parse_args()
+    figures = []
+    for name, part in PARTS.items():
+        if args.only in (None, name):
+            print(f"bench: {name} ...", file=sys.stderr, flush=True)
+            figures += part()
+    print(machine())
+    print(table(figures))
+    if args.json:
+        rows = [{**asdict(figure), "median": figure.median, "met": figure.met} for figure in figures]
+        Path(args.json).write_text(json.dumps({"machine": machine(), "figures": rows}, indent=2) + "\n")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+# --- a round
+
+
+def rounds() -> list[Figure]:
+    """CPU of rounds, one a second; the programs that exec checks start are not in it. Then the memory of the tree."""
+    with node() as folder, Healthd("--interval", "1", "--root", str(folder), config=node_tree.CONFIG) as daemon:
+        pids = [daemon_pid(daemon), daemon.worker()]
+        settle(daemon)
+        spent = []
+        for _ in range(ROUNDS):
+            before = [cpu_ms(pid) for pid in pids]
+            settle(daemon)
+            spent.append([cpu_ms(pid) - was for pid, was in zip(pids, before, strict=True)])
+        assert pids[1] == daemon.worker(), "the worker was replaced while it was measured"
+        status = daemon.status()
+        assert status["health"] == "healthy", status["conditions"]
+        pss = tree_pss(daemon)
+    return [
+        Figure("one round, daemon and worker: CPU", "ms", [sum(both) for both in spent], aim=30),
+        Figure("  of it the daemon", "ms", [ours for ours, _ in spent]),
+        Figure("  of it the worker", "ms", [theirs for _, theirs in spent]),
+        Figure("memory of the process tree, PSS", "MiB", [pss], aim=40),
+    ]
+
+
+def memory_with_page() -> list[Figure]:
+    """The same with the metrics page, after some scrapes."""
+    with node() as folder:
+        flags = ("--interval", "1", "--root", str(folder), "--listen", "127.0.0.1:0")
+        with Healthd(*flags, config=node_tree.CONFIG) as daemon:
+            settle(daemon)
+            address = next(word for word in daemon.log.read_text().split() if word.startswith("http://"))
+            spent = []
+            for _ in range(ROUNDS):
+                before = cpu_ms(daemon_pid(daemon))
+                with urllib.request.urlopen(address, timeout=5) as page:
+                    page.read()
+                spent.append(cpu_ms(daemon_pid(daemon)) - before)
+            settle(daemon)
+            pss = tree_pss(daemon)
+    return [
+        Figure("  with the metrics page", "MiB", [pss], aim=40),
+        Figure("one scrape of the page: CPU", "ms", spent),
+    ]
+
+
+def settle(daemon: Healthd) -> None:
+    """Wait until the next round and what follows it are over. The verdict file is new after each: nobody is woken."""
+    verdict = daemon.run_dir / "verdict"
+    last = verdict.stat().st_mtime_ns
+    end = time.monotonic() + 10
+    while verdict.stat().st_mtime_ns == last:
+        if time.monotonic() > end:
+            raise TimeoutError("no round within 10 s")
+        time.sleep(0.01)
+    time.sleep(QUIET_SECONDS)
+
+
+# --- from a kernel line to Slurm
+
+
+def drains_from_file() -> list[Figure]:
+    return drains("a followed file", lambda daemon, line: daemon.kernel_line(line))
+
+
+def drains_from_kmsg() -> list[Figure]:
+    def inject(_daemon: Healthd, line: str) -> None:
+        with open("/dev/kmsg", "w", buffering=1) as file:
+            file.write(f"<12>{line}\n")
+
+    return drains("/dev/kmsg", inject, "--kernel-log", "kmsg", config=INJECTED)
+
+
+def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, config: str = "") -> list[Figure]:
+    """From before the line is written until slurmctld has logged the new Reason; a repair in between."""
+    taken = []
+    with SlurmCluster(nodes=1) as cluster:
+        daemon = Healthd("--mode", "drain", "--node-name", "n1", *flags, config=config, env=cluster.env)
+        log = cluster.directory / "log" / "slurmctld.log"
+        with daemon:
+            for number in range(DRAINS):
+                pci = node_tree.GPUS[number % len(node_tree.GPUS)]
+                place = log.stat().st_size
+                began = time.perf_counter()
+                write(daemon, xid(79, pci=pci.rpartition(".")[0]))
+                wait_for_text(log, place, b"reason set to: healthd: gpu_xid/79")
+                taken.append((time.perf_counter() - began) * 1000)
+                cluster.wait_state("n1", "DRAIN", reason=f"healthd: gpu_xid/79 {pci}")
+                daemon.ask(command="repaired", code="gpu_xid/79", part=pci)
+                cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+    return [
+        Figure(f"kernel line ({source}) to the drain in slurmctld", "ms", taken, aim=250),
+        Figure("  99th percentile", "ms", [statistics.quantiles(taken, n=100, method="inclusive")[98]]),
+    ]
+
+
+def wait_for_text(path: Path, place: int, text: bytes) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if path.stat().st_size > place:
+            with open(path, "rb") as file:
+                file.seek(place)
+                if text in file.read():
+                    return
+        time.sleep(0.001)
+    raise TimeoutError(f"{path}: no {text!r} within 30 s")
+
+
+# --- starts
+
+
+def starts() -> list[Figure]:
+    fake = ("check", "--fake-nvml", "dgx-h100")
+    figures = []
+    for name, argv in (("--version", ("--version",)), ("check, fake H100", fake), ("check, this machine", ("check",))):
+        runs = [start(*argv) for _ in range(STARTS)]
+        figures.append(Figure(f"healthd {name}: wall", "ms", [wall for wall, _ in runs]))
+        figures.append(Figure("  CPU, its worker included", "ms", [cpu for _, cpu in runs]))
+    return figures
+
+
+def start(*arguments: str) -> tuple[float, float]:
+    """(wall, CPU) of one run in ms, children that it waited for included."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "healthd", *arguments],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    if not said:
+        raise RuntimeError(f"healthd {' '.join(arguments)}: exit status {process.returncode} and not a word")
+    return (time.perf_counter() - began) * 1000, (used.ru_utime + used.ru_stime) * 1000
+
+
+# --- idle
+
+
+def idle() -> list[Figure]:
+    """Between two rounds nothing may run, on this machine's own /dev/kmsg and udev, with the metrics page on."""
+    flags = ("--interval", "86400", "--kernel-log", "kmsg", "--listen", "127.0.0.1:0", "--node-name", "bench")
+    with Healthd(*flags) as daemon:
+        daemon.until(lambda status: status["health"] == "healthy", "all is well")
+        time.sleep(12)  # looks that events of the start asked for are over
+        pids = [daemon_pid(daemon), daemon.worker()]
+        lines = daemon.status()["kernel_log"]["lines_total"]
+        time.sleep(1)
+        before = {pid: time_slices(pid) for pid in pids}
+        time.sleep(IDLE_SECONDS)
+        woken = [float(time_slices(pid) - before[pid]) for pid in pids]
+        lines = daemon.status()["kernel_log"]["lines_total"] - lines
+    hourly = 3600 / IDLE_SECONDS
+    print(f"bench: {lines} kernel lines came in the idle {IDLE_SECONDS:g} s", file=sys.stderr)
+    return [
+        Figure("wake-ups an hour between rounds, daemon", "", [woken[0] * hourly], aim=0),
+        Figure("  its worker", "", [woken[1] * hourly], aim=0),
+    ]
+
+
+# --- what the kernel counts
+
+
+def daemon_pid(daemon: Healthd) -> int:
+    assert daemon.process is not None
+    return daemon.process.pid
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process, threads that have ended included. Its clock's number: linux/posix-timers.h, CPUCLOCK_SCHED."""
+    return time.clock_gettime(~pid << 3 | 2) * 1000
+
+
+def time_slices(pid: int) -> int:
+    """Times that one of its threads got a CPU (Documentation/scheduler/sched-stats.rst, the third field)."""
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[2]) for task in tasks)
+
+
+def tree_pss(daemon: Healthd) -> float:
+    """MiB of the daemon and its worker."""
+    return sum(pss(pid) for pid in (daemon_pid(daemon), daemon.worker()))
+
+
+def pss(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+# --- the table
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    slurm = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True).stdout.strip()
+    return (
+        f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores; {platform.system()} "
+        f"{platform.release()}; Python {platform.python_version()}; {slurm}"
+    )
+
+
+def table(figures: list[Figure]) -> str:
+    width = max(len(figure.name) for figure in figures)
+    lines = [f"{'':{width}}  {'median':>8} {'min':>8} {'max':>8}  {'':4} {'n':>3}  aim"]
+    for figure in figures:
+        numbers = " ".join(f"{number:8.1f}" for number in (figure.median, min(figure.values), max(figure.values)))
+        aim = "" if figure.aim is None else f"under {figure.aim:g}" if figure.aim else "none"
+        verdict = "" if figure.met else "  MISSED"
+        row = f"{figure.name:{width}}  {numbers}  {figure.unit:4} {len(figure.values):3}  {aim}{verdict}"
+        lines.append(row.rstrip())
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def node() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="healthd-bench.", dir="/tmp"))
+    try:
+        node_tree.build(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+PARTS: dict[str, Callable[[], list[Figure]]] = {
+    "rounds": rounds,
+    "page": memory_with_page,
+    "drains-file": drains_from_file,
+    "drains-kmsg": drains_from_kmsg,
+    "starts": starts,
+    "idle": idle,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -343,9 +343,10 @@ class SlurmMemory:
     reason        our text as last read on the drained node, "" when we hold no drain
     writing       our text that was sent (or is about to be) and not yet read back, "" = none: written down before
                   the command, so that a drain by a daemon that was killed is still known as ours
-    overruled     the words of a drain that concerns our fault but is not ours: an operator took ours over, or an
-                  earlier healthd that this ledger does not know wrote it. "" = none
-    confirmed_at  when the node was last read as held by `reason` or `overruled` (0 = never)
+    written_at    when `writing` was sent
+    overruled     an operator's words that stand where our drain stood, "" = none
+    adopted       words in our form that this ledger does not know (an earlier healthd's), "" = none
+    confirmed_at  when the node was last read as held by one of reason, overruled and adopted (0 = never)
     boot_id       of this machine at that reading
     rebooting     a reboot was pending in Slurm at that reading
     resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
@@ -354,7 +355,9 @@ class SlurmMemory:
 
     reason: str = ""
     writing: str = ""
+    written_at: float = 0.0
     overruled: str = ""
+    adopted: str = ""
     confirmed_at: float = 0.0
     boot_id: str = ""
     rebooting: bool = False

@@ -1,0 +1,220 @@
+"""What to do with this node in Slurm: pure. slurm.py does it.
+
+want                 whose drain stands now      decision in mode "act"
+-------------------  --------------------------  ------------------------------------------------------------
+(node not read)      ?                           Leave: nothing is sent blindly
+causes               nobody's                    Drain; requeue if a cause is CRITICAL
+causes               ours                        keep it (new text only for another worst cause); requeue if
+                                                 CRITICAL, also when it became so later
+causes, CRITICAL     an operator's, Slurm's,     text and drain stay untouched; requeue the victims
+                     an unknown healthd's
+causes, no CRITICAL  the same                    Leave
+none, may_resume     ours                        Resume, unless DOWN, INVALID_REG or a reboot is pending: then
+                                                 Leave. The drain stays beside it and is lifted when that is over
+                                                 (UNDRAIN would keep DOWN but leave our reason on it)
+none, not yet        ours                        Leave: a check that can drain has not completed clean
+none                 nobody's, another's         Leave
+
+mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what. A node that a person set DOWN
+or FAIL is theirs like a drain: draining it would replace their reason.
+
+our drain is gone    this machine booted since, a reboot was pending, slurmctld started since, or our own
+                     resume was on its way: lost, drain again where a cause stands
+                     else an operator resumed the node: causes are acknowledged, not drained for again
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from healthd.model import Decision, Drain, Leave, NodeState, Resume, Severity, SlurmMemory, Verdict
+from healthd.reason import parse_reason, reason, still_says
+
+REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
+NOT_TO_RESUME = REBOOT | {"DOWN", "INVALID_REG"}
+TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
+UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
+
+# What slurmd or slurmctld make of our text (seen with 22.05): a task that survives SIGKILL for UnkillableStepTimeout
+# replaces it; a reboot appends to it. "Prolog error" and "Epilog error" leave a drained node's reason alone.
+REPLACED = "Kill task failed"
+APPENDED = (" : reboot issued", " : reboot timed out", " : reboot complete")
+# Slurm's own reasons on a node that is DOWN: nobody decided that, so we may drain it.
+SLURMS_OWN = (
+    *("Not responding", "Node unexpectedly rebooted", "Node silently failed", "Kill task failed", "Prolog error"),
+    *("Epilog error", "Low ", "gres/", "ResumeTimeout", "reboot timed out", "batch job complete failure"),
+)
+# Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
+IN_FLIGHT_SECONDS = 600.0
+CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+
+
+class Mode(enum.Enum):
+    OBSERVE = "observe"  # never changes anything in Slurm
+    DRAIN = "drain"
+    ACT = "act"  # drain, and requeue what a CRITICAL fault broke
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """paused_until: epoch seconds, 0 = not paused.
+
+    command_seconds        a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
+                           hangs is reported by scontrol after that, black holes after three times that
+    requeue_again_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
+                           slurmctld that was stopped): within it none is sent for the same run of a job
+    """
+
+    mode: Mode = Mode.OBSERVE
+    paused_until: float = 0.0
+    command_seconds: float = 30.0
+    requeue_again_seconds: float = 90.0
+
+
+class Owner(enum.Enum):
+    """Whose drain stands on the node."""
+
+    NOBODY = "nobody"
+    OURS = "ours"
+    FOREIGN_HEALTHD = "foreign_healthd"  # our form of words, but this ledger does not know them
+    FOREIGN = "foreign"  # an operator's, or Slurm's own
+
+
+def our_text(node: NodeState, memory: SlurmMemory) -> str:
+    """Which of the texts that we know as ours stands on the node, as we wrote it; "" if none."""
+    found = node.reason
+    while found.endswith(APPENDED):
+        found = found[: found.rindex(" : ")]
+    if memory.writing and found == memory.writing:
+        return memory.writing
+    if memory.reason and found in (memory.reason, REPLACED):
+        return memory.reason
+    return ""
+
+
+def owner(node: NodeState, memory: SlurmMemory) -> Owner:
+    if node.flags.isdisjoint(TAKEN):
+        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN)
+        by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
+        return Owner.FOREIGN if by_a_person else Owner.NOBODY
+    if our_text(node, memory):
+        return Owner.OURS
+    ours_or_theirs = [text for text in (memory.reason, memory.writing, memory.overruled) if text]
+    taken_over = any(node.reason.startswith(text) for text in ours_or_theirs)
+    if parse_reason(node.reason) and not taken_over:
+        return Owner.FOREIGN_HEALTHD
+    return Owner.FOREIGN
+
+
+def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
+    """The table above."""
+    if node is None:
+        return Leave("the node's state in Slurm is not known")
+    wanted = _decide_to_act(verdict, node, memory)
+    if isinstance(wanted, Leave):
+        return wanted
+    if policy.mode is Mode.OBSERVE:
+        return Leave('mode is "observe"', would=describe(wanted))
+    if now < policy.paused_until:
+        return Leave("paused", would=describe(wanted))
+    if isinstance(wanted, Drain) and policy.mode is Mode.DRAIN:
+        return replace(wanted, requeue=False)
+    return wanted
+
+
+def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> Decision:
+    whose = owner(node, memory)
+    if verdict.causes:
+        critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
+        if whose is Owner.NOBODY:
+            return Drain(reason(verdict.causes), critical)
+        if whose is Owner.OURS:
+            keep = still_says(our_text(node, memory), verdict.causes)
+            return Drain(node.reason if keep else reason(verdict.causes), critical)
+        if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
+            return Drain(node.reason, requeue=True) if critical else Leave(held_by(node))
+        never(whose)
+    if whose is Owner.OURS:
+        if not verdict.may_resume:
+            return Leave("drained by us until every check that can drain has completed clean")
+        if waits_for := sorted(node.flags & NOT_TO_RESUME):
+            return Leave(f"repaired, but Slurm has the node {'+'.join(waits_for)}")
+        return Resume("every check that can drain has completed clean")
+    if whose is Owner.NOBODY:
+        return Leave("nothing to do")
+    if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
+        return Leave(held_by(node))
+    never(whose)
+
+
+def held_by(node: NodeState) -> str:
+    return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"'
+
+
+def describe(decision: Decision) -> str:
+    """A decision in words: 'drain with "healthd: ..." and requeue'."""
+    if isinstance(decision, Drain):
+        return f'drain with "{decision.reason}"{" and requeue" if decision.requeue else ""}'
+    if isinstance(decision, Resume):
+        return "resume"
+    if isinstance(decision, Leave):
+        return decision.why
+    never(decision)
+
+
+def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
+    """Whether Slurm need not be asked at all: nothing is wanted and nothing stands that concerns us."""
+    return not (verdict.causes or memory.writing or stood(memory))
+
+
+# memory
+
+
+def stood(memory: SlurmMemory) -> str:
+    """The words of the drain that concerned us at the last reading, "" = none."""
+    return memory.reason or memory.overruled or memory.adopted
+
+
+def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
+    """A drain that concerns our fault stood at the last reading, and now none stands."""
+    return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
+
+
+def is_lost_for_sure(memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
+    """The drain is gone, and no operator need have done that; else slurmctld's start tells."""
+    our_resume_under_way = memory.resumed_at > 0 and (
+        memory.resumed_at >= memory.confirmed_at or now < memory.resumed_at + policy.requeue_again_seconds
+    )
+    return boot_id != memory.boot_id or memory.rebooting or our_resume_under_way
+
+
+def is_lost_by_slurmctld(memory: SlurmMemory, slurmctld_started: float) -> bool:
+    """slurmctld saves a drain some time after it said OK: killed in between, it starts without it."""
+    return slurmctld_started >= memory.confirmed_at - CLOCK_SKEW_SECONDS
+
+
+def forget(memory: SlurmMemory) -> SlurmMemory:
+    """We hold nothing any more (what is under way, and what was requeued, stays known)."""
+    return replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
+
+
+def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
+    """The memory after this reading of the node; `is_gone` must have been asked before."""
+    whose, text = owner(node, memory), our_text(node, memory)
+    if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
+        memory = replace(memory, writing="", written_at=0.0)
+    seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT))
+    if whose is Owner.OURS:
+        return replace(seen, reason=text, overruled="", adopted="")
+    if whose is Owner.FOREIGN_HEALTHD:
+        return replace(seen, reason="", overruled="", adopted=node.reason)
+    if whose is Owner.FOREIGN and stood(memory):
+        return replace(seen, reason="", overruled=node.reason, adopted="")
+    return memory
+
+
+def never(value: NoReturn) -> NoReturn:
+    """mypy proves that no case is left out (typing.assert_never is newer than Python 3.10)."""
+    raise AssertionError(f"not handled: {value!r}")

@@ -1,0 +1,438 @@
+"""Slurm: reads this node, drains, requeues, resumes. Generators that yield what is to be run, so that the daemon
+drives them in its one wait and tests feed them values; never a shell.
+
+`reconcile` is one look: read what is, decide (policy.py), act, read back. It may be killed at any point and started
+again: what must be known afterwards is written down (Remember) before the command that needs it.
+
+Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
+change 1. The jobs on the node come from its own slurmstepds, which answer without slurmctld and without slurmd.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TypeVar
+
+from healthd.model import (
+    Decision,
+    Drain,
+    Leave,
+    NodeState,
+    Requeued,
+    Resume,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.policy import (
+    UNSETTLED,
+    Owner,
+    Policy,
+    decide,
+    forget,
+    is_gone,
+    is_lost_by_slurmctld,
+    is_lost_for_sure,
+    never,
+    owner,
+    remember,
+)
+from healthd.reason import parse_reason as parse_reason  # part of what this module offers
+from healthd.reason import reason as reason
+
+# Times as epoch seconds, without a time zone's repeated hour. For every command; without it they are still read.
+ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+
+NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
+JOB_COLUMNS = (
+    *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
+    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20)),
+)
+NOT_READ = Leave("the node's state in Slurm is not known")
+REQUEUED_KEPT_SECONDS = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """To be run with ENVIRONMENT added, standard input closed. Past its deadline it is killed."""
+
+    argv: tuple[str, ...]
+    deadline_seconds: float
+    changes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """status: None = the deadline passed; 127 = it could not be started (why is in stderr)."""
+
+    status: int | None
+    stdout: str = ""
+    stderr: str = ""
+    started: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """To be in the ledger before the generator goes on."""
+
+    memory: SlurmMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A drain in our words that the ledger does not know: a condition that this healthd never resumes."""
+
+    code: str
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileReport:
+    """How one look ended.
+
+    memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement
+    settled       nothing is left to do now. Otherwise look again, with backoff
+    trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
+    acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
+                  drain was last read) are known to them. The verdict that this look was made for is out of date
+    foreign_reason   whose words stand where the drain is not ours; "" = no such drain
+    requeued      jobs that were requeued in this look
+    spared        running jobs that a requeue was wanted for but cannot be: (job, why)
+    """
+
+    memory: SlurmMemory
+    node: NodeState | None = None
+    owner: Owner = Owner.NOBODY
+    decision: Decision = NOT_READ
+    settled: bool = False
+    trouble: str = ""
+    acknowledged: bool = False
+    acknowledged_before: float = 0.0
+    adopted: Adopted | None = None
+    foreign_reason: str = ""
+    requeued: tuple[str, ...] = ()
+    spared: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job on this node. `name` is what scontrol requeues: "12", "12_3" for one task of an array (the plain number
+    would be the whole array), the leader's number for a part of a heterogeneous job.
+    """
+
+    id: str
+    name: str
+    state: str
+    batch: bool
+    start: float
+    restarts: int
+    requeue: bool
+
+
+class SlurmTrouble(Exception):
+    """One sentence about Slurm."""
+
+
+T = TypeVar("T")
+Step = Command | Remember
+Steps = Generator[Step, CommandResult | None, T]
+
+
+def reconcile(
+    verdict: Verdict,
+    memory: SlurmMemory,
+    policy: Policy,
+    node_name: str,
+    boot_id: str,
+    now: Callable[[], float],
+) -> Steps[ReconcileReport]:
+    """One look. A Command is answered with its CommandResult, a Remember with None."""
+    look = _Look(policy, node_name, boot_id, now, memory)
+    try:
+        node = yield from look.read_node()
+        if is_gone(node, memory):
+            lost = is_lost_for_sure(memory, boot_id, policy, now()) or (yield from look.slurmctld_lost_it())
+            look.memory = forget(memory)
+            if not lost:
+                why = Leave("an operator resumed the node")
+                return ReconcileReport(
+                    look.memory,
+                    node,
+                    decision=why,
+                    acknowledged=True,
+                    acknowledged_before=memory.confirmed_at,
+                )
+        look.memory = remember(look.memory, node, boot_id, now())
+        look.decision = decide(verdict, node, look.memory, policy, now())
+        if isinstance(look.decision, Drain):
+            yield from look.drain(look.decision)
+            if look.decision.requeue:
+                yield from look.requeue(verdict.fault_time)
+        elif isinstance(look.decision, Resume):
+            yield from look.resume()
+        elif not isinstance(look.decision, Leave):
+            never(look.decision)
+    except SlurmTrouble as error:
+        return look.report(verdict, trouble=str(error))
+    return look.report(verdict)
+
+
+class _Look:
+    """One look under way: what it was given, and what it has found so far."""
+
+    def __init__(
+        self, policy: Policy, node_name: str, boot_id: str, now: Callable[[], float], memory: SlurmMemory
+    ) -> None:
+        self.policy = policy
+        self.node_name = node_name
+        self.boot_id = boot_id
+        self.now = now
+        self.memory = memory
+        self.node: NodeState | None = None
+        self.decision: Decision = NOT_READ
+        self.requeued: list[str] = []
+        self.spared: list[tuple[str, str]] = []
+        self.jobs_left = False  # a requeue is due that was not sent or has not shown yet
+
+    def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
+        node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
+        concerned = bool(verdict.causes or self.memory.reason)
+        steady = node is not None and node.flags.isdisjoint(UNSETTLED)
+        code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
+        return ReconcileReport(
+            memory=self.memory,
+            node=node,
+            owner=whose,
+            decision=self.decision,
+            settled=not trouble and not self.jobs_left and (steady or not concerned),
+            trouble=trouble,
+            adopted=Adopted(*code, node.reason) if node and code else None,
+            foreign_reason=node.reason if node and whose in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD) else "",
+            requeued=tuple(self.requeued),
+            spared=tuple(self.spared),
+        )
+
+    # commands
+
+    def run(self, *argv: str, changes: bool = False) -> Steps[CommandResult]:
+        result = yield Command(argv, self.policy.command_seconds, changes)
+        assert result is not None, "a Command is answered with a CommandResult"
+        return result
+
+    def read(self, *argv: str) -> Steps[str]:
+        result = yield from self.run(*argv)
+        if result.status != 0:
+            raise SlurmTrouble(what_failed(argv, result))
+        return result.stdout
+
+    def read_node(self) -> Steps[NodeState]:
+        text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(NODE_COLUMNS))
+        self.node = parse_node(text, self.node_name)
+        return self.node
+
+    def slurmctld_lost_it(self) -> Steps[bool]:
+        text = yield from self.read("scontrol", "show", "config")
+        return is_lost_by_slurmctld(self.memory, parse_slurmctld_start(text))
+
+    # drain and resume
+
+    def drain(self, wanted: Drain) -> Steps[None]:
+        """Until the node is read back as drained; nothing is sent if it is so already."""
+        assert self.node is not None
+        if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
+            return
+        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now())
+        yield Remember(self.memory)
+        yield from self.update("State=DRAIN", f"Reason={wanted.reason}")
+        if owner(self.node, self.memory) is Owner.NOBODY:
+            raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
+
+    def resume(self) -> Steps[None]:
+        """UNDRAIN takes away the drain only: RESUME would also end DOWN and cancel a reboot."""
+        assert self.node is not None
+        self.memory = replace(self.memory, resumed_at=self.now())
+        yield Remember(self.memory)
+        yield from self.update("State=UNDRAIN")
+        whose = owner(self.node, self.memory)
+        if whose is Owner.OURS:
+            raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
+        if whose is Owner.NOBODY:
+            self.memory = forget(self.memory)
+
+    def update(self, *words: str) -> Steps[None]:
+        """Change the node and read it back."""
+        argv = ("scontrol", "update", f"NodeName={self.node_name}", *words)
+        result = yield from self.run(*argv, changes=True)
+        if result.status != 0:
+            raise SlurmTrouble(what_failed(argv, result))
+        node = yield from self.read_node()
+        self.memory = remember(self.memory, node, self.boot_id, self.now())
+
+    # requeue
+
+    def requeue(self, fault_time: float) -> Steps[None]:
+        """The batch jobs that run here since before the fault. Only on a node that was read as held: a job
+        that is requeued while its node is open comes back to it.
+        """
+        argv = ("scontrol", "listpids", "*", self.node_name)
+        result = yield from self.run(*argv)
+        if result.status != 0 and not re.search(r"No job steps exist|There are no steps", result.stderr):
+            raise SlurmTrouble(what_failed(argv, result))
+        for job_id in parse_listpids(result.stdout):
+            job = yield from self.read_job(job_id)
+            if job is None or not _is_running(job):
+                continue
+            if why := spared(job, fault_time):
+                self.spared.append((job.name, why))
+            else:
+                yield from self.requeue_job(job)
+
+    def requeue_job(self, job: Job) -> Steps[None]:
+        """At most one for the same run of a job, unless the job is read again in that run when an earlier one
+        can no longer be under way.
+        """
+        before = next((r for r in self.memory.requeued if (r.job, r.restarts) == (job.name, job.restarts)), None)
+        if before and self.now() < before.time + self.policy.requeue_again_seconds:
+            self.jobs_left = True
+            return
+        others = tuple(
+            r for r in self.memory.requeued if r is not before and self.now() < r.time + REQUEUED_KEPT_SECONDS
+        )
+        intent = Requeued(job.name, job.restarts, self.now())
+        self.memory = replace(self.memory, requeued=(*others, intent))
+        yield Remember(self.memory)
+        # "incomplete": a job that ended meanwhile would be run again without it
+        argv = ("scontrol", "requeue", "incomplete", job.name)
+        result = yield from self.run(*argv, changes=True)
+        if result.status != 0:
+            if never_arrived(result):
+                self.memory = replace(self.memory, requeued=others)
+            raise SlurmTrouble(what_failed(argv, result))
+        after = yield from self.read_job(job.id)
+        if after and _is_running(after) and after.restarts == job.restarts:
+            self.jobs_left = True  # status 0 also when it did nothing
+        elif after and after.restarts > job.restarts:
+            self.requeued.append(job.name)
+
+    def read_job(self, job_id: str) -> Steps[Job | None]:
+        """None: Slurm no longer knows it."""
+        argv = ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", _format(JOB_COLUMNS))
+        result = yield from self.run(*argv)
+        if result.status != 0 and "Invalid job id" in result.stderr:
+            return None
+        if result.status != 0:
+            raise SlurmTrouble(what_failed(argv, result))
+        return parse_job(result.stdout, job_id)
+
+
+def _is_running(job: Job) -> bool:
+    return job.state in ("RUNNING", "SUSPENDED")
+
+
+def spared(job: Job, fault_time: float) -> str:
+    """Why a running job is not requeued; "" = it is a victim."""
+    if not job.batch:
+        return "srun or salloc: only batch jobs can be requeued"
+    if not job.requeue:
+        return "submitted with --no-requeue"
+    if job.start > fault_time:
+        return "started after the fault"
+    return ""
+
+
+# reading what Slurm prints
+
+
+def _format(columns: tuple[tuple[str, int], ...]) -> str:
+    return ",".join(f"{name}:{width}" for name, width in columns)
+
+
+def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
+    """The values of the first record: columns have fixed widths, so that no value can be taken for a separator."""
+    values, at = [], 0
+    for _, width in columns:
+        values.append(" ".join(text[at : at + width].split()))
+        at += width
+    return values
+
+
+def parse_node(text: str, name: str) -> NodeState:
+    """sinfo's NODE_COLUMNS. Raises SlurmTrouble."""
+    if not text.strip():
+        raise SlurmTrouble(f'Slurm has no node "{name}" in any partition')
+    state, since, user, why = _split(text, NODE_COLUMNS)
+    # up to 20.x "*" and the like stand inside the state: "down*+drain"
+    words = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
+    if not all(re.fullmatch(r"[A-Z_]+", word) for word in words):
+        raise SlurmTrouble(f'sinfo printed no node state: "{_short(text)}"')
+    if why == "none" and since in ("Unknown", ""):
+        why = ""
+    reason_user = "" if user == "Unknown" else re.sub(r"\(\d+\)$", "", user)
+    return NodeState(name, frozenset(words), why, reason_user, _time(since))
+
+
+def parse_listpids(text: str) -> list[str]:
+    """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble."""
+    lines = text.splitlines()
+    if lines[:1] and lines[0].split()[:2] != ["PID", "JOBID"]:
+        raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
+    rows = [line.split() for line in lines[1:]]
+    return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()))
+
+
+def parse_job(text: str, job_id: str) -> Job | None:
+    """This job of squeue's JOB_COLUMNS (asked for an array's number it prints the other tasks too)."""
+    for line in text.splitlines():
+        values = _split(line, JOB_COLUMNS)
+        if values[0] != job_id:
+            continue
+        _, name, state, batch, start, restarts, requeue = values
+        if not (restarts.isascii() and restarts.isdigit() and name and state):
+            raise SlurmTrouble(f'squeue printed no job: "{_short(line)}"')
+        leader = name.partition("+")[0]
+        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1")
+    return None
+
+
+def parse_slurmctld_start(text: str) -> float:
+    """When slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
+    found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
+    started = _time(found[1]) if found else 0.0
+    if not started:
+        raise SlurmTrouble("scontrol show config printed no BOOT_TIME")
+    return started
+
+
+def _time(text: str) -> float:
+    """Epoch seconds, from those or from local time as Slurm prints it by default; 0 = none."""
+    if text.isascii() and text.isdigit():
+        return float(text)
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def what_failed(argv: tuple[str, ...], result: CommandResult) -> str:
+    """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
+    command = " ".join(word for word in argv[:2] if not word.startswith("-"))
+    if result.status is None:
+        return f"{command} did not end in time; slurmctld may still do it"
+    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
+    if "Invalid user id" in result.stderr:
+        return f"{command}: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node"
+    return f"{command}: {_short(lines[-1]) if lines else f'ended with status {result.status}'}"
+
+
+def never_arrived(result: CommandResult) -> bool:
+    """slurmctld surely has not got the request ("Socket timed out": it may have)."""
+    not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
+    return result.status == 127 or not_sent is not None
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:160]

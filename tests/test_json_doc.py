@@ -1,0 +1,109 @@
+"""docs/json.md names every key of the documents, and the documents have what is promised."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from healthd.ledger import Pause
+from healthd.model import (
+    CheckResult,
+    Clears,
+    Condition,
+    ConditionState,
+    Finding,
+    Gpu,
+    Health,
+    Inventory,
+    Leave,
+    NodeState,
+    Observation,
+    Outcome,
+    PciDevice,
+    Severity,
+    Verdict,
+)
+from healthd.once import Look, look_json
+from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, status_json
+
+TEXT = (Path(__file__).parents[1] / "docs/json.md").read_text("utf-8")
+NAMED = set(re.findall(r"`([a-z_]+)`", TEXT))
+
+FINDING = Finding(Severity.CRITICAL, "mount/missing", "/data", "/data is not mounted")
+CONDITION = Condition(
+    check="mount",
+    instance="/data",
+    code="mount/missing",
+    subject="/data",
+    severity=Severity.CRITICAL,
+    message="/data is not mounted",
+    clears=Clears.PASS,
+    state=ConditionState.OPEN,
+    first_seen=1.0,
+    last_seen=2.0,
+    count=2,
+    boot_id="b",
+)
+RESULT = CheckResult(
+    "mount", "/data", Outcome.COMPLETED, 1.0, 0.1, (FINDING,), (Observation("mount_mounted", 0.0),), error=""
+)
+VERDICT = Verdict(Health.UNHEALTHY, (CONDITION,), (CONDITION,), ("gpu_ecc has not run yet",))
+INVENTORY = Inventory(
+    (Gpu("0000:1b:00.0", 0),), (PciDevice("0000:1b:00.0", "0x10de", "0x2330", "0x030200", "gpu"),), "580", "DGX H100"
+)
+SNAPSHOT = Snapshot(
+    version="0",
+    node_name="n",
+    mode="act",
+    started=1.0,
+    now=2.0,
+    interval_seconds=300.0,
+    verdict=VERDICT,
+    results=(RESULT,),
+    outcomes={},
+    decision=Leave("paused", "drain"),
+    slurm=SlurmStatus(NodeState("n", frozenset({"IDLE"}))),
+    kernel_log=KernelLogStatus("kmsg", True),
+    round=RoundStatus(),
+    inventory=INVENTORY,
+    pause=Pause(3.0, "upgrade", "root"),
+    cleared=(dataclasses.replace(CONDITION, state=ConditionState.CLEARED),),
+)
+CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,)))
+STATUS_DOCUMENT = status_json(SNAPSHOT)
+
+
+def keys(document: Any) -> Iterator[str]:
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield key
+            yield from keys(value)
+    elif isinstance(document, list | tuple):
+        for value in document:
+            yield from keys(value)
+
+
+def test_every_key_of_the_documents_is_explained():
+    assert sorted({*keys(CHECK_DOCUMENT), *keys(STATUS_DOCUMENT)} - NAMED) == []
+
+
+def test_the_status_has_all_that_a_check_has():
+    assert set(CHECK_DOCUMENT) - set(STATUS_DOCUMENT) == set()
+    assert set(CHECK_DOCUMENT["conditions"][0]) == set(STATUS_DOCUMENT["conditions"][0])
+    assert set(CHECK_DOCUMENT["results"][0]) == set(STATUS_DOCUMENT["results"][0])
+
+
+def test_what_the_documents_promise_is_there():
+    assert CHECK_DOCUMENT["health"] == "unhealthy"
+    (condition,) = CHECK_DOCUMENT["conditions"]
+    assert {"check", "code", "severity", "subject", "message", "clears"} <= set(condition)
+    (result,) = CHECK_DOCUMENT["results"]
+    assert {"check", "outcome", "duration_seconds", "findings", "observations"} <= set(result)
+
+
+def test_every_word_that_a_document_may_use_is_named():
+    words = [*Severity.__members__, *Outcome.__members__, *Clears.__members__, *Health.__members__]
+    assert [word.lower() for word in words if word.lower() not in NAMED] == []

@@ -1,0 +1,112 @@
+"""The terminal in README.md shows what a terminal shows: its commands are run, and what they print is compared.
+
+Times are no part of it, nor where lines are broken. `HEALTHD_WRITE_README=1` writes what the commands print now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
+TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;]|$)")
+
+
+def commands(terminal: str) -> list[tuple[str, str]]:
+    """(command, what it prints) for each line that begins with "$ "."""
+    parts = re.split(r"(?m)^\$ (.*)\n", terminal)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def without_times(text: str) -> list[str]:
+    return TIMES.sub("TIME", re.sub(r"\bround \d+", "round N", text)).split()
+
+
+class Shell:
+    """A folder, and a shell in which `healthd` is this one. A command with "&" behind it is waited for to be there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        program = bin_folder / "healthd"
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m healthd "$@"\n')
+        program.chmod(0o755)
+        path = f"{bin_folder}:{os.environ['PATH']}"
+        self.environment = {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8"}
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: str) -> str:
+        if command.endswith("&"):
+            argv = ["sh", "-c", f"exec {command[:-1]}"]
+            self.daemon = subprocess.Popen(argv, cwd=self.folder, env=self.environment, stderr=subprocess.DEVNULL)
+            self.wait_for(lambda health: health != "unknown")
+            return ""
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60
+        )
+        if command.endswith("> kernel-log"):
+            self.wait_for(lambda health: health == "unhealthy")
+        host = os.uname().nodename.partition(".")[0]
+        return re.sub(rf"(?m)^{re.escape(host)}(?=: )", "gpu-042", done.stdout + done.stderr)
+
+    def wait_for(self, satisfied) -> None:
+        deadline = time.monotonic() + 30
+        health = ""
+        while time.monotonic() < deadline:
+            said = self.run("healthd status --json --runtime-dir run 2>/dev/null")
+            health = json.loads(said)["health"] if said else "no answer"
+            if said and satisfied(health):
+                return
+            time.sleep(0.1)
+        pytest.fail(f"after 30 s: {health}")
+
+    def close(self) -> None:
+        if self.daemon is not None:
+            self.daemon.send_signal(signal.SIGTERM)
+            self.daemon.wait(10)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    if os.path.exists("/etc/healthd"):
+        pytest.skip("this machine has settings of its own")
+    opened = Shell(tmp_path)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_the_terminal_in_the_readme_shows_what_a_terminal_shows(shell):
+    text = README.read_text("utf-8")
+    shown, printed = [], []
+    for terminal in TERMINAL.findall(text):
+        now = ""
+        for command, expected in commands(terminal):
+            output = shell.run(command)
+            now += f"$ {command}\n{output}"
+            shown.append((command, without_times(expected)))
+            printed.append((command, without_times(output)))
+        text = text.replace(terminal, now)
+    if os.environ.get("HEALTHD_WRITE_README"):
+        README.write_text(text)
+    else:
+        assert printed == shown
+
+
+def test_each_page_that_the_readme_names_exists():
+    for page in re.findall(r"\]\(([^)#:]+)", README.read_text("utf-8")):
+        assert (ROOT / page).exists(), page

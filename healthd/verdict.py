@@ -412,11 +412,21 @@ def judge(
         causes=causes,
         unknown=unknown,
         may_resume=not unknown
-        and not any(c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED for c in standing),
+        and not any(c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED for c in standing)
+        and not any(_is_bad_news(finding, conditions) for result in results.values() for finding in result.findings),
         fault_time=max(
             (max(c.critical_at, c.last_event) for c in causes if c.severity is Severity.CRITICAL), default=0.0
         ),
     )
+
+
+def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:
+    """Whether a check's last run found what drains, unless an operator knows it. Also where the condition is gone:
+    somebody said "repaired", and the check has not looked since.
+    """
+    condition = conditions.get((finding.code, finding.subject))
+    known = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
+    return finding.severity >= Severity.DEGRADED and not known
 
 
 def _why_unknown(check: str, instance: str, result: CheckResult | None) -> str:

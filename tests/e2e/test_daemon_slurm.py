@@ -1,0 +1,455 @@
+"""The whole daemon against a real Slurm: a fault in the kernel log or in NVML, and what becomes of node and jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, condition, xid
+from slurm_cluster import SlurmCluster
+
+NODES = 20
+TESTS = Path(__file__).resolve().parents[1]
+LOST_GPU = 'profile = "dgx-h100"\n[gpu.3]\nlost = true\n'
+HEALTHY = 'profile = "dgx-h100"\n'
+LOST_PCI = "0000:61:00.0"  # of GPU 3 of the profile
+# What slurmd and slurmctld say to each other by themselves, and sdiag's own question.
+NOT_OURS = re.compile(r"REQUEST_STATS_INFO|MESSAGE_.*|REQUEST_COMPLETE_.*|REQUEST_STEP_COMPLETE")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=NODES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def unused(cluster: SlurmCluster) -> Iterator[str]:
+    return iter(list(cluster.names))
+
+
+@pytest.fixture
+def node(unused: Iterator[str]) -> str:
+    """A node that no test has used yet."""
+    return next(unused)
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[SlurmCluster]:
+    """For a test that stops slurmctld."""
+    with SlurmCluster(nodes=1) as running:
+        yield running
+
+
+def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act", **options: Any) -> Healthd:
+    """A daemon for this node with a round a second."""
+    flags = ("--mode", mode, "--node-name", node, "--interval", "1")
+    return Healthd(*flags, directory=tmp_path, **{"env": cluster.env, **options})
+
+
+def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
+    """Wait until `count` more whole rounds are over; the status then."""
+    last = daemon.status()["round"]["number"] + count
+    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+
+
+def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
+    job = cluster.sbatch("sleep 300", "-w", node, *options)
+    cluster.wait_job(job, "RUNNING")
+    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
+    return job
+
+
+def seconds_until(reached: Callable[[], bool], limit: float = 10.0) -> float:
+    start = time.monotonic()
+    while not reached():
+        assert time.monotonic() < start + limit, f"not within {limit} s"
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+def is_free(cluster: SlurmCluster, node: str) -> bool:
+    found = cluster.node(node)
+    return found.flags.isdisjoint({"DRAIN", "DOWN"}) and not found.reason
+
+
+# --- a fault that acts
+
+
+def test_an_xid_79_drains_the_node_and_requeues_its_job_within_a_second_and_repaired_resumes_it(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    job = running_job(cluster, node)
+    with healthd(cluster, node, tmp_path) as daemon:
+        daemon.kernel_line(xid(79))
+        assert seconds_until(lambda: "DRAIN" in cluster.node(node).flags) < 1.0
+        drained = cluster.node(node)
+        assert drained.reason.startswith("healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, GPU 3")
+        assert drained.user == "root"
+        after = cluster.wait_job(job, "PENDING")
+        assert after["Restarts"] == "1"
+        assert after["JobId"] == job
+        assert daemon.verdict().startswith("drain ")
+        rounds(daemon, 3)  # every check is clean, but nobody has repaired anything
+        assert "DRAIN" in cluster.node(node).flags
+        assert cluster.node(node).reason_time == drained.reason_time
+        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
+        seconds_until(lambda: is_free(cluster, node))
+        status = daemon.until(lambda s: s["health"] == "healthy", "healthy again")
+        assert [c["cleared_by"] for c in status["cleared"]] == ["repaired by root (uid 0)"]
+        assert daemon.verdict().startswith("ok ")
+    assert cluster.job(job)["Restarts"] == "1"
+
+
+def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text(HEALTHY)
+    with healthd(cluster, node, tmp_path, fake_nvml=str(scenario)) as daemon:
+        scenario.write_text(LOST_GPU)
+        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
+        daemon.ask(command="repaired", code="gpu_access/lost")
+        rounds(daemon, 2)
+        assert condition(daemon.status(), "gpu_access/lost"), "the check finds it again"
+        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
+        assert "UNDRAIN" not in daemon.log.read_text()  # not even until the check has looked again
+        scenario.write_text(HEALTHY)
+        rounds(daemon, 3)  # clean, but a lost GPU waits for a reboot
+        assert "DRAIN" in cluster.node(node).flags
+        daemon.ask(command="repaired", code="gpu_access/lost")
+        seconds_until(lambda: is_free(cluster, node))
+
+
+def test_mode_drain_drains_and_leaves_the_jobs(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    job = running_job(cluster, node)
+    with healthd(cluster, node, tmp_path, mode="drain") as daemon:
+        daemon.kernel_line(xid(79))
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+        rounds(daemon, 2)
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert cluster.job(job)["Restarts"] == "0"
+
+
+# --- what must not act
+
+
+def test_a_warning_and_healthy_rounds_cost_slurm_nothing(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    with healthd(cluster, node, tmp_path) as daemon:
+        daemon.until(lambda s: s["slurm"]["state"] is not None, "the first look at Slurm is over")
+        before = cluster.sdiag_counts()
+        rounds(daemon, 2)
+        daemon.kernel_line(xid(31, text="Ch 0000005a, intr 10000000. MMU Fault"))
+        status = daemon.until(lambda s: s["health"] == "warning", "the warning stands")
+        assert condition(status, "gpu_xid/31")
+        rounds(daemon, 3)
+        after = cluster.sdiag_counts()
+        assert {
+            n: after[n] - before.get(n, 0) for n in after if not NOT_OURS.fullmatch(n) and after[n] != before.get(n)
+        } == {}
+        assert daemon.verdict().startswith("warning ")
+    assert is_free(cluster, node)
+
+
+def logged_commands(cluster: SlurmCluster, folder: Path) -> tuple[dict[str, str], Path]:
+    """An environment in which Slurm's commands write down their arguments before they run, and that log."""
+    log = folder / "commands.log"
+    wrappers = folder / "bin"
+    wrappers.mkdir()
+    for name in ("scontrol", "sinfo", "squeue", "scancel", "sacctmgr"):
+        real = next(p for p in map(Path, ("/usr/bin/", "/usr/local/bin/")) if (p / name).exists()) / name
+        (wrappers / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\nexec {real} "$@"\n')
+        (wrappers / name).chmod(0o755)
+    log.touch()
+    return {**cluster.env, "PATH": f"{wrappers}:{os.environ['PATH']}"}, log
+
+
+def changing(log: Path) -> list[str]:
+    """The commands that can change something: all but those known to read."""
+    read_only = re.compile(r"sinfo |squeue |scontrol (show|listpids|ping)\b")
+    return [line for line in log.read_text().splitlines() if not read_only.match(line)]
+
+
+def test_observe_mode_changes_nothing_whatever_breaks(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    env, log = logged_commands(cluster, tmp_path)
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text(HEALTHY)
+    job = running_job(cluster, node)
+    lines = [json.loads(line)["text"] for line in (TESTS / "data/kernel_lines.jsonl").read_text().splitlines()]
+    words = set()
+    with healthd(cluster, node, tmp_path, mode="observe", env=env, fake_nvml=str(scenario)) as daemon:
+        words.add(daemon.verdict().split()[0])
+        for place in range(0, len(lines), 25):
+            daemon.kernel_line(*(text for line in lines[place : place + 25] for text in line.split("\n")))
+            rounds(daemon, 0)
+            words.add(daemon.verdict().split()[0])
+        daemon.kernel_line(xid(79), xid(48))
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79", LOST_PCI) is not None, "the fault is known")
+        assert status["health"] == "unhealthy"
+        assert status["decision"]["action"] == "leave"
+        assert status["decision"]["would"].startswith('drain with "healthd: ')
+        assert status["decision"]["would"].endswith(" and requeue")
+        words.add(daemon.verdict().split()[0])
+        scenario.write_text(LOST_GPU)
+        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is known")
+        daemon.ask(command="pause", seconds=0.5, why="test")
+        daemon.until(lambda s: s["pause"] is None, "the pause is over")
+        daemon.ask(command="repaired", code="gpu_xid/79")
+        daemon.kill()
+        daemon.start()
+        rounds(daemon, 2)
+        words.add(daemon.verdict().split()[0])
+    assert changing(log) == []
+    assert "drain" not in words
+    assert "warning" in words
+    assert is_free(cluster, node)
+    assert cluster.job(job)["Restarts"] == "0"
+    # the same log sees what another mode does
+    with healthd(cluster, node, tmp_path, env=env, fake_nvml=str(scenario)):
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
+        cluster.wait_job(job, "PENDING")
+    assert [line.split()[1] for line in changing(log)] == ["update", "requeue"]
+
+
+def test_what_the_log_held_before_the_first_start_is_history(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    then = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() - 40 * 86400))
+    daemon = healthd(cluster, node, tmp_path)
+    daemon.kernel_line(f"{then} {node} kernel: {xid(48)}")
+    with daemon:
+        status = rounds(daemon, 2)
+        found = condition(status, "gpu_xid/48")
+        assert found is not None
+        assert (found["severity"], found["history"]) == ("info", True)
+        assert found["last_seen"] == pytest.approx(time.time() - 40 * 86400, abs=60)
+        assert status["health"] == "healthy"
+        assert daemon.verdict().startswith("ok ")
+    assert is_free(cluster, node)
+
+
+def test_what_was_only_observed_never_drains_but_what_a_check_finds_now_does(
+    cluster: SlurmCluster, unused: Iterator[str], tmp_path: Path
+) -> None:
+    for name, scenario_now, drains in (("healthy", HEALTHY, False), ("lost", LOST_GPU, True)):
+        node, folder = next(unused), tmp_path / name
+        folder.mkdir()
+        scenario = folder / "gpus.toml"
+        scenario.write_text(LOST_GPU)
+        daemon = healthd(cluster, node, folder, mode="observe", fake_nvml=str(scenario))
+        with daemon:
+            daemon.kernel_line(xid(79), xid(48, pci="0000:1b:00"), xid(64, pci="0000:43:00"))
+            daemon.until(lambda s: condition(s, "gpu_xid/64") is not None, "the faults are known")
+            daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the lost GPU is known")
+        scenario.write_text(scenario_now)
+        with healthd(cluster, node, folder, fake_nvml=str(scenario)) as daemon:
+            status = rounds(daemon, 2)
+            assert condition(status, "gpu_xid/79")
+            if drains:
+                cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
+            else:
+                assert is_free(cluster, node)
+                assert daemon.verdict().startswith("warning ")
+
+
+# --- people
+
+
+def test_an_operators_resume_is_final_for_an_event_but_not_for_a_check_that_still_fails(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text(HEALTHY)
+    old = running_job(cluster, node)
+    with healthd(cluster, node, tmp_path, fake_nvml=str(scenario)) as daemon:
+        daemon.kernel_line(xid(79))
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+        cluster.wait_job(old, "PENDING")
+        rounds(daemon, 2)
+        time.sleep(1.5)  # nor did slurmctld start in the second in which the drain was last read
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        status = daemon.until(
+            lambda s: (c := condition(s, "gpu_xid/79")) is not None and c["state"] == "acknowledged", "acknowledged"
+        )
+        rounds(daemon, 3)
+        assert is_free(cluster, node)
+        new = running_job(cluster, node)
+        rounds(daemon, 2)
+        assert cluster.job(new)["JobState"] == "RUNNING"
+        # a check that fails now is no old news; this job began after the fault of the Xid, but before this one
+        scenario.write_text(LOST_GPU)
+        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
+        assert cluster.wait_job(new, "PENDING")["Restarts"] == "1"
+        rounds(daemon, 2)
+        time.sleep(1.5)
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")  # it still fails
+        status = rounds(daemon, 1)
+        assert status["slurm"]["owner"] == "ours"
+    assert cluster.job(new)["Restarts"] == "1"
+
+
+def test_a_job_that_started_after_the_resume_is_not_requeued_for_the_old_fault(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text(LOST_GPU)
+    with healthd(cluster, node, tmp_path, fake_nvml=str(scenario)) as daemon:
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
+        rounds(daemon, 1)
+        daemon.kill()  # so that the job can start before healthd sees that the node is open
+        time.sleep(1.5)
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        job = running_job(cluster, node)
+        daemon.start()
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
+        rounds(daemon, 3)
+        assert cluster.job(job)["JobState"] == "RUNNING"
+        assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_an_operators_drain_is_never_touched(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=replace the fan; ticket 12")
+    before = cluster.node(node)
+    with healthd(cluster, node, tmp_path) as daemon:
+        daemon.kernel_line(xid(79))
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "foreign", "the operator's drain is seen")
+        rounds(daemon, 2)
+        assert cluster.node(node) == before
+        daemon.ask(command="repaired", code="gpu_xid/79")
+        status = rounds(daemon, 2)
+        assert status["health"] == "healthy"
+        assert cluster.node(node) == before
+
+
+def test_a_drain_that_an_operator_takes_over_is_theirs(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    with healthd(cluster, node, tmp_path) as daemon:
+        daemon.kernel_line(xid(79))
+        cluster.wait_state(node, "DRAIN", reason="healthd: ")
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=mine now")
+        daemon.until(lambda s: s["slurm"]["owner"] == "foreign", "the operator's drain is seen")
+        daemon.ask(command="repaired", code="gpu_xid/79")
+        rounds(daemon, 2)
+        assert cluster.node(node).reason == "mine now"
+
+
+def test_in_a_pause_nothing_happens_and_after_it_a_check_decides(
+    cluster: SlurmCluster, unused: Iterator[str], tmp_path: Path
+) -> None:
+    for name, scenario_after, drains in (("reset", HEALTHY, False), ("broken", LOST_GPU, True)):
+        node, folder = next(unused), tmp_path / name
+        folder.mkdir()
+        scenario = folder / "gpus.toml"
+        scenario.write_text(LOST_GPU if drains else HEALTHY)
+        job = running_job(cluster, node)
+        # a pause that was asked for before the faults
+        with healthd(cluster, node, folder, mode="observe", fake_nvml=str(scenario)) as daemon:
+            daemon.ask(command="pause", seconds=600, why="driver upgrade")
+        with healthd(cluster, node, folder, fake_nvml=str(scenario)) as daemon:
+            daemon.kernel_line(xid(79), xid(119, pci="0000:43:00"))
+            status = daemon.until(lambda s: condition(s, "gpu_xid/119") is not None, "the faults are known")
+            status = rounds(daemon, 2)
+            assert status["decision"]["action"] == "leave"
+            assert is_free(cluster, node)
+            assert not daemon.verdict().startswith("drain ")
+            scenario.write_text(scenario_after)
+            assert "done" in daemon.ask(command="resume-checks")
+            rounds(daemon, 2)
+            if drains:
+                cluster.wait_state(node, "DRAIN", reason=f"healthd: gpu_access/lost {LOST_PCI}: ")
+                assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+            else:
+                assert is_free(cluster, node)
+                assert cluster.job(job)["JobState"] == "RUNNING"
+
+
+# --- slurmctld is away
+
+
+def test_a_fault_while_slurmctld_is_down_drains_when_it_is_back(own_cluster: SlurmCluster, tmp_path: Path) -> None:
+    cluster = own_cluster
+    job = running_job(cluster, "n1")
+    time.sleep(3)  # slurmctld writes its state some time after it changed
+    with healthd(cluster, "n1", tmp_path) as daemon:
+        cluster.kill_slurmctld(signal.SIGTERM)
+        daemon.kernel_line(xid(79))
+        status = daemon.until(lambda s: "contact slurm controller" in s["slurm"]["trouble"], "the trouble is told")
+        assert status["health"] == "unhealthy"
+        assert daemon.verdict().startswith("drain ")
+        cluster.start_slurmctld()
+        cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
+        assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
+
+
+def test_a_fault_while_slurmctld_hangs_drains_when_it_goes_on(own_cluster: SlurmCluster, tmp_path: Path) -> None:
+    cluster = own_cluster
+    job = running_job(cluster, "n1")
+    with healthd(cluster, "n1", tmp_path, config="[slurm]\ncommand_seconds = 3\n") as daemon:
+        cluster.signal_slurmctld(signal.SIGSTOP)
+        daemon.kernel_line(xid(79))
+        number = daemon.status()["round"]["number"]
+        status = daemon.until(lambda s: "did not end in time" in s["slurm"]["trouble"], "the trouble is told")
+        assert status["round"]["number"] > number + 1  # the rounds went on
+        cluster.signal_slurmctld(signal.SIGCONT)
+        cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
+        assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
+
+
+# --- settings and restarts
+
+
+def test_a_bad_file_at_sighup_keeps_the_old_settings_and_says_so(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    with healthd(cluster, node, tmp_path) as daemon:
+        assert daemon.process is not None
+        daemon.config.write_text('mode = "observe"\n[checks.gpu_cuont]\nexpected = 8\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        seconds_until(lambda: "settings stay as they were" in daemon.log.read_text())
+        said = next(line for line in daemon.log.read_text().splitlines() if "stay as they were" in line)
+        assert str(daemon.config) in said
+        assert "gpu_cuont" in said
+        assert "gpu_count" in said.replace("gpu_cuont", "")  # the nearest known name
+        daemon.config.write_text("[checks.gpu_count]\nexpected = 9\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: condition(s, "gpu_count/fewer_than_expected") is not None, "the new settings")
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_count/fewer_than_expected: ")
+
+
+def test_each_line_of_the_log_counts_once_across_restarts(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    def line(link: int) -> str:
+        return (
+            f"nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 22013, Non-fatal, Link {link:02d} Minion Link DLREQ interrupt"
+        )
+
+    def counted(count: int) -> Callable[[dict[str, Any]], bool]:
+        return lambda s: (c := condition(s, "gpu_xid/sxid-22013")) is not None and c["count"] >= count
+
+    with healthd(cluster, node, tmp_path) as daemon:
+        daemon.kernel_line(*(line(link) for link in range(3)))
+        daemon.until(counted(3), "three")
+        daemon.kill()
+        daemon.kernel_line(*(line(link) for link in range(3, 5)))
+        daemon.start()
+        daemon.until(counted(5), "five")
+        daemon.stop()
+        os.rename(daemon.kernel_log, f"{daemon.kernel_log}.1")  # logrotate, after a last line
+        with open(f"{daemon.kernel_log}.1", "a", encoding="ascii") as old:
+            old.write(line(5) + "\n")
+        daemon.kernel_line(line(6))
+        daemon.start()
+        daemon.until(counted(7), "seven")
+        status = rounds(daemon, 2)
+        found = condition(status, "gpu_xid/sxid-22013")
+        assert found is not None
+        assert found["count"] == 7
+        ledger = json.loads((daemon.run_dir / "ledger.json").read_text())
+        assert [event.get("lines", 1) for event in ledger["events"]] == [1] * 7
+    assert is_free(cluster, node)

@@ -126,7 +126,6 @@ class Daemon:
         self.removals = device_removals(settings.root)
         self.slurm = SlurmDriver(settings, self.boot_id, self.remember_slurm, self.now, self.monotonic)
         self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
-        self.stop_metrics = self.serve_metrics()
 
         self.stopping = self.said_ready = False
         self.started = self.now()
@@ -142,6 +141,8 @@ class Daemon:
         self.ticked = self.monotonic()
         self.clock_offset = self.now() - self.monotonic()
         self.rounds.errand(Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True}))
+        self.published = self.snapshot()
+        self.stop_metrics = self.serve_metrics()
         log.info(
             "healthd %s on %s: mode %s, %d checks",
             healthd.__version__,
@@ -158,7 +159,11 @@ class Daemon:
         table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
         reply = self.runner.send(Request("state_dir", ERRAND_SECONDS, table))
         while reply is None:
-            poll(self.runner.waits(), self.runner.deadline - self.monotonic())
+            poll([(self.wakeup, False), *self.runner.waits()], self.runner.deadline - self.monotonic())
+            if set(signals(self.wakeup)) - {signal.SIGHUP}:
+                # Nothing is written: a live ledger that began anew would count for more than the copy.
+                log.info("stopped before the copy of the ledger in %s was read", self.settings.state_dir)
+                raise SystemExit(0)
             reply = self.runner.step()
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
@@ -293,8 +298,12 @@ class Daemon:
             if op == "run":
                 self.checked(reply)
             elif reply.outcome is not Outcome.COMPLETED:
-                self.copy_failures += op == "save_copy"
                 log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
+                if op == "save_copy":
+                    self.copy_failures += 1
+                    self.memory.uncopied = True  # again after the next round
+                elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
+                    self.rounds.errand(reply.request)  # when the worker that hangs in it has ended
             elif op == "inventory":
                 self.memory.change(inventory=load(Inventory, reply.table["inventory"]))
             if op == "read_journal":
@@ -329,7 +338,7 @@ class Daemon:
             memory.add_readings(label(name), result.observations, self.boot_id)
             memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), result.repairs, self.now()))
         again_at = verdict.next_look(memory.ledger.by_key()).get(name)
-        if again_at is not None:
+        if again_at is not None and again_at > self.now():
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
 
     def filled(self, gap: Gap, reply: Reply) -> None:
@@ -435,10 +444,11 @@ class Daemon:
         if self.memory.unsaved:
             self.memory.save()
         drain = bool(self.verdict.causes) and self.settings.mode is not Mode.OBSERVE and not self.memory.ledger.pause
-        line = verdict_line(self.snapshot(), drain, self.now() + 3 * self.settings.interval_seconds)
+        self.published = self.snapshot()
+        line = verdict_line(self.published, drain, self.now() + 3 * self.settings.interval_seconds)
         if self.rounds.ended or line.partition(" ")[0] != self.verdict_word:
             self.verdict_word = line.partition(" ")[0]
-            ledger.replace_file(self.path(VERDICT_FILE), line, mode=0o644)
+            self.write_verdict(line)
             self.write_textfile()
             service.status(f"{self.verdict.health.value}; {decision_words(self.decision)}")
         if self.rounds.ended:
@@ -448,6 +458,12 @@ class Daemon:
             if not self.said_ready:
                 self.said_ready = True
                 service.ready(self.verdict.health.value)
+
+    def write_verdict(self, line: str) -> None:
+        try:
+            ledger.replace_file(self.path(VERDICT_FILE), line, mode=0o644)
+        except OSError as error:  # the one that stands expires
+            log.error("%s: cannot be written: %s", self.path(VERDICT_FILE), error.strerror)
 
     def copy_ledger(self) -> None:
         if self.memory.uncopied:
@@ -471,7 +487,7 @@ class Daemon:
             return lambda: None
         from healthd.metrics import serve
 
-        port, stop = serve(address, self.snapshot)
+        port, stop = serve(address, lambda: self.published)  # asked from its own threads
         log.info("metrics on http://%s:%d/metrics", address[0], port)
         return stop
 

@@ -34,6 +34,7 @@ class Memory:
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
+        self.save_failed = False
 
     # --- recall
 
@@ -159,11 +160,18 @@ class Memory:
     # --- save
 
     def save(self) -> None:
-        """To tmpfs, where a commit cannot block."""
-        ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
-        if self._past_unsaved:
-            ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
-        self.unsaved = self._past_unsaved = False
+        """To tmpfs, where a commit cannot block. A full one is said, once, and tried again with the next change: a
+        node that cannot remember can still drain."""
+        try:
+            ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+            if self._past_unsaved:
+                ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
+        except OSError as error:
+            if not self.save_failed:
+                log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)
+            self.save_failed = True
+            return
+        self.unsaved = self._past_unsaved = self.save_failed = False
 
 
 def news(before: Condition | None, after: Condition) -> str:

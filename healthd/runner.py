@@ -9,6 +9,7 @@ Nothing here blocks: the socket is non-blocking, children are looked at through 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -178,6 +179,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
+                cwd="/",  # `-m` looks for modules where it stands
             )
         except BaseException:
             ours.close()
@@ -338,7 +340,8 @@ class Runner:
         workers = [lost.identity for lost in self._lost]
         if self._worker is not None and resource:
             workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
-        replace_file(self._workers_file, json.dumps(dump(workers)))
+        with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
+            replace_file(self._workers_file, json.dumps(dump(workers)))
 
     def _adopt_lost(self) -> None:
         """Workers of an earlier daemon that still live: what they hang in stays barred."""

@@ -173,7 +173,8 @@ def settle(
         checks = _check_configs(table.get("checks", {}), known)
     except ConvertError as error:
         where = origins.get(str(error).partition(":")[0], source)
-        raise ConfigError(f"{where}: {error}") from None
+        sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
+        raise ConfigError(f"{where}: {sentence}") from None
     enabled = {name: config for name, config in checks.items() if config.enabled}
     tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
     disabled = {name: config for name, config in checks.items() if not config.enabled}

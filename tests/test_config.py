@@ -1,0 +1,354 @@
+"""Settings: each mistake is one sentence that names the file, the setting and the nearest name that exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import config, flags
+from healthd.config import ConfigError, Loaded, Settings, effective, listen_address, read_file, settle
+from healthd.convert import ConvertError
+from healthd.model import Severity
+from healthd.policy import Mode
+from healthd.registry import built_in
+
+FILE = "/etc/healthd/healthd.toml"
+KNOWN = built_in()
+
+
+def settled(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> Loaded:
+    return settle(tomllib().loads(text), FILE, flags or {}, KNOWN)
+
+
+def tomllib() -> Any:
+    try:
+        import tomllib as module
+    except ImportError:
+        import tomli as module
+    return module
+
+
+def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str:
+    with pytest.raises(ConfigError) as raised:
+        settled(text, flags)
+    return str(raised.value)
+
+
+# --- one sentence each
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("intervall_seconds = 60", 'unknown setting "intervall_seconds"; did you mean "interval_seconds"?'),
+        (
+            'interval_seconds = "300"',
+            'interval_seconds: must be a number, is "300"; write a plain number of seconds, like 300',
+        ),
+        (
+            'interval_seconds = "5m"',
+            'interval_seconds: must be a number, is "5m"; write a plain number of seconds, like 300',
+        ),
+        ("interval_seconds = true", "interval_seconds: must be a number, is true"),
+        ("interval_seconds = nan", "interval_seconds: must be a finite number, is nan"),
+        ("interval_seconds = 0", "interval_seconds: must be a number of seconds above 0 and up to a week, is 0"),
+        ("interval_seconds = -5", "interval_seconds: must be a number of seconds above 0 and up to a week, is -5"),
+        ('mode = "acts"', 'mode: "acts" is none of observe, drain, act; did you mean "act"?'),
+        ('node_name = "n[1-9]"', 'node_name: must be the name of one node, is "n[1-9]"'),
+        ('node_name = "ALL"', 'node_name: must be the name of one node, is "ALL"'),
+        ('node_name = "-n"', 'node_name: must be the name of one node, is "-n"'),
+        ('state_dir = "state"', 'state_dir: must be an absolute path, is "state"'),
+        ("nvml = 3", "nvml: must be a table, is 3"),
+        ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
+        ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),
+        ('[metrics]\nlisten = "127.0.0.1:²"', 'metrics.listen: must be ADDRESS:PORT or "off", is "127.0.0.1:²"'),
+        ("checks = 3", "checks: must be a table"),
+        ("[checks.gpu_eccc]", 'checks.gpu_eccc: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
+        ("[checks]\ngpu_ecc = false", "checks.gpu_ecc: must be a table, is false"),
+        (
+            "[checks.gpu_ecc]\nmax_corected_sram = 1",
+            'checks.gpu_ecc: unknown setting "max_corected_sram"; did you mean "max_corrected_sram"?',
+        ),
+        ('[checks.gpu_ecc]\nenabled = "no"', 'checks.gpu_ecc.enabled: must be true or false, is "no"'),
+        ("[checks.gpu_ecc]\nclear_after = 0", "checks.gpu_ecc.clear_after: must be 1 or more, is 0"),
+        ("[checks.gpu_ecc]\nclear_after = 1.5", "checks.gpu_ecc.clear_after: must be a whole number, is 1.5"),
+        ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the name of the table"),
+        (
+            '[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "inf"',
+            "checks.gpu_ecc.severity.gpu_ecc/disabled: "
+            '"inf" is none of info, warning, degraded, critical; did you mean "info"?',
+        ),
+        (
+            '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
+            'checks.gpu_ecc.severity: there is no code "gpu_ecc/disable"; did you mean "gpu_ecc/disabled"?',
+        ),
+        ("[checks.mount]\nfstyp = 1", 'checks.mount: unknown setting "fstyp"; did you mean "fstype"?'),
+        (
+            '[checks.mount."/data"]\nfstyp = "nfs"',
+            'checks.mount."/data": unknown setting "fstyp"; did you mean "fstype"?',
+        ),
+        (
+            "[checks.mount]\ntimeout_seconds = 0",
+            "checks.mount.timeout_seconds: must be a number of seconds above 0 and up to a week, is 0",
+        ),
+        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the name of the table'),
+        (
+            '[checks.mount."/data"]\nmissing_confirm_seconds = -1',
+            'checks.mount."/data".missing_confirm_seconds: must not be negative, is -1',
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_file_setting_and_nearest_name(text, sentence):
+    assert complaint(text) == f"{FILE}: {sentence}"
+
+
+@pytest.mark.parametrize("text", ['[checks.mount."  "]', '[checks.mount."a\\u0007b"]', '[checks.mount."data"]'])
+def test_an_instance_needs_a_name_that_its_check_can_use(text):
+    assert complaint(text).startswith(f"{FILE}: checks.mount")
+
+
+def test_a_wrong_flag_is_named_and_not_the_file():
+    assert complaint("", {"mode": ("--mode", "drian")}) == (
+        '--mode: mode: "drian" is none of observe, drain, act; did you mean "drain"?'
+    )
+
+
+def test_a_flag_does_not_hide_that_the_file_has_a_value_for_a_table():
+    assert complaint("nvml = 3", {"nvml.fake": ("--fake-nvml", "dgx-h100")}) == f"{FILE}: nvml: must be a table, is 3"
+
+
+# --- files
+
+
+def test_an_error_in_toml_names_file_and_line(tmp_path):
+    file = tmp_path / "healthd.toml"
+    file.write_text("mode = 'act'\ninterval_seconds = \n")
+    with pytest.raises(ConfigError, match=r"healthd\.toml: not TOML: .*line 2"):
+        read_file(str(file), required=True)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe", b"a = [" + b"[" * 5000, b"a = " + b"9" * 5000], ids=["bytes", "deep", "big"]
+)
+def test_what_is_not_toml_is_one_sentence(tmp_path, data):
+    file = tmp_path / "healthd.toml"
+    file.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"healthd\.toml: not TOML: "):
+        read_file(str(file), required=True)
+
+
+def test_a_missing_file_is_an_error_only_where_it_was_asked_for(tmp_path):
+    missing = str(tmp_path / "none.toml")
+    assert read_file(missing, required=False) == {}
+    with pytest.raises(ConfigError, match=f"^{missing}: there is no such file$"):
+        read_file(missing, required=True)
+
+
+def test_a_directory_is_no_settings_file(tmp_path):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
+        read_file(str(tmp_path), required=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_named(tmp_path):
+    file = tmp_path / "healthd.toml"
+    file.touch(mode=0)
+    with pytest.raises(ConfigError, match=r"healthd\.toml: cannot be read: Permission denied"):
+        read_file(str(file), required=False)
+
+
+def test_a_root_and_a_fake_machine_must_exist(tmp_path):
+    given = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
+    with pytest.raises(ConfigError, match=r"^--root: root: there is no directory "):
+        config.require_what_is_named(settled("", given))
+    given["root"] = ("--root", str(tmp_path))
+    with pytest.raises(ConfigError, match=r'no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+        config.require_what_is_named(settled("", given))
+    given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
+    config.require_what_is_named(settled("", given))
+
+
+# --- what holds
+
+
+def test_without_a_file_everything_is_at_its_default():
+    loaded = settled("")
+    assert dataclasses.replace(loaded.settings, node_name="") == Settings()
+    assert loaded.settings.node_name == os.uname().nodename.partition(".")[0]
+    assert {origin for _, _, origin in effective(loaded)} == {"default"}
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_default():
+    loaded = settled('mode = "drain"\ninterval_seconds = 60', {"mode": ("--mode", "act")})
+    assert (loaded.settings.mode, loaded.settings.interval_seconds) == (Mode.ACT, 60)
+    origins = {name: origin for name, _, origin in effective(loaded)}
+    assert (origins["mode"], origins["interval_seconds"], origins["state_dir"]) == ("--mode", FILE, "default")
+
+
+def test_named_tables_inherit_what_stands_beside_them():
+    loaded = settled('[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n[checks.mount."/home"]\nfstype = "xfs"')
+    mounts = {instance: c.fstype for (check, instance), c in loaded.checks.items() if check == "mount"}  # type: ignore[attr-defined]
+    assert mounts == {"/data": "nfs", "/home": "xfs"}
+    origins = {name: origin for name, _, origin in effective(loaded)}
+    assert origins['checks.mount."/data".fstype'] == FILE
+    assert origins['checks.mount."/data".read_only'] == "default"
+
+
+def test_a_check_that_is_switched_off_does_not_run_and_is_shown():
+    loaded = settled("[checks.gpu_ecc]\nenabled = false")
+    assert ("gpu_ecc", "") not in loaded.checks
+    assert ("gpu_ecc", "") not in loaded.tables
+    assert ("checks.gpu_ecc.enabled", False, FILE) in effective(loaded)
+
+
+def test_a_severity_may_be_chosen_for_one_code():
+    loaded = settled('[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "info"')
+    assert loaded.checks["gpu_ecc", ""].severity == {"gpu_ecc/disabled": Severity.INFO}
+
+
+def test_an_xid_may_be_given_a_severity_though_it_is_in_no_list():
+    assert settled('[checks.gpu_xid.severity]\n"gpu_xid/999" = "info"').checks["gpu_xid", ""].severity
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("off", None),
+        ("127.0.0.1:9478", ("127.0.0.1", 9478)),
+        ("[::1]:0", ("::1", 0)),
+        ("node1:65535", ("node1", 65535)),
+    ],
+)
+def test_where_metrics_are_served(text, address):
+    assert listen_address(text, "metrics.listen") == address
+
+
+@pytest.mark.parametrize("text", ["", ":9478", "host:", "host:65536", "host:-1", "host:1e3", "host:" + "9" * 5000])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConvertError, match=r"^metrics\.listen: must be ADDRESS:PORT"):
+        listen_address(text, "metrics.listen")
+
+
+def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
+    assert config.runtime_dir({"runtime_dir": "/run/h", "mode": 3}, FILE) == "/run/h"
+    with pytest.raises(ConfigError, match=f"^{FILE}: runtime_dir: must be text, is 3$"):
+        config.runtime_dir({"runtime_dir": 3}, FILE)
+
+
+def test_what_a_client_knows_without_the_settings_is_what_they_say():
+    assert Settings().runtime_dir == flags.DEFAULT_RUNTIME_DIR
+
+
+# --- whatever stands in the file
+
+KEYS = st.sampled_from(
+    [
+        *(f.name for f in dataclasses.fields(Settings)),
+        *("checks", "gpu_ecc", "mount", "exec", "ib_link", "/data", "severity", "gpu_ecc/disabled", "enabled", "name"),
+        *("source", "fake", "listen", "timeout_seconds", "clear_after", "command", "expected_gbps", "fstype"),
+    ]
+) | st.text(max_size=8)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.dates()
+    | st.sampled_from(["act", "off", "/", "info", "/tmp", "1:1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def refusal(table: dict[str, Any]) -> str:
+    """What is said of a table, "" if it can be used."""
+    try:
+        loaded = settle(table, FILE, {}, KNOWN)
+    except ConfigError as error:
+        return str(error)
+    assert settle(table, FILE, {}, KNOWN) == loaded
+    assert effective(loaded)
+    return ""
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_any_table_gives_settings_or_one_sentence(table):
+    sentence = refusal(table)
+    assert sentence == "" or (sentence.startswith(f"{FILE}: ") and sentence.isprintable())
+
+
+@given(st.dictionaries(st.sampled_from(sorted(KNOWN)), st.dictionaries(KEYS, VALUES, max_size=4), max_size=3))
+def test_any_table_of_a_check_gives_a_config_or_one_sentence(tables):
+    sentence = refusal({"checks": tables})
+    assert sentence == "" or (sentence.startswith(f"{FILE}: checks.") and sentence.isprintable())
+
+
+@pytest.mark.parametrize("number", [10**400, 16**6000], ids=["400 digits", "6000 digits"])
+def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
+    assert "finite" in refusal({"interval_seconds": number})
+    assert "must be text" in refusal({"node_name": number})
+
+
+# --- the site's own checks
+
+
+def test_a_sites_check_is_found_configured_and_named(tmp_path):
+    from healthd import registry
+
+    directory(tmp_path, "site_fan.py", "def run(host, config, past):\n    yield from ()\n")
+    checks = registry.find(str(tmp_path))
+    assert ("site_fan", "") in settle({}, FILE, {}, checks).checks
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("fan.py", "raise RuntimeError('no')", "cannot be loaded: RuntimeError: no"),
+        ("fan.py", "import sys; sys.exit(3)", "cannot be loaded: SystemExit: 3"),
+        ("fan.py", "x = 1", "has no run(host, config, past)"),
+        ("mount.py", "def run(host, config, past): ...", 'there is a built-in check "mount" already'),
+    ],
+)
+def test_a_sites_check_that_cannot_be_used_is_named(tmp_path, name, text, sentence):
+    from healthd import registry
+
+    directory(tmp_path, name, text)
+    with pytest.raises(ConfigError) as raised:
+        registry.find(str(tmp_path))
+    assert str(raised.value) == f"{tmp_path}/{name}: {sentence}"
+
+
+def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
+    from healthd import registry
+
+    file = directory(tmp_path, "fan.py", "def run(host, config, past): ...")
+    file.chmod(0o664)
+    with pytest.raises(ConfigError, match="refused: writable by others than its owner"):
+        registry.find(str(tmp_path))
+    file.chmod(0o644)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="refused: writable by others than its owner"):
+        registry.find(str(tmp_path))
+
+
+def test_without_a_directory_the_site_has_no_checks(tmp_path):
+    from healthd import registry
+
+    assert registry.site_files(str(tmp_path / "none")) == []
+
+
+def directory(path: Path, name: str, text: str) -> Path:
+    path.chmod(stat.S_IRWXU)
+    file = path / name
+    file.write_text(text)
+    file.chmod(0o644)
+    return file

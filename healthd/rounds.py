@@ -60,7 +60,7 @@ class Rounds:
         """When there is something to do without being woken (monotonic)."""
         if self._runner.busy:
             return self._runner.deadline
-        if self._queue or self._errands or self._runner.nvml_open:
+        if self._queue or self._errand() or self._runner.nvml_open:
             return 0.0
         return schedule.next_due(self._jobs(), self._last_runs, self._early, self._node_name)
 
@@ -80,7 +80,8 @@ class Rounds:
             self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
 
     def errand(self, request: Request) -> None:
-        """Something else for the worker, when no check is due. The same errand twice is once."""
+        """Something else for the worker, when no check is due; it waits for as long as a worker hangs in its resource.
+        The same errand twice is once."""
         if request not in self._errands:
             self._errands.append(request)
 
@@ -112,9 +113,10 @@ class Rounds:
         return ended
 
     def _look_where_freed(self, freed: set[str]) -> None:
+        for resource in sorted(freed - {""}):
+            log.info("the worker that hung in %s has ended", resource)
         for job in self._jobs() if freed else ():
             if job.uses in freed:
-                log.info("the worker that hung in %s has ended", job.uses)
                 self.look_early(job.name, self._monotonic())
 
     def _queue_what_is_due(self) -> None:
@@ -135,18 +137,25 @@ class Rounds:
     def _next(self) -> Request | Reply | None:
         """NVML is closed when its checks and errands are done, before anything else; then checks, then errands."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
-            while_open = next((errand for errand in self._errands if errand.resource == "nvml"), None)
-            if while_open is not None:
-                self._errands.remove(while_open)
-                return while_open
-            return Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
+            return self._take(self._errand("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
             job = self._queue.popleft()
             request = Request(job.uses, job.timeout_seconds, self._request_of(job))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
             return request
-        return self._errands.popleft() if self._errands else None
+        return self._take(self._errand())
+
+    def _errand(self, resource: str = "") -> Request | None:
+        """The next errand (for that resource) that can be done now: nothing hangs in its resource."""
+        barred = self._runner.barred
+        fits = (e for e in self._errands if e.resource not in barred and resource in ("", e.resource))
+        return next(fits, None)
+
+    def _take(self, errand: Request | None) -> Request | None:
+        if errand is not None:
+            self._errands.remove(errand)
+        return errand
 
     def _runs_a_check(self) -> bool:
         request = self._runner.request

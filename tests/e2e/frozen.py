@@ -14,7 +14,6 @@ closed its pipe, by `with`, by a crash or by being killed: no test can leave a p
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile

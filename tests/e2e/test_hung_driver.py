@@ -9,10 +9,9 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import stub_nvml
 from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
 from healthd_daemon import Healthd, condition
 from requirements import require_programs, require_root
-from systemd_container import CHECKOUT, SystemdContainer
+from systemd_container import SystemdContainer
 
 STOP_SECONDS = 5.0
 LONG = 3600.0  # no round comes by itself during a test
@@ -70,8 +69,8 @@ def disk(tmp_path: Path) -> Iterator[FrozenFilesystem]:
 def driver(tmp_path: Path, disk: FrozenFilesystem, mark: dict[str, str]) -> dict[str, str]:
     """The environment of a process whose NVML hangs in nvmlInit while the disk is frozen."""
     require_programs("gcc", packages="gcc")
-    hang = {"STUB_HANG_CALL": "nvmlInitWithFlags", "STUB_HANG_PATH": str(disk.path / "file")}
-    return stub_nvml.environment(tmp_path, **hang, **mark)
+    file = str(disk.path / "file")
+    return {**stub_nvml.environment(tmp_path, STUB_HANG_CALL="nvmlInitWithFlags", STUB_HANG_PATH=file), **mark}
 
 
 def outcomes(status: dict[str, Any]) -> dict[str, str]:
@@ -125,7 +124,8 @@ def test_a_driver_that_hangs_costs_a_round_its_gpu_checks_and_nothing_else(
         assert hang["severity"] == "warning"
         assert after["barred"] == {"nvml": worker}
         word, expires, reason = daemon.verdict().split(maxsplit=2)
-        assert (word, reason) == ("unknown", "check gpu_access did not answer in time\n")
+        assert word == "unknown"
+        assert "gpu_access" in reason
         assert int(expires) > time.time()
         assert in_d_state(worker)
         assert pending_signals(worker) == set()
@@ -232,7 +232,7 @@ def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
     assert pending_signals(worker, proc(box)) == set()
 
 
-def wait_for(reached: Any, what: str, seconds: float = 10.0) -> None:
+def wait_for(reached: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
@@ -297,7 +297,7 @@ def test_a_mount_that_hangs_costs_a_round_its_own_check_only(tmp_path: Path, mar
             status = daemon.status()
             hang = condition(status, "mount/hang", point)
             assert hang is not None
-            assert (hang["severity"], status["health"]) == ("warning", "warning")
+            assert (hang["severity"], status["health"]) == ("warning", "unknown")
             found = {(result["check"], result["instance"]): result["outcome"] for result in status["results"]}
             assert found.pop(("mount", point)) == "timed_out"
             assert {("exec", "site"), ("mount", "/"), ("gpu_access", "")} <= set(found)
@@ -333,6 +333,12 @@ def test_a_state_directory_whose_disk_hangs_stops_nothing(
         writing.until(lambda s: "state_dir" in s["barred"], "the worker that copies is left", 30)
         writing.until(lambda s: s["round"]["number"] > first + 1, "rounds go on")
         assert "the worker could not save copy: no answer within 20 s" in writing.log.read_text()
+        assert timed_stop(writing) < STOP_SECONDS
+        writing.start()
+        assert "state_dir" in writing.status()["barred"]
+        disk.thaw()
+        wait_for((disk.path / "state/ledger.json").exists, "the copy is made up for")
+        assert writing.status()["barred"] == {}
         assert timed_stop(writing) < STOP_SECONDS
 
         reading.until(lambda s: s["round"]["seconds"] > 0, "the start is bounded", 30)

@@ -1,0 +1,175 @@
+"""Plain data <-> frozen dataclasses: no coercion, every error names its place, and what is dumped loads as it was."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.convert import ConvertError, dump, load, nearest, show
+from healthd.model import CheckResult, Condition, Inventory, KernelEvent, SlurmMemory
+from healthd.past import Series
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    DARK_BLUE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    x: int
+    y: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    whole: int
+    number: float = 1.5
+    text: str = ""
+    truth: bool = False
+    colour: Colour = Colour.RED
+    maybe: float | None = None
+    point: Point | None = None
+    many: tuple[Point, ...] = ()
+    pair: tuple[str, int] = ("", 0)
+    names: frozenset[str] = frozenset()
+    counts: dict[str, int] = field(default_factory=dict)
+    nested: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
+    with pytest.raises(ConvertError) as raised:
+        load(cls, data, where)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ({}, "here: missing whole"),
+        (3, "here: must be a table, is 3"),
+        ({"whole": "3"}, 'here.whole: must be a whole number, is "3"; write a number without quotes'),
+        ({"whole": 3.0}, "here.whole: must be a whole number, is 3.0"),
+        ({"whole": True}, "here.whole: must be a whole number, is true"),
+        ({"whole": None}, "here.whole: must be a whole number, is None"),
+        ({"whole": 1, "number": True}, "here.number: must be a number, is true"),
+        ({"whole": 1, "number": float("inf")}, "here.number: must be a finite number, is inf"),
+        ({"whole": 1, "text": 3}, "here.text: must be text, is 3"),
+        ({"whole": 1, "truth": 1}, "here.truth: must be true or false, is 1"),
+        ({"whole": 1, "truth": "yes"}, 'here.truth: must be true or false, is "yes"'),
+        ({"whole": 1, "colour": "r"}, 'here.colour: "r" is none of red, dark_blue'),
+        (
+            {"whole": 1, "colour": "dark_blu"},
+            'here.colour: "dark_blu" is none of red, dark_blue; did you mean "dark_blue"?',
+        ),
+        ({"whole": 1, "colour": ["red"]}, "here.colour: a list is none of red, dark_blue"),
+        ({"whole": 1, "many": {"x": 1}}, "here.many: must be a list, is a table"),
+        (
+            {"whole": 1, "many": [{"x": 1}, {"x": "1"}]},
+            'here.many[1].x: must be a whole number, is "1"; write a number without quotes',
+        ),
+        ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, has 1"),
+        ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, is 1.5"),
+        ({"whole": 1, "texts": ""}, 'here: unknown setting "texts"; did you mean "text"?'),
+        ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; known here: x, y'),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(data, sentence):
+    assert refusal(data) == sentence
+
+
+def test_at_the_top_the_place_is_called_so():
+    assert refusal({}, where="") == "top level: missing whole"
+    assert refusal({"whole": "x"}, where="").startswith("whole: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    interval_seconds: float = 1.0
+
+
+def test_a_time_in_words_is_answered_with_how_to_write_it():
+    sentence = 'here.interval_seconds: must be a number, is "5m"; write a plain number of seconds, like 300'
+    assert refusal({"interval_seconds": "5m"}, Timed) == sentence
+
+
+def test_a_whole_number_is_a_number():
+    assert load(Timed, {"interval_seconds": 300}) == Timed(300.0)
+    assert type(load(Timed, {"interval_seconds": 300}).interval_seconds) is float
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), 16**6000], ids=["big", "small", "huge"])
+def test_a_number_that_no_float_holds_is_refused_in_a_sentence(number):
+    assert "here.interval_seconds: " in refusal({"interval_seconds": number}, Timed)
+
+
+def test_a_long_value_is_shown_short():
+    assert len(refusal({"whole": "x" * 10000})) < 200
+    assert len(show("x" * 10000)) < 100
+
+
+def test_a_misspelt_word_gets_the_nearest_and_another_one_the_list():
+    assert nearest("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
+    assert nearest("zzz", ["b", "a"]) == "; known here: a, b"
+    assert nearest("zzz", []) == ""
+
+
+def test_what_is_at_its_default_is_not_written():
+    assert dump(Everything(1)) == {"whole": 1}
+    assert dump(Everything(1, number=2.0, colour=Colour.DARK_BLUE)) == {
+        "whole": 1,
+        "number": 2.0,
+        "colour": "dark_blue",
+    }
+
+
+def test_what_is_required_is_written_whatever_it_is():
+    assert dump(Point(0)) == {"x": 0}
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=10,
+)
+# Only what JSON can carry and the settings accept: finite numbers.
+CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, SlurmMemory, Series]
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@given(data=st.data())
+def test_what_is_dumped_goes_through_json_and_loads_as_it_was(cls, data):
+    value = data.draw(st.from_type(cls))
+    assert load(cls, json.loads(json.dumps(dump(value)))) == value
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@given(data=ANY)
+def test_any_data_makes_a_value_or_one_sentence(cls, data):
+    try:
+        value = load(cls, data, "here")
+    except ConvertError as error:
+        sentence = str(error)
+    else:
+        sentence = "here"
+        assert load(cls, dump(value), "here") == value
+    assert sentence.startswith("here")
+
+
+@given(st.from_type(Everything), st.sampled_from(["whole", "number", "text", "truth", "many", "counts"]), ANY)
+def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacement):
+    data = {**dump(value), name: replacement}
+    try:
+        loaded = load(Everything, data, "here")
+    except ConvertError as error:
+        sentence = str(error)
+    else:
+        sentence = f"here.{name}"
+        assert dump(loaded).get(name, replacement) == replacement
+    assert sentence.startswith(f"here.{name}")

@@ -1,0 +1,99 @@
+"""What is due, and when: rounds at the node's own phase, GPU checks first, wishes before their time."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.schedule import Job, due, due_at, next_due, phase
+
+NODES = st.text(min_size=1, max_size=12)
+INTERVALS = st.floats(0.5, 7 * 86400.0)
+TIMES = st.floats(0, 1e7)
+
+
+def job(check: str, uses: str = "", interval: float = 300.0) -> Job:
+    return Job(check, "", uses, interval, 10.0)
+
+
+@given(NODES, INTERVALS)
+def test_a_nodes_phase_lies_within_the_interval_and_is_the_same_each_time(node, interval):
+    assert 0 <= phase(node, interval) < interval
+    assert phase(node, interval) == phase(node, interval)
+
+
+def test_the_nodes_of_a_cluster_are_spread_over_the_interval():
+    phases = sorted(phase(f"gpu-{number:03}", 300.0) for number in range(300))
+    assert max(later - earlier for earlier, later in itertools.pairwise(phases)) < 15
+    assert phases[-1] - phases[0] > 250
+
+
+def test_what_never_ran_is_due_at_once():
+    assert due_at(job("mount"), None, "n") == 0.0
+
+
+@given(NODES, INTERVALS, TIMES)
+def test_the_next_run_is_a_tenth_of_an_interval_to_one_and_a_tenth_after_the_last(node, interval, last_run):
+    at = due_at(job("mount", interval=interval), last_run, node)
+    assert 0.09 * interval <= at - last_run <= 1.11 * interval
+
+
+@given(NODES, st.floats(10, 3600), TIMES)
+def test_the_runs_of_a_node_come_at_its_phase(node, interval, last_run):
+    one = job("mount", interval=interval)
+    first = due_at(one, last_run, node)
+    offset = (first - phase(node, interval)) / interval
+    assert abs(offset - round(offset)) < 1e-6
+    assert abs(due_at(one, first, node) - first - interval) < 1e-6 * interval
+
+
+def test_checks_of_one_interval_stay_in_one_round_although_they_run_one_after_another():
+    first, second = job("gpu_ecc", "nvml"), job("mount")
+    begun = due_at(first, 1000.0, "n")
+    assert due_at(first, begun, "n") == due_at(second, begun + 4, "n")
+
+
+def test_checks_of_the_driver_come_first_and_otherwise_the_order_holds():
+    jobs = [job("mount"), job("gpu_ecc", "nvml"), job("exec"), job("gpu_count", "nvml")]
+    assert [j.check for j in due(jobs, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
+
+
+def test_what_ran_is_not_due_before_its_round():
+    one = job("mount")
+    at = due_at(one, 1000.0, "n")
+    assert due([one], {one.name: 1000.0}, {}, "n", at - 1) == []
+    assert due([one], {one.name: 1000.0}, {}, "n", at) == [one]
+
+
+def test_what_is_wanted_early_is_due_then():
+    one = job("mount")
+    assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1009.0) == []
+    assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1010.0) == [one]
+
+
+def test_a_wish_for_later_does_not_put_off_the_round():
+    one = job("mount")
+    at = due_at(one, 1000.0, "n")
+    assert due([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
+
+
+def test_with_nothing_to_run_nothing_is_ever_due():
+    assert next_due([], {}, {}, "n") == float("inf")
+
+
+RUNS = st.lists(st.tuples(st.floats(1, 3600), st.none() | st.floats(0, 1e6), st.none() | st.floats(0, 1e6)), max_size=6)
+
+
+@given(RUNS, NODES)
+def test_something_is_due_when_next_due_says_so_and_not_before(runs, node):
+    jobs = [job(f"c{number}", interval=interval) for number, (interval, _, _) in enumerate(runs)]
+    last = {j.name: ran for j, (_, ran, _) in zip(jobs, runs, strict=True) if ran is not None}
+    early = {j.name: wish for j, (_, _, wish) in zip(jobs, runs, strict=True) if wish is not None}
+    at = next_due(jobs, last, early, node)
+    if at == float("inf"):
+        assert jobs == []
+    else:
+        assert due(jobs, last, early, node, at)
+        assert not due(jobs, last, early, node, at - 1e-3 - abs(at) * 1e-9)

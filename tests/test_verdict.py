@@ -662,6 +662,13 @@ def test_a_pending_fault_holds_up_the_resume_and_an_acknowledged_one_does_not() 
     assert Node().run(GONE).operator_resumes().judge().may_resume
 
 
+def test_repaired_resumes_only_after_the_check_that_found_it_has_looked_again() -> None:
+    node = Node().run(GONE).repaired(GONE.code)
+    assert node.conditions == {}
+    assert not node.judge().may_resume
+    assert node.run(check="gpu_count").judge().may_resume
+
+
 def test_what_was_seen_before_healthd_was_trusted_never_acts() -> None:
     node = Node().run(GONE)
     node.event(XID)

@@ -5,13 +5,14 @@ waited for. `subprocess.run(timeout=)` waits for ever for a child in D state; th
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 MAX_OUTPUT_BYTES = 1 << 20
 READS_PER_STEP = 32  # of 64 KiB: one that floods does not keep us from the rest
 
-_left: list[subprocess.Popen[bytes]] = []  # killed, and not gone when last looked: each would stay a zombie
+_left: set[int] = set()  # killed, and not gone when last looked: each would stay a zombie
 
 
 class Child:
@@ -28,7 +29,7 @@ class Child:
         monotonic: Callable[[], float],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        _left[:] = [process for process in _left if process.poll() is None]
+        _left.difference_update([pid for pid in _left if os.waitpid(pid, os.WNOHANG)[0]])
         self.argv = argv
         self.deadline = deadline
         self.started = monotonic()
@@ -66,7 +67,8 @@ class Child:
         if self._monotonic() < self.deadline:
             return False
         self._process.kill()
-        _left.append(self._process)
+        self._process.returncode = -signal.SIGKILL  # for Popen it is over: in D state its end may take days
+        _left.add(self._process.pid)
         self._close()
         return True
 

@@ -1,0 +1,142 @@
+"""Real programs that do everything wrong: a child is never waited for, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from healthd.child import MAX_OUTPUT_BYTES, Child
+
+
+def child(program: str, seconds: float = 10.0) -> Child:
+    return Child(("/bin/sh", "-c", program), time.monotonic() + seconds, time.monotonic)
+
+
+def end_of(running: Child) -> float:
+    """Wait for it as the daemon does; how long that took."""
+    began = time.monotonic()
+    while not running.step():
+        ready = select.poll()
+        for descriptor, _ in running.waits():
+            ready.register(descriptor, select.POLLIN)
+        ready.poll(max(0.0, running.deadline - time.monotonic()) * 1000 + 1)
+    return time.monotonic() - began
+
+
+def pid_of(running: Child) -> int:
+    return running._process.pid
+
+
+def test_a_program_that_ends_gives_its_status_and_both_outputs() -> None:
+    running = child("echo out; echo err >&2; exit 3")
+    end_of(running)
+    assert (running.status, running.output()) == (3, ("out\n", "err\n"))
+
+
+def test_a_program_that_a_signal_ends_says_so() -> None:
+    running = child("kill -9 $$")
+    end_of(running)
+    assert running.status == -signal.SIGKILL
+
+
+def test_what_is_no_text_is_shown_as_far_as_it_goes() -> None:
+    running = child("printf 'a\\377b'")
+    end_of(running)
+    assert running.output()[0] == "a\ufffdb"
+
+
+def test_a_missing_program_is_an_error_at_once() -> None:
+    with pytest.raises(FileNotFoundError):
+        Child(("/nonexistent/scontrol",), time.monotonic() + 1, time.monotonic)
+
+
+def test_it_gets_our_environment_with_what_is_added_and_no_standard_input() -> None:
+    program = "import os, sys; print(os.environ['PATH'] != '', os.environ['TZ'], repr(sys.stdin.read()))"
+    argv = (sys.executable, "-c", program)
+    running = Child(argv, time.monotonic() + 10, time.monotonic, {"TZ": "UTC"})
+    end_of(running)
+    assert running.output()[0] == "True UTC ''\n"
+
+
+def test_of_much_output_the_beginning_is_kept_and_the_program_is_not_held_up() -> None:
+    running = child(f"head -c {3 * MAX_OUTPUT_BYTES} /dev/zero")
+    end_of(running)
+    assert (running.status, len(running.output()[0])) == (0, MAX_OUTPUT_BYTES)
+
+
+def test_a_flood_keeps_nobody_from_other_work_and_ends_at_its_deadline() -> None:
+    running = child("exec cat /dev/zero", seconds=0.5)
+    longest, over = 0.0, False
+    while not over:
+        began = time.monotonic()
+        over = running.step()
+        longest = max(longest, time.monotonic() - began)
+    assert longest < 0.4
+    assert running.status is None
+    assert len(running.output()[0]) == MAX_OUTPUT_BYTES
+
+
+def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for() -> None:
+    running = child("sleep 30 & echo $!")
+    assert end_of(running) < 5
+    assert running.status == 0
+    os.kill(int(running.output()[0]), signal.SIGKILL)
+
+
+def test_one_that_closes_its_outputs_and_goes_on_is_no_busy_loop() -> None:
+    running = child("exec >&- 2>&-; sleep 0.5")
+    steps = 0
+    while not running.step():
+        steps += 1
+        ready = select.poll()
+        for descriptor, _ in running.waits():
+            ready.register(descriptor, select.POLLIN)
+        ready.poll(5000)
+    assert running.status == 0
+    assert steps < 10
+
+
+def test_an_overdue_program_is_killed_and_keeps_what_it_had_said() -> None:
+    running = child("echo so far; sleep 30", seconds=0.3)
+    assert end_of(running) < 2
+    assert (running.status, running.output()[0]) == (None, "so far\n")
+
+
+def test_a_stopped_program_is_overdue_too() -> None:
+    running = child("kill -STOP $$", seconds=0.3)
+    assert end_of(running) < 2
+    assert running.status is None
+
+
+def test_overdue_programs_do_not_stay_as_zombies() -> None:
+    running = child("sleep 30", seconds=0.0)
+    assert running.step()
+    pid = pid_of(running)
+    until(lambda: is_zombie(pid))
+    end_of(child("true"))
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_nothing_stays_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for program in ("true", "echo x", "sleep 30"):
+        end_of(child(program, seconds=0.2))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)

@@ -117,12 +117,15 @@ def load_settings(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]]:
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """setting -> (flag, value) of what was given. A directory may be written relative to the current one."""
+    """setting -> (flag, value) of what was given. A path may be written relative to the current directory: the worker,
+    which reads it, has another one. (A fake machine's profile has a name, not a path.)
+    """
     given = {}
     for flag, setting in SETTINGS.items():
         value = getattr(args, flag[2:].replace("-", "_"), None)
         if value is not None:
-            given[setting] = (flag, os.path.abspath(value) if flag in DIRECTORIES else value)
+            is_path = flag in DIRECTORIES or (flag == "--fake-nvml" and ("/" in value or "." in value))
+            given[setting] = (flag, os.path.abspath(value) if is_path else value)
     return given
 
 

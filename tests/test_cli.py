@@ -1,0 +1,518 @@
+"""The command line, driven as a user does: the real program, its text, its sentences and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import healthd
+from healthd.cli import COMMANDS, HELP
+from healthd.flags import duration
+
+ROOT = Path(__file__).parents[1]
+XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+class Done:
+    """What a run of healthd left: `status`, and what it said on either stream."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.status, self.out, self.err = done.returncode, done.stdout, done.stderr
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    def __repr__(self) -> str:
+        return f"exit status {self.status}\n{self.out}\n{self.err}"
+
+
+def run(*arguments: str, **environment: str) -> Done:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8", **environment}
+    argv = [sys.executable, "-m", "healthd", *arguments]
+    done = Done(subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env))
+    assert "Traceback" not in done.err, done.err
+    return done
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A machine without anything in it."""
+    path = tmp_path / "tree"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    """A fake DGX H100 whose GPU 3 is lost."""
+    file = tmp_path / "lost.toml"
+    file.write_text('profile = "dgx-h100"\ngpu.3.lost = true\n')
+    return file
+
+
+def settings(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "healthd.toml"
+    file.write_text(text)
+    return str(file)
+
+
+# --- help
+
+
+def test_alone_it_prints_its_help():
+    done = run()
+    assert (done.status, done.out, done.err) == (0, HELP, "")
+    assert run("--help").out == run("help").out == HELP
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_is_in_the_help_and_has_its_own(name):
+    assert re.search(rf"(?m)^  {name}\b", HELP)
+    done = run(*name.split(), "--help")
+    assert done.status == 0
+    assert COMMANDS[name].description in done.out
+    assert COMMANDS[name].examples in done.out
+
+
+def test_the_help_fits_a_terminal_of_80_columns():
+    assert max(map(len, HELP.splitlines())) <= 100
+    narrow = [line for name in COMMANDS for line in run(*name.split(), "--help", COLUMNS="80").out.splitlines()]
+    assert all(len(line) <= 120 for line in narrow)
+
+
+def test_the_version():
+    assert run("--version").out == f"healthd {healthd.__version__}\n"
+
+
+# --- wrong use
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("chekc",), 'healthd: there is no command "chekc"; did you mean "check"?'),
+        (("--json", "check"), 'healthd: there is no command "--json"; write the command first, then its options'),
+        (("config", "shwo"), 'healthd: there is no command "config shwo"; did you mean "config show"?'),
+        (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
+        (("check", "--config"), "healthd check: argument --config: expected one argument"),
+        (("check", "gpu_eccc"), 'healthd check: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
+        (("check", "mount"), "healthd check: mount: nothing to check: no table [checks.mount.NAME] is in the settings, "
+         "or none is enabled"),
+        (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: there is no profile and no file '
+         '"dgx-h10"; did you mean "dgx-h100"?'),
+        (("check", "--root", "/none"), "healthd: --root: root: there is no directory /none"),
+        (("check", "--config", "/none"), "healthd: /none: there is no such file"),
+        (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
+         '"drain"?'),
+        (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, is "5m"'),
+        (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, is nan"),
+        (("run", "extra"), "healthd run: unrecognized arguments: extra"),
+        (("pause", "--for", "30", "--why", "x"), "healthd pause: --for: must be a time like 30m, 2h or 1h30m (units s, "
+         'm, h, d), is "30"'),
+        (("pause", "--for", "30m"), "healthd pause: the following arguments are required: --why"),
+        (("repaired",), "healthd repaired: the following arguments are required: CODE"),
+        (("explain", "gpu_xid/7o"), 'healthd explain: there is no code "gpu_xid/7o"; did you mean "gpu_xid/7"?'),
+        (("explain", "mount/mising"), 'healthd explain: there is no code "mount/mising"; did you mean '
+         '"mount/missing"?'),
+    ],
+)  # fmt: skip
+def test_wrong_use_is_one_sentence_and_exit_status_64(arguments, sentence):
+    done = run(*arguments)
+    assert (done.status, done.out, done.err) == (64, "", sentence + "\n")
+
+
+@pytest.mark.parametrize("command", ["run", "check", "config show", "list"])
+def test_a_wrong_file_is_one_sentence_from_every_command_that_reads_it(tmp_path, command):
+    file = settings(tmp_path, "[checks.gpu_ec]\n")
+    done = run(*command.split(), "--config", file)
+    assert (done.status, done.out) == (64, "")
+    assert done.err == f'healthd: {file}: checks.gpu_ec: there is no check "gpu_ec"; did you mean "gpu_ecc"?\n'
+
+
+def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):
+    file = tmp_path / "scenario.toml"
+    file.write_text('profile = "dgx-h100"\ngpu.3.lots = true\n')
+    done = run("check", "--fake-nvml", str(file))
+    assert done.status == 64
+    assert done.err == f'healthd: --fake-nvml: {file}: gpu.3: unknown setting "lots"; did you mean "lost"?\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800)],
+)
+def test_durations(text, seconds):
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "m", "30 m", "-30m", "0s", "1e3s", "30min", "1h30", "²h", "9" * 99 + "s"])
+def test_what_is_no_duration(text):
+    assert duration(text) is None
+
+
+# --- check
+
+
+def test_a_healthy_machine_is_exit_status_0(tree):
+    done = run("check", "--root", str(tree), "--fake-nvml", "dgx-h100")
+    assert (done.status, done.err) == (0, "")
+    first, _, head, *rows = done.out.splitlines()
+    assert first.endswith(": healthy")
+    assert head.split() == ["check", "outcome", "took", "finding"]
+    assert all("completed" in row for row in rows)
+    assert [row.split()[0] for row in rows][:2] == ["gpu_access", "gpu_count"]
+
+
+def test_a_lost_gpu_is_exit_status_2_and_told_with_what_ends_it(tree, scenario):
+    done = run("check", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert done.status == 2
+    assert re.search(r"(?m)^gpu_access +completed +\S+ s +critical  gpu_access/lost 0000:61:00.0$", done.out)
+    assert "  critical  gpu_access/lost 0000:61:00.0\n    GPU 0000:61:00.0 is lost" in done.out
+    assert "    ends with: a reboot\n" in done.out
+
+
+def test_named_checks_alone_are_run(tree, scenario):
+    done = run("check", "gpu_nvlink", "gpu_count", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert [result["check"] for result in done.document["results"]] == ["gpu_count", "gpu_nvlink"]
+
+
+def test_the_json_is_for_programs(tree, scenario):
+    done = run("check", "--json", "--root", str(tree), "--fake-nvml", str(scenario))
+    assert done.status == 2
+    assert done.document["health"] == "unhealthy"
+    (condition,) = done.document["conditions"]
+    told = {key: condition[key] for key in ("check", "code", "severity", "subject", "clears", "state")}
+    assert told == {
+        "check": "gpu_access",
+        "code": "gpu_access/lost",
+        "severity": "critical",
+        "subject": "0000:61:00.0",
+        "clears": "reboot",
+        "state": "open",
+    }
+    access = next(result for result in done.document["results"] if result["check"] == "gpu_access")
+    assert access["outcome"] == "completed"
+    assert {"name": "gpus_unreachable", "value": 1, "kind": "gauge", "labels": {}} in access["observations"]
+
+
+def test_a_warning_is_exit_status_1_and_enforce_false_makes_it_one(tree, scenario, tmp_path):
+    file = settings(tmp_path, "[checks.gpu_access]\nenforce = false\n")
+    done = run("check", "gpu_access", "--config", file, "--root", str(tree), "--fake-nvml", str(scenario))
+    assert done.status == 1
+    assert "  warning   gpu_access/lost" in done.out
+
+
+def test_a_finding_that_would_have_to_last_counts_and_that_is_said(tree, tmp_path):
+    file = settings(tmp_path, '[checks.mount."/data"]\nmissing_confirm_seconds = 120\n')
+    (tree / "proc").mkdir()
+    (tree / "proc/self").mkdir()
+    (tree / "proc/self/mountinfo").write_text("22 1 8:1 / / rw - ext4 /dev/sda1 rw\n")
+    done = run("check", "--config", file, "mount", "--root", str(tree))
+    assert done.status == 2
+    assert "mount/missing /data" in done.out
+    assert "the daemon counts it once it has lasted 2 min" in done.out
+
+
+def test_a_check_that_fails_makes_the_node_unknown(tree, tmp_path):
+    file = settings(tmp_path, "")
+    done = run("check", "gpu_ecc", "--config", file, "--root", str(tree), "--fake-nvml", str(broken(tmp_path)))
+    assert done.status == 3
+    assert "Not known\n  gpu_ecc failed: " in done.out
+
+
+def broken(tmp_path: Path) -> Path:
+    file = tmp_path / "broken.toml"
+    file.write_text('profile = "dgx-h100"\ngpu.3.errors.nvmlDeviceGetEccMode = "Unknown"\n')
+    return file
+
+
+def test_a_hung_driver_ends_at_its_deadline_and_nobody_waits_for_the_worker(tree, tmp_path):
+    hang = tmp_path / "hang.toml"
+    hang.write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 25\n')
+    file = settings(tmp_path, "[checks.gpu_ecc]\ntimeout_seconds = 0.5\n")
+    began = time.monotonic()
+    done = run("check", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))  # to the end of its streams
+    assert time.monotonic() - began < 15
+    assert done.status == 3
+    assert re.search(r"(?m)^gpu_ecc +timed out", done.out)
+    assert re.search(r"(?m)^gpu_nvlink +stuck", done.out)
+    assert re.search(r"(?m)^pcie_aer +completed", done.out)
+
+
+def test_a_hung_access_to_the_driver_is_also_a_finding(tree, tmp_path):
+    hang = tmp_path / "hang.toml"
+    hang.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 25\n')
+    file = settings(tmp_path, "[checks.gpu_access]\ntimeout_seconds = 0.5\n")
+    done = run("check", "gpu_access", "--json", "--config", file, "--root", str(tree), "--fake-nvml", str(hang))
+    assert done.status == 3
+    assert [c["code"] for c in done.document["conditions"]] == ["gpu_access/hang"]
+
+
+def test_what_a_sites_check_prints_is_shown_and_what_it_raises_is_said(tree, tmp_path):
+    site = tmp_path / "checks.d"
+    site.mkdir(mode=0o755)
+    code = "import sys\ndef run(host, config, past):\n    print('look here', file=sys.stderr)\n    yield 3\n"
+    (site / "fan.py").write_text(code)
+    (site / "fan.py").chmod(0o644)
+    done = run("check", "fan", "--config", settings(tmp_path, f'checks_dir = "{site}"\n'), "--root", str(tree))
+    assert done.status == 3
+    assert "look here" in done.err
+    assert "fan failed: TypeError: the check" in done.out
+
+
+def test_there_is_nothing_to_run_where_only_the_log_is_listened_to_and_there_is_none(tree):
+    done = run("check", "gpu_xid", "--root", str(tree))
+    assert (done.status, done.out) == (64, "")
+    assert "they only listen to the kernel log, and there is none to read here" in done.err
+
+
+def test_a_check_that_is_switched_off_is_not_run_even_by_name(tmp_path):
+    done = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
+    assert (done.status, done.err) == (
+        64,
+        "healthd check: gpu_ecc: is switched off in the settings (enabled = false)\n",
+    )
+
+
+# --- output
+
+
+def test_there_is_no_colour_in_a_pipe(tree, scenario):
+    assert "\033" not in run("check", "--root", str(tree), "--fake-nvml", str(scenario)).out
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_gets_colour_unless_told_otherwise(environment, coloured):
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TERM": "xterm", **environment}
+    argv = [sys.executable, "-m", "healthd", "explain", "gpu_xid/79"]
+    with subprocess.Popen(argv, stdout=theirs, env=env) as process:
+        os.close(theirs)
+        text = b""
+        while chunk := _read(ours):
+            text += chunk
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert (b"\033[" in text) is coloured
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # a terminal whose other end is closed
+        return b""
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("list", "--codes"), ("explain", "gpu_xid/79")])
+def test_who_stops_reading_gets_no_complaint(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "healthd", *arguments]
+    done = subprocess.run(argv, stdout=writing, stderr=subprocess.PIPE, env=env, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_is_one_sentence():
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "wb") as full:
+        argv = [sys.executable, "-m", "healthd", "--help"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, env=env, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr == b"healthd: standard output cannot be written: No space left on device\n"
+
+
+def test_a_terminal_without_unicode_gets_question_marks():
+    done = run("check", "grüße", PYTHONIOENCODING="ascii")
+    assert done.status == 64
+    assert 'there is no check "gr??e"' in done.err or 'there is no check "gr???' in done.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_break_nothing(tree, closed):
+    command = f"{sys.executable} -m healthd check --root {tree} --fake-nvml dgx-h100 {closed}"
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    assert subprocess.run(["sh", "-c", command], env=env, timeout=60).returncode == 0
+
+
+# --- settings, checks, codes
+
+
+def test_a_right_file_is_called_right(tmp_path):
+    file = settings(tmp_path, 'mode = "act"\n[checks.mount."/data"]\n')
+    assert run("config", "check", file).out == f"{file}: right; mode act, 10 checks\n"
+
+
+def test_the_sample_settings_are_right():
+    assert run("config", "check", str(ROOT / "conf/healthd.toml")).status == 0
+
+
+def test_the_settings_in_effect_are_shown_with_where_they_come_from(tmp_path):
+    file = settings(tmp_path, 'mode = "drain"\n[checks.mount]\nfstype = "nfs"\n[checks.mount."/data"]\n')
+    done = run("config", "show", "--config", file, "--interval", "60")
+    rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()[1:]}
+    assert rows["mode"] == ['"drain"', file]
+    assert rows["interval_seconds"] == ["60", "--interval"]
+    assert rows["state_dir"] == ['"/var/lib/healthd"', "default"]
+    assert rows['checks.mount."/data".fstype'] == ['"nfs"', file]
+
+
+def test_explain_answers_all_five_questions():
+    done = run("explain", "gpu_xid/79", COLUMNS="60")
+    assert done.status == 0
+    titles = ["What it means", "Why it matters", "What healthd does", "What ends it", "What to do"]
+    assert [line for line in done.out.splitlines() if line in titles] == titles
+    assert max(map(len, done.out.splitlines())) <= 60
+
+
+def test_an_xid_of_no_catalogue_is_explained_too():
+    done = run("explain", "gpu_xid/999")
+    assert (done.status, "warning" in done.out) == (0, True)
+
+
+def test_every_code_that_is_listed_can_be_explained():
+    from healthd import registry
+
+    checks = registry.built_in()
+    rows = run("list", "--codes").out.splitlines()[1:]
+    codes = [row.split()[0] for row in rows]
+    assert sorted(codes) == sorted(registry.all_codes(checks))
+    assert all(registry.explain(checks, code) for code in codes)
+    assert {"gpu_xid/79", "gpu_xid/sxid-20034", "mount/missing"} <= set(codes)
+
+
+def test_the_list_has_every_check_with_its_times(tmp_path):
+    file = settings(tmp_path, '[checks.mount."/data"]\ntimeout_seconds = 5\n[checks.gpu_ecc]\nenabled = false\n')
+    rows = run("list", "--config", file).out.splitlines()[1:]
+    assert any(re.match(r"mount /data +5 min +5 s +Whether a file system", row) for row in rows)
+    assert any(re.match(r"gpu_ecc +off +ECC", row) for row in rows)
+    assert any(re.match(r"gpu_xid +each kernel line +", row) for row in rows)
+
+
+# --- the daemon
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """(its runtime directory, the file that it reads as kernel log)."""
+    folder = tmp_path_factory.mktemp("daemon")
+    log = folder / "kernel.log"
+    log.touch()
+    runtime = str(folder / "run")
+    argv = [sys.executable, "-m", "healthd", "run", "--fake-nvml", "dgx-h100", "--kernel-log", str(log)]
+    argv += ["--runtime-dir", runtime, "--state-dir", str(folder / "state"), "--node-name", "n1", "--listen", "off"]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
+    with open(folder / "out", "wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as process:
+        try:
+            wait_for(lambda: run("status", "--runtime-dir", runtime).status == 0)
+            yield runtime, log
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def wait_for(holds: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_status_of_a_healthy_node(daemon):
+    done = run("status", "--runtime-dir", daemon[0])
+    assert done.status == 0
+    assert done.out.startswith("n1: healthy\n  healthd ")
+    assert re.search(r"mode observe, started .*; round \d+ began .*, the next in ", done.out)
+    assert "Conditions\n  none\n" in done.out
+    assert re.search(r"(?m)^gpu_ecc +completed +(just now|\d+ s ago) +0\.\d\d s$", done.out)
+
+
+def test_the_status_for_programs_is_the_daemons_document(daemon):
+    done = run("status", "--json", "--runtime-dir", daemon[0])
+    assert (done.status, done.document["health"], done.document["node"]) == (0, "healthy", "n1")
+
+
+def test_a_fault_is_told_until_it_is_repaired(daemon):
+    runtime, log = daemon
+    with log.open("a") as file:
+        file.write(XID + "\n")
+    wait_for(lambda: run("status", "--runtime-dir", runtime).status == 2)
+    text = run("status", "--runtime-dir", runtime).out
+    assert text.startswith("n1: unhealthy\n")
+    assert "  critical  gpu_xid/79 0000:61:00.0\n" in text
+    assert "ends with: a reboot" in text
+    assert 'would drain with "healthd: gpu_xid/79 0000:61:00.0' in text.replace("\n  ", " ")
+    done = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("repaired: gpu_xid/79 0000:61:00.0")
+    wait_for(lambda: run("status", "--runtime-dir", runtime).status == 0)
+    assert "cleared" in run("status", "--runtime-dir", runtime).out
+
+
+def test_what_is_not_there_cannot_be_repaired(daemon):
+    done = run("repaired", "gpu_xid/13", "--runtime-dir", daemon[0])
+    assert (done.status, done.out) == (1, "")
+    assert done.err == "healthd: repaired: there is no condition gpu_xid/13; there are: none\n"
+
+
+def test_a_pause_is_told_and_ended(daemon):
+    done = run("pause", "--for", "30m", "--why", "driver upgrade", "--runtime-dir", daemon[0])
+    assert (done.status, done.err) == (0, "")
+    assert re.search(r"paused by .*, ends in \d+ min: driver upgrade", run("status", "--runtime-dir", daemon[0]).out)
+    assert run("resume-checks", "--runtime-dir", daemon[0]).status == 0
+    assert "paused" not in run("status", "--runtime-dir", daemon[0]).out
+    assert run("resume-checks", "--runtime-dir", daemon[0]).status == 1
+
+
+def test_the_settings_say_where_the_daemon_is_even_if_they_are_wrong_elsewhere(daemon, tmp_path):
+    file = settings(tmp_path, f'runtime_dir = "{daemon[0]}"\nmode = "wrong"\n')
+    assert run("status", "--config", file).status == 0
+
+
+def test_a_second_daemon_in_the_same_place_says_so(daemon):
+    done = run("run", "--runtime-dir", daemon[0], "--listen", "off")
+    assert done.status == 1
+    assert done.err == f"healthd run: {daemon[0]}: another healthd is running there\n"
+
+
+@pytest.mark.parametrize("command", ["status", "repaired gpu_xid/79", "pause --for 1h --why x", "resume-checks"])
+def test_without_a_daemon_it_is_one_sentence_and_exit_status_3(tmp_path, command):
+    done = run(*command.split(), "--runtime-dir", str(tmp_path))
+    assert (done.status, done.out) == (3, "")
+    assert done.err == f"healthd is not running: there is no {tmp_path}/healthd.sock\n"
+
+
+def test_an_answer_of_another_version_is_no_traceback(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "healthd.sock"))
+        listener.listen()
+        threading.Thread(
+            target=answer_once, args=(listener, b'{"status": {"version": "9", "health": "fine"}}\n')
+        ).start()
+        done = run("status", "--runtime-dir", str(tmp_path))
+    assert done.status == 3
+    assert "the daemon (version 9) answered something that this version" in done.err
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    stream, _ = listener.accept()
+    with stream:
+        stream.recv(1 << 16)
+        stream.sendall(answer)

@@ -1,0 +1,111 @@
+"""The client of the control socket: every way in which a daemon may not answer is one sentence, in bounded time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd import control, status
+from healthd.control import NoAnswer, Refused, ask
+
+heard: list[bytes] = []  # requests, as they came
+Serve = Callable[[Callable[[socket.socket], None]], str]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts a daemon of one conversation; gives its runtime directory."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / control.SOCKET))
+        listener.listen()
+        threads: list[threading.Thread] = []
+
+        def start(talk: Callable[[socket.socket], None]) -> str:
+            def accept() -> None:
+                stream, _ = listener.accept()
+                with stream:
+                    heard.append(stream.recv(1000))
+                    talk(stream)
+
+            threads.append(threading.Thread(target=accept))
+            threads[-1].start()
+            return str(tmp_path)
+
+        yield start
+        for thread in threads:
+            thread.join(10)
+
+
+def sentence(runtime_dir: str, kind: type[Exception] = NoAnswer, patience: float = 5.0) -> str:
+    with pytest.raises(kind) as raised:
+        ask(runtime_dir, {"command": "status"}, patience)
+    return str(raised.value)
+
+
+def test_the_socket_is_where_the_daemon_has_it():
+    assert control.SOCKET == status.SOCKET
+
+
+def test_an_answer_is_given_back(serve):
+    def talk(stream: socket.socket) -> None:
+        stream.sendall(b'{"done": ')
+        stream.sendall(b'"yes"}\n')
+
+    assert ask(serve(talk), {"command": "x"}) == {"done": "yes"}
+    assert heard.pop() == b'{"command": "x"}\n'
+
+
+def test_a_refusal_is_the_daemons_sentence(serve):
+    assert sentence(serve(lambda stream: stream.sendall(b'{"error": "no"}\n')), Refused) == "no"
+
+
+def test_no_daemon(tmp_path):
+    assert sentence(str(tmp_path)) == f"healthd is not running: there is no {tmp_path}/healthd.sock"
+
+
+def test_a_daemon_that_was_killed(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "healthd.sock"))
+    assert sentence(str(tmp_path)) == f"healthd is not running: nobody answers at {tmp_path}/healthd.sock"
+
+
+@pytest.mark.parametrize("answer", [b"nonsense", b"[]", b"3\n", b"[" * 100_000, b"\xff"])
+def test_nonsense(serve, answer):
+    assert sentence(serve(lambda stream: stream.sendall(answer))).endswith("answered nonsense")
+
+
+def test_a_daemon_that_stops_meanwhile(serve):
+    assert sentence(serve(lambda stream: None)).endswith("answered nothing: it may be stopping")
+
+
+def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
+    began = time.monotonic()
+    silent = serve(lambda stream: time.sleep(1.5))
+    assert sentence(silent, patience=0.3).startswith("healthd does not answer: nothing came from ")
+    assert time.monotonic() - began < 1.2
+
+
+def test_one_that_drips_is_not_waited_for_longer(serve):
+    def drip(stream: socket.socket) -> None:
+        try:
+            for _ in range(15):
+                stream.sendall(b" ")
+                time.sleep(0.1)
+        except OSError:
+            pass  # the client has left
+
+    began = time.monotonic()
+    assert "within 0.4 s" in sentence(serve(drip), patience=0.4)
+    assert time.monotonic() - began < 1.2
+
+
+def test_a_path_that_is_too_long_for_a_socket(tmp_path):
+    far = tmp_path / ("x" * 120)
+    far.mkdir()
+    (far / "healthd.sock").touch()
+    assert sentence(str(far)).startswith("healthd cannot be asked at ")

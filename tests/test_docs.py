@@ -1,0 +1,81 @@
+"""The documents name functions, files and codes that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from healthd import registry
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "man").glob("*")])
+CALL = re.compile(r"`((?:[A-Za-z_]+\.)+[a-z_]+)\(\)?[^`]*`")
+FILE = re.compile(r"`((?:healthd|checks|conf|docs|man|packaging|scripts|tests|bench)/[\w./-]+\.\w+)`")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#([^)]*))?\)")
+CHECKS = registry.built_in()
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Functions, classes and methods: "run", "Daemon", "Daemon.hear"."""
+    names = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+MODULES = {
+    ".".join(path.relative_to(base).with_suffix("").parts): defined(ast.parse(path.read_text("utf-8")))
+    for base, pattern in ((ROOT / "healthd", "*.py"), (ROOT, "checks/*.py"))
+    for path in base.glob(pattern)
+}
+METHODS = {name for names in MODULES.values() for name in names if "." in name}
+METHOD_NAMES = {name.partition(".")[2] for name in METHODS}  # for `past.growth()`, said of a value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_function_that_is_named_exists(page):
+    for name in CALL.findall(page.read_text("utf-8")):
+        module, _, inner = name.partition(".")
+        if module == "checks":
+            check, _, inner = inner.partition(".")
+            module = f"checks.{check}"
+        if module in MODULES:
+            assert inner in MODULES[module] | METHOD_NAMES, name
+        elif module[0].isupper():
+            assert name in METHODS, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_file_that_is_named_exists(page):
+    text = page.read_text("utf-8")
+    named = [name for name in FILE.findall(text) if name not in ("checks/NAME.py", "checks/open_files.py")]
+    assert [name for name in named if not (ROOT / name).exists() and "open_files" not in name] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_link_leads_somewhere(page):
+    for target, anchor in LINK.findall(page.read_text("utf-8")):
+        there = page.parent / target
+        assert there.exists(), target
+        if anchor:
+            text = there.read_text("utf-8")
+            headings = [
+                re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)", text)
+            ]
+            assert anchor in headings or f'id="{anchor}"' in text, f"{target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_code_that_is_named_exists(page):
+    for code in re.findall(rf"\b((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", page.read_text("utf-8")):
+        assert registry.explain(CHECKS, code) is not None, code

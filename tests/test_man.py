@@ -1,0 +1,104 @@
+"""The manual pages are well formed, and say what the command line and the settings have."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.config import CheckConfig, Settings, settle
+from healthd.convert import dump
+from healthd.registry import built_in
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+COMMANDS, SETTINGS = ROOT / "man/healthd.8", ROOT / "man/healthd.toml.5"
+
+
+def text(page: Path) -> str:
+    """Without the fonts and escapes of roff."""
+    plain = re.sub(r"\\f[BIPR]", "", page.read_text("utf-8"))
+    return plain.replace(r"\-", "-").replace(r"\(dq", '"').replace(r"\(aq", "'").replace(r"\e", "\\")
+
+
+@pytest.mark.parametrize("page", [COMMANDS, SETTINGS], ids=lambda page: page.name)
+def test_the_formatter_has_nothing_to_say(page):
+    if shutil.which("groff") is None:
+        pytest.skip("groff is not installed")
+    command = ["groff", "-man", "-Tutf8", "-ww", str(page)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def healthd(*arguments: str) -> str:
+    command = [sys.executable, "-m", "healthd", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT).stdout
+
+
+def test_every_command_and_flag_has_its_place():
+    page = text(COMMANDS)
+    named = re.findall(r"(?m)^  ([a-z-]+(?: check| show)?)(?= )", healthd("--help").partition("\nexamples")[0])
+    assert {"run", "check", "status", "config check"} <= set(named)
+    for command in named:
+        assert f"healthd {command}" in page, command
+        for flag in set(re.findall(r"--[a-z-]+", healthd(*command.split(), "--help").partition("\nexamples")[0])):
+            assert flag in page or flag == "--help", f"{command} {flag}"
+
+
+def defaults(config: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found.update(defaults(value, f"{field.name}."))
+        else:
+            found[f"{prefix}{field.name}"] = dump(value)
+    return found
+
+
+def shown() -> dict[str, str]:
+    """ "kernel_log.source" -> '"kmsg", start', as the page has it."""
+    found, section = {}, ""
+    for line in text(SETTINGS).splitlines():
+        if line.startswith(".SS ["):
+            section = line[len(".SS [") : -1] + "."
+        elif setting := re.fullmatch(r'\.BR ([a-z_]+) " \((.*)\)"', line):
+            found[section + setting[1]] = setting[2]
+    return found
+
+
+def as_shown(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def test_every_setting_has_its_place_with_its_default():
+    daemons = {name: as_shown(value) for name, value in defaults(Settings()).items()}
+    common = {
+        f"checks.NAME.{name}": as_shown(value) for name, value in defaults(CheckConfig()).items() if name != "name"
+    }
+    common["checks.NAME.interval_seconds"] = "the daemon's"
+    assert {name: value.removesuffix(", start") for name, value in shown().items()} == {**daemons, **common}
+
+
+def test_what_waits_for_the_next_start_is_marked():
+    from healthd.daemon import FIXED_SETTINGS
+
+    marked = {name for name, value in shown().items() if value.endswith(", start")}
+    assert marked == {name for name in defaults(Settings()) if name.partition(".")[0] in FIXED_SETTINGS}
+
+
+def test_the_example_is_accepted():
+    example = re.search(r"\.SH EXAMPLE\n\.nf\n(.*?)\n\.fi", text(SETTINGS), re.DOTALL)
+    assert example is not None
+    loaded = settle(tomllib.loads(example[1]), "healthd.toml", {}, built_in())
+    assert {("mount", "/data"), ("exec", "nhc")} <= set(loaded.checks)

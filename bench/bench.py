@@ -160,7 +160,7 @@ def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, conf
                 place = log.stat().st_size
                 began = time.perf_counter()
                 write(daemon, xid(79, pci=pci.rpartition(".")[0]))
-                wait_for_text(log, place, b"reason set to: healthd: gpu_xid/79")
+                wait_for_text(log, place, f"reason set to: healthd: gpu_xid/79 {pci}".encode())
                 taken.append((time.perf_counter() - began) * 1000)
                 cluster.wait_state("n1", "DRAIN", reason=f"healthd: gpu_xid/79 {pci}")
                 daemon.ask(command="repaired", code="gpu_xid/79", part=pci)
@@ -247,7 +247,7 @@ def daemon_pid(daemon: Healthd) -> int:
 
 
 def cpu_ms(pid: int) -> float:
-    """CPU time of a process, threads that have ended included. Its clock's number: linux/posix-timers.h, CPUCLOCK_SCHED."""
+    """CPU time of a process, ended threads included: its clock (linux/posix-timers.h, CPUCLOCK_SCHED)."""
     return time.clock_gettime(~pid << 3 | 2) * 1000
 
 

@@ -33,11 +33,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
-    """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount")."""
-    return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
+    """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount").
+
+    To put the places together costs more than all the rest: it is done only when something is wrong.
+    """
+    loader = _loader(typing.cast(Any, cls))
+    try:
+        return typing.cast(T, loader(data, None))
+    except ConvertError:
+        return typing.cast(T, loader(data, where))
 
 
-Loader = Callable[[Any, str], Any]
+Loader = Callable[[Any, "str | None"], Any]  # the place: None while it is not asked for
 
 
 @functools.cache
@@ -70,14 +77,14 @@ def _dataclass_loader(cls: type) -> Loader:
     required = [f.name for f in dataclasses.fields(cls) if _required(f)]
     loaders: dict[str, Loader] = {}
 
-    def load_dataclass(data: Any, where: str) -> Any:
+    def load_dataclass(data: Any, where: str | None) -> Any:
         if not loaders:  # at the first use, not before: a class may contain itself
             loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
         values = {}
         for key, value in _table(data, where).items():
             if key not in loaders:
                 raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
-            values[key] = loaders[key](value, f"{where}.{key}" if where else key)
+            values[key] = loaders[key](value, None if where is None else _below(where, key))
         missing = [name for name in required if name not in values]
         if missing:
             raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
@@ -96,10 +103,12 @@ def _tuple_loader(kind: Any) -> Loader:
         return _sequence_loader(tuple, args[0])
     loaders = [_loader(arg) for arg in args]
 
-    def load_tuple(data: Any, where: str) -> Any:
+    def load_tuple(data: Any, where: str | None) -> Any:
         items = _list(data, where)
         if len(items) != len(loaders):
             raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
+        if where is None:
+            return tuple([one(value, None) for one, value in zip(loaders, items, strict=True)])
         pairs = zip(loaders, items, strict=True)
         return tuple(one(value, f"{where}[{i}]") for i, (one, value) in enumerate(pairs))
 
@@ -108,20 +117,27 @@ def _tuple_loader(kind: Any) -> Loader:
 
 def _sequence_loader(container: Any, item: Any) -> Loader:
     one = _loader(item)
-    return lambda data, where: container([one(value, f"{where}[{i}]") for i, value in enumerate(_list(data, where))])
+
+    def load_sequence(data: Any, where: str | None) -> Any:
+        items = _list(data, where)
+        if where is None:
+            return container([one(value, None) for value in items])
+        return container([one(value, f"{where}[{i}]") for i, value in enumerate(items)])
+
+    return load_sequence
 
 
 def _dict_loader(item: Any) -> Loader:
     one = _loader(item)
     return lambda data, where: {
-        key: one(value, f"{where}.{key}" if where else key) for key, value in _table(data, where).items()
+        key: one(value, None if where is None else _below(where, key)) for key, value in _table(data, where).items()
     }
 
 
 def _enum_loader(kind: type[enum.Enum]) -> Loader:
     words = {member.name.lower(): member for member in kind}
 
-    def load_enum(data: Any, where: str) -> Any:
+    def load_enum(data: Any, where: str | None) -> Any:
         if isinstance(data, str) and data in words:
             return words[data]
         hint = nearest(data, words) if isinstance(data, str) else ""
@@ -131,17 +147,24 @@ def _enum_loader(kind: type[enum.Enum]) -> Loader:
 
 
 def _plain_loader(kind: Any) -> Loader:
-    def load_plain(data: Any, where: str) -> Any:
+    def load_plain(data: Any, where: str | None) -> Any:
         found = type(data)
         if found is kind or kind is Any:
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
             return data
         if kind is float and found is int:
-            return float(data)
+            try:
+                return float(data)
+            except OverflowError:
+                raise ConvertError(f"{where}: must be a finite number, is {show(data)}") from None
         hint = ""
         if kind in (int, float) and found is str:
-            unit = "a plain number of seconds, like 300" if where.endswith("_seconds") else "a number without quotes"
+            unit = (
+                "a plain number of seconds, like 300"
+                if where and where.endswith("_seconds")
+                else "a number without quotes"
+            )
             hint = f"; write {unit}"
         raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, is {show(data)}{hint}")
 
@@ -159,44 +182,65 @@ def show(data: object) -> str:
         return "a table"
     if isinstance(data, list):
         return "a list"
+    if isinstance(data, int) and data.bit_length() > 200:
+        return "a number of that size"  # written out it may have more digits than Python writes
     return str(data).lower() if isinstance(data, bool) else str(data)[:60]
 
 
-def _table(data: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _table(data: Any, where: str | None) -> Mapping[str, Any]:
+    if type(data) is not dict and not isinstance(data, Mapping):
         raise ConvertError(f"{where or 'top level'}: must be a table, is {show(data)}")
     return data
 
 
-def _list(data: Any, where: str) -> list[Any]:
+def _list(data: Any, where: str | None) -> list[Any]:
     if not isinstance(data, list | tuple):
         raise ConvertError(f"{where}: must be a list, is {show(data)}")
-    return list(data)
+    return data if type(data) is list else list(data)
+
+
+Dumper = Callable[[Any], Any]
 
 
 def dump(value: Any) -> Any:
     """The plain data that `load` turns back into an equal value. Fields at their default are left out."""
-    if isinstance(value, str | int | float | None) and not isinstance(value, enum.Enum):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        out = {}
-        for name, required, default in _dumped(type(value)):
-            item = getattr(value, name)
-            if required or (item != default if default is not dataclasses.MISSING else bool(item)):
-                out[name] = dump(item)
-        return out
-    if isinstance(value, enum.Enum):
-        return value.name.lower()
-    if isinstance(value, tuple | list):
-        return [dump(item) for item in value]
-    if isinstance(value, frozenset):
-        return [dump(item) for item in sorted(value)]
-    if isinstance(value, dict):
-        return {key: dump(item) for key, item in value.items()}
-    return value
+    kind: Any = type(value)
+    return _dumper(kind)(value)
 
 
 @functools.cache
-def _dumped(cls: type) -> tuple[tuple[str, bool, Any], ...]:
-    """(field, whether it has no default, its default) of a dataclass."""
-    return tuple((f.name, _required(f), f.default) for f in dataclasses.fields(cls))
+def _dumper(cls: Any) -> Dumper:
+    """What turns a value of this very class into plain data, built once per class as loaders are."""
+    if issubclass(cls, enum.Enum):
+        return lambda value: value.name.lower()
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_dumper(cls)
+    if issubclass(cls, tuple | list):
+        return lambda value: [dump(item) for item in value]
+    if issubclass(cls, frozenset):
+        return lambda value: [dump(item) for item in sorted(value)]
+    if issubclass(cls, dict):
+        return lambda value: {key: dump(item) for key, item in value.items()}
+    return lambda value: value
+
+
+def _dataclass_dumper(cls: Any) -> Dumper:
+    always = [f.name for f in dataclasses.fields(cls) if _required(f)]
+    unless = [(f.name, f.default) for f in dataclasses.fields(cls) if not _required(f)]
+
+    def dump_dataclass(value: Any) -> Any:
+        out = {}
+        for name in always:
+            item = getattr(value, name)
+            out[name] = dump(item)
+        for name, default in unless:
+            item = getattr(value, name)
+            if item != default if default is not dataclasses.MISSING else item:
+                out[name] = dump(item)
+        return out
+
+    return dump_dataclass

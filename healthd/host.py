@@ -42,12 +42,16 @@ class Host:
     def read(self, path: str) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
-            with open(self.path(path), "rb", buffering=0) as file:
+            # Not open(): a round reads a thousand small files, and making an object for each costs more than the read.
+            file = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
                 # In pieces: for one read of 4 MiB or more /proc/sys answers ENOMEM.
                 data = bytearray()
-                while (piece := file.read(READ_BYTES)) and len(data) < MAX_FILE_BYTES:
+                while (piece := os.read(file, READ_BYTES)) and len(data) < MAX_FILE_BYTES:
                     data += piece
-                return data.decode("utf-8", "replace").strip()
+            finally:
+                os.close(file)
+            return data.decode("utf-8", "replace").strip()
         except OSError as error:
             if error.errno in GONE:
                 return None

@@ -81,9 +81,10 @@ class Rounds:
 
     def errand(self, request: Request) -> None:
         """Something else for the worker, when no check is due; it waits for as long as a worker hangs in its resource.
-        The same errand twice is once."""
-        if request not in self._errands:
-            self._errands.append(request)
+        Of the same kind there is one, the newest."""
+        kind = (request.resource, request.table["op"])
+        self._errands = deque(e for e in self._errands if (e.resource, e.table["op"]) != kind)
+        self._errands.append(request)
 
     def forget(self, configured: Iterable[tuple[str, str]]) -> None:
         known = set(configured)

@@ -1,0 +1,290 @@
+"""Rounds with a real worker and a site's checks: what runs, in which order, how often, and when nothing is to do."""
+
+from __future__ import annotations
+
+import logging
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.model import Outcome
+from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
+from healthd.runner import Reply, Request, Runner
+from healthd.schedule import Job
+from healthd.worker import Setup
+
+CHECK = """
+import os, time
+from healthd.model import Observation
+
+def run(host, config, past):
+    if "{name}" == "slow":
+        time.sleep(0.6)
+    while "{name}" == "hangs" and not os.path.exists({go_on!r}):
+        time.sleep(0.01)
+    yield Observation("ran", 1)
+"""
+FAR = 100_000.0  # no check comes round again by itself in a test
+INVENTORY = Request("nvml", 10.0, {"op": "inventory", "gpus": True})
+
+
+def job(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> Job:
+    return Job(check, "", uses or check, interval, timeout)
+
+
+class Node:
+    """Rounds over `jobs`, with a clock that can be put forward."""
+
+    def __init__(self, directory: Path, *jobs: Job, round_timeout: float = 60.0) -> None:
+        self.go_on = directory / "go-on"
+        checks = directory / "checks"
+        checks.mkdir(mode=0o755)
+        for name in ("a", "b", "gpu_1", "gpu_2", "slow", "hangs"):
+            (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on)))
+        self.ahead = 0.0
+        self.jobs = list(jobs)
+        self.runner = Runner(Setup(fake_nvml="dgx-h100", checks_dir=str(checks)), "", self.monotonic)
+        self.rounds = Rounds(
+            self.runner, "n1", round_timeout, lambda: self.jobs, self.request_of, time.time, self.monotonic
+        )
+        self.wakes = 0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def request_of(self, wanted: Job) -> dict[str, Any]:
+        table = {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": {}, "boot_id": "b"}
+        return table
+
+    def go(self, over: Callable[[], bool], seconds: float = 10.0) -> list[Reply]:
+        """What the daemon does, until it is over: what ended meanwhile."""
+        end = time.monotonic() + seconds
+        ended: list[Reply] = []
+        while True:
+            ended += self.rounds.step()
+            if over():
+                return ended
+            assert time.monotonic() < end, f"it did not happen; until now {words(ended)}"
+            ready = select.poll()
+            for descriptor, writes in self.runner.waits():
+                ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
+            ready.poll(max(0.0, min(self.rounds.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
+            self.wakes += 1
+
+    def go_for(self, seconds: float) -> list[Reply]:
+        end = time.monotonic() + seconds
+        self.rounds.look_early(("nobody", ""), self.monotonic())  # a check that is not there
+        self.wakes = 0
+        ended: list[Reply] = []
+        while time.monotonic() < end:
+            ended += self.rounds.step()
+            ready = select.poll()
+            for descriptor, writes in self.runner.waits():
+                ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
+            ready.poll(max(0.0, min(self.rounds.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
+            self.wakes += 1
+        return ended
+
+    def round(self) -> list[Reply]:
+        """One round to its end, with the errands after it."""
+        ended = self.go(lambda: self.rounds.ended and not self.runner.busy)
+        self.rounds.ended = False
+        return ended
+
+
+def words(replies: list[Reply]) -> list[str]:
+    """What ended: the checks by name, everything else by its operation."""
+    return [reply.request.table.get("check") or reply.request.table["op"] for reply in replies]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def make(*jobs: Job, **settings: float) -> Node:
+        made.append(Node(tmp_path, *jobs, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.go_on.touch()
+        one.runner.close(2.0)
+
+
+A, B, GPU_1, GPU_2 = job("a"), job("b"), job("gpu_1", "nvml"), job("gpu_2", "nvml")
+
+
+def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node: Callable[..., Node]) -> None:
+    one = node(A, GPU_1, B, GPU_2)
+    ended = one.round()
+    assert words(ended) == ["gpu_1", "gpu_2", "close_nvml", "a", "b"]
+    assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
+    assert one.runner.started_total == 1
+
+
+def test_an_errand_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
+    one = node(A, GPU_1)
+    one.rounds.errand(INVENTORY)
+    assert words(one.round()) == ["gpu_1", "inventory", "close_nvml", "a"]
+
+
+def test_an_errand_alone_opens_and_closes_the_driver(node: Callable[..., Node]) -> None:
+    one = node(A)
+    one.round()
+    one.rounds.errand(INVENTORY)
+    assert words(one.go(lambda: not one.runner.busy)) == ["inventory", "close_nvml"]
+
+
+def test_other_errands_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
+    one = node(A, B)
+    errand = Request("state_dir", 10.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
+    one.rounds.errand(errand)
+    one.rounds.errand(errand)
+    assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["a", "b", "load_copy"]
+
+
+def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[..., Node]) -> None:
+    one = node(A, B)
+    one.round()
+    began = one.monotonic()
+    one.rounds.look_early(A.name, began + 0.3)
+    one.rounds.look_early(A.name, began + 60)
+    assert one.rounds.deadline == pytest.approx(began + 0.3)
+    assert words(one.round()) == ["a"]
+    assert 0.3 <= one.monotonic() - began < 2
+
+
+def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> None:
+    one = node(A, GPU_1)
+    one.round()
+    one.rounds.look_now()
+    assert words(one.round()) == ["gpu_1", "close_nvml", "a"]
+    assert one.rounds.status.number == 2
+
+
+def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_in_a_storm(
+    node: Callable[..., Node],
+) -> None:
+    one = node(A, B)
+    one.round()
+    one.ahead = EARLY_AGAIN_SECONDS + 1
+    one.rounds.look_after_event([A.name])
+    assert words(one.round()) == ["a"]
+    last = one.monotonic()
+    for _ in range(1000):
+        one.rounds.look_after_event([A.name])
+        assert one.rounds.step() == []
+    assert last + EARLY_AGAIN_SECONDS - 1 < one.rounds.deadline <= last + EARLY_AGAIN_SECONDS
+    one.ahead += EARLY_AGAIN_SECONDS
+    assert words(one.round()) == ["a"]
+    assert one.rounds.deadline > one.monotonic() + 100, "all those events together asked for one look"
+
+
+def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_hang(
+    node: Callable[..., Node],
+) -> None:
+    one = node(A, job("slow"), B, round_timeout=0.5)
+    first, slow, last = one.round()
+    assert (first.outcome, slow.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+    assert (last.outcome, last.seconds) == (Outcome.TIMED_OUT, 0.0)
+    assert last.error == "the round was out of time before its turn"
+    one.rounds.look_early(B.name, one.monotonic())
+    assert [reply.outcome for reply in one.round()] == [Outcome.COMPLETED], "the next round has its own time"
+
+
+def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_free(
+    node: Callable[..., Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = node(A, job("hangs", "nvml", timeout=0.3), GPU_1)
+    by_name = dict(zip(words(ended := one.round()), ended, strict=True))
+    assert words(ended) == ["hangs", "gpu_1", "a"]
+    assert by_name["hangs"].outcome is Outcome.TIMED_OUT
+    assert by_name["gpu_1"].outcome is Outcome.STUCK
+    assert by_name["a"].outcome is Outcome.COMPLETED
+    assert list(one.runner.barred) == ["nvml"]
+
+    assert one.go_for(0.4) == []
+    assert one.wakes < 5, "who waits for a hung worker sleeps"
+
+    with caplog.at_level(logging.INFO, "healthd"):
+        one.go_on.touch()
+        freed = one.round()
+    assert words(freed) == ["hangs", "gpu_1", "close_nvml"]
+    assert {reply.outcome for reply in freed} == {Outcome.COMPLETED}
+    assert "the worker that hung in nvml has ended" in caplog.text
+
+
+def test_an_errand_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
+    one = node(job("hangs", "nvml", timeout=0.3))
+    one.round()
+    one.rounds.errand(INVENTORY)
+    assert one.go_for(0.4) == []
+    assert one.wakes < 5
+    one.go_on.touch()
+    assert words(one.round()) == ["hangs", "inventory", "close_nvml"]
+
+
+def test_of_errands_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., Node], tmp_path: Path) -> None:
+    one = node(job("slow"))
+    one.rounds.step()
+    path = tmp_path / "healthd.prom"
+    for number in range(100):
+        one.rounds.errand(Request("textfile", 10.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
+    assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["slow", "write_file"]
+    assert path.read_text() == "up 99"
+
+
+def test_when_nothing_is_to_do_nothing_is_done(node: Callable[..., Node]) -> None:
+    one = node(A, GPU_1)
+    one.round()
+    assert one.rounds.deadline > one.monotonic() + 100
+    assert one.go_for(0.5) == []
+    assert one.wakes < 4
+
+
+def test_without_any_check_there_is_no_deadline(node: Callable[..., Node]) -> None:
+    one = node()
+    assert one.rounds.step() == []
+    assert one.rounds.deadline == float("inf")
+
+
+def test_where_no_worker_starts_the_round_ends_all_the_same(
+    node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    one = node(A, GPU_1)
+    assert [reply.outcome for reply in one.round()] == [Outcome.FAILED, Outcome.FAILED]
+    assert one.rounds.deadline > one.monotonic() + 100
+
+
+def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[..., Node]) -> None:
+    one = node(job("slow"), A, B)
+    assert one.rounds.step() == []
+    one.rounds.look_early(A.name, one.monotonic())
+    one.jobs = [job("slow"), B]
+    one.rounds.forget([("slow", ""), ("b", "")])
+    assert words(one.round()) == ["slow", "b"]
+
+
+def test_a_check_with_a_short_interval_comes_round_by_itself(node: Callable[..., Node]) -> None:
+    one = node(job("a", interval=0.2), B)
+    ended = one.go_for(1.0)
+    assert words(ended).count("b") == 1
+    assert 4 <= words(ended).count("a") <= 7
+    assert one.wakes < 40
+
+
+def test_the_status_tells_of_the_round(node: Callable[..., Node]) -> None:
+    one = node(A)
+    before = time.time()
+    one.round()
+    status = one.rounds.status
+    assert status.number == 1
+    assert before <= status.started <= time.time()
+    assert 0 < status.seconds < 5
+    assert status.next_at > time.time() + 100

@@ -134,6 +134,7 @@ class Memory:
     def set_clock(self, step: float) -> None:
         """The clock was set by `step` seconds: what is remembered is told in its new time."""
         self._replace(ledgers.after_clock_step(self.ledger, step))
+        self._past_unsaved = True
         for check, store in self.past.items():
             self.past[check] = {
                 name: dataclasses.replace(

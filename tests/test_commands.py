@@ -1,0 +1,116 @@
+"""What people tell the daemon: each command changes the ledger as it says, or is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_memory import NOW, STANDING
+
+from healthd import verdict
+from healthd.commands import COMMANDS, LONGEST_PAUSE_SECONDS, Refused
+from healthd.ledger import Pause
+from healthd.memory import Memory
+from healthd.model import Condition, ConditionState
+from healthd.policy import Mode
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    """Two GPUs with the same fault."""
+    other = dataclasses.replace(STANDING, subject="0000:1b:00.0")
+    made = Memory(str(tmp_path), lambda: NOW)
+    made.recall(dict, "b1", Mode.ACT)
+    hold(made, STANDING, other)
+    return made
+
+
+def hold(memory: Memory, *conditions: Condition) -> None:
+    memory.set_conditions({(c.code, c.subject): c for c in conditions})
+
+
+def told(memory: Memory, command: str, **request: Any) -> str:
+    return COMMANDS[command](memory, {"command": command, **request}, "ann (uid 1000)", NOW + 10)
+
+
+def refused(memory: Memory, command: str, **request: Any) -> str:
+    before = memory.ledger
+    with pytest.raises(Refused) as why:
+        told(memory, command, **request)
+    assert memory.ledger == before
+    assert "\n" not in str(why.value)
+    return str(why.value)
+
+
+def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None:
+    said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
+    assert said == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
+    assert [c.subject for c in memory.ledger.conditions] == ["0000:1b:00.0"]
+    (ended,) = memory.ledger.cleared
+    assert ended.cleared_by == "repaired by ann (uid 1000)"
+
+
+def test_without_a_part_every_condition_with_that_code_ends(memory: Memory) -> None:
+    assert told(memory, "repaired", code="gpu_xid/79").count("gpu_xid/79") == 2
+    assert memory.ledger.conditions == ()
+
+
+def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory: Memory) -> None:
+    hold(memory, dataclasses.replace(STANDING, evidence="failure flag 1", last_level_seen=NOW))
+    told(memory, "repaired", code="gpu_xid/79")
+    (condition,) = memory.ledger.conditions
+    assert (condition.state, condition.acknowledged_at) == (ConditionState.ACKNOWLEDGED, NOW + 10)
+    assert not verdict.acts(condition, 0.0)
+
+
+@pytest.mark.parametrize(
+    "request_", [{"code": "gpu_xid/48"}, {"code": "gpu_xid/79", "part": "0000:99:00.0"}, {}, {"code": 7}, {"code": []}]
+)
+def test_what_does_not_stand_cannot_be_repaired_and_the_refusal_says_what_does(
+    memory: Memory, request_: dict[str, Any]
+) -> None:
+    why = refused(memory, "repaired", **request_)
+    assert why.startswith("there is no condition ")
+    assert "gpu_xid/79 0000:61:00.0" in why
+
+
+def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
+    told(memory, "repaired", code="gpu_xid/79")
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+
+
+def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: Memory) -> None:
+    assert told(memory, "pause", seconds=1800, why=" driver upgrade ") == (
+        "paused for 1800 s by ann (uid 1000): driver upgrade"
+    )
+    assert memory.ledger.pause == Pause(NOW + 1810, "driver upgrade", "ann (uid 1000)")
+
+
+def test_a_second_pause_takes_the_place_of_the_first(memory: Memory) -> None:
+    told(memory, "pause", seconds=1800, why="driver upgrade")
+    told(memory, "pause", seconds=60, why="almost done")
+    assert memory.ledger.pause == Pause(NOW + 70, "almost done", "ann (uid 1000)")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, None, "1800", LONGEST_PAUSE_SECONDS + 1, float("nan"), float("inf")])
+def test_a_pause_of_no_time_or_of_for_ever_is_refused(memory: Memory, seconds: Any) -> None:
+    assert "a pause lasts" in refused(memory, "pause", seconds=seconds, why="because")
+
+
+@pytest.mark.parametrize("why", [None, "", "  "])
+def test_a_pause_without_a_reason_is_refused(memory: Memory, why: Any) -> None:
+    assert "reason" in refused(memory, "pause", seconds=60, why=why)
+
+
+def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
+    told(memory, "pause", seconds=1800, why="driver upgrade")
+    assert verdict.acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
+    told(memory, "resume-checks")
+    assert memory.ledger.pause is None
+    assert not verdict.acts(memory.ledger.conditions[0], memory.ledger.trusted_since)
+
+
+def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:
+    assert refused(memory, "resume-checks") == "there is no pause"

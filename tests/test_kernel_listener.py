@@ -1,0 +1,125 @@
+"""A kernel log that is not there yet, dies, comes back: it is opened again, ever more slowly, and counted."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from healthd.kernel_listener import RETRY_SECONDS, Listener
+
+XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus."
+RECORD = f"4,%d,%d,-;{XID}\n"
+
+
+class Clock:
+    """A steady clock that stands still but for what it is put forward."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> Listener:
+    return Listener(spec, root, "b1", cursor, False, time.time, clock or Clock())
+
+
+def fake_kmsg(root: Path, target: str) -> Path:
+    """Something else where /dev/kmsg is expected below a root."""
+    device = root / "dev/kmsg"
+    device.parent.mkdir(exist_ok=True)
+    device.unlink(missing_ok=True)
+    device.symlink_to(target)
+    return device
+
+
+def test_a_log_that_is_switched_off_is_never_read_and_never_wakes() -> None:
+    off = listener("off")
+    assert (off.read(), list(off.waits()), off.deadline, off.cursor) == ([], [], float("inf"), None)
+    assert (off.status.alive, off.status.trouble, off.status.restarts_total) == (False, "switched off", 0)
+
+
+def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> None:
+    log = listener(str(tmp_path / "kern.log"))
+    assert (log.read(), log.status.alive) == ([], True)
+    (tmp_path / "kern.log").write_text(f"{XID}\n")
+    assert [(event.code, event.pci, event.boot_id) for event in log.read()] == [("79", "0000:61:00.0", "b1")]
+    assert (log.status.lines_total, log.status.events_total, log.status.restarts_total) == (1, 1, 0)
+    log.close()
+
+
+def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    log = listener(str(tmp_path / "later/kern.log"), clock=clock)
+    for failures, wait in enumerate((*RETRY_SECONDS, RETRY_SECONDS[-1]), start=1):
+        assert log.status.restarts_total == failures
+        assert (log.status.alive, list(log.waits())) == (False, [])
+        assert "No such file or directory" in log.status.trouble
+        assert log.deadline == clock.now + wait
+        clock.now += wait - 0.1
+        assert log.read() == []
+        assert log.status.restarts_total == failures, "not before its time"
+        clock.now += 0.1
+        assert log.read() == []
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later/kern.log").write_text(f"{XID}\n")
+    clock.now = log.deadline
+    assert [event.code for event in log.read()] == ["79"]
+    assert (log.status.alive, log.status.trouble, log.deadline) == (True, "", float("inf"))
+    log.close()
+
+
+def test_a_source_that_dies_is_opened_again_where_it_was(tmp_path: Path) -> None:
+    """/proc/self/mem gives an error at its first byte; a fifo behaves as /dev/kmsg does."""
+    clock = Clock()
+    os.mkfifo(tmp_path / "ring")
+    ring = os.open(tmp_path / "ring", os.O_RDWR | os.O_NONBLOCK)
+    device = fake_kmsg(tmp_path, str(tmp_path / "ring"))
+    log = listener("kmsg", str(tmp_path), clock=clock)
+    os.write(ring, (RECORD % (5, 1000)).encode())
+    assert [event.code for event in log.read()] == ["79"]
+    assert log.cursor["sequence"] == 5
+    cursor = log.cursor
+    log.close()
+
+    fake_kmsg(tmp_path, "/proc/self/mem")
+    log = listener("kmsg", str(tmp_path), cursor, clock)
+    assert log.status.alive
+    for failures, wait in enumerate(RETRY_SECONDS, start=1):
+        assert log.read() == []
+        assert (log.status.alive, log.status.restarts_total) == (False, failures)
+        assert "Input/output error" in log.status.trouble
+        assert log.cursor == cursor, "nothing is forgotten meanwhile"
+        assert log.deadline == clock.now + wait
+        clock.now = log.deadline
+    device.unlink()
+    device.symlink_to(tmp_path / "ring")
+    os.write(ring, (RECORD % (5, 1000)).encode())
+    assert log.read() == [], "what was read before is not news"
+    os.write(ring, (RECORD % (6, 2000)).encode())
+    assert [event.code for event in log.read()] == ["79"]
+    assert (log.status.alive, log.status.trouble) == (True, "")
+    log.close()
+    os.close(ring)
+
+
+def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.write_text("usb 1-1: new device\n" * 2500)
+    log = listener(str(path))
+    reads = 0
+    while reads == 0 or log.deadline == 0.0:
+        log.read()
+        reads += 1
+    assert (reads, log.status.lines_total, log.deadline) == (3, 2500, float("inf"))
+    log.close()
+
+
+def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    log = listener(str(tmp_path / "kern.log"))
+    (tmp_path / "kern.log").write_text(f"{XID}\n")
+    log.read()
+    log.close()
+    assert len(os.listdir("/proc/self/fd")) == before

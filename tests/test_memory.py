@@ -1,0 +1,261 @@
+"""The ledger in the daemon's hands: what a start finds, what boots, modes, clocks and settings change, how it is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from healthd import ledger as ledgers
+from healthd.ledger import Ledger, Pause
+from healthd.memory import Memory
+from healthd.model import Clears, Condition, ConditionState, Observation, ObservationKind, Severity
+from healthd.policy import Mode
+
+NOW = 1_800_000_000.0
+STANDING = Condition(
+    check="gpu_xid",
+    instance="",
+    code="gpu_xid/79",
+    subject="0000:61:00.0",
+    severity=Severity.CRITICAL,
+    message="the GPU has fallen off the bus",
+    clears=Clears.REBOOT,
+    state=ConditionState.OPEN,
+    first_seen=NOW - 60,
+    last_seen=NOW - 60,
+    count=1,
+    boot_id="b1",
+    last_event=NOW - 60,
+    opened_at=NOW - 60,
+    critical_at=NOW - 60,
+)
+LIVE = Ledger(born=1.0, boot_id="b1", mode="act", trusted_since=1.0, conditions=(STANDING,))
+READING = Observation("link_errors_total", 7, ObservationKind.COUNTER)
+
+
+class Disk:
+    """The copy in the state directory, and how often it was asked for."""
+
+    def __init__(self, **texts: str | None) -> None:
+        self.texts = {f"{name}.json": text for name, text in texts.items()}
+        self.reads = 0
+
+    def __call__(self) -> dict[str, str | None]:
+        self.reads += 1
+        return self.texts
+
+
+def recalled(directory: Path, disk: Disk | None = None, boot_id: str = "b1", mode: Mode = Mode.ACT) -> Memory:
+    memory = Memory(str(directory), lambda: NOW)
+    memory.recall(disk or Disk(), boot_id, mode)
+    return memory
+
+
+def write(directory: Path, ledger: Ledger) -> None:
+    (directory / ledgers.FILE).write_text(ledgers.encode(ledger))
+
+
+# --- recall
+
+
+def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
+    write(tmp_path, LIVE)
+    disk = Disk(ledger=ledgers.encode(Ledger(born=2.0)))
+    assert recalled(tmp_path, disk).ledger == LIVE
+    assert disk.reads == 0
+
+
+def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
+    before = Memory(str(tmp_path), lambda: NOW)
+    before.add_readings("pcie_aer", [READING], "b1")
+    disk = Disk(ledger=ledgers.encode(LIVE), past=ledgers.encode_past(before.past))
+    memory = recalled(tmp_path, disk)
+    assert memory.ledger == LIVE
+    assert memory.past == before.past
+
+
+def test_without_either_a_new_one_begins_and_trusts_only_what_it_sees_itself(tmp_path: Path) -> None:
+    memory = recalled(tmp_path)
+    assert (memory.ledger.born, memory.ledger.trusted_since, memory.ledger.boot_id) == (NOW, NOW, "b1")
+    assert memory.ledger.conditions == ()
+    assert memory.unsaved
+    assert memory.uncopied
+
+
+@pytest.mark.parametrize("text", ["garbage", "[]", '{"version": 99}', '{"conditions": 3}', "\0" * 100, "[" * 100_000])
+def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    (tmp_path / ledgers.FILE).write_text(text)
+    memory = recalled(tmp_path, Disk(ledger=ledgers.encode(LIVE)))
+    assert memory.ledger == LIVE
+    assert (tmp_path / f"{ledgers.FILE}.unreadable").read_text() == text
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "\n" not in record.getMessage()
+    assert f"{ledgers.FILE}.unreadable" in record.getMessage()
+
+
+@pytest.mark.parametrize("text", ["garbage", "", None, '{"version": 0}'])
+def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: Path, text: str | None) -> None:
+    (tmp_path / ledgers.FILE).write_text("garbage")
+    assert recalled(tmp_path, Disk(ledger=text)).ledger.born == NOW
+
+
+def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
+    (tmp_path / ledgers.FILE).write_text("")
+    assert recalled(tmp_path, Disk(ledger=ledgers.encode(LIVE))).ledger == LIVE
+
+
+def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, LIVE)
+    (tmp_path / ledgers.PAST_FILE).write_text("garbage")
+    memory = recalled(tmp_path)
+    assert (memory.ledger, memory.past) == (LIVE, {})
+    assert "counters begin anew" in caplog.text
+
+
+def test_another_boot_ends_what_waited_for_one_and_keeps_the_rest(tmp_path: Path) -> None:
+    lasting = dataclasses.replace(STANDING, code="gpu_row_remap/failure", clears=Clears.OPERATOR)
+    write(tmp_path, dataclasses.replace(LIVE, conditions=(STANDING, lasting)))
+    memory = recalled(tmp_path, boot_id="b2")
+    assert [c.code for c in memory.ledger.conditions] == ["gpu_row_remap/failure"]
+    assert [(c.code, c.cleared_by, c.cleared_at) for c in memory.ledger.cleared] == [("gpu_xid/79", "reboot", NOW)]
+    assert memory.ledger.boot_id == "b2"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "trusted_anew"),
+    [
+        ("observe", Mode.ACT, True),
+        ("observe", Mode.DRAIN, True),
+        ("observe", Mode.OBSERVE, False),
+        ("drain", Mode.ACT, False),
+        ("act", Mode.OBSERVE, False),
+        ("act", Mode.ACT, False),
+    ],
+)
+def test_what_was_only_observed_until_now_is_not_trusted_to_act(
+    tmp_path: Path, before: str, now: Mode, trusted_anew: bool
+) -> None:
+    write(tmp_path, dataclasses.replace(LIVE, mode=before))
+    memory = recalled(tmp_path, mode=now)
+    assert memory.ledger.trusted_since == (NOW if trusted_anew else 1.0)
+    assert memory.ledger.mode == now.value
+
+
+# --- change
+
+
+def test_conditions_of_checks_that_are_no_longer_configured_end(tmp_path: Path) -> None:
+    data = dataclasses.replace(STANDING, check="mount", instance="/data", code="mount/missing", subject="/data")
+    home = dataclasses.replace(data, instance="/home", subject="/home")
+    write(tmp_path, dataclasses.replace(LIVE, conditions=(STANDING, data, home)))
+    memory = recalled(tmp_path)
+    memory.keep_only({("gpu_xid", ""), ("mount", "/data")})
+    assert [c.subject for c in memory.ledger.conditions] == ["0000:61:00.0", "/data"]
+    assert [(c.subject, c.cleared_by) for c in memory.ledger.cleared] == [("/home", "no longer configured")]
+
+
+def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_path: Path) -> None:
+    pause = Pause(NOW + 600, "driver upgrade", "root")
+    write(tmp_path, dataclasses.replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
+    memory = recalled(tmp_path)
+    memory.add_readings("pcie_aer", [READING], "b1")
+    (series,) = memory.past["pcie_aer"].values()
+    memory.set_clock(3600.0)
+    (condition,) = memory.ledger.conditions
+    assert condition.last_event == STANDING.last_event + 3600
+    assert condition.acknowledged_at == 0.0, "what never was stays so"
+    assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + 3600)
+    assert memory.ledger.trusted_since == NOW - 5 + 3600
+    (moved,) = memory.past["pcie_aer"].values()
+    assert (moved.time, moved.value) == (series.time + 3600, series.value)
+    memory.set_clock(-3600.0)
+    assert memory.ledger.conditions == LIVE.conditions
+
+
+def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory = recalled(tmp_path)
+    key = (STANDING.code, STANDING.subject)
+    degraded = dataclasses.replace(STANDING, severity=Severity.DEGRADED)
+    with caplog.at_level(logging.INFO, "healthd"):
+        for condition in (
+            dataclasses.replace(degraded, state=ConditionState.PENDING, confirm_seconds=60),
+            degraded,
+            dataclasses.replace(degraded, last_seen=NOW),
+            STANDING,
+            dataclasses.replace(STANDING, state=ConditionState.CLEARED, cleared_by="reboot", cleared_at=NOW),
+        ):
+            memory.set_conditions({key: condition})
+    assert [record.getMessage().removeprefix("gpu_xid/79 0000:61:00.0: ") for record in caplog.records] == [
+        "the GPU has fallen off the bus (counts if it lasts 60 s)",
+        "degraded, open: the GPU has fallen off the bus",
+        "now critical: the GPU has fallen off the bus",
+        "cleared: reboot",
+    ]
+
+
+def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp_path: Path) -> None:
+    windowed = dataclasses.replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+    write(tmp_path, dataclasses.replace(LIVE, conditions=(windowed,)))
+    memory = recalled(tmp_path)
+    memory.pass_quiet_time(60.0, loaded=True)
+    assert memory.ledger.conditions[0].quiet_seconds == 60.0
+    assert not memory.unsaved
+    memory.pass_quiet_time(60.0, loaded=True)
+    assert memory.ledger.conditions == ()
+    assert memory.unsaved
+
+
+def test_what_does_not_change_anything_is_not_saved(tmp_path: Path) -> None:
+    write(tmp_path, LIVE)
+    memory = recalled(tmp_path)
+    memory.change(mode="act")
+    memory.set_conditions(memory.ledger.by_key())
+    assert not memory.unsaved
+    assert not memory.uncopied
+
+
+# --- save
+
+
+def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
+    memory = recalled(tmp_path)
+    memory.set_conditions({(STANDING.code, STANDING.subject): STANDING})
+    memory.add_readings("pcie_aer", [READING], "b1")
+    memory.save()
+    assert not memory.unsaved
+    assert memory.uncopied, "a copy on disk is another matter"
+    again = recalled(tmp_path)
+    assert (again.ledger, again.past) == (memory.ledger, memory.past)
+
+
+def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
+    memory = recalled(tmp_path)
+    memory.save()
+    with open(tmp_path / ledgers.FILE, encoding="utf-8") as before:
+        memory.change(mode="drain")
+        memory.save()
+        assert ledgers.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
+    assert ledgers.decode((tmp_path / ledgers.FILE).read_text(), "").mode == "drain"
+    assert sorted(os.listdir(tmp_path)) == [ledgers.FILE]
+    assert (tmp_path / ledgers.FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    memory = recalled(directory)
+    directory.rmdir()
+    memory.save()
+    memory.save()
+    assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+    assert memory.unsaved
+    directory.mkdir()
+    memory.save()
+    assert not memory.unsaved
+    assert recalled(directory).ledger == memory.ledger

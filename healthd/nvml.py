@@ -321,17 +321,19 @@ class NvmlGpu:
         return [None] * len(fields) if values is None else [self._value(value) for value in values]
 
     def _value(self, value: Any) -> float | None:
-        if value.nvmlReturn in ABSENT | {INVALID_ARGUMENT}:
+        number = value.nvmlReturn
+        if number == INVALID_ARGUMENT or number in ABSENT:
             return None
-        call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
-        if value.nvmlReturn != 0:
-            number = value.nvmlReturn
+        if number != 0:
+            call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = str(cast(Any, self._library.NVMLError)(number))
             raise NvmlError(kind_of(number), call, message, self.pci, self.index, number)
-        if not 0 <= value.valueType < len(UNION_MEMBERS):
-            message = f"answered with a value of the unknown type {value.valueType}"
+        kind = value.valueType
+        if not 0 <= kind < len(UNION_MEMBERS):
+            call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
+            message = f"answered with a value of the unknown type {kind}"
             raise NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
-        return cast(float, getattr(value.value, UNION_MEMBERS[value.valueType]))
+        return cast(float, getattr(value.value, UNION_MEMBERS[kind]))
 
 
 def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:

@@ -89,6 +89,7 @@ class Runner:
         self._request: Request | None = None
         self._began = 0.0
         self._lost: list[_Lost] = []
+        self._written: list[Identity] | None = None
         self.started_total = 0
         self.abandoned_total = 0
         self._adopt_lost()
@@ -340,8 +341,11 @@ class Runner:
         workers = [lost.identity for lost in self._lost]
         if self._worker is not None and resource:
             workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
+        if workers == self._written:
+            return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
             replace_file(self._workers_file, json.dumps(dump(workers)))
+            self._written = workers
 
     def _adopt_lost(self) -> None:
         """Workers of an earlier daemon that still live: what they hang in stays barred."""

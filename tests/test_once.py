@@ -1,0 +1,199 @@
+"""One round now, without a daemon: what it counts, what it calls history, and what it cannot know."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from healthd import once, registry
+from healthd.config import KernelLogConfig, Settings, settle
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import (
+    Clears,
+    Finding,
+    Health,
+    KernelEvent,
+    Outcome,
+    Severity,
+)
+from healthd.registry import Check
+from healthd.results import result_of
+from healthd.runner import Reply, Request, Runner
+from healthd.worker import Setup
+
+ROOT = Path(__file__).parents[1]
+XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+def events(*numbers: int, history: bool = True) -> list[KernelEvent]:
+    lines = [RawLine(1000.0 + 60 * place, XID.format(number), history) for place, number in enumerate(numbers)]
+    return [event for line in lines if (event := event_of(line, "b")) is not None]
+
+
+def look(kernel_log: once.KernelLog | None, tables: dict[str, Any] | None = None, **checks: Check) -> once.Look:
+    """A round of gpu_xid alone (or of `checks`): no worker is needed for it."""
+    known = checks or {"gpu_xid": registry.built_in()["gpu_xid"]}
+    loaded = settle({"checks": tables or {}}, "file", {}, known)
+    runner = Runner(Setup(), "", time.monotonic)
+    try:
+        return once.look(loaded, known, runner, kernel_log)
+    finally:
+        runner.close(1.0)
+
+
+def test_what_this_boots_kernel_log_holds_is_history_and_no_judgement():
+    found = look(lambda: events(79, 79, 13))
+    assert found.verdict.health is Health.HEALTHY
+    told = [(c.code, c.severity, c.count, c.history) for c in found.verdict.conditions]
+    assert sorted(told) == [("gpu_xid/13", Severity.INFO, 1, True), ("gpu_xid/79", Severity.INFO, 2, True)]
+    (result,) = found.results
+    assert {finding.severity for finding in result.findings} == {Severity.INFO}
+
+
+def test_what_the_kernel_says_while_the_round_runs_counts():
+    assert look(lambda: events(79, history=False)).verdict.health is Health.UNHEALTHY
+
+
+def test_a_severity_of_the_site_holds_for_kernel_events_too():
+    tables = {"gpu_xid": {"severity": {"gpu_xid/79": "warning"}}}
+    assert look(lambda: events(79, history=False), tables).verdict.health is Health.WARNING
+
+
+def test_a_quiet_log_is_a_completed_run():
+    (result,) = look(list).results
+    assert (result.check, result.outcome, result.findings) == ("gpu_xid", Outcome.COMPLETED, ())
+
+
+def test_a_log_that_cannot_be_read_is_a_failed_run_and_the_node_is_unknown():
+    def refused() -> list[KernelEvent]:
+        raise PermissionError(1, "Operation not permitted", "/dev/kmsg")
+
+    found = look(refused)
+    assert found.verdict.health is Health.UNKNOWN
+    assert found.verdict.unknown == ("gpu_xid failed: /dev/kmsg: cannot be read: Operation not permitted",)
+
+
+def test_without_a_log_nothing_is_said_of_it():
+    found = look(None)
+    assert (found.results, found.verdict.health) == ((), Health.HEALTHY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "read"),
+    [
+        (Settings(), True),
+        (Settings(kernel_log=KernelLogConfig("journal")), True),
+        (Settings(kernel_log=KernelLogConfig("off")), False),
+        (Settings(kernel_log=KernelLogConfig("/tmp/fifo")), False),  # to read it would take it from the daemon
+        (Settings(root="/srv/tree"), False),
+    ],
+)
+def test_the_kernel_log_is_that_of_this_machine_or_none(settings, read):
+    assert (once.kernel_log_of(settings) is not None) is read
+
+
+# --- runs in a worker
+
+
+@pytest.fixture(autouse=True)
+def _workers_find_healthd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def site(folder: Path, **texts: str) -> dict[str, Check]:
+    """Checks of a site, from their source."""
+    folder.chmod(0o755)
+    for name, text in texts.items():
+        file = folder / f"{name}.py"
+        file.write_text(f"import time\nfrom healthd.model import *\ndef run(host, config, past):\n    {text}\n")
+        file.chmod(0o644)
+    return {name: registry.load_site(str(folder / f"{name}.py")) for name in texts}
+
+
+def look_at_site(folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str) -> once.Look:
+    known = site(folder, **texts)
+    loaded = settle({"checks": tables or {}, **({"round_timeout_seconds": 0.4} if more else {})}, "file", {}, known)
+    runner = Runner(Setup(checks_dir=str(folder)), "", time.monotonic)
+    try:
+        return once.look(loaded, known, runner, None)
+    finally:
+        runner.close(1.0)
+
+
+WARNS = "yield Finding(Severity.DEGRADED, 'fan/slow', 'fan1', 'fan1 turns slowly', confirm_seconds=60.0)"
+
+
+def test_a_finding_that_would_have_to_last_counts_at_once(tmp_path):
+    found = look_at_site(tmp_path, fan=WARNS)
+    assert found.verdict.health is Health.DEGRADED
+    document = once.look_json(found)
+    assert document["conditions"][0]["state"] == "open"
+    assert document["results"][0]["findings"][0]["confirm_seconds"] == 60.0
+
+
+def test_what_a_run_found_before_it_failed_counts(tmp_path):
+    found = look_at_site(tmp_path, fan=f"{WARNS}; raise RuntimeError('no more')")
+    assert found.verdict.health is Health.DEGRADED
+    assert found.results[0].error == "RuntimeError: no more"
+
+
+def test_the_other_checks_run_when_one_does_not_answer(tmp_path):
+    tables = {"a": {"timeout_seconds": 0.3}}
+    found = look_at_site(tmp_path, tables, a="time.sleep(20); yield", b="yield from ()")
+    assert [r.outcome for r in found.results] == [Outcome.TIMED_OUT, Outcome.COMPLETED]
+    assert found.verdict.health is Health.UNKNOWN
+
+
+def test_a_round_that_is_out_of_time_ends_without_its_last_checks(tmp_path):
+    texts = {"a": "time.sleep(0.6); yield from ()", "b": "yield from ()"}
+    found = look_at_site(tmp_path, more="short", **texts)
+    assert [r.outcome for r in found.results] == [Outcome.COMPLETED, Outcome.TIMED_OUT]
+    assert found.results[1].error == "the round was out of time before its turn"
+
+
+# --- results
+
+
+def silent_check() -> Check:
+    module = ModuleType("fan")
+
+    def overdue(config: Any, seconds: float) -> list[Finding]:
+        return [Finding(Severity.WARNING, "fan/hang", "", f"silent for {seconds:.0f} s", Clears.PASS)]
+
+    module.overdue = overdue  # type: ignore[attr-defined]
+    return Check("fan", module)
+
+
+def reply(outcome: Outcome, seconds: float = 1.0, **table: Any) -> Reply:
+    request = Request("fan", 10.0, {"op": "run", "check": "fan", "instance": ""})
+    return Reply(request, outcome, seconds, table, "")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.STUCK])
+def test_what_silence_means_is_the_checks_to_say(outcome):
+    check = silent_check()
+    result = result_of(check, check.config(), reply(outcome), ended=100.0, silent_seconds=30.0)
+    assert [finding.message for finding in result.findings] == ["silent for 30 s"]
+    assert (result.started, result.duration_seconds) == (99.0, 1.0)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
+def test_who_answers_is_not_silent(outcome):
+    check = silent_check()
+    assert result_of(check, check.config(), reply(outcome), 100.0, 30.0).findings == ()
+
+
+def test_a_check_without_its_turn_was_not_silent():
+    check = silent_check()
+    assert result_of(check, check.config(), reply(Outcome.TIMED_OUT, 0.0), 100.0, 0.0).findings == ()
+
+
+def test_an_answer_that_is_no_result_is_a_failure_in_one_sentence():
+    check = silent_check()
+    result = result_of(check, check.config(), reply(Outcome.COMPLETED, findings=[{"severity": "bad"}]), 100.0, 0.0)
+    assert result.outcome is Outcome.FAILED
+    assert result.error.startswith("the worker's answer: findings[0]")

@@ -97,6 +97,7 @@ class Daemon:
         self.boot_id = Host(settings.root).boot_id()
         os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
         self.lock = lock(settings.runtime_dir)
+        ledger.remove_leftovers(settings.runtime_dir)
         self.wakeup = wake_on_signals()
 
         self.runner = Runner(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,6 +164,14 @@ def replace_file(path: str, text: str, mode: int = 0o600, durable: bool = False)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove what writers that were killed in `replace_file` left there: NAME.PID.new without such a process."""
+    for name in os.listdir(directory):
+        found = re.fullmatch(r".+\.(\d+)\.new", name)
+        if found and not os.path.exists(f"/proc/{found[1]}"):
+            os.unlink(os.path.join(directory, name))
 
 
 def set_aside(path: str) -> str:

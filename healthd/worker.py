@@ -135,9 +135,10 @@ class Worker:
 
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably."""
-        from healthd.ledger import read_text, replace_file
+        from healthd.ledger import read_text, remove_leftovers, replace_file
 
         os.makedirs(request["to"], mode=0o700, exist_ok=True)
+        remove_leftovers(request["to"])
         for name in request["names"]:
             text = read_text(os.path.join(request["from"], name))
             if text is not None:

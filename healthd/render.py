@@ -216,7 +216,7 @@ def status(document: Document, now: float, page: Page) -> str:
     if not d["conditions"]:
         lines.append("  none")
     for c in d["cleared"][-3:]:
-        lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)}, by {c['cleared_by']}", "  ")
+        lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)} ({c['cleared_by']})", "  ")
     lines += _not_known(d, page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
     lines += ["", page.heading("Kernel log"), *page.wrap(_kernel_log(d["kernel_log"], now), "  ")]

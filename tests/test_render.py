@@ -1,0 +1,312 @@
+"""What people read, from documents as values: nothing in them steers a terminal, times are as people say them."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import render
+from healthd.model import Clears, Health, Outcome, Severity
+from healthd.render import Page, ago, ahead, duration, plain
+
+NOW = 1_800_000_000.0
+PAGE = Page(100)
+
+
+def condition(**changes: Any) -> dict[str, Any]:
+    return {
+        "check": "gpu_xid",
+        "instance": "",
+        "code": "gpu_xid/79",
+        "severity": "critical",
+        "subject": "0000:61:00.0",
+        "message": "Xid 79: GPU has fallen off the bus",
+        "clears": "reboot",
+        "state": "open",
+        "since": NOW - 200,
+        "first_seen": NOW - 200,
+        "last_seen": NOW - 20,
+        "count": 2,
+        "job": "",
+        "history": False,
+        **changes,
+    }
+
+
+def finding(code: str = "gpu_ecc/uncorrected", severity: str = "critical", **changes: Any) -> dict[str, Any]:
+    subject = "0000:61:00.0"
+    told = {"code": code, "severity": severity, "subject": subject, "message": "m", "clears": "pass"}
+    return {**told, "confirm_seconds": 0.0, **changes}
+
+
+def result(*findings: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "check": "gpu_ecc",
+        "instance": "",
+        "outcome": "completed",
+        "started": NOW - 12,
+        "duration_seconds": 0.02,
+        "error": "",
+        "findings": list(findings),
+        "observations": [],
+        **changes,
+    }
+
+
+def looked(**changes: Any) -> dict[str, Any]:
+    """The document of a check."""
+    return {
+        "version": "1",
+        "node": "n1",
+        "time": NOW,
+        "health": "healthy",
+        "conditions": [],
+        "unknown": [],
+        "results": [result()],
+        **changes,
+    }
+
+
+def believed(**changes: Any) -> dict[str, Any]:
+    """The document of a status."""
+    return {
+        **looked(),
+        "mode": "act",
+        "started": NOW - 3 * 3600,
+        "interval_seconds": 300.0,
+        "cleared": [],
+        "decision": {"action": "leave", "text": "nothing to do", "would": ""},
+        "slurm": {"state": None, "reason": "", "reason_user": "", "owner": "", "read_at": 0.0, "trouble": ""},
+        "kernel_log": {
+            "source": "kmsg",
+            "alive": True,
+            "lines_total": 7,
+            "events_total": 1,
+            "lost_total": 0,
+            "last_line": NOW - 5,
+            "trouble": "",
+        },
+        "round": {"number": 4, "started": NOW - 12, "seconds": 0.1, "next_at": NOW + 288},
+        "pause": None,
+        "barred": {},
+        "troubles": [],
+        "inventory": {"gpus": [], "devices": [], "driver_version": "", "dmi_product": ""},
+        **changes,
+    }
+
+
+def check(page: Page = PAGE, **changes: Any) -> str:
+    return render.check(looked(**changes), page)
+
+
+def status(page: Page = PAGE, **changes: Any) -> str:
+    return render.status(believed(**changes), NOW, page)
+
+
+# --- times
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "just now"), (-3, "just now"), (1, "1 s ago"), (12.7, "12 s ago"), (119, "119 s ago"), (180, "3 min ago"),
+     (7199, "119 min ago"), (7200, "2 h ago"), (86399, "23 h ago")],
+)  # fmt: skip
+def test_how_long_ago(seconds, words):
+    assert ago(NOW - seconds, NOW) == words
+
+
+def test_what_is_older_than_a_day_has_a_date_in_local_time():
+    assert ago(NOW - 86400, NOW) == time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW - 86400))
+    assert ago(0.0, NOW) == "never"
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(-5, "now"), (0.3, "now"), (5.5, "in 5 s"), (1800, "in 30 min")])
+def test_how_long_until(seconds, words):
+    assert ahead(NOW + seconds, NOW) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0234, "0.02 s"), (10.0, "10 s"), (60, "60 s"), (300, "5 min"), (3600, "60 min"), (86400, "24 h"),
+     (604800, "7 days")],
+)  # fmt: skip
+def test_durations_have_one_unit(seconds, words):
+    assert duration(seconds) == words
+
+
+@given(st.floats(0, 4e9), st.floats(0, 4e9))
+def test_any_two_times_have_words(then, now):
+    assert ago(then, now)
+    assert ahead(then, now)
+
+
+# --- check
+
+
+def test_a_run_has_one_row_with_its_worst_finding():
+    text = check(results=[result(finding("gpu_ecc/disabled", "warning"), finding(), finding("gpu_ecc/x", "info"))])
+    assert "gpu_ecc  completed  0.02 s  critical  gpu_ecc/uncorrected 0000:61:00.0 (+2 more)\n" in text
+
+
+def test_a_run_of_an_instance_is_named_with_it():
+    assert re.search(r"(?m)^mount /data  timed out  10 s$", check(results=[result(
+        check="mount", instance="/data", outcome="timed_out", duration_seconds=10.0)]))  # fmt: skip
+
+
+def test_a_finding_is_told_with_its_message_and_what_ends_it():
+    text = check(conditions=[condition(history=False)])
+    told = [
+        "Found",
+        "  critical  gpu_xid/79 0000:61:00.0",
+        "    Xid 79: GPU has fallen off the bus",
+        "    ends with: a reboot",
+    ]
+    assert "\n".join(told) in text
+
+
+def test_history_is_called_so():
+    text = check(conditions=[condition(severity="info", history=True)])
+    assert "in this boot's kernel log, 2 times, last 20 s ago: history, no judgement of now" in text
+
+
+def test_what_only_a_person_ends_is_told_as_the_command():
+    text = check(conditions=[condition(clears="operator")])
+    assert "ends with: healthd repaired gpu_xid/79 0000:61:00.0" in text
+
+
+def test_what_could_not_be_looked_at_is_told():
+    assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNot known\n  gpu_ecc failed: no\n")
+
+
+@pytest.mark.parametrize("word", [*Severity.__members__, *Clears.__members__, *Outcome.__members__])
+def test_every_word_of_the_model_can_be_shown(word):
+    word = word.lower()
+    if word.upper() in Severity.__members__:
+        assert word in check(conditions=[condition(severity=word)], results=[result(finding(severity=word))])
+        assert word in render.explain("a/b", word, "pass", ("a", "b", "c"), PAGE)
+    elif word.upper() in Clears.__members__:
+        assert "ends with: " in check(conditions=[condition(clears=word)])
+        assert "What ends it" in render.explain("a/b", "info", word, ("a", "b", "c"), PAGE)
+    else:
+        assert word.replace("_", " ") in check(results=[result(outcome=word)])
+
+
+@pytest.mark.parametrize("health", [health.value for health in Health])
+def test_health_comes_first_and_in_its_colour(health):
+    assert check(health=health).startswith(f"n1: {health}\n")
+    assert re.match(rf"n1: \033\[[0-9;]+m{health}\033\[0m\n", check(Page(100, colour=True), health=health))
+
+
+# --- status
+
+
+def test_a_quiet_node():
+    assert status().splitlines() == [
+        "n1: healthy",
+        "  healthd 1, mode act, started 3 h ago; round 4 began 12 s ago, the next in 4 min",
+        "",
+        "Conditions",
+        "  none",
+        "",
+        "Slurm",
+        "  wants: nothing to do",
+        "  has: not asked",
+        "",
+        "Kernel log",
+        "  kmsg: 7 lines, 1 events, last line 5 s ago",
+        "",
+        "check    outcome    last run  took    finding",
+        "gpu_ecc  completed  11 s ago  0.02 s",
+    ]
+
+
+def test_a_condition_is_told_with_since_count_job_and_what_ends_it():
+    text = status(conditions=[condition(job="123")])
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; ends with: a reboot\n" in text
+
+
+def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
+    slurm = {
+        "state": ["DRAIN", "IDLE"],
+        "reason": "healthd: gpu_xid/79",
+        "reason_user": "root",
+        "owner": "ours",
+        "read_at": NOW - 12,
+        "trouble": "slurmctld does not answer",
+    }
+    text = status(slurm=slurm)
+    assert '  has: DRAIN+IDLE "healthd: gpu_xid/79" by root (ours); read 12 s ago\n' in text
+    assert "  trouble: slurmctld does not answer\n" in text
+
+
+def test_a_pause_a_hung_worker_and_trouble_are_told():
+    text = status(
+        pause={"until": NOW + 1800, "why": "driver upgrade", "who": "root (uid 0)"},
+        barred={"nvml": 4711},
+        troubles=["the ledger cannot be copied"],
+        cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
+    )
+    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n" in text
+    assert "  worker 4711 hangs in nvml: what needs it waits\n" in text
+    assert "  the ledger cannot be copied\n" in text
+    assert "  cleared 60 s ago: gpu_xid/79 0000:61:00.0 (repaired by root)\n" in text
+
+
+def test_before_the_first_round():
+    text = status(round={"number": 0, "started": 0.0, "seconds": 0.0, "next_at": 0.0}, results=[])
+    assert "; no round yet\n" in text
+    assert text.endswith("no check has run yet\n")
+
+
+def test_a_kernel_log_that_is_not_read_is_told_with_why():
+    log = {"source": "kmsg", "alive": False, "trouble": "Operation not permitted"}
+    assert "  kmsg: not read: Operation not permitted\n" in status(kernel_log=log)
+
+
+# --- the page
+
+
+def test_paragraphs_are_wrapped_and_long_words_stay_whole():
+    lines = Page(40).wrap("word " * 20 + "/a/very/long/path/that/is/longer/than/one/line/of/the/page end", "    ")
+    assert all(len(line) <= 40 or "/path/" in line for line in lines)
+    assert all(line.startswith("    ") for line in lines)
+    assert len(Page(10).wrap("word " * 20)) == len(Page(40).wrap("word " * 20))
+
+
+def test_without_colour_there_is_none():
+    assert "\033" not in status(conditions=[condition()]) + check(conditions=[condition()])
+
+
+@given(st.text())
+def test_plain_text_steers_no_terminal(text):
+    assert plain(text).isprintable()
+
+
+@given(st.text(max_size=20), st.integers(1, 200))
+def test_nothing_that_a_document_says_steers_the_terminal(text, width):
+    page = Page(width)
+    bad = condition(message=text, subject=text, job=text, code=text, cleared_at=NOW, cleared_by=text)
+    slurm = {"state": [text], "reason": text, "reason_user": text, "owner": text, "read_at": NOW, "trouble": text}
+    found = result(finding(subject=text), instance=text)
+    shown = [
+        render.check(looked(node=text, conditions=[bad], results=[found], unknown=[text]), page),
+        status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, troubles=[text]),
+        status(page, barred={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
+        render.settings([(text, text, text), (text, [text], text)], page),
+        render.explain(plain(text), "critical", "operator", (text, text, text), page),
+    ]
+    assert all(line.isprintable() for written in shown for line in written.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(True, "true"), (300.0, "300"), (0.5, "0.5"), ("a", '"a"'), (["a", 1], '["a", 1]'), ({}, "{}"),
+     ({"a/b": "info"}, '{ "a/b" = "info" }')],
+)  # fmt: skip
+def test_settings_are_shown_as_one_would_write_them(value, written):
+    assert render.settings([("name", value, "default")], PAGE).splitlines()[1].split(None, 1)[1].startswith(written)

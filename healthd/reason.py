@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from healthd.model import Condition
 
 MAX_CHARACTERS = 255
-_HEAD = re.compile(r"healthd: (?P<code>[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
+_HEAD = re.compile(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
 
 
 def reason(causes: Sequence[Condition]) -> str:

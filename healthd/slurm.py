@@ -392,9 +392,11 @@ def parse_job(text: str, job_id: str) -> Job | None:
             continue
         _, name, state, batch, start, restarts, requeue = values
         if not (restarts.isascii() and restarts.isdigit() and name and state):
-            raise SlurmTrouble(f'squeue printed no job: "{_short(line)}"')
+            raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
         leader = name.partition("+")[0]
         return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1")
+    if text.strip():
+        raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
     return None
 
 
@@ -421,7 +423,8 @@ def what_failed(argv: tuple[str, ...], result: CommandResult) -> str:
     """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        return f"{command} did not end in time; slurmctld may still do it"
+        late = "; slurmctld may still do it" if argv[1] in ("update", "requeue") else ""
+        return f"{command} did not end in time{late}"
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     if "Invalid user id" in result.stderr:
         return f"{command}: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node"

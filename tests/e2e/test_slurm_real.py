@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -121,6 +122,15 @@ class Healthd:
             return CommandResult(127, stderr=str(error), started=started)
         return CommandResult(done.returncode, done.stdout, done.stderr, started, time.time() - started)
 
+    def running(self, script: str, *options: str) -> str:
+        """A job that runs on this node, its first process seen by its slurmstepd."""
+        job = self.cluster.sbatch(script, "-w", self.node, "-n1", *options)
+        self.cluster.wait_job(job, "RUNNING")
+        return until_listed(self.cluster, job, self.node)
+
+    def state(self) -> Node:
+        return self.cluster.node(self.node)
+
     def changes(self) -> list[tuple[str, ...]]:
         return [argv for argv in self.commands if argv[:2] in (("scontrol", "update"), ("scontrol", "requeue"))]
 
@@ -140,20 +150,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield running
 
 
+TURN = itertools.cycle(["n1", "n2", "n3", "n4", "n5"])
+
+
 @pytest.fixture
 def healthd(cluster: SlurmCluster) -> Iterator[Healthd]:
-    """A healthd on n1, which is idle before and after."""
-    yield Healthd(cluster, "n1")
-    make_idle(cluster, "n1")
+    """A healthd on a node that is idle; the nodes take turns, a resumed one needs a second until it responds."""
+    name = next(TURN)
+    make_idle(cluster, name)
+    yield Healthd(cluster, name)
+    end_jobs_and_resume(cluster, name)
 
 
-def make_idle(cluster: SlurmCluster, *names: str) -> None:
-    cluster.run("scancel", "--state=RUNNING", "--nodelist=" + ",".join(names))
+def make_idle(cluster: SlurmCluster, name: str) -> None:
+    end_jobs_and_resume(cluster, name)
+    cluster.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
+
+
+def end_jobs_and_resume(cluster: SlurmCluster, name: str) -> None:
+    cluster.run("scancel", "--state=RUNNING", f"--nodelist={name}")
     cluster.run("scancel", "--state=PENDING")
-    for name in names:
-        if not cluster.node(name).flags.isdisjoint({"DRAIN", "DOWN"}):
-            cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
-        cluster.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
+    if not cluster.node(name).flags.isdisjoint({"DRAIN", "DOWN"}):
+        cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
 def drain(cluster: SlurmCluster, name: str, reason: str) -> None:
@@ -162,13 +180,6 @@ def drain(cluster: SlurmCluster, name: str, reason: str) -> None:
 
 def resume(cluster: SlurmCluster, name: str) -> None:
     cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
-
-
-def running(cluster: SlurmCluster, script: str, *options: str, node: str = "n1") -> str:
-    """A job that runs on the node, its first process seen by its slurmstepd."""
-    job = cluster.sbatch(script, "-w", node, "-n1", *options)
-    cluster.wait_job(job, "RUNNING")
-    return until_listed(cluster, job, node)
 
 
 def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
@@ -187,36 +198,39 @@ def is_drained(node: Node, reason: str) -> bool:
 
 
 def test_a_degraded_node_is_drained_with_our_reason_and_its_job_runs_on(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
     report = healthd.look(faulty(condition(Severity.DEGRADED)))
     assert report.settled
     assert report.owner is Owner.OURS
-    assert is_drained(healthd.cluster.node("n1"), XID)
+    assert is_drained(healthd.state(), XID)
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
 
 
 def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stamp(healthd: Healthd) -> None:
     verdict = faulty(condition(Severity.DEGRADED))
     healthd.look(verdict)
-    stamp, before = healthd.cluster.node("n1").reason_time, healthd.cluster.sdiag_counts()
+    stamp, before = healthd.state().reason_time, healthd.cluster.sdiag_counts()
     time.sleep(1.1)
     assert healthd.look(verdict).settled
     after = healthd.cluster.sdiag_counts()
     spent = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
-    assert spent.keys() - {"REQUEST_STATS_INFO"} == {"REQUEST_NODE_INFO_SINGLE", "REQUEST_PARTITION_INFO"}
-    assert healthd.cluster.node("n1").reason_time == stamp
+    assert {name for name in spent if name.startswith("REQUEST")} - {"REQUEST_STATS_INFO"} == {
+        "REQUEST_NODE_INFO_SINGLE",
+        "REQUEST_PARTITION_INFO",
+    }
+    assert healthd.state().reason_time == stamp
 
 
 def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_only_those(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    victim = running(cluster, "sleep 60")
-    no_requeue = running(cluster, "sleep 60", "--no-requeue")
-    with subprocess.Popen(["srun", "-w", "n1", "-n1", "sleep", "60"], env=cluster.env, cwd="/") as srun:
+    victim = healthd.running("sleep 60")
+    no_requeue = healthd.running("sleep 60", "--no-requeue")
+    with subprocess.Popen(["srun", "-w", healthd.node, "-n1", "sleep", "60"], env=cluster.env, cwd="/") as srun:
         interactive = str(int(no_requeue) + 1)
-        until_listed(cluster, interactive, "n1")
+        until_listed(cluster, interactive, healthd.node)
         fault_time = time.time()
         time.sleep(1.1)
-        later = running(cluster, "sleep 60")
+        later = healthd.running("sleep 60")
         report = healthd.look(faulty(fault_time=fault_time))
         states = {job: cluster.job(job)["JobState"] for job in (no_requeue, interactive, later)}
         cluster.run("scancel", interactive)
@@ -225,36 +239,36 @@ def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_onl
     assert dict(report.spared).keys() == {no_requeue, interactive, later}
     assert set(states.values()) == {"RUNNING"}
     assert cluster.job(victim)["Restarts"] == "1"
-    assert is_drained(cluster.node("n1"), XID)
+    assert is_drained(healthd.state(), XID)
     healthd.look(faulty(fault_time=fault_time))
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
 
 
 def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    array = cluster.sbatch("sleep 60", "-n1", "--array=1-2", "--nodes=1", "--exclusive")
+    array = cluster.sbatch("sleep 60", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
     end = time.monotonic() + 10
     while cluster.run("squeue", "-h", "-t", "R", "-j", array).count("\n") < 2:
         assert time.monotonic() < end
         time.sleep(0.1)
     nodes = {t: cluster.run("squeue", "-h", "-j", f"{array}_{t}", "-o", "%N").strip() for t in (1, 2)}
-    here = Healthd(cluster, nodes[1])
+    here = Healthd(cluster, nodes[2])  # the last task's job id is the array's
     try:
         time.sleep(0.5)
-        assert here.look(faulty()).requeued == (f"{array}_1",)
-        assert cluster.run("squeue", "-h", "-j", f"{array}_2", "-o", "%T").strip() == "RUNNING"
+        assert here.look(faulty()).requeued == (f"{array}_2",)
+        assert cluster.run("squeue", "-h", "-j", f"{array}_1", "-o", "%T").strip() == "RUNNING"
     finally:
         cluster.run("scancel", array)
-        make_idle(cluster, *nodes.values())
+        end_jobs_and_resume(cluster, nodes[2])
 
 
 def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    options = ("-wn2", "-n1", ":", "-wn1", "-n1", "--wrap", "srun --het-group=0,1 sleep 60")
+    options = ("-wn8", "-n1", ":", f"-w{healthd.node}", "-n1", "--wrap", "srun --het-group=0,1 sleep 60")
     leader = cluster.run("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp", *options).strip()
     try:
         cluster.wait_job(leader, "RUNNING")
-        until_listed(cluster, str(int(leader) + 1), "n1")
+        until_listed(cluster, str(int(leader) + 1), healthd.node)
         assert healthd.look(faulty()).trouble == ""
         assert cluster.job(leader)["Restarts"] == "1"
     finally:
@@ -262,14 +276,14 @@ def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd
 
 
 def test_a_fault_that_becomes_critical_requeues_on_the_node_that_is_already_drained(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
     healthd.look(faulty(condition(Severity.DEGRADED)))
     assert healthd.look(faulty()).requeued == (job,)
     assert len(healthd.changes()) == 2
 
 
 def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
 
     def end_it(command: Command) -> None:
         if command.argv[1] == "requeue":
@@ -289,14 +303,14 @@ def test_only_our_own_drain_is_resumed(healthd: Healthd) -> None:
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Resume)
     assert report.settled
-    assert healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
-    drain(healthd.cluster, "n1", "fan broken")
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
+    drain(healthd.cluster, healthd.node, "fan broken")
     assert not isinstance(healthd.look(HEALTHY).decision, Resume)
-    assert is_drained(healthd.cluster.node("n1"), "fan broken")
+    assert is_drained(healthd.state(), "fan broken")
 
 
 def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Healthd) -> None:
-    drain(healthd.cluster, "n1", "healthd: mount/missing /data: not mounted")
+    drain(healthd.cluster, healthd.node, "healthd: mount/missing /data: not mounted")
     report = healthd.look(HEALTHY)
     assert report.adopted is not None
     assert (report.adopted.code, report.adopted.subject) == ("mount/missing", "/data")
@@ -305,13 +319,13 @@ def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Hea
 
 
 def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
     healthd.policy = Policy()
     decision = healthd.look(faulty()).decision
     assert isinstance(decision, Leave)
     assert decision.would == f'drain with "{XID}" and requeue'
     assert healthd.changes() == []
-    assert healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
 
 
@@ -319,37 +333,37 @@ def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd
 
 
 def test_an_operators_drain_before_ours_is_left_alone_and_the_victims_are_requeued(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
-    drain(healthd.cluster, "n1", "fan broken")
+    job = healthd.running("sleep 60")
+    drain(healthd.cluster, healthd.node, "fan broken")
     report = healthd.look(faulty())
     assert report.requeued == (job,)
     assert report.owner is Owner.FOREIGN
     assert report.foreign_reason == "fan broken"
-    assert is_drained(healthd.cluster.node("n1"), "fan broken")
+    assert is_drained(healthd.state(), "fan broken")
     assert healthd.look(HEALTHY).settled
-    assert is_drained(healthd.cluster.node("n1"), "fan broken")
+    assert is_drained(healthd.state(), "fan broken")
 
 
 @pytest.mark.parametrize("words", ["RMA 4711", f"{XID}, RMA 4711"])
 def test_an_operator_who_changes_our_reason_takes_the_node_over(healthd: Healthd, words: str) -> None:
     healthd.look(faulty())
-    drain(healthd.cluster, "n1", words)
+    drain(healthd.cluster, healthd.node, words)
     for verdict in (faulty(), HEALTHY):
         report = healthd.look(verdict)
         assert report.owner is Owner.FOREIGN
-        assert is_drained(healthd.cluster.node("n1"), words)
-    resume(healthd.cluster, "n1")
+        assert is_drained(healthd.state(), words)
+    resume(healthd.cluster, healthd.node)
     assert healthd.look(faulty()).acknowledged
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.005, 0.01, 0.015, 0.02, 0.03])
 def test_an_operator_who_drains_in_the_same_moment_and_we_agree_on_whose_it_is(healthd: Healthd, delay: float) -> None:
-    operator = threading.Timer(delay, drain, (healthd.cluster, "n1", "fan broken"))
+    operator = threading.Timer(delay, drain, (healthd.cluster, healthd.node, "fan broken"))
     operator.start()
     healthd.look(faulty())
     operator.join()
     report = healthd.look(faulty())
-    node = healthd.cluster.node("n1")
+    node = healthd.state()
     assert (report.owner, node.reason) in [(Owner.OURS, XID), (Owner.FOREIGN, "fan broken")]
     assert "DRAIN" in node.flags
 
@@ -357,36 +371,35 @@ def test_an_operator_who_drains_in_the_same_moment_and_we_agree_on_whose_it_is(h
 def test_an_operators_words_between_our_command_and_our_reading_stand(healthd: Healthd) -> None:
     def take_over(command: Command) -> None:
         if command.argv[1] == "update":
-            drain(healthd.cluster, "n1", "fan broken")
+            drain(healthd.cluster, healthd.node, "fan broken")
 
     healthd.after = take_over
     report = healthd.look(faulty())
     assert report.owner is Owner.FOREIGN
-    assert is_drained(healthd.cluster.node("n1"), "fan broken")
+    assert is_drained(healthd.state(), "fan broken")
     healthd.look(HEALTHY)
-    assert is_drained(healthd.cluster.node("n1"), "fan broken")
+    assert is_drained(healthd.state(), "fan broken")
 
 
-def test_an_operators_resume_acknowledges_and_is_not_undone(cluster: SlurmCluster) -> None:
-    # a node of its own: slurmctld must not have been started just before
-    healthd = Healthd(cluster, "n2")
+def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) -> None:
+    cluster = healthd.cluster
     healthd.look(faulty())
+    # as if slurmctld had run for longer than the clocks may differ
     healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
-    resume(cluster, "n2")
+    resume(cluster, healthd.node)
     report = healthd.look(faulty())
     assert report.acknowledged
     assert not report.settled
-    assert cluster.node("n2").flags.isdisjoint({"DRAIN"})
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
     assert healthd.memory == SlurmMemory()
     # what a check still sees afterwards drains again
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
-    make_idle(cluster, "n2")
 
 
 def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> None:
-    healthd.cluster.run("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=fan broken")
+    healthd.cluster.run("scontrol", "update", f"NodeName={healthd.node}", "State=DOWN", "Reason=fan broken")
     assert healthd.look(faulty()).owner is Owner.FOREIGN
-    node = healthd.cluster.node("n1")
+    node = healthd.state()
     assert (node.reason, "DRAIN" in node.flags) == ("fan broken", False)
 
 
@@ -398,48 +411,48 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) ->
     time.sleep(0.3)
     healthd.cluster.kill_slurmctld()
     healthd.cluster.start_slurmctld()
-    lost = healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
+    lost = healthd.state().flags.isdisjoint({"DRAIN"})
     report = healthd.look_until_settled(faulty())
     assert lost, "slurmctld kept the drain: this test shows nothing"
     assert report.owner is Owner.OURS
-    assert is_drained(healthd.cluster.node("n1"), XID)
+    assert is_drained(healthd.state(), XID)
 
 
-def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n3")
+def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) -> None:
+    cluster = healthd.cluster
     healthd.look(faulty())
-    cluster.run("scontrol", "reboot", "ASAP", "n3")
-    cluster.wait_state("n3", "REBOOT_ISSUED", reason=f"{XID} : reboot issued")
+    cluster.run("scontrol", "reboot", "ASAP", healthd.node)
+    cluster.wait_state(healthd.node, "REBOOT_ISSUED", reason=f"{XID} : reboot issued")
     report = healthd.look(HEALTHY)
     assert report.owner is Owner.OURS
     assert not report.settled
     assert isinstance(report.decision, Leave), "a pending reboot is not cancelled"
-    cluster.stop_slurmd("n3")
-    cluster.start_slurmd("n3", "-b")
-    node = cluster.wait_state("n3", "IDLE", without=("DRAIN",))
+    cluster.stop_slurmd(healthd.node)
+    cluster.start_slurmd(healthd.node, "-b")
+    node = cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
     assert node.reason == ""
     healthd.boot_id = "boot-2"
     report = healthd.look(faulty())
     assert not report.acknowledged
     assert report.owner is Owner.OURS
-    assert is_drained(cluster.node("n3"), XID)
+    assert is_drained(healthd.state(), XID)
     assert healthd.look(HEALTHY).settled
-    assert cluster.wait_state("n3", "IDLE", without=("DRAIN",)).reason == ""
+    assert cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",)).reason == ""
 
 
-def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -> None:
+def test_kill_task_failed_over_our_reason_is_still_ours(healthd: Healthd) -> None:
     require_programs("fsfreeze", "mkfs.ext4", packages="util-linux e2fsprogs")
-    healthd = Healthd(cluster, "n4")
+    cluster = healthd.cluster
     with frozen_mount(cluster.directory / "frozen") as frozen:
-        job = running(cluster, f"exec touch {frozen}/x", node="n4")
+        job = healthd.running(f"exec touch {frozen}/x")
         assert healthd.look(faulty()).requeued == (job,)
-        cluster.wait_state("n4", "DRAIN", reason="Kill task failed", timeout=25)
+        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed", timeout=25)
         report = healthd.look(faulty())
         assert report.owner is Owner.OURS
-        assert cluster.node("n4").reason == "Kill task failed"
+        assert healthd.state().reason == "Kill task failed"
     cluster.run("scancel", job)
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
-    assert cluster.wait_state("n4", "IDLE", without=("DRAIN", "COMPLETING")).reason == ""
+    assert cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "COMPLETING")).reason == ""
 
 
 @contextlib.contextmanager
@@ -461,20 +474,20 @@ def frozen_mount(at: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", at], check=True)
 
 
-def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_node(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n5")
+def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_node(healthd: Healthd) -> None:
+    cluster = healthd.cluster
     healthd.look(faulty())
-    cluster.stop_slurmd("n5")
-    cluster.start_slurmd("n5", "-b")
-    cluster.wait_state("n5", "DOWN", "DRAIN")
+    cluster.stop_slurmd(healthd.node)
+    time.sleep(1.1)  # slurmctld compares whole seconds
+    cluster.start_slurmd(healthd.node, "-b")
+    cluster.wait_state(healthd.node, "DOWN", "DRAIN")
     healthd.boot_id = "boot-2"
     report = healthd.look(HEALTHY)
     assert report.owner is Owner.OURS
     assert not report.settled
-    assert is_drained(cluster.node("n5"), XID)
-    cluster.run("scontrol", "update", "NodeName=n5", "State=RESUME")
-    assert healthd.look(HEALTHY).settled
-    make_idle(cluster, "n5")
+    assert is_drained(healthd.state(), XID)
+    cluster.run("scontrol", "update", f"NodeName={healthd.node}", "State=RESUME")
+    assert healthd.look(HEALTHY).acknowledged
 
 
 # Slurm's own trouble
@@ -488,7 +501,7 @@ def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Hea
     assert not report.settled
     assert report.decision == Leave("the node's state in Slurm is not known")
     assert healthd.look_until_settled(faulty()).owner is Owner.OURS
-    assert is_drained(healthd.cluster.node("n1"), XID)
+    assert is_drained(healthd.state(), XID)
 
 
 def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: Healthd) -> None:
@@ -501,15 +514,16 @@ def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: H
         report = healthd.look(faulty())
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
+    healthd.before = lambda command: None
     assert "Socket timed out" in report.trouble
-    healthd.cluster.wait_state("n1", "DRAIN")
+    healthd.cluster.wait_state(healthd.node, "DRAIN")
     report = healthd.look(HEALTHY)  # the fault is gone meanwhile: our late drain must not stay for ever
     assert isinstance(report.decision, Resume)
-    assert healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
 
 
 def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
 
     def hang(command: Command) -> None:
         if command.argv[1] == "requeue":
@@ -517,7 +531,8 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
 
     healthd.before = hang
     try:
-        assert "Socket timed out" in healthd.look(faulty()).trouble
+        # scontrol requeue says no more than that when the answer does not come
+        assert "Unexpected message received" in healthd.look(faulty()).trouble
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
     healthd.before = lambda command: None
@@ -526,16 +541,16 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
 
 
-def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n2", policy=Policy(mode=Mode.ACT, command_seconds=1))
-    cluster.kill_munged()
+def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(healthd: Healthd) -> None:
+    healthd.policy = Policy(mode=Mode.ACT, command_seconds=1)
+    healthd.cluster.kill_munged()
     try:
         started = time.monotonic()
         report = healthd.look(faulty())
         assert time.monotonic() - started < 3
     finally:
-        cluster.start_munged()
-    assert report.trouble == "sinfo did not end in time; slurmctld may still do it"
+        healthd.cluster.start_munged()
+    assert report.trouble == "sinfo did not end in time"
 
 
 def test_a_missing_slurm_conf_is_trouble(healthd: Healthd) -> None:
@@ -550,13 +565,13 @@ def test_a_missing_sinfo_is_trouble(healthd: Healthd) -> None:
 
 
 def test_without_the_right_to_drain_it_says_so_and_nothing_is_requeued(healthd: Healthd) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
     healthd.prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     report = healthd.look(faulty())
     assert "Invalid user id" in report.trouble
     assert not report.settled
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
-    assert healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
 
 
 def test_a_node_that_slurm_does_not_know_is_trouble(cluster: SlurmCluster) -> None:
@@ -569,7 +584,7 @@ def test_a_node_that_slurm_does_not_know_is_trouble(cluster: SlurmCluster) -> No
 @pytest.mark.parametrize("verb", ["sinfo", "update", "listpids", "squeue", "requeue"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_a_daemon_killed_at_any_command_ends_right_after_its_restart(healthd: Healthd, verb: str, done: bool) -> None:
-    job = running(healthd.cluster, "sleep 60")
+    job = healthd.running("sleep 60")
     fault = faulty()
 
     def die(command: Command) -> None:
@@ -582,14 +597,14 @@ def test_a_daemon_killed_at_any_command_ends_right_after_its_restart(healthd: He
     healthd.before = healthd.after = lambda command: None
     report = healthd.look_until_settled(fault)
     assert report.owner is Owner.OURS
-    assert is_drained(healthd.cluster.node("n1"), XID)
+    assert is_drained(healthd.state(), XID)
     assert healthd.cluster.job(job)["Restarts"] == "1"
     sent = sum(argv[1] == "requeue" for argv in healthd.changes())
     assert sent == 1
     with contextlib.suppress(Killed):
         healthd.before = lambda command: None
         assert healthd.look(HEALTHY).settled
-    assert healthd.cluster.node("n1").flags.isdisjoint({"DRAIN"})
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
@@ -606,7 +621,7 @@ def test_a_daemon_killed_at_its_own_resume_does_not_take_it_for_an_operators(hea
     report = healthd.look(faulty(condition(code="gpu_xid/48")))
     assert not report.acknowledged
     assert report.owner is Owner.OURS
-    assert healthd.cluster.node("n1").reason.startswith("healthd: gpu_xid/48")
+    assert healthd.state().reason.startswith("healthd: gpu_xid/48")
 
 
 def test_nothing_but_the_daemons_python_is_needed_to_import_the_generator() -> None:

@@ -1,0 +1,277 @@
+"""The table of policy.py, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthd.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Drain,
+    Health,
+    Leave,
+    NodeState,
+    Resume,
+    Severity,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.policy import (
+    IN_FLIGHT_SECONDS,
+    Mode,
+    Owner,
+    Policy,
+    decide,
+    describe,
+    forget,
+    is_gone,
+    is_lost_by_slurmctld,
+    is_lost_for_sure,
+    is_quiet,
+    owner,
+    remember,
+)
+
+NOW = 1_000_000.0
+ACT = Policy(mode=Mode.ACT)
+XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
+ECC = "healthd: gpu_ecc/uncorrected 0000:1c:00.0: 3 errors"
+OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+
+
+def cause(severity: Severity = Severity.CRITICAL, text: str = XID) -> Condition:
+    _, code, subject, message = text.split(" ", 3)
+    return Condition(
+        check=code.partition("/")[0],
+        instance="",
+        code=code,
+        subject=subject.rstrip(":"),
+        severity=severity,
+        message=message,
+        clears=Clears.REBOOT,
+        state=ConditionState.OPEN,
+        first_seen=1.0,
+        last_seen=2.0,
+        count=1,
+        boot_id="b1",
+    )
+
+
+def node(state: str, reason: str = "") -> NodeState:
+    return NodeState("n1", frozenset(state.split("+")), reason, "root" if reason else "", 5.0 if reason else 0.0)
+
+
+def faulty(*causes: Condition) -> Verdict:
+    return Verdict(Health.UNHEALTHY, causes=causes, fault_time=NOW)
+
+
+CRITICAL = faulty(cause())
+DEGRADED = faulty(cause(Severity.DEGRADED))
+REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
+NOT_YET = Verdict(Health.UNKNOWN, unknown=("gpu_ecc timed out",))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "memory", "decision"),
+    [
+        # nobody's drain
+        (CRITICAL, node("IDLE"), SlurmMemory(), Drain(XID, True)),
+        (DEGRADED, node("MIXED"), SlurmMemory(), Drain(XID, False)),
+        (DEGRADED, node("MIXED+PLANNED"), SlurmMemory(), Drain(XID, False)),
+        (CRITICAL, node("IDLE+MAINT"), SlurmMemory(), Drain(XID, True)),
+        (CRITICAL, node("DOWN+NOT_RESPONDING", "Not responding"), SlurmMemory(), Drain(XID, True)),
+        (CRITICAL, node("DOWN", "Node unexpectedly rebooted"), SlurmMemory(), Drain(XID, True)),
+        (CRITICAL, node("DOWN", XID), SlurmMemory(), Drain(XID, True)),
+        (CRITICAL, node("IDLE", XID), SlurmMemory(), Drain(XID, True)),  # 24.11 keeps a reason after RESUME
+        (REPAIRED, node("IDLE"), SlurmMemory(), Leave("nothing to do")),
+        (REPAIRED, node("IDLE", XID), SlurmMemory(), Leave("nothing to do")),
+        # ours
+        (CRITICAL, node("MIXED+DRAIN", XID), OURS, Drain(XID, True)),
+        (DEGRADED, node("IDLE+DRAIN", XID), OURS, Drain(XID, False)),
+        (CRITICAL, node("IDLE+DRAIN", "Kill task failed"), OURS, Drain("Kill task failed", True)),
+        (
+            CRITICAL,
+            node("DOWN+DRAIN+REBOOT_ISSUED", f"{XID} : reboot issued"),
+            OURS,
+            Drain(f"{XID} : reboot issued", True),
+        ),
+        (CRITICAL, node("IDLE+DRAIN", XID), SlurmMemory(writing=XID), Drain(XID, True)),
+        (REPAIRED, node("IDLE+DRAIN", XID), OURS, Resume("every check that can drain has completed clean")),
+        (
+            REPAIRED,
+            node("IDLE+DRAIN", "Kill task failed"),
+            OURS,
+            Resume("every check that can drain has completed clean"),
+        ),
+        (
+            NOT_YET,
+            node("IDLE+DRAIN", XID),
+            OURS,
+            Leave("drained by us until every check that can drain has completed clean"),
+        ),
+        (
+            REPAIRED,
+            node("DOWN+DRAIN", XID),
+            OURS,
+            Leave("repaired, but Slurm has the node DOWN"),
+        ),
+        (
+            REPAIRED,
+            node("IDLE+DRAIN+REBOOT_REQUESTED", XID),
+            OURS,
+            Leave("repaired, but Slurm has the node REBOOT_REQUESTED"),
+        ),
+        # the text changes for another worst cause only
+        (
+            faulty(cause(text=ECC), cause(Severity.DEGRADED)),
+            node("IDLE+DRAIN", XID),
+            OURS,
+            Drain(f"{ECC} (+1 more)", True),
+        ),
+        (faulty(cause(text=ECC), cause()), node("IDLE+DRAIN", XID), OURS, Drain(XID, True)),
+        (faulty(cause(text=ECC)), node("IDLE+DRAIN", "Kill task failed"), OURS, Drain(ECC, True)),
+        # others'
+        (CRITICAL, node("IDLE+DRAIN", "fan"), SlurmMemory(), Drain("fan", True)),
+        (DEGRADED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
+        (DEGRADED, node("DOWN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
+        (DEGRADED, node("IDLE+FAIL", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
+        (
+            DEGRADED,
+            node("IDLE+DRAIN", "Prolog error"),
+            SlurmMemory(),
+            Leave('root holds the node: "Prolog error"'),
+        ),
+        (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
+        (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('root holds the node: "fan"')),
+        (REPAIRED, node("IDLE+DRAIN", ECC), OURS, Leave(f'root holds the node: "{ECC}"')),
+        (REPAIRED, node("IDLE+DRAIN", f"{XID}, RMA 7"), OURS, Leave(f'root holds the node: "{XID}, RMA 7"')),
+        (CRITICAL, node("IDLE+DRAIN", f"{XID}, RMA 7"), OURS, Drain(f"{XID}, RMA 7", True)),
+        (
+            REPAIRED,
+            node("IDLE+DRAIN", "Kill task failed"),
+            SlurmMemory(),
+            Leave('root holds the node: "Kill task failed"'),
+        ),
+    ],
+)
+def test_what_is_decided_to_act(
+    verdict: Verdict, state: NodeState, memory: SlurmMemory, decision: Drain | Resume | Leave
+) -> None:
+    assert decide(verdict, state, memory, ACT, NOW) == decision
+
+
+@pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED, REPAIRED])
+def test_a_node_that_could_not_be_read_is_left_alone(verdict: Verdict) -> None:
+    assert isinstance(decide(verdict, None, OURS, ACT, NOW), Leave)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Policy(), 'mode is "observe"'),
+        (Policy(paused_until=NOW + 1), 'mode is "observe"'),
+        (Policy(mode=Mode.ACT, paused_until=NOW + 1), "paused"),
+        (Policy(mode=Mode.DRAIN, paused_until=NOW + 1), "paused"),
+    ],
+)
+def test_observing_and_paused_it_only_says_what_it_would_do(policy: Policy, why: str) -> None:
+    drain = Leave(why, would=f'drain with "{XID}" and requeue')
+    assert decide(CRITICAL, node("IDLE"), SlurmMemory(), policy, NOW) == drain
+    assert decide(REPAIRED, node("IDLE+DRAIN", XID), OURS, policy, NOW) == Leave(why, would="resume")
+    assert decide(REPAIRED, node("IDLE"), SlurmMemory(), policy, NOW) == Leave("nothing to do")
+
+
+def test_a_pause_that_is_over_no_longer_counts() -> None:
+    policy = Policy(mode=Mode.ACT, paused_until=NOW)
+    assert decide(CRITICAL, node("IDLE"), SlurmMemory(), policy, NOW) == Drain(XID, True)
+
+
+def test_in_mode_drain_nothing_is_requeued() -> None:
+    policy = Policy(mode=Mode.DRAIN)
+    assert decide(CRITICAL, node("IDLE"), SlurmMemory(), policy, NOW) == Drain(XID, False)
+    assert decide(CRITICAL, node("IDLE+DRAIN", "fan"), SlurmMemory(), policy, NOW) == Drain("fan", False)
+    assert isinstance(decide(REPAIRED, node("IDLE+DRAIN", XID), OURS, policy, NOW), Resume)
+
+
+@pytest.mark.parametrize(
+    ("state", "memory", "whose"),
+    [
+        (node("IDLE"), SlurmMemory(), Owner.NOBODY),
+        (node("IDLE"), OURS, Owner.NOBODY),
+        (node("IDLE+DRAIN", XID), OURS, Owner.OURS),
+        (node("IDLE+DRAIN", XID), SlurmMemory(), Owner.FOREIGN_HEALTHD),
+        (node("IDLE+DRAIN", XID), SlurmMemory(adopted=XID), Owner.FOREIGN_HEALTHD),
+        (node("IDLE+DRAIN", f"{XID} : reboot issued : reboot timed out"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN", "Kill task failed : reboot issued"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(overruled=f"{XID} RMA 7"), Owner.FOREIGN),
+        (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(writing=XID), Owner.FOREIGN),
+        (node("IDLE+DRAIN", "Prolog error"), OURS, Owner.FOREIGN),
+        (node("IDLE+DRAIN", ""), OURS, Owner.FOREIGN),
+        (node("IDLE+DRAIN", ECC), replace(OURS, writing=ECC), Owner.OURS),
+    ],
+)
+def test_whose_drain_it_is(state: NodeState, memory: SlurmMemory, whose: Owner) -> None:
+    assert owner(state, memory) is whose
+
+
+def test_a_reading_of_our_drain_is_remembered() -> None:
+    before = SlurmMemory(reason=ECC, writing=XID, written_at=NOW - 1)
+    after = remember(before, node("IDLE+DRAIN+REBOOT_REQUESTED", XID), "b2", NOW)
+    assert after == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", rebooting=True)
+
+
+def test_an_operators_words_over_ours_are_remembered_until_they_are_gone() -> None:
+    after = remember(OURS, node("IDLE+DRAIN", "fan"), "b1", NOW)
+    assert after == SlurmMemory(overruled="fan", confirmed_at=NOW, boot_id="b1")
+    assert not is_gone(node("IDLE+DRAIN", "fan"), after)
+    assert is_gone(node("IDLE"), after)
+    assert forget(after) == SlurmMemory()
+
+
+def test_an_operators_drain_that_never_was_ours_is_not_remembered() -> None:
+    assert remember(SlurmMemory(), node("IDLE+DRAIN", "fan"), "b1", NOW) == SlurmMemory()
+
+
+def test_what_was_sent_stays_known_until_it_can_no_longer_be_under_way() -> None:
+    sent = SlurmMemory(writing=XID, written_at=NOW)
+    assert remember(sent, node("IDLE"), "b1", NOW + IN_FLIGHT_SECONDS) == sent
+    assert remember(sent, node("IDLE"), "b1", NOW + IN_FLIGHT_SECONDS + 1) == SlurmMemory()
+
+
+@pytest.mark.parametrize(
+    ("memory", "boot_id", "lost"),
+    [
+        (OURS, "b1", False),
+        (OURS, "b2", True),
+        (replace(OURS, rebooting=True), "b1", True),
+        (replace(OURS, resumed_at=NOW - 1), "b1", True),  # ours, and not read as drained since
+        (replace(OURS, resumed_at=NOW - 80), "b1", True),  # ours, perhaps applied late
+        (replace(OURS, resumed_at=NOW - 1000), "b1", False),
+    ],
+)
+def test_a_drain_is_lost_without_an_operator(memory: SlurmMemory, boot_id: str, lost: bool) -> None:
+    assert is_lost_for_sure(memory, boot_id, ACT, NOW) is lost
+
+
+@pytest.mark.parametrize(
+    ("started", "lost"), [(NOW - 100, False), (NOW - 63, False), (NOW - 61, True), (NOW - 10, True)]
+)
+def test_a_drain_is_lost_by_a_slurmctld_that_started_after_it_was_last_read(started: float, lost: bool) -> None:
+    assert is_lost_by_slurmctld(OURS, started) is lost
+
+
+def test_slurm_is_not_asked_while_nothing_is_wanted_and_nothing_stands() -> None:
+    assert is_quiet(REPAIRED, SlurmMemory(resumed_at=NOW))
+    assert not is_quiet(DEGRADED, SlurmMemory())
+    for memory in (OURS, SlurmMemory(writing=XID), SlurmMemory(overruled="fan"), SlurmMemory(adopted=XID)):
+        assert not is_quiet(REPAIRED, memory)
+
+
+def test_every_decision_has_words() -> None:
+    assert describe(Drain(XID, False)) == f'drain with "{XID}"'
+    assert describe(Drain(XID, True)) == f'drain with "{XID}" and requeue'
+    assert describe(Resume("why")) == "resume"
+    assert describe(Leave("why")) == "why"

@@ -1,0 +1,96 @@
+"""The words that our drains carry."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.model import Clears, Condition, ConditionState, Severity
+from healthd.reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
+
+CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
+ANY_TEXT = st.text(max_size=400)
+PARTS = st.one_of(st.sampled_from(["", "0000:1b:00.0", "/data", "/data set", "mlx5_0/1"]), st.text(max_size=20))
+
+
+def condition(
+    code: str = "gpu_xid/79",
+    subject: str = "0000:1b:00.0",
+    message: str = "fell off the bus",
+    severity: Severity = Severity.CRITICAL,
+) -> Condition:
+    return Condition(
+        check="",
+        instance="",
+        code=code,
+        subject=subject,
+        severity=severity,
+        message=message,
+        clears=Clears.PASS,
+        state=ConditionState.OPEN,
+        first_seen=0,
+        last_seen=0,
+        count=1,
+        boot_id="",
+    )
+
+
+def test_it_names_the_worst_cause_and_counts_the_others() -> None:
+    assert reason([condition()]) == "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
+    two = [condition(), condition("mount/missing", "/data")]
+    assert reason(two) == "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus (+1 more)"
+    assert reason([condition(subject="")]) == "healthd: gpu_xid/79: fell off the bus"
+
+
+def test_the_code_of_an_xid_is_within_what_sinfo_shows() -> None:
+    assert reason([condition()])[:20].strip() == "healthd: gpu_xid/79"
+
+
+@given(code=CODES, subject=ANY_TEXT, message=ANY_TEXT, more=st.integers(0, 500))
+def test_any_causes_give_one_short_ascii_line(code: str, subject: str, message: str, more: int) -> None:
+    text = reason([condition(code, subject, message)] * (more + 1))
+    assert len(text) <= MAX_CHARACTERS
+    assert all(" " <= character <= "~" for character in text)
+    assert '"' not in text
+    assert text == " ".join(text.split()), "a reason that is read back has single blanks"
+    assert text.endswith(f" (+{more} more)") or more == 0
+    assert still_says(text, [condition(code, subject, "in other words")])
+
+
+@given(code=CODES, subject=PARTS, message=ANY_TEXT)
+def test_code_and_part_can_be_read_back(code: str, subject: str, message: str) -> None:
+    assert parse_reason(reason([condition(code, subject, message)])) == (code, subject)
+
+
+@given(text=ANY_TEXT)
+def test_any_other_text_is_parsed_or_not_but_never_an_error(text: str) -> None:
+    parse_reason(text)
+    parse_reason(f"healthd: {text}")
+
+
+def test_other_peoples_words_are_not_ours() -> None:
+    for text in (
+        "",
+        "fan broken",
+        "healthd",
+        "healthd: broken fan",
+        "healthd: broken: fan",
+        "healthd is sad: yes",
+        "Kill task failed",
+    ):
+        assert parse_reason(text) is None
+
+
+def test_the_text_is_kept_while_it_names_one_of_the_worst_causes() -> None:
+    text = reason([condition()])
+    mount = condition("mount/missing", "/data")
+    assert still_says(text, [condition(message="something else"), mount])
+    assert still_says(text, [mount, condition()])
+    assert not still_says(text, [mount, condition(severity=Severity.DEGRADED)])
+    assert not still_says(text, [mount])
+    assert not still_says(text, [])
+    assert not still_says(text, [condition(subject="0000:1c:00.0")])
+
+
+def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
+    assert not head(condition("gpu_xid/79")).startswith(head(condition("gpu_xid/7")))

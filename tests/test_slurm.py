@@ -1,0 +1,508 @@
+"""One look at Slurm, fed with what Slurm's commands answer (texts of 22.05.8, other versions where said)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.model import (
+    Clears,
+    Condition,
+    ConditionState,
+    Drain,
+    Health,
+    Leave,
+    NodeState,
+    Requeued,
+    Severity,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.policy import Mode, Owner, Policy
+from healthd.slurm import (
+    JOB_COLUMNS,
+    NODE_COLUMNS,
+    Command,
+    CommandResult,
+    Job,
+    ReconcileReport,
+    Remember,
+    SlurmTrouble,
+    parse_job,
+    parse_listpids,
+    parse_node,
+    parse_slurmctld_start,
+    reconcile,
+    spared,
+)
+
+NOW = 1_795_207_900.0
+ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90)
+XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
+OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
+
+
+def cause(severity: Severity = Severity.CRITICAL) -> Condition:
+    return Condition(
+        check="gpu_xid",
+        instance="",
+        code="gpu_xid/79",
+        subject="0000:1b:00.0",
+        severity=severity,
+        message="fell off the bus",
+        clears=Clears.REBOOT,
+        state=ConditionState.OPEN,
+        first_seen=1.0,
+        last_seen=2.0,
+        count=1,
+        boot_id="b1",
+    )
+
+
+CRITICAL = Verdict(Health.UNHEALTHY, causes=(cause(),), fault_time=NOW - 10)
+DEGRADED = Verdict(Health.DEGRADED, causes=(cause(Severity.DEGRADED),))
+
+
+def columns(values: Sequence[str], of: tuple[tuple[str, int], ...]) -> str:
+    return "".join(value.ljust(width)[:width] for value, (_, width) in zip(values, of, strict=True)) + "\n"
+
+
+def sinfo(state: str, reason: str = "none") -> CommandResult:
+    since, user = ("Unknown", "Unknown") if reason == "none" else (f"{NOW - 60:.0f}", "root(0)")
+    return CommandResult(0, columns((state, since, user, reason), NODE_COLUMNS))
+
+
+def squeue(
+    job: str = "12",
+    name: str = "",
+    state: str = "RUNNING",
+    batch: str = "1",
+    start: float = NOW - 100,
+    restarts: int = 0,
+    requeue: str = "1",
+) -> CommandResult:
+    row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue)
+    return CommandResult(0, columns(row, JOB_COLUMNS))
+
+
+def listpids(*jobs: str) -> CommandResult:
+    if not jobs:
+        return CommandResult(1, "PID      JOBID    STEPID   LOCALID GLOBALID\n", "No job steps exist on this node.\n")
+    rows = "".join(f"{pid}    {job}        batch    0       0       \n" for pid, job in enumerate(jobs, 100))
+    return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}")
+
+
+DONE = CommandResult(0)
+LATE = CommandResult(None)
+
+
+def failed(stderr: str) -> CommandResult:
+    return CommandResult(1, "", stderr + "\n")
+
+
+CONNECT_FAILURE = failed("slurm_update error: Unable to contact slurm controller (connect failure)")
+SOCKET_TIMEOUT = failed("slurm_update error: Socket timed out on send/recv operation")
+NOT_ALLOWED = failed("slurm_update error: Invalid user id")
+
+
+@dataclass
+class Look:
+    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order."""
+
+    report: ReconcileReport
+    steps: list[tuple[str, ...] | SlurmMemory] = field(default_factory=list)
+
+    def sent(self) -> list[str]:
+        return [" ".join(step) for step in self.steps if isinstance(step, tuple)]
+
+    def changes(self) -> list[str]:
+        return [line for line in self.sent() if line.startswith(("scontrol update", "scontrol requeue"))]
+
+
+def look(
+    verdict: Verdict,
+    answers: Sequence[CommandResult],
+    memory: SlurmMemory | None = None,
+    policy: Policy = ACT,
+    boot_id: str = "b1",
+    now: Callable[[], float] = lambda: NOW,
+) -> Look:
+    """Answers every command with the next of `answers`; all must be used."""
+    memory = memory or SlurmMemory()
+    generator = reconcile(verdict, memory, policy, "n1", boot_id, now)
+    left, steps = list(answers), []
+    answer: CommandResult | None = None
+    while True:
+        try:
+            step = generator.send(answer)
+        except StopIteration as end:
+            assert not left, f"never asked for: {left}"
+            return Look(end.value, steps)
+        if isinstance(step, Remember):
+            steps.append(step.memory)
+            answer = None
+        else:
+            assert isinstance(step, Command)
+            assert step.deadline_seconds == policy.command_seconds
+            steps.append(step.argv)
+            answer = left.pop(0)
+
+
+# draining
+
+
+def test_a_drain_is_written_down_sent_and_read_back() -> None:
+    done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
+    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW)
+    assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
+    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1")
+    assert done.report.settled
+    assert done.report.owner is Owner.OURS
+    assert done.report.decision == Drain(XID, False)
+
+
+def test_a_drain_that_stands_is_not_sent_again() -> None:
+    done = look(DEGRADED, [sinfo("allocated+drain", XID)], OURS)
+    assert done.changes() == []
+    assert done.report.settled
+
+
+@pytest.mark.parametrize("state", ["down+drain", "idle+drain+not_responding", "idle+drain+reboot_requested"])
+def test_a_drain_on_a_node_that_may_come_back_without_it_is_looked_at_again(state: str) -> None:
+    assert not look(DEGRADED, [sinfo(state, XID)], OURS).report.settled
+
+
+def test_a_healthy_node_that_is_down_is_none_of_our_business() -> None:
+    assert look(REPAIRED, [sinfo("down+not_responding", "Not responding")]).report.settled
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (LATE, "scontrol update did not end in time; slurmctld may still do it"),
+        (
+            CONNECT_FAILURE,
+            "scontrol update: slurm_update error: Unable to contact slurm controller (connect failure)",
+        ),
+        (SOCKET_TIMEOUT, "scontrol update: slurm_update error: Socket timed out on send/recv operation"),
+        (
+            NOT_ALLOWED,
+            "scontrol update: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node",
+        ),
+        (CommandResult(1), "scontrol update: ended with status 1"),
+        (CommandResult(127, stderr="No such file: scontrol"), "scontrol update: No such file: scontrol"),
+    ],
+)
+def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandResult, trouble: str) -> None:
+    done = look(CRITICAL, [sinfo("idle"), answer])
+    assert done.report.trouble == trouble
+    assert not done.report.settled
+    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW)
+    again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
+    assert again.changes() == []
+    assert again.report.owner is Owner.OURS
+
+
+def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
+    done = look(CRITICAL, [sinfo("mixed"), DONE, sinfo("mixed")])
+    assert done.report.trouble.endswith("Slurm does not show it drained")
+    assert done.report.memory.writing == XID
+
+
+@pytest.mark.parametrize(
+    ("answer", "trouble"),
+    [
+        (LATE, "sinfo did not end in time"),
+        (
+            failed("slurm_load_partitions: Unable to contact slurm controller (connect failure)"),
+            "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
+        ),
+        (CommandResult(0, ""), 'Slurm has no node "n1" in any partition'),
+        (CommandResult(0, "\0garbage 42\n"), 'sinfo printed no node state: "\0garbage 42"'),
+        (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
+    ],
+)
+def test_a_node_that_cannot_be_read_is_left_alone(answer: CommandResult, trouble: str) -> None:
+    done = look(CRITICAL, [answer], OURS)
+    assert done.report.trouble == trouble
+    assert done.report.memory == OURS
+    assert done.report.node is None
+    assert done.report.decision == Leave("the node's state in Slurm is not known")
+    assert not done.report.settled
+
+
+def test_observing_it_reads_and_never_changes() -> None:
+    for policy in (Policy(), Policy(mode=Mode.ACT, paused_until=NOW + 1)):
+        assert look(CRITICAL, [sinfo("idle")], policy=policy).changes() == []
+        assert look(REPAIRED, [sinfo("idle+drain", XID)], OURS, policy).changes() == []
+
+
+# resuming
+
+
+def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
+    done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
+    assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+    assert done.report.memory == SlurmMemory(resumed_at=NOW)
+    assert done.report.settled
+    assert not done.report.acknowledged
+
+
+def test_a_resume_that_did_nothing_is_trouble() -> None:
+    done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", XID)], OURS)
+    assert "still shows it drained" in done.report.trouble
+
+
+def test_a_resume_that_failed_keeps_the_drain_as_ours() -> None:
+    done = look(REPAIRED, [sinfo("idle+drain", XID), SOCKET_TIMEOUT], OURS)
+    assert done.report.memory.reason == XID
+    late = look(REPAIRED, [sinfo("idle")], done.report.memory)
+    assert not late.report.acknowledged
+    assert late.report.memory.reason == ""
+
+
+# drains that are gone
+
+
+CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               = {:.0f}\nX = y\n"
+
+
+def started(at: float) -> CommandResult:
+    return CommandResult(0, CONFIG.format(at))
+
+
+def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
+    answers = [sinfo("idle"), started(NOW - 30), DONE, sinfo("idle+drain", XID)]
+    done = look(DEGRADED, answers, OURS)
+    assert done.report.owner is Owner.OURS
+    assert not done.report.acknowledged
+
+
+def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
+    done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
+    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2")
+
+
+def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> None:
+    done = look(CRITICAL, [sinfo("mixed"), started(NOW - 1000)], OURS)
+    assert done.changes() == []
+    assert done.report.acknowledged
+    assert done.report.acknowledged_before == OURS.confirmed_at
+    assert done.report.memory == SlurmMemory()
+    assert not done.report.settled
+
+
+@pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, "nothing")])
+def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
+    done = look(CRITICAL, [sinfo("idle"), answer], OURS)
+    assert done.report.trouble
+    assert done.report.memory == OURS
+    assert done.changes() == []
+
+
+def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
+    done = look(DEGRADED, [sinfo("idle+drain", "healthd: mount/missing /data: not mounted")])
+    adopted = done.report.adopted
+    assert adopted is not None
+    assert (adopted.code, adopted.subject) == ("mount/missing", "/data")
+    assert done.report.foreign_reason == adopted.reason
+    assert done.changes() == []
+
+
+# requeueing
+
+
+DRAINED = sinfo("mixed+drain", XID)
+
+
+def test_a_victim_is_written_down_before_it_is_requeued() -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue(state="COMPLETING", restarts=1)], OURS)
+    intent = done.steps[3]
+    assert isinstance(intent, SlurmMemory)
+    assert intent.requeued == (Requeued("12", 0, NOW),)
+    assert done.steps[4] == ("scontrol", "requeue", "incomplete", "12")
+    assert done.report.requeued == ("12",)
+    assert done.report.settled
+
+
+def test_the_jobs_of_an_operators_drained_node_are_requeued_and_its_reason_stays() -> None:
+    answers = [
+        sinfo("mixed+drain", "fan"),
+        listpids("12"),
+        squeue(),
+        DONE,
+        squeue(state="PENDING", restarts=1),
+    ]
+    done = look(CRITICAL, answers)
+    assert done.changes() == ["scontrol requeue incomplete 12"]
+    assert done.report.foreign_reason == "fan"
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (squeue(batch="0"), "srun or salloc: only batch jobs can be requeued"),
+        (squeue(requeue="0"), "submitted with --no-requeue"),
+        (squeue(start=NOW - 9), "started after the fault"),
+    ],
+)
+def test_a_running_job_that_is_no_victim_is_spared_and_named(job: CommandResult, why: str) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), job], OURS)
+    assert done.changes() == []
+    assert done.report.spared == (("12", why),)
+    assert done.report.settled
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        squeue(state="COMPLETING"),
+        squeue(state="COMPLETED"),
+        squeue(state="PENDING"),
+        CommandResult(0, ""),
+        failed("slurm_load_jobs error: Invalid job id specified"),
+    ],
+)
+def test_a_job_that_no_longer_runs_is_nothing_to_requeue(job: CommandResult) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), job], OURS)
+    assert done.changes() == []
+    assert done.report.spared == ()
+
+
+def test_one_task_of_an_array_and_the_leader_of_a_heterogeneous_job_are_named_so() -> None:
+    other = squeue("13", "12_1").stdout
+    task = CommandResult(0, other + squeue("12", "12_2").stdout)
+    done = look(CRITICAL, [DRAINED, listpids("12"), task, DONE, squeue("12", "12_2", "PENDING", restarts=1)], OURS)
+    assert done.changes() == ["scontrol requeue incomplete 12_2"]
+    part = [DRAINED, listpids("21"), squeue("21", "20+1"), DONE, squeue("21", "20+1", "PENDING", restarts=1)]
+    assert look(CRITICAL, part, OURS).changes() == ["scontrol requeue incomplete 20"]
+
+
+def test_a_requeue_that_may_be_under_way_is_not_sent_again() -> None:
+    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 89),))
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue()], sent)
+    assert done.changes() == []
+    assert not done.report.settled
+
+
+def test_a_requeue_that_did_nothing_is_sent_again_when_it_can_no_longer_be_under_way() -> None:
+    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 91),))
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue()], sent)
+    assert done.changes() == ["scontrol requeue incomplete 12"]
+    assert done.report.memory.requeued == (Requeued("12", 0, NOW),)
+    assert done.report.requeued == ()
+    assert not done.report.settled
+
+
+def test_a_job_that_came_back_here_and_ran_before_a_later_fault_is_requeued_again() -> None:
+    sent = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("12", 0, NOW - 20),))
+    answers = [DRAINED, listpids("12"), squeue(restarts=1), DONE, squeue(restarts=2, state="PENDING")]
+    assert look(CRITICAL, answers, sent).report.requeued == ("12",)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [
+        (LATE, True),
+        (failed("Socket timed out on send/recv operation for job 12"), True),
+        (failed("Unexpected message received for job 12"), True),
+        (failed("Access/permission denied for job 12"), True),
+        (failed("Unable to contact slurm controller (connect failure) for job 12"), False),
+        (failed("scontrol: error: Munge encode failed: Failed to connect\nProtocol authentication error"), False),
+        (CommandResult(127, stderr="No such file: scontrol"), False),
+    ],
+)
+def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(answer: CommandResult, kept: bool) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12", "13"), squeue(), answer], OURS)
+    assert bool(done.report.memory.requeued) is kept
+    assert done.report.trouble.startswith("scontrol requeue")
+    assert not done.report.settled
+
+
+@pytest.mark.parametrize(
+    ("answers", "trouble"),
+    [
+        ([LATE], "scontrol listpids did not end in time"),
+        ([failed("JobId=Invalid does not exist on node n1.")], "scontrol listpids: JobId=Invalid does not exist"),
+        ([CommandResult(0, "\n what")], "scontrol listpids printed no table"),
+        ([listpids("12"), LATE], "squeue did not end in time"),
+        ([listpids("12"), failed("slurm_load_jobs error: oh")], "squeue: slurm_load_jobs error: oh"),
+        ([listpids("12"), CommandResult(0, "12 x y")], "squeue printed no job"),
+    ],
+)
+def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], trouble: str) -> None:
+    done = look(CRITICAL, [DRAINED, *answers], OURS)
+    assert done.report.trouble.startswith(trouble)
+    assert done.changes() == []
+
+
+def test_old_requeues_are_forgotten() -> None:
+    old = SlurmMemory(XID, confirmed_at=NOW - 60, boot_id="b1", requeued=(Requeued("1", 0, NOW - 8 * 86400),))
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")], old)
+    assert [r.job for r in done.report.memory.requeued] == ["12"]
+
+
+# what Slurm prints
+
+
+def test_a_node_is_read_from_fixed_columns() -> None:
+    text = columns(("allocated+drain", "1795207836", "root(0)", "healthd: x\nfoo | [y]"), NODE_COLUMNS)
+    flags = frozenset({"ALLOCATED", "DRAIN"})
+    assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0)
+    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}))
+    assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to 20.11
+    assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
+
+
+def test_local_times_are_read_too() -> None:
+    text = columns(("idle+drain", "2026-11-20T20:48:09", "root(0)", "x"), NODE_COLUMNS)
+    assert abs(parse_node(text, "n1").reason_time - 1795207689) < 15 * 3600
+    assert parse_slurmctld_start("BOOT_TIME               = 2026-11-20T20:48:09\n") > 0
+
+
+def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
+    assert parse_listpids(listpids("4", "4", "1", "4").stdout) == ["4", "1"]
+    assert parse_listpids("PID JOBID\n-1 -\n7 12 batch\n") == ["12"]
+    assert parse_listpids("") == []
+
+
+def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
+    job = Job("1", "1", "RUNNING", True, NOW, 0, True)
+    assert spared(job, NOW) == ""
+    assert spared(job, NOW - 1) == "started after the fault"
+
+
+PARSERS: list[Callable[[str], object]] = [
+    lambda text: parse_node(text, "n1"),
+    parse_listpids,
+    lambda text: parse_job(text, "12"),
+    lambda text: parse_job(columns(("12", *text.split(), *[""] * 9)[:7], JOB_COLUMNS), "12"),
+    parse_slurmctld_start,
+    lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
+]
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=["node", "listpids", "job", "columns", "config", "time"])
+@given(text=st.text())
+def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str], object], text: str) -> None:
+    sentence = "fine"
+    try:
+        parser(text)
+    except SlurmTrouble as trouble:
+        sentence = str(trouble)
+    assert sentence
+    assert "\n" not in sentence
+
+
+@given(
+    reason=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=255),
+    state=st.sampled_from(["idle+drain", "down", "mixed+drain+reboot_issued"]),
+)
+def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> None:
+    found = parse_node(columns((state, "1795207836", "alice(1000)", reason), NODE_COLUMNS), "n1")
+    assert (found.reason, found.reason_user) == (reason, "alice")

@@ -20,7 +20,6 @@ from healthd.policy import Mode
 if TYPE_CHECKING:
     from healthd.registry import Check
 
-DEFAULT_FILE = "/etc/healthd/healthd.toml"
 _PROFILES = os.path.join(os.path.dirname(__file__), "profiles")  # the fake machines of fake_scenario.py
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from healthd.config import Loaded
     from healthd.registry import Check
 
-DEFAULT_FILE = "/etc/healthd/healthd.toml"  # as in config.py, which a client need not load
-DEFAULT_RUNTIME_DIR = "/run/healthd"
+DEFAULT_FILE = "/etc/healthd/healthd.toml"
+DEFAULT_RUNTIME_DIR = "/run/healthd"  # as in config.py, which a client need not load
 
 # flag -> the setting that it overrides
 SETTINGS = {

@@ -149,7 +149,7 @@ class Daemon:
             healthd.__version__,
             settings.node_name,
             settings.mode.value,
-            len(self.jobs()),
+            len(self.loaded.checks),
         )
 
     def path(self, name: str) -> str:
@@ -426,6 +426,7 @@ class Daemon:
             log.warning("job %s was requeued", job)
         for job, why in report.spared:
             log.info("job %s is not requeued: %s", job, why)
+        self.verdict = self.judge()
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
 
@@ -436,7 +437,7 @@ class Daemon:
 
     def decided(self, decision: Decision) -> None:
         if decision != self.decision:
-            log.info("decision: %s", decision_words(decision))
+            log.info("decision: %s", decision_words(decision, self.slurm.status.owner))
         self.decision = decision
 
     # --- publish: the ledger and its copy, the verdict file, metrics, systemd
@@ -451,7 +452,7 @@ class Daemon:
             self.verdict_word = line.partition(" ")[0]
             self.write_verdict(line)
             self.write_textfile()
-            service.status(f"{self.verdict.health.value}; {decision_words(self.decision)}")
+            service.status(f"{self.verdict.health.value}; {decision_words(self.decision, self.slurm.status.owner)}")
         if self.rounds.ended:
             self.rounds.ended = False
             self.note_cursor()
@@ -558,7 +559,7 @@ class Daemon:
         self.memory.keep_only(loaded.checks)
         self.rounds.forget(loaded.checks)
         self.results = {name: result for name, result in self.results.items() if name in loaded.checks}
-        log.info("settings read again: mode %s, %d checks", self.settings.mode.value, len(self.jobs()))
+        log.info("settings read again: mode %s, %d checks", self.settings.mode.value, len(loaded.checks))
         service.ready(self.verdict.health.value)
 
     # --- stop

@@ -96,8 +96,10 @@ class Snapshot:
     troubles: tuple[str, ...] = ()
 
 
-def decision_words(decision: Decision) -> str:
-    """The decision as a person reads it."""
+def decision_words(decision: Decision, owner: str = "") -> str:
+    """The decision as a person reads it. `owner`: whose drain stands (policy.Owner)."""
+    if isinstance(decision, Drain) and owner.startswith("foreign"):
+        return f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
     if isinstance(decision, Drain):
         return f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
     if isinstance(decision, Resume):
@@ -165,7 +167,11 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "cleared": [{**condition_json(c), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared],
         "unknown": list(s.verdict.unknown),
         "results": [result_json(r) for r in s.results],
-        "decision": {"action": type(s.decision).__name__.lower(), "text": decision_words(s.decision), "would": would},
+        "decision": {
+            "action": type(s.decision).__name__.lower(),
+            "text": decision_words(s.decision, s.slurm.owner),
+            "would": would,
+        },
         "slurm": {
             "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
             "reason": s.slurm.node.reason if s.slurm.node else "",

@@ -108,8 +108,9 @@ def load_settings(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]]:
     """The effective settings and the checks there are. Raises ConfigError, one sentence."""
     from healthd import config, registry
 
-    file = getattr(args, "config", None) or DEFAULT_FILE
-    table = config.read_file(file, required=file != DEFAULT_FILE)
+    given = getattr(args, "config", None)
+    file = given or DEFAULT_FILE
+    table = config.read_file(file, required=given is not None)
     checks = registry.find(config.checks_dir(table))
     loaded = config.settle(table, file, overrides(args), checks)
     config.require_what_is_named(loaded)
@@ -134,7 +135,7 @@ def runtime_dir(args: argparse.Namespace) -> str:
     if args.runtime_dir is not None:
         return os.path.abspath(str(args.runtime_dir))
     file = args.config or DEFAULT_FILE
-    if file == DEFAULT_FILE and not os.path.exists(file):
+    if args.config is None and not os.path.exists(file):
         return DEFAULT_RUNTIME_DIR
     from healthd import config
 

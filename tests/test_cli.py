@@ -20,7 +20,7 @@ import pytest
 
 import healthd
 from healthd.cli import COMMANDS, HELP
-from healthd.flags import duration
+from healthd.flags import DEFAULT_FILE, duration
 
 ROOT = Path(__file__).parents[1]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -141,6 +141,13 @@ def test_a_wrong_file_is_one_sentence_from_every_command_that_reads_it(tmp_path,
     done = run(*command.split(), "--config", file)
     assert (done.status, done.out) == (64, "")
     assert done.err == f'healthd: {file}: checks.gpu_ec: there is no check "gpu_ec"; did you mean "gpu_ecc"?\n'
+
+
+@pytest.mark.skipif(os.path.exists(DEFAULT_FILE), reason="this machine has settings")
+def test_the_usual_file_is_required_only_where_it_is_named():
+    assert run("list").status == 0
+    done = run("config", "check", DEFAULT_FILE)
+    assert (done.status, done.err) == (64, f"healthd: {DEFAULT_FILE}: there is no such file\n")
 
 
 def test_a_wrong_scenario_is_named_before_anything_runs(tmp_path):

@@ -17,7 +17,7 @@ import select
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import healthd
@@ -90,6 +90,7 @@ class Daemon:
 
     def __init__(self, load_settings: Callable[[], Loaded]) -> None:
         self.load_settings = load_settings
+        self.known_jobs: dict[bool, list[Job]] = {}
         self.loaded = load_settings()
         self.settings = settings = self.loaded.settings
         self.checks = registry.find(settings.checks_dir)
@@ -271,7 +272,11 @@ class Daemon:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
         unheld = not self.settings.nvml.fake and nobody_holds_the_driver(self.settings.root)
-        jobs = []
+        if unheld not in self.known_jobs:
+            self.known_jobs[unheld] = list(self.make_jobs(unheld))
+        return self.known_jobs[unheld]
+
+    def make_jobs(self, unheld: bool) -> Iterator[Job]:
         for (name, instance), config in self.loaded.checks.items():
             check = self.checks[name]
             interval, timeout = config.interval_seconds or self.settings.interval_seconds, config.timeout_seconds
@@ -279,8 +284,7 @@ class Daemon:
                 interval = max(interval, self.settings.nvml.unheld_interval_seconds)
                 timeout = max(timeout, OPENING_SECONDS)
             if check.runs:
-                jobs.append(Job(name, instance, check.resource(instance), interval, timeout))
-        return jobs
+                yield Job(name, instance, check.resource(instance), interval, timeout)
 
     def request_of(self, job: Job) -> dict[str, Any]:
         past = self.memory.past.get(label(job.name), {})
@@ -555,6 +559,7 @@ class Daemon:
             log.warning("takes effect at the next start only: %s", ", ".join(waiting))
         self.settings = dataclasses.replace(loaded.settings, **kept)
         self.loaded = dataclasses.replace(loaded, settings=self.settings)
+        self.known_jobs.clear()
         self.memory.change_mode(self.settings.mode)
         self.memory.keep_only(loaded.checks)
         self.rounds.forget(loaded.checks)

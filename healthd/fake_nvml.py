@@ -275,19 +275,21 @@ def _require_link(gpu: Gpu, link: int) -> None:
 
 def _answer(gpu: Gpu, value: Any) -> None:
     """Fill one value of a field: each has its own return code and type, as in the real call."""
+    field = value.fieldId
     value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-    if value.fieldId in gpu.unsupported_fields:
+    if field in gpu.unsupported_fields:
         return
-    if value.fieldId == FIELD_NVLINK_LINK_COUNT and gpu.nvlinks:
+    if field == FIELD_NVLINK_LINK_COUNT and gpu.nvlinks:
         value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         value.value.uiVal = gpu.nvlinks
-    elif value.fieldId == FIELD_RECOVERY_ACTION and gpu.recovery_action is not None:
+    elif field == FIELD_RECOVERY_ACTION and gpu.recovery_action is not None:
         value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         value.value.uiVal = gpu.recovery_action
-    elif value.fieldId in FIELDS_NVLINK_ERRORS and gpu.nvlink_counters is LinkCounters.FIELDS:
-        if value.scopeId >= gpu.nvlinks:
+    elif field in FIELDS_NVLINK_ERRORS and gpu.nvlink_counters is LinkCounters.FIELDS:
+        link = value.scopeId
+        if link >= gpu.nvlinks:
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
-        counts = (gpu.nvlink_replay, gpu.nvlink_recovery, gpu.nvlink_crc)[value.fieldId - FIELDS_NVLINK_ERRORS[0]]
+        counts = (gpu.nvlink_replay, gpu.nvlink_recovery, gpu.nvlink_crc)[field - FIELDS_NVLINK_ERRORS[0]]
         value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-        value.value.ullVal = counts.get(str(value.scopeId), 0)
+        value.value.ullVal = counts.get(str(link), 0)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd import verdict
@@ -114,3 +116,17 @@ def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
 
 def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:
     assert refused(memory, "resume-checks") == "there is no pause"
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
+
+
+@given(st.sampled_from(sorted(COMMANDS)), st.fixed_dictionaries({}, optional=dict.fromkeys(
+    ("code", "part", "seconds", "why"), JSON)))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: str, request_: dict[str, Any]) -> None:
+    try:
+        assert told(memory, command, **request_)
+    except Refused as why:
+        assert str(why)
+    memory.save()

@@ -1,4 +1,4 @@
-"""The ledger in the daemon's hands: what a start finds, what boots, modes, clocks and settings change, how it is saved."""
+"""The ledger in the daemon's hands: what a start finds, what a boot, a mode, a clock, the settings change; saves."""
 
 from __future__ import annotations
 

@@ -1,0 +1,436 @@
+"""`healthd run` and `healthd check` as a user starts them, without Slurm: starts, faults, people, reloads, restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import REPOSITORY, Healthd, condition, xid
+from requirements import require, require_root
+
+PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
+NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
+BOOT_ID = "proc/sys/kernel/random/boot_id"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short enough for a socket's path."""
+    path = Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def healthd(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "healthd", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        check=False,
+    )
+
+
+def refusal(daemon: Healthd) -> tuple[int, str]:
+    """(exit status, the one sentence) of a daemon that does not start."""
+    daemon.wait = False
+    daemon.start()
+    assert daemon.process is not None
+    status = daemon.process.wait(20)
+    (line,) = daemon.log.read_text().splitlines()
+    return status, line
+
+
+def until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def above_info(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [found for found in conditions if found["severity"] != "info"]
+
+
+def results(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{found['check']} {found['instance']}".strip(): found for found in status["results"]}
+
+
+def require_kernel_log() -> None:
+    require_root()
+    if not os.path.exists("/dev/kmsg"):
+        require("there is no /dev/kmsg")
+
+
+def require_no_gpus() -> None:
+    if any(Path(device).read_text().strip() == "0x10de" for device in Path("/sys/bus/pci/devices").glob("*/vendor")):
+        require("this machine has NVIDIA devices, which may be ill")
+
+
+# --- what is healthy
+
+
+def test_a_healthy_machine_without_gpus_gives_nothing_above_info(directory: Path) -> None:
+    require_kernel_log()
+    require_no_gpus()
+    config = directory / "empty.toml"
+    config.touch()
+    checked = healthd("check", "--json", "--config", str(config))
+    found = json.loads(checked.stdout)
+    assert (found["health"], checked.returncode, found["unknown"]) == ("healthy", 0, []), checked.stdout
+    assert above_info(found["conditions"]) == []
+    with Healthd("--kernel-log", "kmsg", directory=directory, fake_nvml="") as daemon:
+        status = daemon.status()
+        assert (status["health"], status["unknown"]) == ("healthy", [])
+        assert above_info(status["conditions"]) == []
+        assert status["kernel_log"]["alive"]
+        assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_healthy_profile_gives_nothing_above_info(directory: Path, profile: str) -> None:
+    with Healthd(directory=directory, fake_nvml=profile) as daemon:
+        status = daemon.status()
+        assert (status["health"], status["conditions"], status["unknown"]) == ("healthy", [], [])
+        assert daemon.verdict().split()[0] == "ok"
+        assert len(status["inventory"]["gpus"]) == 8
+
+
+# --- starts that are refused
+
+
+def test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone(directory: Path) -> None:
+    with Healthd(directory=directory) as first:
+        second = Healthd(directory=directory)
+        second.log = directory / "second.log"
+        status, sentence = refusal(second)
+        assert (status, sentence) == (1, f"healthd run: {first.run_dir}: another healthd is running there")
+        assert first.status()["health"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ("intervall_seconds = 3", 'unknown setting "intervall_seconds"'),
+        ("interval_seconds = 0", "interval_seconds"),
+        ('mode = "kill"', "mode"),
+        ("[checks.gpu_acess]", 'there is no check "gpu_acess"'),
+        ("interval_seconds = ", "not TOML"),
+    ],
+)
+def test_wrong_settings_stop_the_start_with_one_sentence(directory: Path, config: str, named: str) -> None:
+    status, sentence = refusal(Healthd(directory=directory, config=config))
+    assert status == 64
+    assert named in sentence
+    assert "healthd.toml" in sentence
+    assert not (directory / "run").exists()
+
+
+@pytest.mark.parametrize("place", ["/proc/healthd", "/dev/null/healthd", "/dev/null"])
+def test_a_runtime_directory_that_cannot_be_had_is_one_sentence(directory: Path, place: str) -> None:
+    status, sentence = refusal(Healthd("--runtime-dir", place, directory=directory))
+    assert status == 1
+    assert sentence.startswith("healthd run: ")
+    assert place in sentence
+
+
+def test_a_port_that_is_in_use_is_one_sentence(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, sentence = refusal(Healthd("--listen", address, directory=directory))
+    assert status == 1
+    assert sentence.startswith(f"healthd run: metrics.listen: cannot listen on {address}: ")
+
+
+def test_a_socket_that_a_killed_daemon_left_is_in_nobodys_way(directory: Path) -> None:
+    with Healthd(directory=directory) as daemon:
+        daemon.kill()
+        assert (daemon.run_dir / "healthd.sock").exists()
+        daemon.start()
+        assert daemon.status()["health"] == "healthy"
+
+
+# --- what it publishes
+
+
+def test_the_verdict_file_says_one_word_then_when_it_expires_then_why(directory: Path) -> None:
+    with Healthd("--interval", "100", directory=directory) as daemon:
+        ok = re.fullmatch(r"ok ([0-9]+) healthy\n", daemon.verdict())
+        assert ok is not None
+        assert 295 < int(ok[1]) - time.time() <= 300
+        assert (daemon.run_dir / "verdict").stat().st_mode & 0o777 == 0o644
+        daemon.kernel_line(xid(79))
+        daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the condition")
+        until(lambda: not daemon.verdict().startswith("ok"))
+        assert re.fullmatch(r"warning [0-9]+ gpu_xid/79 0000:61:00\.0: [ -~]+\n", daemon.verdict()), (
+            "never `drain` in observe mode"
+        )
+
+
+def test_metrics_come_over_http_and_as_a_whole_file(directory: Path) -> None:
+    textfile = directory / "collector" / "healthd.prom"
+    textfile.parent.mkdir()
+    config = f'interval_seconds = 0.5\n[metrics]\ntextfile = "{textfile}"\n'
+    with Healthd("--listen", "127.0.0.1:0", directory=directory, config=config) as daemon:
+        found = re.search(r"metrics on (http://127\.0\.0\.1:[0-9]+/metrics)", daemon.log.read_text())
+        assert found is not None
+        with urllib.request.urlopen(found[1], timeout=5) as page:
+            assert 'healthd_health{state="healthy"} 1.0\n' in page.read().decode()
+        until(textfile.exists)
+        first = textfile.stat().st_ino
+        with open(textfile, encoding="utf-8") as whole:
+            until(lambda: textfile.stat().st_ino != first)
+            assert 'healthd_health{state="healthy"} 1.0\n' in whole.read(), "the next one takes its place whole"
+        assert textfile.stat().st_mode & 0o777 == 0o644
+        until(lambda: os.listdir(textfile.parent) == [textfile.name])
+
+
+def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(directory: Path) -> None:
+    with Healthd(directory=directory, config='[metrics]\ntextfile = "/nonexistent/healthd.prom"') as daemon:
+        until(lambda: "/nonexistent/healthd.prom" in daemon.log.read_text())
+        assert daemon.status()["health"] == "healthy"
+
+
+def test_the_status_is_answered_while_a_round_is_under_way(directory: Path) -> None:
+    scenario = directory / "slow.toml"
+    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 1.5\n')
+    with Healthd(directory=directory, fake_nvml=str(scenario), wait=False) as daemon:
+        status = daemon.until(lambda s: s["round"].get("number", 0) == 1, "the round began")
+        assert status["round"].get("seconds", 0) == 0
+        assert status["health"] == "unknown"
+        assert daemon.verdict().startswith("unknown ")
+        began = time.monotonic()
+        for _ in range(20):
+            daemon.status()
+        assert time.monotonic() - began < 1
+        daemon.until(lambda s: s["health"] == "healthy", "slow is not ill")
+
+
+# --- faults
+
+
+def test_a_real_line_in_the_kernels_log_counts_only_if_drills_are_admitted(directory: Path) -> None:
+    require_kernel_log()
+    config = "[kernel_log]\naccept_injected = true\n"
+    for name in ("drill", "real"):
+        (directory / name).mkdir()
+    with (
+        Healthd("--kernel-log", "kmsg", directory=directory / "drill", config=config) as drill,
+        Healthd("--kernel-log", "kmsg", directory=directory / "real") as real,
+    ):
+        mark = uuid.uuid4().hex[:8]
+        with open("/dev/kmsg", "w", buffering=1) as log:
+            log.write(f"<12>NVRM: Xid (PCI:fffe:1f:1e): 79, pid=1, name={mark}, GPU has fallen off the bus.\n")
+        status = drill.until(lambda s: condition(s, "gpu_xid/79", "fffe:1f:1e.0") is not None, "the condition")
+        found = condition(status, "gpu_xid/79", "fffe:1f:1e.0")
+        assert found is not None
+        assert (found["severity"], found["count"], found["history"]) == ("critical", 1, False)
+        time.sleep(0.2)
+        assert condition(real.status(), "gpu_xid/79", "fffe:1f:1e.0") is None
+
+
+def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it_is(directory: Path) -> None:
+    scenario = directory / "lost.toml"
+    scenario.write_text('profile = "dgx-h100"\n[[at]]\nseconds = 1.5\ngpu = 3\nlost = true\n')
+    with Healthd("--interval", "0.4", directory=directory, fake_nvml=str(scenario)) as daemon:
+        assert daemon.status()["health"] == "healthy"
+        status = daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the GPU is lost")
+        assert status["health"] == "unhealthy"
+        before = condition(status, "gpu_access/lost")
+        assert before is not None
+        assert before["subject"] == status["inventory"]["gpus"][3]["pci"]
+
+        assert "gpu_access/lost" in daemon.ask(command="repaired", code="gpu_access/lost")["done"]
+        status = daemon.until(
+            lambda s: (
+                (found := condition(s, "gpu_access/lost")) is not None and found["first_seen"] > before["last_seen"]
+            ),
+            "it is not repaired: found again",
+        )
+        assert status["health"] == "unhealthy"
+
+        scenario.write_text('profile = "dgx-h100"\n')
+        time.sleep(0.5)
+        assert daemon.status()["health"] == "unhealthy", "what clears by a reboot does not go by itself"
+        daemon.ask(command="repaired", code="gpu_access/lost", part=before["subject"])
+        daemon.until(lambda s: s["health"] == "healthy" and not s["conditions"], "repaired")
+
+
+def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_answers(directory: Path) -> None:
+    scenario = directory / "hangs.toml"
+    config = (
+        "interval_seconds = 0.5\n[checks.gpu_access]\ntimeout_seconds = 0.5\nhang_degraded_seconds = 2.0\n"
+        "clear_after = 2\n"
+    )
+    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 5\n')
+    with Healthd(directory=directory, config=config, fake_nvml=str(scenario)) as daemon:
+        status = daemon.until(lambda s: condition(s, "gpu_access/hang") is not None, "it hangs")
+        found = condition(status, "gpu_access/hang")
+        assert found is not None
+        assert found["severity"] == "warning"
+        assert status["health"] == "unknown"
+        assert list(status["barred"]) == ["nvml"]
+        daemon.until(
+            lambda s: (c := condition(s, "gpu_access/hang")) is not None and c["severity"] == "degraded", "worse"
+        )
+        assert results(daemon.status())["ib_link"]["outcome"] == "completed"
+        scenario.write_text('profile = "dgx-h100"\n')
+        status = daemon.until(lambda s: s["health"] == "healthy", "the call came back")
+        assert (status["barred"], status["conditions"]) == ({}, [])
+        assert status["cleared"][-1]["cleared_by"] == "pass"
+
+
+def test_a_link_that_is_back_within_its_confirm_time_is_no_fault(directory: Path) -> None:
+    root = directory / "root"
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (root / BOOT_ID).parent.mkdir(parents=True)
+    (root / BOOT_ID).write_text("b1\n")
+
+    def link(state: str, physical: str) -> None:
+        for name, text in {"phys_state": physical, "rate": "400 Gb/sec (4X NDR)", "state": state}.items():
+            (port / name).write_text(f"{text}\n")
+
+    config = (
+        'interval_seconds = 0.3\n[checks.ib_link]\nexpected_gbps = {"mlx5_0/1" = 400}\n'
+        "confirm_seconds = 2.0\ncritical_seconds = 3.0\n"
+    )
+    link("4: ACTIVE", "5: LinkUp")
+    with Healthd("--root", str(root), directory=directory, config=config) as daemon:
+        link("1: DOWN", "2: Polling")
+        status = daemon.until(lambda s: condition(s, "ib_link/down") is not None, "the link is down")
+        found = condition(status, "ib_link/down")
+        assert found is not None
+        assert found["state"] == "pending"
+        link("4: ACTIVE", "5: LinkUp")
+        daemon.until(lambda s: condition(s, "ib_link/down") is None, "the link is back")
+        assert "ib_link/down mlx5_0/1: degraded, open" not in daemon.log.read_text()
+
+        link("1: DOWN", "2: Polling")
+        daemon.until(lambda s: (c := condition(s, "ib_link/down")) is not None and c["state"] == "open", "it lasts")
+        daemon.until(
+            lambda s: (c := condition(s, "ib_link/down")) is not None and c["severity"] == "critical", "it lasts on"
+        )
+        link("4: ACTIVE", "5: LinkUp")
+        daemon.until(lambda s: s["health"] == "healthy", "it passes")
+
+
+def test_a_daemon_that_is_restarted_again_and_again_counts_each_event_once(directory: Path) -> None:
+    addresses = [f"0000:{bus:02x}:00" for bus in range(0x10, 0x16)]
+    with Healthd(directory=directory) as daemon:
+        for number, address in enumerate(addresses):
+            daemon.kernel_line(xid(79, address))
+            if number % 2:
+                until(lambda subject=f"{address}.0": condition(daemon.status(), "gpu_xid/79", subject) is not None)
+                daemon.kill()
+            else:
+                assert daemon.stop() == 0
+            if number == 3:
+                daemon.kernel_line(xid(48, address, "DBE (double bit error)"))  # while nobody listens
+            daemon.start()
+        status = daemon.until(lambda s: len(s["conditions"]) == len(addresses) + 1, "each of them")
+        found = {(c["code"], c["subject"]): (c["count"], c["history"]) for c in status["conditions"]}
+        expected = [("gpu_xid/79", f"{address}.0") for address in addresses]
+        assert found == dict.fromkeys([*expected, ("gpu_xid/48", f"{addresses[3]}.0")], (1, False))
+
+
+def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
+    require_root()
+    bridges = [
+        device
+        for device in Path("/sys/bus/pci/devices").glob("*")
+        if (device / "class").read_text().startswith("0x0600") and os.access(device / "uevent", os.W_OK)
+    ]
+    if not bridges:
+        require("this machine has no PCI host bridge to report on")
+    with Healthd("--interval", "3600", directory=directory) as daemon:
+        before = results(daemon.status())
+        try:
+            # The kernel repeats what it would say: the device stays where it is.
+            (bridges[0] / "uevent").write_text("remove")
+            until(lambda: f"device {bridges[0].name} was removed" in daemon.log.read_text())
+        finally:
+            (bridges[0] / "uevent").write_text("add")
+        status = daemon.until(
+            lambda s: results(s)["gpu_access"]["started"] > before["gpu_access"]["started"], "it looks", seconds=15
+        )
+        assert results(status)["gpu_ecc"]["started"] == before["gpu_ecc"]["started"], "the others wait for their round"
+
+
+# --- people
+
+
+def test_what_opens_in_a_pause_acts_only_when_it_is_seen_again(directory: Path) -> None:
+    flags = ("--mode", "drain", "--node-name", "nowhere")
+    with Healthd(*flags, directory=directory, env=NO_SLURM) as daemon:
+        rounds = daemon.status()["round"]["number"]
+        assert "paused for 2 s" in daemon.ask(command="pause", seconds=2, why="driver upgrade")["done"]
+        assert daemon.status()["pause"]["why"] == "driver upgrade"
+        daemon.kernel_line(xid(79))
+        daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the condition")
+        status = daemon.until(lambda s: s["pause"] is None and s["round"]["number"] > rounds + 1, "the pause ended")
+        assert status["health"] == "unhealthy"
+        assert daemon.verdict().startswith("warning "), "what was seen in the pause does not drain"
+        daemon.kernel_line(xid(79, text="GPU has fallen off the bus again."))
+        until(lambda: daemon.verdict().startswith("drain "))
+
+
+def test_a_pause_survives_a_kill(directory: Path) -> None:
+    with Healthd(directory=directory) as daemon:
+        daemon.ask(command="pause", seconds=600, why="driver upgrade")
+        daemon.kill()
+        daemon.start()
+        assert daemon.status()["pause"]["why"] == "driver upgrade"
+        assert "the pause is over" in daemon.ask(command="resume-checks")["done"]
+        assert daemon.status()["pause"] is None
+
+
+def test_no_request_whatever_it_says_ends_the_daemon(directory: Path) -> None:
+    with Healthd(directory=directory) as daemon:
+        assert daemon.ask(command="reboot") == {"error": "there is no command 'reboot'"}
+        for command in (None, 1, ["pause"], {"a": 1}):
+            assert daemon.ask(command=command) == {"error": "command: must be text"}
+        assert "error" in daemon.ask(command="repaired", code=["x"], part={"a": []})
+        assert "error" in daemon.ask(command="pause", seconds=10**300, why="x")
+        assert daemon.status()["health"] == "healthy"
+
+
+# --- reload
+
+
+def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_changes_them(directory: Path) -> None:
+    with Healthd(directory=directory, config="interval_seconds = 3600", env=NO_SLURM) as daemon:
+        assert daemon.process is not None
+        daemon.config.write_text('interval_seconds = 60\nmode = "dran"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda: "the settings stay as they were" in daemon.log.read_text())
+        (said,) = [line for line in daemon.log.read_text().splitlines() if "stay as they were" in line]
+        assert "healthd.toml: mode: " in said
+        status = daemon.status()
+        assert (status["interval_seconds"], status["mode"]) == (3600, "observe")
+        assert "gpu_ecc" in results(status)
+
+        daemon.config.write_text(
+            'interval_seconds = 1800\nmode = "drain"\nstate_dir = "/nowhere"\nround_timeout_seconds = 7\n'
+            "[checks.gpu_ecc]\nenabled = false\n"
+        )
+        daemon.process.send_signal(signal.SIGHUP)
+        status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
+        assert status["mode"] == "drain"
+        assert "gpu_ecc" not in results(status)
+        assert "takes effect at the next start only: round_timeout_seconds" in daemon.log.read_text()

@@ -530,8 +530,8 @@ class Daemon:
         name = request.get("command")
         if name == "status":
             return {"status": status_json(self.snapshot())}
-        if name not in commands.COMMANDS:
-            return {"error": f"there is no command {name!r:.40}"}
+        if not isinstance(name, str) or name not in commands.COMMANDS:
+            return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
         if not may_command:
             return {"error": f"{name}: refused: {who} is neither root nor the user that healthd runs as"}
         try:
@@ -548,6 +548,7 @@ class Daemon:
         service.reloading()
         try:
             loaded = self.load_settings()
+            checks = registry.find(self.settings.checks_dir)
         except ConfigError as error:
             self.reload_failures += 1
             log.error("the settings stay as they were: %s", error)
@@ -559,6 +560,8 @@ class Daemon:
             log.warning("takes effect at the next start only: %s", ", ".join(waiting))
         self.settings = dataclasses.replace(loaded.settings, **kept)
         self.loaded = dataclasses.replace(loaded, settings=self.settings)
+        self.checks = checks
+        self.runner.renew()  # the site's checks may be new
         self.known_jobs.clear()
         self.memory.change_mode(self.settings.mode)
         self.memory.keep_only(loaded.checks)

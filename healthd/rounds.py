@@ -116,9 +116,8 @@ class Rounds:
     def _look_where_freed(self, freed: set[str]) -> None:
         for resource in sorted(freed - {""}):
             log.info("the worker that hung in %s has ended", resource)
-        for job in self._jobs() if freed else ():
-            if job.uses in freed:
-                self.look_early(job.name, self._monotonic())
+        if freed:
+            self.look_after_event(job.name for job in self._jobs() if job.uses in freed)
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()

@@ -75,6 +75,7 @@ class _Worker:
     nvml_open: bool = False
     requests: int = 0
     outgoing: bytes = b""
+    old: bool = False
     incoming: bytearray = field(default_factory=bytearray)
 
 
@@ -145,6 +146,11 @@ class Runner:
         self._began = self._monotonic()
         return self._ask(worker, request)
 
+    def renew(self) -> None:
+        """The next request goes to a fresh worker."""
+        if self._worker is not None:
+            self._worker.old = True
+
     def step(self) -> Reply | None:
         """Go on with what is ready, and look at the deadline. The Reply that ends the request, if it ended."""
         self._forget_ended()
@@ -202,8 +208,11 @@ class Runner:
         return self._send_more()
 
     def _discard_unfit(self) -> None:
-        """Before a request: an idle worker that died, or says something unasked, is replaced."""
+        """Before a request: an idle worker that died, says something unasked, or knows old code is replaced."""
         if self._worker is None:
+            return
+        if self._worker.old:
+            self._discard()
             return
         try:
             self._worker.stream.recv(1, socket.MSG_PEEK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,6 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
     ("code", "part", "seconds", "why"), JSON)))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: str, request_: dict[str, Any]) -> None:
-    try:
+    with suppress(Refused):
         assert told(memory, command, **request_)
-    except Refused as why:
-        assert str(why)
     memory.save()

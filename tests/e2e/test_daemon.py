@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -13,7 +14,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -233,15 +233,16 @@ def test_a_real_line_in_the_kernels_log_counts_only_if_drills_are_admitted(direc
         Healthd("--kernel-log", "kmsg", directory=directory / "drill", config=config) as drill,
         Healthd("--kernel-log", "kmsg", directory=directory / "real") as real,
     ):
-        mark = uuid.uuid4().hex[:8]
+        bus, device = random.randrange(256), random.randrange(32)  # the log keeps the lines of earlier tests
+        subject = f"fffe:{bus:02x}:{device:02x}.0"
         with open("/dev/kmsg", "w", buffering=1) as log:
-            log.write(f"<12>NVRM: Xid (PCI:fffe:1f:1e): 79, pid=1, name={mark}, GPU has fallen off the bus.\n")
-        status = drill.until(lambda s: condition(s, "gpu_xid/79", "fffe:1f:1e.0") is not None, "the condition")
-        found = condition(status, "gpu_xid/79", "fffe:1f:1e.0")
+            log.write(f"<12>{xid(79, subject[:-2])}\n")
+        status = drill.until(lambda s: condition(s, "gpu_xid/79", subject) is not None, "the condition")
+        found = condition(status, "gpu_xid/79", subject)
         assert found is not None
         assert (found["severity"], found["count"], found["history"]) == ("critical", 1, False)
         time.sleep(0.2)
-        assert condition(real.status(), "gpu_xid/79", "fffe:1f:1e.0") is None
+        assert condition(real.status(), "gpu_xid/79", subject) is None
 
 
 def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it_is(directory: Path) -> None:

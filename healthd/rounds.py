@@ -116,8 +116,10 @@ class Rounds:
     def _look_where_freed(self, freed: set[str]) -> None:
         for resource in sorted(freed - {""}):
             log.info("the worker that hung in %s has ended", resource)
-        if freed:
-            self.look_after_event(job.name for job in self._jobs() if job.uses in freed)
+        for job in self._jobs() if freed else ():
+            if job.uses in freed:
+                # Not at once again and again, where a check takes just longer than it may.
+                self.look_early(job.name, max(self._monotonic(), self._last_runs.get(job.name, -FOREVER) + 2 * job.timeout_seconds))
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()

@@ -119,7 +119,8 @@ class Rounds:
         for job in self._jobs() if freed else ():
             if job.uses in freed:
                 # Not at once again and again, where a check takes just longer than it may.
-                self.look_early(job.name, max(self._monotonic(), self._last_runs.get(job.name, -FOREVER) + 2 * job.timeout_seconds))
+                again_at = self._last_runs.get(job.name, -FOREVER) + 2 * job.timeout_seconds
+                self.look_early(job.name, max(self._monotonic(), again_at))
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()

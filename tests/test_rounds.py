@@ -210,12 +210,22 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
     assert one.go_for(0.4) == []
     assert one.wakes < 5, "who waits for a hung worker sleeps"
 
+    one.ahead = 2 * GPU_1.timeout_seconds
     with caplog.at_level(logging.INFO, "healthd"):
         one.go_on.touch()
         freed = one.round()
     assert words(freed) == ["hangs", "gpu_1", "close_nvml"]
     assert {reply.outcome for reply in freed} == {Outcome.COMPLETED}
     assert "the worker that hung in nvml has ended" in caplog.text
+
+
+def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: Callable[..., Node]) -> None:
+    one = node(job("hangs", "nvml", timeout=0.4))
+    began = one.monotonic()
+    one.round()
+    one.go_on.touch()
+    one.round()
+    assert one.monotonic() - began >= 0.8
 
 
 def test_an_errand_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:

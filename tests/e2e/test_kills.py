@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from collections import Counter
@@ -27,7 +28,16 @@ SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().r
 NODES = 4
 KILLS_PER_FAULT = 12
 SECONDS_BETWEEN_KILLS = (0.3, 0.8)  # a daemon is up after 0.15 s: either these kills meet the start, or what follows
-CONFIG = "[slurm]\nrequeue_again_seconds = 2\n"
+CONFIG = "[slurm]\nrequeue_again_seconds = 3\n"
+SLOW_SCONTROL = """\
+#!/bin/sh
+# Writes down what is requeued, and takes its time: a killed daemon's command is under way at the next start.
+if [ "$1" = requeue ]; then
+    echo "$3" >>{log}
+    sleep "0.$(($$ % 2 * 7))"
+fi
+exec {scontrol} "$@"
+"""
 DRAIN, REQUEUE, RESUME = "State=DRAIN", "running: scontrol requeue", "State=UNDRAIN"
 
 
@@ -47,7 +57,7 @@ class Figures:
 class Patient:
     """A node whose daemon is killed again and again, and what was done to it."""
 
-    def __init__(self, cluster: SlurmCluster, node: str, directory: Path, kills: int) -> None:
+    def __init__(self, cluster: SlurmCluster, node: str, directory: Path, env: dict[str, str], kills: int) -> None:
         self.cluster = cluster
         self.node = node
         self.kills = kills
@@ -57,7 +67,7 @@ class Patient:
         self.daemon = Healthd(
             *("--mode", "act", "--node-name", node, "--interval", "1"),
             config=CONFIG,
-            env=cluster.env,
+            env=env,
             directory=directory,
             wait=False,
         )
@@ -109,7 +119,7 @@ class Patient:
         if aim:
             with suppress(TimeoutError):
                 self.wait_for_log(DRAIN, mark, 3.0)
-            end = time.monotonic() + self.random.uniform(0, 0.06)
+            end = time.monotonic() + self.random.uniform(0, self.random.choice((0.06, 0.6)))
         time.sleep(max(0.0, end - time.monotonic()))
         if not aim and self.random.random() < 0.25 and (worker := self.worker()):
             os.kill(worker, signal.SIGKILL)
@@ -201,12 +211,17 @@ def uptime() -> float:
 @pytest.fixture
 def patients(tmp_path: Path) -> Iterator[list[Patient]]:
     with SlurmCluster(nodes=NODES) as cluster:
+        slow = tmp_path / "bin" / "scontrol"
+        slow.parent.mkdir()
+        slow.write_text(SLOW_SCONTROL.format(log=tmp_path / "requeues", scontrol=shutil.which("scontrol")))
+        slow.chmod(0o755)
+        env = {**cluster.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}
         share = -(-KILLS // NODES)
         made = []
         for name in cluster.names:
             directory = tmp_path / name
             directory.mkdir()
-            made.append(Patient(cluster, name, directory, share))
+            made.append(Patient(cluster, name, directory, env, share))
         yield made
         for patient in made:
             process = patient.daemon.process
@@ -216,7 +231,9 @@ def patients(tmp_path: Path) -> Iterator[list[Patient]]:
 
 
 @pytest.mark.timeout(120 + KILLS)
-def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_once(patients: list[Patient]) -> None:
+def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_once(
+    patients: list[Patient], tmp_path: Path
+) -> None:
     print(f"{KILLS} kills, HEALTHD_KILLS_SEED={SEED}")
     began = time.monotonic()
     with ThreadPoolExecutor(NODES) as pool:
@@ -243,6 +260,8 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
     wanted = set().union(*(f.requeued for f in figures))
     assert {job: n for job, n in requeues.items() if n != 1} == {}
     assert wanted <= set(requeues)
+    sent = Counter((tmp_path / "requeues").read_text().split())
+    assert {job: n for job, n in sent.items() if n != 1} == {}, "the command was sent twice for one run of a job"
 
     kills = sum(f.daemon_kills + f.worker_kills for f in figures)
     between = sum(f.between for f in figures)

@@ -42,7 +42,7 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Policy, decide
+from healthd.policy import Mode, Policy, decide, is_quiet
 from healthd.results import result_of
 from healthd.rounds import Rounds
 from healthd.runner import Reply, Request, Runner
@@ -365,7 +365,7 @@ class Daemon:
             self.clock_offset += step
             self.memory.set_clock(step)
         slurm = self.memory.ledger.slurm
-        self.memory.pass_quiet_time(seconds, loaded=not slurm.reason and not slurm.overruled)
+        self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
         pause = self.memory.ledger.pause
         if pause and now >= pause.until:
             log.info("the pause is over: %s", pause.why)
@@ -402,8 +402,7 @@ class Daemon:
 
     def must_look_at_slurm(self) -> bool:
         """At the start, when what we want changed, each round while something is wanted or held, and to try again."""
-        memory = self.memory.ledger.slurm
-        concerned = bool(self.verdict.causes or memory.reason or memory.writing or memory.overruled)
+        concerned = not is_quiet(self.verdict, self.memory.ledger.slurm)
         # Not when each was last seen: a storm of events is no reason to ask Slurm again and again.
         causes = tuple((c.code, c.subject, c.severity, c.critical_at) for c in self.verdict.causes)
         aim = (causes, concerned and self.verdict.may_resume, self.memory.ledger.pause, self.settings.mode)
@@ -418,7 +417,7 @@ class Daemon:
         known, now = self.memory.ledger.by_key(), self.now()
         if report.acknowledged:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
-            self.memory.set_conditions(verdict.resumed_by_operator(known, now))
+            self.memory.set_conditions(verdict.resumed_by_operator(known, report.acknowledged_before, now))
         if report.adopted:
             self.memory.set_conditions(
                 verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)

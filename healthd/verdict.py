@@ -308,11 +308,12 @@ def repaired(
     )
 
 
-def resumed_by_operator(conditions: Conditions, now: float) -> dict[tuple[str, str], Condition]:
-    """An operator resumed the node: they know. Only what is seen again after this acts again."""
+def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[tuple[str, str], Condition]:
+    """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
+    Only what is seen again after `now` acts again, and what opened in between."""
     return _where(
         conditions,
-        lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED,
+        lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and c.opened_at <= before,
         lambda c: _acknowledged(c, now),
     )
 

@@ -199,7 +199,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_
 def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_free(
     node: Callable[..., Node], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = node(A, job("hangs", "nvml", timeout=0.3), GPU_1)
+    one = node(A, job("hangs", "nvml", timeout=0.3), job("gpu_1", "nvml", timeout=0.3))
     by_name = dict(zip(words(ended := one.round()), ended, strict=True))
     assert words(ended) == ["hangs", "gpu_1", "a"]
     assert by_name["hangs"].outcome is Outcome.TIMED_OUT

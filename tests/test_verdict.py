@@ -118,7 +118,7 @@ class Node:
         return self
 
     def operator_resumes(self) -> Node:
-        self.take(verdict.resumed_by_operator(self.conditions, self.now))
+        self.take(verdict.resumed_by_operator(self.conditions, self.now, self.now))
         return self
 
     def repaired(self, code: str, subject: str | None = None) -> Node:

@@ -52,7 +52,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             labels = (("pci", pci),)
             reading = Observation(f"pcie_aer_{kind}_total", counts.pop(total), ObservationKind.COUNTER, labels)
             yield reading
-            names = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+            names = ", ".join(f"{name} {count}" for name, count in counts.items() if count) if reading.value else ""
             yield from _judge(kind, pci, what, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
     if unreadable:
@@ -88,9 +88,10 @@ def parse(text: str, total: str, where: str) -> dict[str, int]:
     counts = {}
     for line in text.splitlines():
         name, _, count = line.rpartition(" ")
-        if not name or not (count.isascii() and count.isdigit()) or int(count) >= 2**64:
+        number = int(count) if count.isascii() and count.isdigit() else -1
+        if not name or not 0 <= number < 2**64:
             raise ValueError(f"{where}: not a name and a count: {line[:60]!r}")
-        counts[name] = int(count)
+        counts[name] = number
     if total not in counts:
         raise ValueError(f"{where}: has no {total}")
     return counts
@@ -114,9 +115,9 @@ def _judge(
             clears=Clears.WINDOW,
             window_seconds=config.clean_seconds,
         )
-    if kind == "correctable":
+    if kind == "correctable" and new:
         hourly = past.growth(reading, 3600.0) or 0.0
-        if new and hourly > config.correctable_per_hour:
+        if hourly > config.correctable_per_hour:
             message = f"{hourly:.0f} corrected PCIe errors within an hour on {what}{counted}"
             yield Finding(
                 Severity.WARNING,

@@ -74,19 +74,22 @@ def _union_loader(kind: Any) -> Loader:
 
 def _dataclass_loader(cls: type) -> Loader:
     hints = typing.get_type_hints(cls)
-    required = [f.name for f in dataclasses.fields(cls) if _required(f)]
+    required = {f.name for f in dataclasses.fields(cls) if _required(f)}
     loaders: dict[str, Loader] = {}
 
     def load_dataclass(data: Any, where: str | None) -> Any:
         if not loaders:  # at the first use, not before: a class may contain itself
             loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
-        values = {}
-        for key, value in _table(data, where).items():
-            if key not in loaders:
-                raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
-            values[key] = loaders[key](value, None if where is None else _below(where, key))
-        missing = [name for name in required if name not in values]
-        if missing:
+        table = _table(data, where)
+        if not table.keys() <= loaders.keys():
+            key = next(key for key in table if key not in loaders)
+            raise ConvertError(f'{where or "top level"}: unknown setting "{key}"{nearest(key, loaders)}')
+        if where is None:
+            values = {key: loaders[key](value, None) for key, value in table.items()}
+        else:
+            values = {key: loaders[key](value, _below(where, key)) for key, value in table.items()}
+        if not values.keys() >= required:
+            missing = [f.name for f in dataclasses.fields(cls) if f.name in required - values.keys()]
             raise ConvertError(f"{where or 'top level'}: missing {', '.join(missing)}")
         return cls(**values)
 
@@ -102,11 +105,14 @@ def _tuple_loader(kind: Any) -> Loader:
     if len(args) == 2 and args[1] is Ellipsis:
         return _sequence_loader(tuple, args[0])
     loaders = [_loader(arg) for arg in args]
+    is_exact = all(arg in (str, int, bool) for arg in args)
 
     def load_tuple(data: Any, where: str | None) -> Any:
         items = _list(data, where)
         if len(items) != len(loaders):
             raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
+        if where is None and is_exact and tuple(map(type, items)) == args:
+            return tuple(items)  # the labels of hundreds of observations
         if where is None:
             return tuple([one(value, None) for one, value in zip(loaders, items, strict=True)])
         pairs = zip(loaders, items, strict=True)
@@ -204,12 +210,13 @@ def _list(data: Any, where: str | None) -> list[Any]:
 
 
 Dumper = Callable[[Any], Any]
+PLAIN = (str, int, float, bool, type(None))
 
 
 def dump(value: Any) -> Any:
     """The plain data that `load` turns back into an equal value. Fields at their default are left out."""
     kind: Any = type(value)
-    return _dumper(kind)(value)
+    return value if kind in PLAIN else _dumper(kind)(value)
 
 
 @functools.cache

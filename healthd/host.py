@@ -49,6 +49,8 @@ class Host:
                 data = bytearray()
                 while (piece := os.read(file, READ_BYTES)) and len(data) < MAX_FILE_BYTES:
                     data += piece
+                    if len(piece) < READ_BYTES and path.startswith("/sys/"):
+                        break  # sysfs gives an attribute whole, and there are a thousand of them
             finally:
                 os.close(file)
             return data.decode("utf-8", "replace").strip()

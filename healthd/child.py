@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 MAX_OUTPUT_BYTES = 1 << 20
+TRAMPOLINE = "/usr/bin/env"  # execs the rest of its argv; status 127 where there is no such program
 READS_PER_STEP = 32  # of 64 KiB: one that floods does not keep us from the rest
 
 _left: set[int] = set()  # killed, and not gone when last looked: each would stay a zombie
@@ -35,8 +36,10 @@ class Child:
         self.started = monotonic()
         self.status: int | None = None
         self._monotonic = monotonic
+        # Through a program on the local disk: ours waits until the exec of the first one is over, and one on a file
+        # server that is gone (a PATH with it in front is enough) would take that for ever.
         self._process = subprocess.Popen(
-            argv,
+            (TRAMPOLINE, "--", *argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -126,10 +126,14 @@ class Daemon:
             self.monotonic,
         )
         self.removals = device_removals(settings.root)
-        self.slurm = SlurmDriver(settings, self.boot_id, self.remember_slurm, self.now, self.monotonic)
+        self.slurm = SlurmDriver(
+            settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
+        )
         self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
 
         self.stopping = self.said_ready = False
+        self.stop_metrics: Callable[[], None] | None = None
+        self.metrics_trouble = ""
         self.started = self.now()
         self.results: dict[tuple[str, str], CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
@@ -144,7 +148,7 @@ class Daemon:
         self.clock_offset = self.now() - self.monotonic()
         self.rounds.errand(Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True}))
         self.published = self.snapshot()
-        self.stop_metrics = self.serve_metrics()
+        self.serve_metrics()
         log.info(
             "healthd %s on %s: mode %s, %d checks",
             healthd.__version__,
@@ -169,6 +173,7 @@ class Daemon:
             reply = self.runner.step()
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
+            self.memory.copy_unread = True
         texts: dict[str, str | None] = reply.table.get("texts", {})
         return texts
 
@@ -363,7 +368,8 @@ class Daemon:
         if abs(step) > CLOCK_STEP_SECONDS:
             log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
             self.clock_offset += step
-            self.memory.set_clock(step)
+            self.memory.set_clock(step, since=self.started, until=now - step)
+            self.started += step
         slurm = self.memory.ledger.slurm
         self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
         pause = self.memory.ledger.pause
@@ -384,15 +390,23 @@ class Daemon:
             log.info("health: %s, was %s", self.verdict.health.value, before.value)
         if self.settings.mode is Mode.OBSERVE:
             # No Slurm command at all: what would be done to a node that nobody holds.
+            self.slurm.drop()
+            self.slurm.step()
             free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
             self.decided(decide(self.verdict, free, SlurmMemory(), self.policy(), self.now()))
             return
         report = self.slurm.step()
-        if report is None and not self.slurm.busy and self.must_look_at_slurm():
-            self.slurm_again_at = FOREVER
-            report = self.slurm.begin(self.verdict, self.memory.ledger.slurm, self.policy())
         if report is not None:
             self.slurm_was_looked_at(report)
+        # In the same pass: what changed during the look wakes nobody afterwards.
+        if not self.slurm.busy and self.must_look_at_slurm():
+            self.slurm_again_at = FOREVER
+            report = self.slurm.begin(self.verdict, self.memory.ledger.slurm, self.policy())
+            if report is not None:
+                self.slurm_was_looked_at(report)
+
+    def may_change_slurm(self) -> bool:
+        return self.settings.mode is not Mode.OBSERVE and self.memory.ledger.pause is None
 
     def policy(self) -> Policy:
         pause, slurm = self.memory.ledger.pause, self.settings.slurm
@@ -446,9 +460,9 @@ class Daemon:
     # --- publish: the ledger and its copy, the verdict file, metrics, systemd
 
     def publish(self) -> None:
-        if self.memory.unsaved:
+        if self.memory.unsaved or self.rounds.ended:
             self.memory.save()
-        drain = bool(self.verdict.causes) and self.settings.mode is not Mode.OBSERVE and not self.memory.ledger.pause
+        drain = bool(self.verdict.causes) and self.may_change_slurm()
         self.published = self.snapshot()
         line = verdict_line(self.published, drain, self.now() + 3 * self.settings.interval_seconds)
         if self.rounds.ended or line.partition(" ")[0] != self.verdict_word:
@@ -460,6 +474,7 @@ class Daemon:
             self.rounds.ended = False
             self.note_cursor()
             self.copy_ledger()
+            self.serve_metrics()
             if not self.said_ready:
                 self.said_ready = True
                 service.ready(self.verdict.health.value)
@@ -472,9 +487,15 @@ class Daemon:
 
     def copy_ledger(self) -> None:
         if self.memory.uncopied:
-            self.memory.uncopied = False
-            table = {"from": self.settings.runtime_dir, "to": self.settings.state_dir, "names": list(NAMES)}
-            self.rounds.errand(Request("state_dir", ERRAND_SECONDS, {"op": "save_copy", **table}))
+            table = {
+                "op": "save_copy",
+                "from": self.settings.runtime_dir,
+                "to": self.settings.state_dir,
+                "names": list(NAMES),
+                "keep": self.memory.copy_unread,
+            }
+            self.memory.uncopied = self.memory.copy_unread = False
+            self.rounds.errand(Request("state_dir", ERRAND_SECONDS, table))
 
     def write_textfile(self) -> None:
         """By the worker: the collector's directory is on a disk, and that may hang."""
@@ -485,16 +506,23 @@ class Daemon:
             table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
             self.rounds.errand(Request("textfile", ERRAND_SECONDS, table))
 
-    def serve_metrics(self) -> Callable[[], None]:
-        """The metrics page, where it is wanted; its library is imported only then. Returns what stops it."""
+    def serve_metrics(self) -> None:
+        """The metrics page, where it is wanted; its library is imported only then. A port that somebody else has is
+        said and tried again each round: a node without metrics is still watched."""
         address = listen_address(self.settings.metrics.listen, "metrics.listen")
-        if address is None:
-            return lambda: None
+        if address is None or self.stop_metrics is not None:
+            return
         from healthd.metrics import serve
 
-        port, stop = serve(address, lambda: self.published)  # asked from its own threads
+        try:
+            port, self.stop_metrics = serve(address, lambda: self.published)  # asked from its own threads
+        except OSError as error:
+            if not self.metrics_trouble:
+                log.error("no metrics page: %s", error)
+            self.metrics_trouble = f"no metrics page: {error}"
+            return
+        self.metrics_trouble = ""
         log.info("metrics on http://%s:%d/metrics", address[0], port)
-        return stop
 
     def snapshot(self) -> Snapshot:
         known = self.memory.ledger
@@ -520,7 +548,18 @@ class Daemon:
             ledger_copy_failures_total=self.copy_failures,
             config_reload_failures_total=self.reload_failures,
             cleared=known.cleared[-20:],
+            troubles=self.troubles(),
         )
+
+    def troubles(self) -> tuple[str, ...]:
+        """What is wrong with healthd itself, one sentence each."""
+        found = (
+            self.metrics_trouble,
+            f"{self.settings.runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "",
+            f"kernel log: {self.kernel.status.trouble}" if not self.kernel.status.alive else "",
+            f"slurm: {self.slurm.status.trouble}" if self.slurm.status.trouble else "",
+        )
+        return tuple(sentence for sentence in found if sentence)
 
     # --- what people say
 
@@ -579,7 +618,8 @@ class Daemon:
         self.control.close()
         self.kernel.close()
         self.slurm.close()
-        self.stop_metrics()
+        if self.stop_metrics is not None:
+            self.stop_metrics()
         self.runner.close(STOP_SECONDS)
         log.info("stopped")
 

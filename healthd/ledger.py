@@ -76,19 +76,22 @@ def with_conditions(ledger: Ledger, conditions: dict[tuple[str, str], Condition]
     )
 
 
-def after_clock_step(ledger: Ledger, seconds: float) -> Ledger:
-    """The clock was set by `seconds`: the same moments as it tells them now."""
+def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
+    """The clock was set by `seconds`: the moments `since`..`until` of the old clock, as it tells them now.
+
+    A machine that boots in the year 2000 until NTP answers wrote only what lies in that range: the rest is right.
+    """
 
     def move(moment: float) -> float:
-        return moment + seconds if moment else 0.0
+        return moment + seconds if moment and since <= moment <= until else moment
 
     slurm = ledger.slurm
     return dataclasses.replace(
         ledger,
         born=move(ledger.born),
         trusted_since=move(ledger.trusted_since),
-        conditions=tuple(shifted(c, seconds) for c in ledger.conditions),
-        cleared=tuple(shifted(c, seconds) for c in ledger.cleared),
+        conditions=tuple(shifted(c, seconds, since, until) for c in ledger.conditions),
+        cleared=tuple(shifted(c, seconds, since, until) for c in ledger.cleared),
         events=tuple(dataclasses.replace(e, time=move(e.time), last_time=move(e.last_time)) for e in ledger.events),
         slurm=dataclasses.replace(
             slurm,
@@ -97,7 +100,7 @@ def after_clock_step(ledger: Ledger, seconds: float) -> Ledger:
             resumed_at=move(slurm.resumed_at),
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
         ),
-        pause=dataclasses.replace(ledger.pause, until=move(ledger.pause.until)) if ledger.pause else None,
+        pause=dataclasses.replace(ledger.pause, until=ledger.pause.until + seconds) if ledger.pause else None,
     )
 
 

@@ -35,6 +35,7 @@ class Memory:
         self.uncopied = False
         self._past_unsaved = False
         self.save_failed = False
+        self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
 
     # --- recall
 
@@ -45,7 +46,8 @@ class Memory:
         """
         now = self._now()
         found = self._live() or self._copied(read_copy) or Ledger(born=now, trusted_since=now)
-        self.ledger = found
+        # A clock that stands before what was written while it was right must not switch draining off until then.
+        self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
         if found.boot_id != boot_id:
             self.set_conditions(verdict.after_boot(found.by_key(), boot_id, now))
         self.change_mode(mode)
@@ -97,6 +99,7 @@ class Memory:
             return ledgers.decode(text, "the copy of the ledger")
         except LedgerError as error:
             log.error("%s; beginning a new one", error)
+            self.copy_unread = True
             return None
 
     def _path(self, name: str) -> str:
@@ -131,14 +134,18 @@ class Memory:
         if len(self.ledger.conditions) == len(before.conditions):
             self.unsaved = unsaved
 
-    def set_clock(self, step: float) -> None:
-        """The clock was set by `step` seconds: what is remembered is told in its new time."""
-        self._replace(ledgers.after_clock_step(self.ledger, step))
+    def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
+        """The clock was set by `step` seconds: what was written `since`..`until` (of the old clock) moves with it."""
+
+        def move(moment: float) -> float:
+            return moment + step if since <= moment <= until else moment
+
+        self._replace(ledgers.after_clock_step(self.ledger, step, since, until))
         self._past_unsaved = True
         for check, store in self.past.items():
             self.past[check] = {
                 name: dataclasses.replace(
-                    series, time=series.time + step, grown=tuple((when + step, n) for when, n in series.grown)
+                    series, time=move(series.time), grown=tuple((move(when), n) for when, n in series.grown)
                 )
                 for name, series in store.items()
             }

@@ -25,19 +25,23 @@ LAST_RETRY_SECONDS = 300.0
 
 
 class SlurmDriver:
-    """One look at Slurm at a time. `remember` writes the memory down before the generator goes on."""
+    """One look at Slurm at a time. `remember` writes the memory down before the generator goes on; `may_change` is
+    asked before each command that changes something: a pause or another mode may have come meanwhile.
+    """
 
     def __init__(
         self,
         settings: Settings,
         boot_id: str,
         remember: Callable[[SlurmMemory], None],
+        may_change: Callable[[], bool],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._node_name = settings.node_name
         self._boot_id = boot_id
         self._remember = remember
+        self._may_change = may_change
         self._now = now
         self._monotonic = monotonic
         self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
@@ -48,7 +52,7 @@ class SlurmDriver:
 
     @property
     def busy(self) -> bool:
-        return self._steps is not None
+        return self._steps is not None or self._child is not None
 
     @property
     def deadline(self) -> float:
@@ -67,6 +71,8 @@ class SlurmDriver:
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
+        if self._steps is None:
+            return None  # the look was dropped
         out, err = child.output()
         seconds = self._monotonic() - child.started
         return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
@@ -80,10 +86,15 @@ class SlurmDriver:
         self._failures += 1
         return wait * random.uniform(0.8, 1.2)
 
-    def close(self) -> None:
-        """Leave what runs: a scontrol in flight ends by itself, and what it did is read again at the next start."""
+    def drop(self) -> None:
+        """End the look here; a command that runs is left to end, nothing follows from it."""
         if self._steps is not None:
             self._steps.close()
+            self._steps = None
+
+    def close(self) -> None:
+        """Leave what runs: a scontrol in flight ends by itself, and what it did is read again at the next start."""
+        self.drop()
 
     def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
         assert self._steps is not None
@@ -94,6 +105,9 @@ class SlurmDriver:
                     self._remember(step.memory)
                     step = self._steps.send(None)
                     continue
+                if step.changes and not self._may_change():
+                    self.drop()
+                    return None
                 try:
                     self._start(step)
                     return None

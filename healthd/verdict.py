@@ -344,11 +344,14 @@ def _acknowledged(condition: Condition, now: float) -> Condition:
     )
 
 
-def shifted(condition: Condition, seconds: float) -> Condition:
-    """The clock was set: the same moments as the new clock tells them, so that no confirm time is cut short."""
+def shifted(condition: Condition, seconds: float, since: float = 0.0, until: float = float("inf")) -> Condition:
+    """The clock was set: the same moments as the new clock tells them, so that no confirm time is cut short.
+
+    Only moments in `since`..`until` (as the old clock told them): others were written while it was right.
+    """
 
     def move(moment: float) -> float:
-        return moment + seconds if moment else 0.0
+        return moment + seconds if moment and since <= moment <= until else moment
 
     return replace(
         condition,

@@ -134,13 +134,16 @@ class Worker:
         return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
 
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Copy files of the runtime directory to the state directory, durably."""
-        from healthd.ledger import read_text, remove_leftovers, replace_file
+        """Copy files of the runtime directory to the state directory, durably. `keep`: what is there could not be
+        read at the start, and goes aside for a person instead of being replaced."""
+        from healthd.ledger import read_text, remove_leftovers, replace_file, set_aside
 
         os.makedirs(request["to"], mode=0o700, exist_ok=True)
         remove_leftovers(request["to"])
         for name in request["names"]:
             text = read_text(os.path.join(request["from"], name))
+            if request["keep"] and os.path.exists(os.path.join(request["to"], name)):
+                set_aside(os.path.join(request["to"], name))
             if text is not None:
                 replace_file(os.path.join(request["to"], name), text, durable=True)
         return {}

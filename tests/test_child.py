@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from healthd.child import MAX_OUTPUT_BYTES, Child
 
 
@@ -52,9 +50,11 @@ def test_what_is_no_text_is_shown_as_far_as_it_goes() -> None:
     assert running.output()[0] == "a\ufffdb"
 
 
-def test_a_missing_program_is_an_error_at_once() -> None:
-    with pytest.raises(FileNotFoundError):
-        Child(("/nonexistent/scontrol",), time.monotonic() + 1, time.monotonic)
+def test_a_missing_program_is_status_127_and_a_sentence() -> None:
+    running = Child(("/nonexistent/scontrol",), time.monotonic() + 10, time.monotonic, {"LC_ALL": "C"})
+    end_of(running)
+    assert running.status == 127
+    assert "'/nonexistent/scontrol': No such file or directory" in running.output()[1]
 
 
 def test_it_gets_our_environment_with_what_is_added_and_no_standard_input() -> None:

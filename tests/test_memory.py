@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,14 @@ class Disk:
         return self.texts
 
 
-def recalled(directory: Path, disk: Disk | None = None, boot_id: str = "b1", mode: Mode = Mode.ACT) -> Memory:
-    memory = Memory(str(directory), lambda: NOW)
+def recalled(
+    directory: Path,
+    disk: Disk | None = None,
+    boot_id: str = "b1",
+    mode: Mode = Mode.ACT,
+    now: Callable[[], float] = lambda: NOW,
+) -> Memory:
+    memory = Memory(str(directory), now)
     memory.recall(disk or Disk(), boot_id, mode)
     return memory
 
@@ -176,6 +183,26 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     assert (moved.time, moved.value) == (series.time + 3600, series.value)
     memory.set_clock(-3600.0)
     assert memory.ledger.conditions == LIVE.conditions
+
+
+def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:
+    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 5, conditions=()))
+    year_2000 = 946_684_800.0
+    memory = recalled(tmp_path, now=lambda: year_2000)
+    assert memory.ledger.trusted_since == year_2000
+    born = memory.ledger.born
+    memory.change(conditions=(dataclasses.replace(STANDING, last_event=year_2000 + 30),))
+    memory.set_clock(NOW - year_2000, since=year_2000, until=year_2000 + 60)
+    (condition,) = memory.ledger.conditions
+    assert condition.last_event == NOW + 30
+    assert memory.ledger.trusted_since == NOW
+    assert memory.ledger.born == born, "what was written while the clock was right stays"
+
+
+def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
+    memory = Memory(str(tmp_path), lambda: NOW)
+    memory.recall(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
+    assert memory.copy_unread
 
 
 def test_the_log_says_what_opened_rose_and_cleared_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -421,7 +421,10 @@ def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path:
     (tmp_path / "ledger.json").write_text("{}")
     state, names = str(tmp_path / "state"), ["ledger.json", "past.json"]
     saved = ask(
-        runner, Request("state_dir", 10, {"op": "save_copy", "from": str(tmp_path), "to": state, "names": names})
+        runner,
+        Request(
+            "state_dir", 10, {"op": "save_copy", "from": str(tmp_path), "to": state, "names": names, "keep": False}
+        ),
     )
     assert saved.outcome is Outcome.COMPLETED
     loaded = ask(runner, Request("state_dir", 10, {"op": "load_copy", "from": state, "names": names}))
@@ -430,7 +433,7 @@ def test_files_go_to_the_state_directory_and_come_back(runner: Runner, tmp_path:
 
 def test_a_state_directory_that_cannot_be_written_is_one_sentence(runner: Runner, tmp_path: Path) -> None:
     (tmp_path / "ledger.json").write_text("{}")
-    table = {"op": "save_copy", "from": str(tmp_path), "to": "/proc/nowhere", "names": ["ledger.json"]}
+    table = {"op": "save_copy", "from": str(tmp_path), "to": "/proc/nowhere", "names": ["ledger.json"], "keep": False}
     reply = ask(runner, Request("state_dir", 10, table))
     assert reply.outcome is Outcome.FAILED
     assert "/proc/nowhere" in reply.error

@@ -1,0 +1,128 @@
+"""Slurm's commands as programs that hang, dawdle or are not there: the daemon goes on, and what was said meanwhile
+(a pause, another mode) holds for the look that is under way too. The programs are scripts; the daemon is the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from frozen import HangFs
+from healthd_daemon import Healthd, xid
+
+IDLE = "printf '%-200s%-40s%-80s%-400s\\n' idle Unknown Unknown none"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> dict[str, str]:
+    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down its arguments."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in {
+        "sinfo": f"echo read >>{tmp_path}/reads; [ ! -e {tmp_path}/slow ] || sleep 1.5; {IDLE}",
+        "scontrol": f'echo "$@" >>{tmp_path}/changes',
+    }.items():
+        program = programs / name
+        program.write_text(f"#!/bin/sh\n{body}\n")
+        program.chmod(0o755)
+    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+def reads(folder: Path) -> int:
+    return len((folder / "reads").read_text().split()) if (folder / "reads").exists() else 0
+
+
+def wait_for_a_read(folder: Path, before: int) -> None:
+    end = time.monotonic() + 10
+    while reads(folder) <= before:
+        assert time.monotonic() < end, "healthd never asked Slurm"
+        time.sleep(0.02)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tmp_path: Path) -> None:
+    with HangFs(tmp_path) as server:
+        path = f"{server.path}/bin:{os.environ['PATH']}"
+        with Healthd("--mode", "act", "--node-name", "n1", env={"PATH": path}) as daemon:
+            daemon.kernel_line(xid(79))
+            daemon.until(lambda s: s["health"] == "unhealthy", "the fault is known")
+            time.sleep(0.5)
+            assert daemon.status()["health"] == "unhealthy"
+            assert daemon.verdict().startswith("drain ")
+            began = time.monotonic()
+            assert daemon.stop() == 0
+            assert time.monotonic() - began < 5
+            server.release()
+
+
+def test_a_pause_holds_for_the_look_that_is_under_way(tmp_path: Path, slow: dict[str, str]) -> None:
+    with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
+        time.sleep(0.5)  # the look of the start
+        (tmp_path / "slow").touch()
+        before = reads(tmp_path)
+        daemon.kernel_line(xid(79))
+        wait_for_a_read(tmp_path, before)
+        assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
+        daemon.until(lambda s: "paused" in s["decision"]["text"], "the decision is to wait")
+        time.sleep(1)
+        assert not (tmp_path / "changes").exists()
+        assert not daemon.verdict().startswith("drain")
+
+
+def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_follows(
+    tmp_path: Path, slow: dict[str, str]
+) -> None:
+    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
+        time.sleep(0.5)
+        (tmp_path / "slow").touch()
+        before = reads(tmp_path)
+        daemon.kernel_line(xid(79))
+        wait_for_a_read(tmp_path, before)
+        assert daemon.process is not None
+        daemon.config.write_text('mode = "observe"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: s["mode"] == "observe", "it observes")
+        used = cpu_seconds(daemon.process.pid)
+        time.sleep(3)
+        assert cpu_seconds(daemon.process.pid) - used < 0.5, "it does not spin over a command that it no longer needs"
+        daemon.config.write_text('mode = "act"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: s["mode"] == "act", "it acts")
+        time.sleep(2.5)
+        assert not (tmp_path / "changes").exists(), "what was observed does not drain"
+
+
+def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_else() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with Healthd("--listen", f"127.0.0.1:{port}", "--interval", "1") as daemon:
+            assert any("no metrics page" in trouble for trouble in daemon.status()["troubles"])
+            other.close()
+            daemon.until(lambda s: not s["troubles"], "the page is there once the port is free")
+
+
+def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
+    with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
+        time.sleep(0.5)
+        (tmp_path / "slow").touch()
+        before = reads(tmp_path)
+        daemon.kernel_line(xid(79))
+        wait_for_a_read(tmp_path, before)
+        daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout waiting for RPC from GPU!"))
+        wait_for_a_read(tmp_path, before + 1)
+        end = time.monotonic() + 8  # well before anything else would wake it
+        while "Reason=healthd: gpu_xid/" not in (
+            (tmp_path / "changes").read_text() if (tmp_path / "changes").exists() else ""
+        ):
+            assert time.monotonic() < end
+            time.sleep(0.05)

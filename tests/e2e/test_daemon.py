@@ -149,14 +149,6 @@ def test_a_runtime_directory_that_cannot_be_had_is_one_sentence(directory: Path,
     assert place in sentence
 
 
-def test_a_port_that_is_in_use_is_one_sentence(directory: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        status, sentence = refusal(Healthd("--listen", address, directory=directory))
-    assert status == 1
-    assert sentence.startswith(f"healthd run: metrics.listen: cannot listen on {address}: ")
-
-
 def test_a_socket_that_a_killed_daemon_left_is_in_nobodys_way(directory: Path) -> None:
     with Healthd(directory=directory) as daemon:
         daemon.kill()

@@ -123,8 +123,7 @@ EXPLAIN = {
         Clears.PASS,
         "The machine has NVIDIA GPUs but the kernel module nvidia is not loaded.",
         "No job can use the GPUs. Nodes like this one swallow queues, since every job fails at once.",
-        "modprobe nvidia, and read dmesg: mostly a new kernel without a module for it (dkms status), secure boot, or "
-        "nouveau that was faster.",
+        "modprobe nvidia, and read dmesg: mostly a new kernel without a module for it (dkms status), or secure boot.",
     ),
     "gpu_access/driver_mismatch": Explain(
         Severity.DEGRADED,

@@ -35,7 +35,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    on_pci = [pci for pci in host.pci_gpus() if _is_nvidias(host, pci)]
+    on_pci = list(host.pci_gpus())
     dead = [pci for pci in on_pci if _is_dead(host, pci)]
     yield Observation("gpus_on_pci", len(on_pci))
     for pci in dead:
@@ -51,12 +51,6 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if len(answering) < config.expected:
         message = f"{len(answering)} GPUs answer, {config.expected} are expected"
         yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message)
-
-
-def _is_nvidias(host: Host, pci: str) -> bool:
-    """Whether NVML should show it: not a GPU that vfio-pci or nouveau has. No driver at all is a fault."""
-    driver = host.link_target(f"/sys/bus/pci/devices/{pci}/driver")
-    return driver is None or driver.rpartition("/")[2] == "nvidia"
 
 
 def _is_dead(host: Host, pci: str) -> bool:

@@ -2,6 +2,7 @@
 
 Rules: any uncorrected error means that data was lost: reset before the next job (Meta's study, OCI, Azure, DCGM). SRAM
 over NVIDIA's threshold is NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's limits.
+A count that falls shows a reset, unless nobody else held the driver: then healthd's own closing of it wiped the count.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ class Config(CheckConfig):
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     silent = []
-    for gpu in host.gpus():
+    gpus = host.gpus()
+    lost_by_closing = host.driver_was_held is False
+    if host.driver_was_held is not None:
+        held = Observation("gpu_driver_held", int(host.driver_was_held))
+        yield held
+        before = past.last(held)
+        lost_by_closing = lost_by_closing or (before is not None and not before.value)
+    for gpu in gpus:
         if gpu.ecc_mode() is False:
             yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
             continue
@@ -41,7 +49,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             reading = Observation("gpu_ecc_volatile_errors_total", count, ObservationKind.COUNTER, labels)
             yield reading
             last = past.last(reading)
-            if last is not None and count < last.value:
+            if last is not None and count < last.value and not lost_by_closing:
                 message = f"{location} {error} errors fell from {last.value:.0f} to {count}"
                 yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
         yield from _judge(gpu, counts, config)

@@ -18,6 +18,7 @@ GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose
 
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
+    `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
 
     Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
     """
@@ -33,6 +34,7 @@ class Host:
         self._open_nvml = open_nvml
         self._nvml: Nvml | None = None
         self.nvml_is_outdated = False
+        self.driver_was_held: bool | None = None
 
     # files: paths are absolute as on the node ("/sys/bus/pci/devices")
 
@@ -89,6 +91,7 @@ class Host:
         if self._nvml is None:
             from healthd.nvml import NvmlError, NvmlErrorKind, open_real
 
+            self.driver_was_held = self._driver_is_held()
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
@@ -106,6 +109,15 @@ class Host:
     def nvml_is_open(self) -> bool:
         return self._nvml is not None
 
+    def _driver_is_held(self) -> bool | None:
+        """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
+        if self._open_nvml is not None and not self.root:
+            return None  # the NVML that stands in is not this machine's
+        references = self.read("/sys/module/nvidia/refcnt") or ""
+        if not references.lstrip("-").isdecimal():
+            return None
+        return int(references) > len(self.list("/sys/module/nvidia/holders"))
+
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """The GPUs that answer NVML; none where there is neither NVIDIA hardware nor a driver. Raises NvmlError."""
         from healthd.nvml import NO_DRIVER, NvmlError
@@ -118,7 +130,7 @@ class Host:
             raise
 
     def has_nvidia_hardware(self) -> bool:
-        """Whether PCI shows an NVIDIA GPU (class 0300 or 0302), the driver is loaded, or an NVML stands in for both."""
+        """Whether PCI shows a GPU for NVIDIA's driver, the driver is loaded, or an NVML stands in for both."""
         return (
             self._open_nvml is not None
             or any(True for _ in self.pci_gpus())
@@ -126,13 +138,26 @@ class Host:
         )
 
     def pci_gpus(self) -> Iterator[str]:
-        """PCI addresses of the NVIDIA GPUs that sysfs shows."""
+        """PCI addresses of the GPUs that NVML should show, as sysfs has them.
+
+        Not those that vfio-pci or nouveau have. One without any driver is a fault (the driver is missing, or refused
+        it), but for a VGA card (class 0300) on a machine where nothing else says that NVIDIA's driver belongs on it.
+        """
+        found = list(self._nvidia_devices())
+        wanted = self.exists("/proc/driver/nvidia") or any(driver == "nvidia" for _pci, _class, driver in found)
+        for pci, pci_class, driver in found:
+            if driver == "nvidia" or (driver is None and (wanted or pci_class.startswith("0x0302"))):
+                yield pci
+
+    def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
+        """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller)."""
         for pci in self.list("/sys/bus/pci/devices"):
             device = f"/sys/bus/pci/devices/{pci}"
             if self.read(f"{device}/vendor") == "0x10de":
                 pci_class = self.read(f"{device}/class") or ""
                 if pci_class.startswith(("0x0300", "0x0302")):
-                    yield pci
+                    driver = self.link_target(f"{device}/driver")
+                    yield pci, pci_class, driver and driver.rpartition("/")[2]
 
     def boot_id(self) -> str:
         return self.read("/proc/sys/kernel/random/boot_id") or ""

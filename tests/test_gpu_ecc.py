@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios, until_it_fails
+from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
@@ -133,3 +134,18 @@ def test_counters_at_the_end_of_their_width_are_findings_too(host):
     assert codes(findings(gpu_ecc, host(f"gpu.3.ecc_volatile_uncorrected_dram = {2**32 - 1}"))) == [
         "gpu_ecc/uncorrected"
     ]
+
+
+@pytest.mark.parametrize(
+    ("held", "resets"),
+    [([True, True], 1), ([True, False], 0), ([False, True], 0), ([False, False], 0), ([None, None], 1)],
+)
+def test_a_count_that_fell_is_no_evidence_where_our_own_closing_wiped_it(host, tmp_path, held, resets):
+    nodes = []
+    for number, (who, text) in enumerate(zip(held, ["gpu.3.ecc_volatile_uncorrected_dram = 5", ""], strict=True)):
+        root = tmp_path / f"node{number}"
+        files = {} if who is None else {"/sys/module/nvidia/refcnt": "7\n" if who else "0\n"}
+        write(root, files)
+        nodes.append(host(text, root=str(root)))
+    given = rounds(gpu_ecc, nodes)
+    assert len([item for item in given if isinstance(item, Repair)]) == resets

@@ -29,7 +29,7 @@ from healthd.host import Host
 from healthd.inventory import Removals, removals
 from healthd.kernel_fold import fold_events
 from healthd.kernel_listener import Listener
-from healthd.kernel_log import Gap, RawLine, event_of
+from healthd.kernel_log import Gap, RawLine
 from healthd.memory import NAMES, Memory
 from healthd.model import (
     CheckResult,
@@ -208,10 +208,9 @@ class Daemon:
         self.hear(self.kernel.read())
         if self.kernel.status.source not in self.memory.ledger.cursors:
             self.note_cursor()  # what comes from now on is news, also if it comes while we are down
-        for gap in self.kernel.gaps()[:1]:
-            request = self.journal_request(gap)
-            if request != self.runner.request:  # what is being read would otherwise be read, and counted, twice
-                self.rounds.errand(request)
+        gap = self.kernel.gap()
+        if gap is not None and (request := self.journal_request(gap)) != self.runner.request:
+            self.rounds.errand(request)  # what is being read would otherwise be read, and counted, twice
         for pci in self.removals.read():
             log.warning("device %s was removed", pci)
             self.rounds.look_after_event(self.concerned("pci_remove"))
@@ -269,7 +268,7 @@ class Daemon:
             "limit": JOURNAL_LINES,
             "accept_injected": self.settings.kernel_log.accept_injected,
         }
-        return Request("journal", ERRAND_SECONDS, {"op": "read_journal", "gap": table})
+        return Request("journal", ERRAND_SECONDS, {"op": "read_journal", "gap": table, "history": gap.history})
 
     # --- look: the worker runs what is due, one check after another
 
@@ -317,9 +316,7 @@ class Daemon:
             elif op == "inventory":
                 self.memory.change(inventory=load(Inventory, reply.table["inventory"]))
             if op == "read_journal":
-                self.filled(
-                    Gap(reply.request.table["gap"]["since_usec"], reply.request.table["gap"]["until_usec"]), reply
-                )
+                self.asked_journal(reply)
 
     def checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
@@ -351,13 +348,15 @@ class Daemon:
         if again_at is not None and again_at > self.now():
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
 
-    def filled(self, gap: Gap, reply: Reply) -> None:
-        """What the journal had of a gap in the ring buffer. Before healthd ever looked it is history, as in the log."""
-        lines = [RawLine(when, text) for when, text, *_ in reply.table.get("lines", ())]
-        history = not self.memory.ledger.cursors
-        events = [event for line in lines if (event := event_of(line, self.boot_id)) is not None]
-        self.kernel.filled(gap, len(lines), len(events))
-        self.hear([dataclasses.replace(event, history=history) for event in events])
+    def asked_journal(self, reply: Reply) -> None:
+        """What the journal had of a gap in the ring buffer."""
+        asked = reply.request.table
+        gap = Gap(asked["gap"]["since_usec"], asked["gap"]["until_usec"], asked["history"])
+        if reply.outcome is not Outcome.COMPLETED:
+            self.kernel.not_filled(gap, reply.error)
+            return
+        lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
+        self.hear(self.kernel.filled(gap, lines, asked["gap"]["limit"]))
 
     # --- time goes by: windows, pauses, a clock that was set
 
@@ -472,6 +471,7 @@ class Daemon:
             service.status(f"{self.verdict.health.value}; {decision_words(self.decision, self.slurm.status.owner)}")
         if self.rounds.ended:
             self.rounds.ended = False
+            self.kernel.round_is_over()
             self.note_cursor()
             self.copy_ledger()
             self.serve_metrics()

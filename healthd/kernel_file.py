@@ -57,8 +57,8 @@ class FollowedFile:
     def cursor(self) -> Cursor:
         return {"files": [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]}
 
-    def filled(self, gap: Gap) -> None:
-        del gap  # files have none
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left  # files have none
 
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
@@ -191,8 +191,8 @@ class Fifo:
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         return RawLine(now, found.text) if found is not None and found.text else None
 
-    def filled(self, gap: Gap) -> None:
-        del gap
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left
 
     def take_notes(self) -> list[str]:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from healthd.model import KernelEvent
 
@@ -13,7 +13,7 @@ KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
 KEEP_MOST = 2000
 
 # Fields that differ between two lines of the same fault: everything else tells faults apart.
-_VARIES = frozenset({"register", "agent", "layer", "reporter", "status", "caused_by", "recovery_from"})
+_VARIES = frozenset({"register", "agent", "layer", "reporter", "status", "caused_by", "recovery_from", "job"})
 
 Key = tuple[object, ...]
 
@@ -44,7 +44,8 @@ def fold_events(
     """(recent events, sequences of those that are new or grew, next sequence).
 
     Only the newest event of a fault can grow, so this is linear. Of too many, the oldest of the most frequent
-    fault go first: a storm never pushes out another fault.
+    fault go first: a storm never pushes out another fault. What is new here is never too old: after a weekend
+    without healthd Friday's fault is read together with Sunday's, and must be judged once.
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
@@ -59,16 +60,18 @@ def fold_events(
             events.append(dataclasses.replace(new, sequence=next_sequence))
             next_sequence += 1
         touched[events[place].sequence] = None
-    kept = _bounded(events, keep_seconds, keep_most)
+    kept = _bounded(events, touched, keep_seconds, keep_most)
     alive = {event.sequence for event in kept}
     return kept, tuple(sequence for sequence in touched if sequence in alive), next_sequence
 
 
-def _bounded(events: list[KernelEvent], keep_seconds: float, keep_most: int) -> tuple[KernelEvent, ...]:
+def _bounded(
+    events: list[KernelEvent], touched: Container[int], keep_seconds: float, keep_most: int
+) -> tuple[KernelEvent, ...]:
     if not events:
         return ()
     oldest = max(event.last_time for event in events) - keep_seconds
-    events = [event for event in events if event.last_time >= oldest]
+    events = [event for event in events if event.last_time >= oldest or event.sequence in touched]
     excess = len(events) - keep_most
     if excess <= 0:
         return tuple(events)

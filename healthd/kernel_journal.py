@@ -128,8 +128,8 @@ class JournalSource:
             self.pending = True
         return lines
 
-    def filled(self, gap: Gap) -> None:
-        del gap
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left
 
     def take_notes(self) -> list[str]:
         return []

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from healthd.kernel_log import Gap, Source, event_of, open_source
+from healthd.kernel_log import Gap, RawLine, Source, event_of, open_source
 from healthd.model import KernelEvent
 from healthd.status import KernelLogStatus
 
 log = logging.getLogger("healthd.kernel_log")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
+GAP_TRIES = 5
 
 
 class Listener:
@@ -39,6 +40,8 @@ class Listener:
         self._source: Source | None = None
         self._failures = 0
         self._retry_at = 0.0
+        self._gap_failures = 0
+        self._gap_waits = False
         self._lost_before = self._overruns_before = 0
         self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
         self._open()
@@ -78,13 +81,35 @@ class Listener:
         self._count(len(lines), len(events))
         return events
 
-    def gaps(self) -> tuple[Gap, ...]:
-        return self._source.gaps if self._source else ()
+    # --- what the ring buffer lost, for the journal to fill
 
-    def filled(self, gap: Gap, lines: int, events: int) -> None:
+    def gap(self) -> Gap | None:
+        """What to ask the journal for now."""
+        return self._source.gaps[0] if self._source and self._source.gaps and not self._gap_waits else None
+
+    def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
+        """The events in what the journal has of a gap. `limit` lines are not all of it: what follows them is left."""
+        self._gap_failures = 0
+        last = lines[-1].usec if len(lines) >= limit else None
         if self._source is not None:
-            self._source.filled(gap)
-        self._count(lines, events)
+            self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
+        found = [event_of(line._replace(history=gap.history), self._boot_id) for line in lines]
+        events = [event for event in found if event is not None]
+        self._count(len(lines), len(events))
+        return events
+
+    def not_filled(self, gap: Gap, why: str) -> None:
+        """The journal could not be read. Once more in the next round, but not for ever."""
+        self._gap_failures += 1
+        self._gap_waits = self._gap_failures < GAP_TRIES
+        if not self._gap_waits:
+            log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
+            self.filled(gap, (), 1)
+
+    def round_is_over(self) -> None:
+        self._gap_waits = False
+
+    # --- open and closed
 
     def close(self) -> None:
         if self._source is not None:

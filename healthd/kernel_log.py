@@ -48,10 +48,12 @@ class Gap(NamedTuple):
     """Lines that the ring buffer lost: those between two times of the kernel's log clock, both exclusive.
 
     `since_usec` 0 is the boot's start. The journal may still have them: kernel_journal.read_journal.
+    history   as of a line: they were written before healthd ever looked
     """
 
     since_usec: int
     until_usec: int
+    history: bool = False
 
 
 class Source(Protocol):
@@ -68,7 +70,7 @@ class Source(Protocol):
     def cursor(self) -> Cursor: ...
     @property
     def gaps(self) -> tuple[Gap, ...]: ...
-    def filled(self, gap: Gap) -> None: ...
+    def filled(self, gap: Gap, left: Gap | None = None) -> None: ...
     def take_notes(self) -> list[str]: ...
     def close(self) -> None: ...
 
@@ -129,7 +131,7 @@ class Kmsg:
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
         place = _place(cursor)
-        self._first = place is None  # ever, not only in this boot
+        self._first = self._never_read = place is None  # ever, not only in this boot
         if place is None or place.boot_id != boot_id:
             place = _Place(boot_id, -1, 0, ())
         self._sequence, self._usec, self._gaps = place.sequence, place.usec, place.gaps
@@ -146,9 +148,9 @@ class Kmsg:
     def gaps(self) -> tuple[Gap, ...]:
         return self._gaps
 
-    def filled(self, gap: Gap) -> None:
-        """The journal gave what it has of this gap (or has none of it)."""
-        self._gaps = tuple(g for g in self._gaps if g != gap)
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        """The journal gave what it has of this gap (or has none of it), all but what is `left`."""
+        self._gaps = tuple(g for g in (left if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         lines: list[RawLine] = []
@@ -168,14 +170,15 @@ class Kmsg:
             now = self._now()
             if self._drained:
                 self._offset, self._drained, self._first = now - record.usec / 1e6, False, False
-            self._count_missing(record.sequence, record.usec)
-            self._sequence, self._usec = record.sequence, record.usec
+            when = min(now, self._offset + record.usec / 1e6)
+            history = self._first and when < self._opened
+            self._count_missing(record.sequence, record.usec, history or self._never_read)
+            self._sequence, self._usec, self._never_read = record.sequence, record.usec, False
             if record.facility == KERNEL or self._accept_injected:
-                when = min(now, self._offset + record.usec / 1e6)
-                lines.append(RawLine(when, record.text, self._first and when < self._opened, record.usec))
+                lines.append(RawLine(when, record.text, history, record.usec))
         return lines
 
-    def _count_missing(self, sequence: int, usec: int) -> None:
+    def _count_missing(self, sequence: int, usec: int, history: bool) -> None:
         missing = sequence - self._sequence - 1
         if missing <= 0:
             return
@@ -183,7 +186,7 @@ class Kmsg:
             self.lost += missing
             self._notes.append(f"{missing} kernel lines were overwritten before they were read")
         if len(self._gaps) < MAX_GAPS:
-            self._gaps = (*self._gaps, Gap(self._usec, usec))
+            self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
@@ -205,7 +208,7 @@ def _place(cursor: Cursor) -> _Place | None:
     if not cursor:
         return None
     try:
-        gaps = tuple(Gap(int(since), int(until)) for since, until in cursor.get("gaps", ()))
+        gaps = tuple(Gap(int(g[0]), int(g[1]), any(g[2:])) for g in cursor.get("gaps", ()))
         return _Place(str(cursor["boot_id"]), int(cursor["sequence"]), int(cursor["usec"]), gaps)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None

@@ -180,8 +180,9 @@ def _rm_init(kind: str, match: re.Match[str]) -> KernelEvent:
     return _event(kind, match, pci=match[1] or "", fields=(("status", match[2]),) if match[2] else ())
 
 
+# "Link Down/Up ignored (recovered by DPC)" is none.
 # pcieport 0004:00:00.0: pciehp: Slot(41): Link Down; before 5.0: pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down
-_PCIEHP = re.compile(rf"[\w-]{{1,32}} {_PCI}:\s?[\w:]{{1,16}}: Slot\(([^)\s]{{1,32}})\): Link Down")
+_PCIEHP = re.compile(rf"[\w-]{{1,32}} {_PCI}:\s?[\w:]{{1,16}}: Slot\(([^)\s]{{1,32}})\): Link Down(?!/)")
 
 
 def _pciehp(kind: str, match: re.Match[str]) -> KernelEvent:

@@ -50,6 +50,18 @@ def test_old_events_are_forgotten():
     assert touched == (2,)
 
 
+def test_what_is_read_together_is_kept_together_however_old_until_the_next_call():
+    weekend = [xid("119", at=0), xid("13", at=2 * 86400.0)]
+    recent, touched, following = fold_events((), weekend, 1, keep_seconds=86400.0)
+    assert ([event.code for event in recent], touched) == (["119", "13"], (1, 2))
+    recent, _, _ = fold_events(recent, [xid("13", at=2 * 86400.0 + 60)], following, keep_seconds=86400.0)
+    assert [event.sequence for event in recent] == [2, 3]
+
+
+def test_the_job_of_a_process_does_not_part_the_lines_of_one_fault():
+    assert fold(xid("95", job="1"), xid("95", job="2")) is not None
+
+
 def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
     recent, following = (xid("79", pci="0000:5e:00.0", at=0.0),), 2
     for hour in range(20):

@@ -6,7 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from healthd.kernel_listener import RETRY_SECONDS, Listener
+import pytest
+
+from healthd.kernel_listener import GAP_TRIES, RETRY_SECONDS, Listener
+from healthd.kernel_log import Gap, RawLine
 
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus."
 RECORD = f"4,%d,%d,-;{XID}\n"
@@ -123,3 +126,62 @@ def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:
     log.read()
     log.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# --- what the ring buffer lost
+
+
+def listener_with_a_gap(root: Path, history: bool = False) -> Listener:
+    fake_kmsg(root, "/dev/null")
+    boot_id = root / "proc/sys/kernel/random/boot_id"
+    boot_id.parent.mkdir(parents=True)
+    boot_id.write_text("b1\n")
+    cursor = {"boot_id": "b1", "sequence": 9, "usec": 500, "gaps": [[100, 500, history], [600, 700, False]]}
+    return listener("kmsg", str(root), cursor)
+
+
+def line(usec: int) -> RawLine:
+    return RawLine(usec / 1e6, XID, usec=usec)
+
+
+def test_what_the_journal_has_of_a_gap_becomes_events_and_the_gap_is_gone(tmp_path: Path) -> None:
+    log = listener_with_a_gap(tmp_path)
+    assert log.gap() == Gap(100, 500)
+    (event,) = log.filled(Gap(100, 500), [line(200)], 10)
+    assert (event.code, event.boot_id, event.history) == ("79", "b1", False)
+    assert log.gap() == Gap(600, 700)
+    log.close()
+
+
+def test_what_fills_a_gap_from_before_the_first_start_is_history(tmp_path: Path) -> None:
+    log = listener_with_a_gap(tmp_path, history=True)
+    (event,) = log.filled(Gap(100, 500, True), [line(200)], 10)
+    assert event.history
+    log.close()
+
+
+def test_as_many_lines_as_were_asked_for_are_not_the_whole_gap(tmp_path: Path) -> None:
+    log = listener_with_a_gap(tmp_path, history=True)
+    assert len(log.filled(Gap(100, 500, True), [line(200), line(300)], 2)) == 2
+    assert log.gap() == Gap(300, 500, True)
+    assert log.filled(Gap(300, 500, True), [], 2) == []
+    assert log.gap() == Gap(600, 700)
+    log.close()
+
+
+def test_a_journal_that_cannot_be_read_is_asked_again_once_a_round_and_then_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = listener_with_a_gap(tmp_path)
+    for _ in range(GAP_TRIES):
+        assert log.gap() == Gap(100, 500)
+        log.not_filled(Gap(100, 500), "the disk hangs")
+        if log.gap() is None:
+            log.round_is_over()
+    assert log.gap() == Gap(600, 700)
+    assert "kernel lines stay lost: the disk hangs" in caplog.text
+    log.not_filled(Gap(600, 700), "the disk hangs")
+    assert log.gap() is None
+    log.round_is_over()
+    assert log.gap() == Gap(600, 700)
+    log.close()

@@ -165,7 +165,7 @@ def test_overwritten_records_are_counted_and_named_as_a_gap(ring, open_kmsg):
     ring.write("five", usec=50, sequence=4)
     assert texts(source) == ["one", "five"]
     assert source.lost == 3
-    assert source.gaps == (Gap(10, 50),)
+    assert source.gaps == (Gap(10, 50, history=True),)
     assert source.take_notes() == ["3 kernel lines were overwritten before they were read"]
     assert source.take_notes() == []
 
@@ -176,8 +176,8 @@ def test_a_gap_is_remembered_over_a_restart_until_it_is_filled(ring, open_kmsg):
     ring.write("five", usec=50, sequence=4)
     source.read()
     again = open_kmsg(stored(source))
-    assert again.gaps == (Gap(10, 50),)
-    again.filled(Gap(10, 50))
+    assert again.gaps == (Gap(10, 50, history=True),)
+    again.filled(Gap(10, 50, history=True))
     assert again.gaps == ()
     assert open_kmsg(stored(again)).gaps == ()
 
@@ -186,8 +186,41 @@ def test_a_ring_that_lost_the_boots_start_says_so(ring, open_kmsg):
     source = open_kmsg()
     ring.write("later", usec=700, sequence=7)
     source.read()
-    assert source.gaps == (Gap(0, 700),)
+    assert source.gaps == (Gap(0, 700, history=True),)
     assert source.lost == 0
+
+
+def test_what_was_lost_before_the_first_start_ever_is_history_also_after_a_restart(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("later", usec=700, sequence=7)
+    source.read()
+    source.read()
+    ring.write("live", usec=900, sequence=9)
+    source.read()
+    assert open_kmsg(stored(source)).gaps == (Gap(0, 700, history=True), Gap(700, 900))
+
+
+def test_in_a_later_boot_what_was_lost_is_news(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one")
+    source.read()
+    ring.boot(NEXT_BOOT)
+    again = open_kmsg(stored(source))
+    ring.write("later", usec=700, sequence=7)
+    again.read()
+    assert again.gaps == (Gap(0, 700),)
+
+
+def test_a_gap_that_an_earlier_version_stored_is_read(ring, open_kmsg):
+    cursor = {"boot_id": BOOT, "sequence": 3, "usec": 50, "gaps": [[10, 50]]}
+    assert open_kmsg(cursor).gaps == (Gap(10, 50),)
+
+
+def test_of_a_gap_that_is_filled_in_part_the_rest_stays(ring, open_kmsg):
+    cursor = {"boot_id": BOOT, "sequence": 3, "usec": 50, "gaps": [[10, 50, True], [60, 70, False]]}
+    source = open_kmsg(cursor)
+    source.filled(Gap(10, 50, True), Gap(30, 50, True))
+    assert source.gaps == (Gap(30, 50, True), Gap(60, 70))
 
 
 def test_lines_lost_while_we_were_away_are_a_gap(ring, open_kmsg):

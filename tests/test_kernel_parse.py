@@ -88,6 +88,7 @@ def test_a_link_that_goes_down_in_a_hotplug_slot_names_port_and_slot():
     (old,) = events("pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down")
     assert (old.kind, old.pci) == ("pciehp_link_down", "0000:00:1c.0")
     assert events("pcieport 0004:00:00.0: pciehp: Slot(41): Link Up") == []
+    assert events("pcieport 0004:00:00.0: pciehp: Slot(41): Link Down/Up ignored (recovered by DPC)") == []
 
 
 def test_a_gpu_that_cannot_be_initialised_is_named():

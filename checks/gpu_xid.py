@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says in the kernel log: Xids of GPUs, SXids of NVSwitches, GPUs that are gone.
+"""What the kernel log says of GPUs: Xids, SXids of NVSwitches, GPUs that are gone, slots that lost their link.
 
 Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
 loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from healthd import codes
 from healthd.config import CheckConfig
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, PciDevice, Severity
 
 USES = ""
 
 GONE = frozenset({79, 151})
-# The catalogue's RESET_GPU class, and 48 (uncorrectable error) and 65 (video encoder, as fatal at gpud and
-# NVSentinel).
-RESET = frozenset({46, 48, 62, 64, 65, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+SLOT_CRITICAL = ("gpu", "nic")  # what must not lose its link; a drive may be taken out on purpose
+# The catalogue's RESET_GPU class, and 48 (uncorrectable error).
+RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 # gpu_row_remap and gpu_recovery_action judge what these announce; 45 follows another Xid.
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
 # Of the numbers that Xid 154 and NVML's field 230 share; others are unknown or no fault of this node.
@@ -33,6 +33,7 @@ RECOVERY: Mapping[int, tuple[Severity, Clears, str]] = {
     6: (Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
     7: (Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
+SAME_LOSS_SECONDS = 60.0  # a lost GPU is said by its Xid and in other words, at once or when a call notices it
 INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are folded
 
 
@@ -60,17 +61,20 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     for event in events:
         name = _name(event)
         if name:
-            groups.setdefault((name, event.pci), []).append(event)
-    for (name, pci), group in groups.items():
-        if name == "fallen_off_bus" and ("79", pci) in groups:
-            continue  # the Xid says it
+            groups.setdefault((name, _part(event, node)), []).append(event)
+    for (name, part), group in groups.items():
+        if name == "fallen_off_bus":
+            xids = groups.get(("79", part), ())
+            group = [event for event in group if not any(_says_the_same(xid, event) for xid in xids)]
+        if not group:
+            continue
         rule, event = _judge(group, node, config)
         if rule is not None:
             yield Finding(
                 severity=rule.severity,
                 code=f"gpu_xid/{name}",
-                subject=pci,
-                message=_message(event, sum(e.lines for e in group), node),
+                subject=part,
+                message=_message(event, part, sum(e.lines for e in group), node),
                 clears=rule.clears,
                 window_seconds=rule.window_seconds,
                 events=tuple(e.sequence for e in group),
@@ -78,8 +82,28 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _name(event: KernelEvent) -> str:
-    names = {"gpu_lost": "fallen_off_bus", "rm_init_failed": "rm_init_failed", "xid": event.code}
-    return f"sxid-{event.code}" if event.kind == "sxid" else names.get(event.kind, "")
+    if event.kind in ("rm_init_failed", "pciehp_link_down"):
+        return event.kind
+    names = {"gpu_lost": "fallen_off_bus", "xid": event.code, "sxid": f"sxid-{event.code}"}
+    return names.get(event.kind, "")
+
+
+def _part(event: KernelEvent, node: Inventory) -> str:
+    """The device that a line is about; of a slot what is in it, where that is known."""
+    device = _in_slot(event, node) if event.kind == "pciehp_link_down" else None
+    return device.pci if device is not None else event.pci
+
+
+def _in_slot(event: KernelEvent, node: Inventory) -> PciDevice | None:
+    """The device in the slot whose port says that its link is down: a GPU or network card if there is one."""
+    slot = _field(event, "slot")
+    found = (d for d in node.devices if (event.pci and d.upstream == event.pci) or (slot and d.slot == slot))
+    return min(found, key=lambda d: (d.kind not in SLOT_CRITICAL, d.pci), default=None)
+
+
+def _says_the_same(xid: KernelEvent, lost: KernelEvent) -> bool:
+    apart = max(lost.time - xid.last_time, xid.time - lost.last_time)
+    return (xid.boot_id, xid.history) == (lost.boot_id, lost.history) and apart <= SAME_LOSS_SECONDS
 
 
 def _judge(group: Sequence[KernelEvent], node: Inventory, config: Config) -> tuple[Rule | None, KernelEvent]:
@@ -107,6 +131,11 @@ def _rule(event: KernelEvent, node: Inventory, config: Config) -> Rule | None:
     if event.kind == "rm_init_failed":
         present = {gpu.pci for gpu in node.gpus} | {device.pci for device in node.devices if device.kind == "gpu"}
         if event.pci in present:
+            return Rule(Severity.CRITICAL, Clears.REBOOT)
+        return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
+    if event.kind == "pciehp_link_down":
+        device = _in_slot(event, node)
+        if device is not None and device.kind in SLOT_CRITICAL:
             return Rule(Severity.CRITICAL, Clears.REBOOT)
         return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
     if event.kind == "sxid":
@@ -178,8 +207,8 @@ def _field(event: KernelEvent, name: str) -> str:
 # --- for people
 
 
-def _message(event: KernelEvent, lines: int, node: Inventory) -> str:
-    gpu = next((gpu for gpu in node.gpus if gpu.pci == event.pci), None)
+def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
+    gpu = next((gpu for gpu in node.gpus if gpu.pci == part), None)
     parts = [_what(event)]
     if gpu is not None:
         parts.append(f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}")
@@ -197,6 +226,8 @@ def _what(event: KernelEvent) -> str:
     if event.kind == "rm_init_failed":
         status = _field(event, "status")
         return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
+    if event.kind == "pciehp_link_down":
+        return f"the link of PCI slot {_field(event, 'slot')} (port {event.pci}) is down"
     found = {name: _field(event, name) for name in ("switch", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
     words = [title(event.kind, int(event.code))]
     if event.kind == "xid" and event.code == "154" and found["recovery_to"]:
@@ -232,4 +263,4 @@ def explain(code: str) -> Explain | None:
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
     numbers = [*map(str, codes.xid_numbers()), *(f"sxid-{number}" for number in codes.sxid_numbers())]
-    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *numbers)]
+    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", "pciehp_link_down", *numbers)]

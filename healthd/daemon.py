@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import functools
 import logging
 import os
 import select
@@ -43,6 +44,7 @@ from healthd.model import (
     Verdict,
 )
 from healthd.policy import Mode, Policy, decide, is_quiet
+from healthd.process import with_job
 from healthd.results import result_of
 from healthd.rounds import Rounds
 from healthd.runner import Reply, Request, Runner
@@ -227,6 +229,8 @@ class Daemon:
             ledger.KEEP_EVENTS_SECONDS,
             ledger.KEEP_EVENTS,
         )
+        root, now = self.settings.root, self.now()
+        kept = tuple(with_job(event, root, now) if event.sequence in touched else event for event in kept)
         memory.change(events=kept, next_sequence=sequence)
         self.note_cursor()
         for event in kept:
@@ -234,8 +238,10 @@ class Daemon:
                 log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
                 self.rounds.look_after_event(self.concerned(event.kind))
         for (name, instance), config in self.loaded.checks.items():
-            found = None if instance else self.checks[name].correlate(kept, memory.ledger.inventory, config)
-            if found is not None:
+            correlate = functools.partial(self.checks[name].correlate, node=memory.ledger.inventory, config=config)
+            known = (*memory.ledger.conditions, *memory.ledger.cleared)
+            found = [] if instance else verdict.findings_in(kept, correlate, known)
+            if found:
                 memory.set_conditions(
                     verdict.absorb_events(
                         memory.ledger.by_key(),

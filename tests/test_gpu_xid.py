@@ -54,7 +54,7 @@ def test_a_key_rotation_error_needs_a_reboot():
     assert judged(xid("151, Key rotation Error")) == (Severity.CRITICAL, Clears.REBOOT, 0)
 
 
-@pytest.mark.parametrize("code", [46, 48, 62, 64, 65, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158])
+@pytest.mark.parametrize("code", [46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158])
 def test_what_nvidia_resets_the_gpu_for_is_critical_until_a_reset(code):
     assert judged(xid(f"{code}, pid=1, name=a, x")) == (Severity.CRITICAL, Clears.GPU_RESET, 0)
 
@@ -62,7 +62,7 @@ def test_what_nvidia_resets_the_gpu_for_is_critical_until_a_reset(code):
 def test_every_code_of_the_catalogues_reset_class_is_critical():
     reset = {code for code in range(1, 174) if (fact := codes.xid(code)) and fact.action == "RESET_GPU"}
     assert reset <= RESET
-    assert RESET - reset == {48, 65}
+    assert RESET - reset == {48}
 
 
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 63, 68, 69, 94, 8, 11, 70, 92, 121, 137, 160])
@@ -77,7 +77,7 @@ def test_what_only_follows_from_something_else_is_recorded(code):
     assert one(xid(f"{code}, x")).severity is Severity.INFO
 
 
-@pytest.mark.parametrize("code", [1, 54, 61, 78, 159, 162, 163, 172, 173, 174, 185, 999])
+@pytest.mark.parametrize("code", [1, 54, 61, 65, 78, 159, 162, 163, 172, 173, 174, 185, 999])
 def test_codes_without_a_justified_action_warn_for_a_day(code):
     assert judged(xid(f"{code}, x")) == (Severity.WARNING, Clears.WINDOW, WINDOW)
 
@@ -209,6 +209,42 @@ def test_with_the_xid_it_is_one_finding():
     assert len(found(xid("79, GPU has fallen off the bus.", "0000:5e:00"), LOST)) == 2
 
 
+def test_an_xid_of_another_time_or_boot_hides_no_loss():
+    gone = xid("79, GPU has fallen off the bus.")
+    assert len(found(gone, LOST, times=[1000.0, 1059.0])) == 1
+    assert len(found(gone, LOST, times=[1000.0, 1061.0])) == 2
+    assert len(found(gone, LOST, times=[1000.0, 1001.0], boots=["a", "b"])) == 2
+    events = [event_of(RawLine(1000.0, gone, history=True), "b"), event_of(RawLine(1001.0, LOST), "b")]
+    assert len(list(correlate(events, NODE, Config()))) == 2
+
+
+PORT = "0004:00:00.0"
+SLOT_DOWN = "pcieport 0004:00:00.0: pciehp: Slot(41): Link Down"
+
+
+@pytest.mark.parametrize(
+    ("device", "severity", "subject"),
+    [
+        (PciDevice(PCI, "10de", "2330", "030200", "gpu", upstream=PORT), Severity.CRITICAL, PCI),
+        (PciDevice(PCI, "10de", "2330", "030200", "gpu", slot="41"), Severity.CRITICAL, PCI),
+        (PciDevice(PCI, "15b3", "1021", "020700", "nic", upstream=PORT), Severity.CRITICAL, PCI),
+        (PciDevice(PCI, "144d", "a824", "010802", "nvme", upstream=PORT), Severity.WARNING, PCI),
+        (PciDevice(PCI, "10de", "2330", "030200", "gpu", upstream="0000:3a:01.0", slot="4"), Severity.WARNING, PORT),
+    ],
+)
+def test_a_slot_without_link_is_critical_if_a_gpu_or_network_card_is_in_it(device, severity, subject):
+    finding = one(SLOT_DOWN, node=Inventory(devices=(device,)))
+    assert (finding.code, finding.severity, finding.subject) == ("gpu_xid/pciehp_link_down", severity, subject)
+    assert finding.clears is Clears.REBOOT
+    assert finding.window_seconds == (0 if severity is Severity.CRITICAL else WINDOW)
+
+
+def test_a_slot_without_link_is_named_with_its_gpu():
+    node = Inventory(NODE.gpus, (PciDevice(PCI, "10de", "2330", "030200", "gpu", upstream=PORT),))
+    message = one(SLOT_DOWN, node=node).message
+    assert message == "the link of PCI slot 41 (port 0004:00:00.0) is down, GPU 3 (GPU-8a47641b)"
+
+
 RM_INIT = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
 
 
@@ -251,7 +287,7 @@ def test_a_storm_is_one_finding_with_its_count():
 
 
 def test_other_events_are_left_to_other_checks():
-    assert found("pcieport 0004:00:00.0: pciehp: Slot(41): Link Down", "NVRM: GPU Board Serial Number: 1") == []
+    assert found("pcieport 0004:00:00.0: PCIe Bus Error: severity=Corrected", "NVRM: GPU Board Serial Number: 1") == []
 
 
 def test_a_process_name_with_control_characters_is_printable():
@@ -268,7 +304,9 @@ def test_every_xid_is_explained_as_it_is_judged(code):
         assert (text.severity, text.clears) == (finding.severity, finding.clears)
 
 
-@pytest.mark.parametrize("code", ["sxid-20034", "sxid-28006", "sxid-23001", "fallen_off_bus", "rm_init_failed"])
+@pytest.mark.parametrize(
+    "code", ["sxid-20034", "sxid-28006", "sxid-23001", "fallen_off_bus", "rm_init_failed", "pciehp_link_down"]
+)
 def test_everything_else_that_it_finds_is_explained(code):
     text = explain(f"gpu_xid/{code}")
     assert text is not None

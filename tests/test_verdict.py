@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from healthd import verdict
+from healthd.checks import gpu_xid
 from healthd.config import CheckConfig
 from healthd.model import (
     CheckResult,
@@ -21,6 +22,7 @@ from healthd.model import (
     ConditionState,
     Finding,
     Health,
+    Inventory,
     KernelEvent,
     Outcome,
     Repair,
@@ -856,3 +858,104 @@ def test_no_sequence_of_runs_clears_a_fault_that_waits_for_a_reset(runs: list[st
         node.run(*([RESET] if run == "seen" else []), outcome=outcome, clear_after=clear_after)
     assert node.only.state is OPEN
     assert node.judge().causes == (node.only,)
+
+
+# --- kernel events that still count
+
+
+SWITCH = "0000:85:00.0"
+SXID = ("gpu_xid/sxid-24007", SWITCH)
+
+
+class Listening(Node):
+    """A node whose kernel lines gpu_xid judges."""
+
+    events: tuple[KernelEvent, ...] = ()
+
+    def line(self, kind: str, code: str, after: float = 3600.0, history: bool = False, **fields: str) -> Listening:
+        self.now += after
+        self.sequence += 1
+        self.events += (
+            KernelEvent(
+                kind,
+                code,
+                SWITCH,
+                self.now,
+                fields=tuple(fields.items()),
+                boot_id=self.boot,
+                last_time=self.now,
+                sequence=self.sequence,
+                history=history,
+            ),
+        )
+        return self.absorb(self.sequence)
+
+    def absorb(self, touched: int) -> Listening:
+        known = (*self.conditions.values(), *self.cleared)
+        found = verdict.findings_in(self.events, lambda e: gpu_xid.correlate(e, Inventory(), gpu_xid.Config()), known)
+        by_sequence = {event.sequence: event for event in self.events}
+        self.take(
+            verdict.absorb_events(
+                self.conditions, "gpu_xid", found, by_sequence, frozenset({touched}), self.boot, self.cleared
+            )
+        )
+        return self
+
+    def repaired(self, key: tuple[str, str]) -> Listening:
+        self.now += 60
+        self.take(verdict.repaired(self.conditions, *key, "ann", self.now))
+        return self
+
+
+def test_a_harmless_line_after_the_repair_of_a_fatal_one_is_harmless() -> None:
+    node = Listening().line("sxid", "24007", fatal="true")
+    assert node.conditions[SXID].severity is Severity.CRITICAL
+    node.repaired(SXID).line("sxid", "24007", fatal="false")
+    assert (node.conditions[SXID].severity, node.conditions[SXID].count) == (Severity.WARNING, 1)
+    assert node.judge().causes == ()
+    node.line("sxid", "24007", fatal="true")
+    assert node.conditions[SXID].severity is Severity.CRITICAL
+
+
+def test_without_a_repair_a_harmless_line_hides_no_fatal_one() -> None:
+    node = Listening().line("sxid", "24007", fatal="true").line("sxid", "24007", fatal="false")
+    assert node.conditions[SXID].severity is Severity.CRITICAL
+
+
+def test_a_harmless_line_after_an_operator_resumed_does_not_drain_again() -> None:
+    node = Listening().line("sxid", "24007", fatal="true")
+    node.operator_resumes()
+    node.line("sxid", "24007", fatal="false")
+    assert node.conditions[SXID].severity is Severity.WARNING
+    assert node.judge().causes == ()
+
+
+def test_a_fatal_line_of_before_the_first_start_makes_no_live_one_fatal() -> None:
+    node = Listening().line("sxid", "24007", history=True, fatal="true")
+    assert node.conditions[SXID].severity is Severity.INFO
+    node.line("sxid", "24007", fatal="false")
+    assert (node.conditions[SXID].severity, node.conditions[SXID].history) == (Severity.WARNING, False)
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_an_nvlink_error_after_history_or_a_repair_is_no_repetition(history: bool) -> None:
+    node = Listening().line("xid", "74", history=history)
+    if not history:
+        node.repaired(("gpu_xid/74", SWITCH))
+    node.line("xid", "74")
+    assert node.conditions["gpu_xid/74", SWITCH].severity is Severity.WARNING
+    assert node.line("xid", "74").conditions["gpu_xid/74", SWITCH].severity is Severity.CRITICAL
+
+
+def test_a_storm_that_goes_on_after_it_was_called_repaired_counts_again() -> None:
+    node = Listening().line("xid", "95").repaired(("gpu_xid/95", SWITCH))
+    assert node.conditions == {}
+    node.now += 1
+    node.events = (replace(node.events[0], last_time=node.now, lines=900),)
+    assert node.absorb(1).conditions["gpu_xid/95", SWITCH].severity is Severity.CRITICAL
+
+
+def test_a_condition_knows_the_job_whose_process_was_named_last() -> None:
+    node = Listening().line("xid", "13", job="123").line("xid", "13")
+    assert node.conditions["gpu_xid/13", SWITCH].job == "123"
+    assert node.line("xid", "13", job="124").conditions["gpu_xid/13", SWITCH].job == "124"

@@ -1,22 +1,30 @@
 """Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
 
 A site's Python file is code that healthd runs as root: it must belong to root and be writable by nobody else. The
-daemon imports it at its start, for its Config; its run() is called in the worker only.
+daemon imports it at its start, for its Config; its run() is called in the worker only. Whatever else of it is called
+(validate, overdue, explain) may raise: that costs one sentence, never the daemon.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import logging
 import os
 import pkgutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TypeVar
 
 from healthd.config import CheckConfig, ConfigError
-from healthd.convert import ConvertError, nearest
+from healthd.convert import ConvertError, dump, load, nearest
 from healthd.model import Explain, Finding, Inventory, KernelEvent
+
+log = logging.getLogger("healthd")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +67,60 @@ class Check:
     def correlate(
         self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
     ) -> Iterator[Finding] | None:
-        """The findings in a window of kernel events; None if the check does not listen to the log."""
-        listen = getattr(self.module, "correlate", None)
+        """The findings in a window of kernel events; None if the check does not listen to the log.
+
+        Built-in checks only: it runs in the daemon, at each line.
+        """
+        listen = None if self.path else getattr(self.module, "correlate", None)
         return None if listen is None else listen(events, node, config)
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """What it means that a run did not answer for `seconds`."""
-        say = getattr(self.module, "overdue", None)
-        return iter(()) if say is None else say(config, seconds)
+        say: Callable[[CheckConfig, float], Iterable[object]] = getattr(self.module, "overdue", lambda *_: ())
+        nothing: list[Finding] = []
+        return iter(self._asked("overdue", lambda: [self._finding(item) for item in say(config, seconds)], nothing))
+
+    def _finding(self, item: object) -> Finding:
+        if not isinstance(item, Finding) or item.code.partition("/")[0] != self.name:
+            raise TypeError(f'{item!r:.100} is no Finding with a code "{self.name}/..."')
+        return load(Finding, dump(item))
 
     def explain(self, code: str) -> Explain | None:
-        by_code = getattr(self.module, "explain", None)
-        if by_code is not None:
-            found: Explain | None = by_code(code)
-            return found
-        table: Mapping[str, Explain] = getattr(self.module, "EXPLAIN", {})
-        return table.get(code)
+        def ask() -> Explain | None:
+            by_code = getattr(self.module, "explain", None) or getattr(self.module, "EXPLAIN", {}).get
+            found = by_code(code)
+            return None if found is None else load(Explain, dump(found))
+
+        return self._asked("explain", ask, None)
 
     def codes(self) -> list[str]:
         """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
-        known = getattr(self.module, "known_codes", None)
-        return list(known()) if known is not None else sorted(getattr(self.module, "EXPLAIN", {}))
+
+        def ask() -> list[str]:
+            known = getattr(self.module, "known_codes", None)
+            return [str(code) for code in (known() if known else sorted(getattr(self.module, "EXPLAIN", {})))]
+
+        return self._asked("explain", ask, [])
 
     def check_config(self, config: CheckConfig, where: str) -> None:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
         for code in config.severity:
-            if self.explain(code) is None and not self.path:
+            if not self.path and self.explain(code) is None:
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{nearest(code, self.codes())}')
-        problem = getattr(self.module, "validate", lambda _config: None)(config)
+        try:
+            problem = getattr(self.module, "validate", lambda _config: None)(config)
+        except (Exception, SystemExit) as error:
+            raise ConvertError(f"{where}: its validate() raised {type(error).__name__}: {error}") from None
         if problem:
             raise ConvertError(f"{where}: {problem}")
+
+    def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        """Its author's mistake costs what the check would have said, and a sentence."""
+        try:
+            return ask()
+        except (Exception, SystemExit) as error:
+            log.error("check %s: %s: %s: %s", self.name, what, type(error).__name__, error)
+            return otherwise
 
 
 def built_in() -> dict[str, Check]:
@@ -108,7 +140,12 @@ def site_files(directory: str) -> list[str]:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     paths = [os.path.join(directory, name) for name in names]
     for path in [directory, *paths] if paths else []:
-        found = os.stat(path)
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        if path != directory and not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path}: is not a file")
         if found.st_uid not in (0, os.geteuid()):
             raise ConfigError(f"{path}: refused: belongs to user {found.st_uid}, a site's checks must belong to root")
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -127,14 +164,32 @@ def load_site(path: str) -> Check:
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a site's file raises while it is imported is its author's to read
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a site's file raises while it is imported is its author's to read
         raise ConfigError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from None
-    if not hasattr(module, "run"):
-        raise ConfigError(f"{path}: has no run(host, config, past)")
-    return Check(name, module, path)
+    check = Check(name, module, path)
+    problem = _misdeclared(check)
+    if problem:
+        raise ConfigError(f"{path}: {problem}")
+    return check
+
+
+def _misdeclared(check: Check) -> str:
+    """What is wrong with what a site's module declares, "" if nothing."""
+    module = check.module
+    if not callable(getattr(module, "run", None)):
+        return "has no run(host, config, past)"
+    config = check.config
+    if not (isinstance(config, type) and issubclass(config, CheckConfig) and dataclasses.is_dataclass(config)):
+        return "Config must be a dataclass and a CheckConfig"
+    for name in ("USES", "PER"):
+        if not isinstance(getattr(module, name, ""), str):
+            return f"{name} must be text"
+    events = getattr(module, "AFTER_EVENTS", ())
+    if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
+        return "AFTER_EVENTS must be a tuple of texts"
+    return ""
 
 
 def find(directory: str) -> dict[str, Check]:

@@ -1,0 +1,138 @@
+"""A site's own checks, written by people: whatever they do wrong costs one sentence and never the daemon."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from healthd import registry
+from healthd.config import ConfigError, settle
+from healthd.model import Inventory, Severity
+from healthd.registry import Check
+
+RUN = "def run(host, config, past):\n    yield from ()\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+def site(folder: Path, text: str) -> Check:
+    (folder / "fan.py").write_text(f"from healthd.model import *\n{RUN}{text}\n")
+    (folder / "fan.py").chmod(0o644)
+    return registry.find(str(folder))["fan"]
+
+
+@pytest.mark.parametrize(
+    "raised",
+    ["ValueError('no')", "SystemExit(3)", "GeneratorExit", "RecursionError", "type('Own', (BaseException,), {})"],
+)
+def test_whatever_a_file_raises_when_it_is_imported_is_one_sentence(folder, raised):
+    with pytest.raises(ConfigError, match=r"fan\.py: cannot be loaded: "):
+        site(folder, f"raise {raised}")
+
+
+def test_a_link_that_points_nowhere_is_one_sentence(folder):
+    (folder / "fan.py").symlink_to(folder / "gone.py")
+    with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: No such file or directory"):
+        registry.find(str(folder))
+
+
+def test_what_is_no_file_is_refused_before_it_is_opened(folder):
+    os.mkfifo(folder / "fan.py", 0o600)
+    with pytest.raises(ConfigError, match=r"fan\.py: is not a file"):
+        registry.find(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("run = 3", "has no run(host, config, past)"),
+        ("Config = 3", "Config must be a dataclass and a CheckConfig"),
+        ("class Config: ...", "Config must be a dataclass and a CheckConfig"),
+        ("PER = 3", "PER must be text"),
+        ("USES = None", "USES must be text"),
+        ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of texts"),
+        ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of texts"),
+    ],
+)
+def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        site(folder, text)
+
+
+@pytest.mark.parametrize("stop", ["1 / 0", "raise SystemExit(2)"])
+def test_a_validate_that_raises_refuses_the_settings_in_a_sentence(folder, stop):
+    check = site(folder, f"def validate(config):\n    {stop}")
+    with pytest.raises(ConfigError, match=r"checks\.fan: its validate\(\) raised (ZeroDivisionError|SystemExit)"):
+        settle({}, "file", {}, {"fan": check})
+
+
+FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "1 / 0",
+        "raise SystemExit(2)",
+        "return 3",
+        "yield 3",
+        f"yield {FINDING}); 1 / 0",
+        "yield Finding(Severity.WARNING, 'mount/hang', '', 'not its own code')",
+        "yield Finding('bad', 'fan/hang', '', 'no severity')",
+    ],
+)
+def test_an_overdue_that_goes_wrong_is_a_logged_sentence_and_nothing_else(folder, caplog, does):
+    check = site(folder, f"def overdue(config, seconds):\n    {does}")
+    assert list(check.overdue(check.config(), 10.0)) == []
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("check fan: overdue: ")
+
+
+def test_an_overdue_that_is_right_is_heard(folder):
+    check = site(folder, f"def overdue(config, seconds):\n    yield {FINDING})")
+    (finding,) = check.overdue(check.config(), 10.0)
+    assert (finding.code, finding.severity) == ("fan/hang", Severity.WARNING)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def explain(code):\n    1 / 0",
+        "def explain(code):\n    return 3",
+        "EXPLAIN = 3",
+        "EXPLAIN = {'fan/hang': 'a text'}",
+        "EXPLAIN = {'fan/hang': Explain('bad', Clears.PASS, 'a', 'b', 'c')}",
+    ],
+)
+def test_an_explanation_that_cannot_be_had_is_none_and_a_sentence(folder, caplog, text):
+    check = site(folder, text)
+    assert check.explain("fan/hang") is None
+    check.codes()
+    assert {record.getMessage().partition(": ")[0] for record in caplog.records} == {"check fan"}
+
+
+def test_codes_that_cannot_be_listed_are_none(folder):
+    assert site(folder, "def known_codes():\n    1 / 0").codes() == []
+
+
+def test_a_sites_check_does_not_listen_to_the_kernel_log(folder):
+    check = site(folder, "def correlate(events, node, config):\n    1 / 0")
+    assert check.correlate((), Inventory(), check.config()) is None
+
+
+def test_a_built_in_check_does():
+    check = registry.built_in()["gpu_xid"]
+    assert list(check.correlate((), Inventory(), check.config()) or ()) == []
+
+
+def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
+    assert {registry._misdeclared(check) for check in registry.built_in().values() if check.runs} == {""}

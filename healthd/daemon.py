@@ -39,6 +39,7 @@ from healthd.model import (
     KernelEvent,
     Leave,
     NodeState,
+    Observation,
     Outcome,
     SlurmMemory,
     Verdict,
@@ -62,6 +63,9 @@ JOURNAL_LINES = 10_000
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
 CLOCK_STEP_SECONDS = 2.0
 FOREVER = float("inf")
+
+INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
+INVENTORY_SECONDS = 24 * 3600.0
 
 # What a reload leaves as it was: it takes effect at the next start.
 FIXED_SETTINGS = (
@@ -148,7 +152,8 @@ class Daemon:
         self.copy_failures = self.reload_failures = 0
         self.ticked = self.monotonic()
         self.clock_offset = self.now() - self.monotonic()
-        self.rounds.errand(Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True}))
+        self.inventory_at = -FOREVER
+        self.rounds.errand(INVENTORY)
         self.published = self.snapshot()
         self.serve_metrics()
         log.info(
@@ -215,6 +220,7 @@ class Daemon:
             self.rounds.errand(request)  # what is being read would otherwise be read, and counted, twice
         for pci in self.removals.read():
             log.warning("device %s was removed", pci)
+            self.inventory_at = -FOREVER
             self.rounds.look_after_event(self.concerned("pci_remove"))
 
     def hear(self, events: list[KernelEvent]) -> None:
@@ -312,6 +318,7 @@ class Daemon:
             op = reply.request.table["op"]
             if op == "run":
                 self.checked(reply)
+                self.renew_inventory(reply)
             elif reply.outcome is not Outcome.COMPLETED:
                 log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
                 if op == "save_copy":
@@ -321,6 +328,7 @@ class Daemon:
                     self.rounds.errand(reply.request)  # when the worker that hangs in it has ended
             elif op == "inventory":
                 self.memory.change(inventory=load(Inventory, reply.table["inventory"]))
+                self.inventory_at = self.monotonic()
             if op == "read_journal":
                 self.asked_journal(reply)
 
@@ -347,12 +355,21 @@ class Daemon:
                 memory.ledger.by_key(), result, config.clear_after, self.boot_id, memory.ledger.cleared
             )
         )
-        if outcome is Outcome.COMPLETED:
+        if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
             memory.add_readings(label(name), result.observations, self.boot_id)
             memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), result.repairs, self.now()))
         again_at = verdict.next_look(memory.ledger.by_key()).get(name)
         if again_at is not None and again_at > self.now():
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
+
+    def renew_inventory(self, reply: Reply) -> None:
+        """Before the driver is closed again that a GPU check has opened: what it shows now, if that may be news."""
+        if reply.request.resource != "nvml" or reply.outcome is not Outcome.COMPLETED:
+            return
+        result = self.results.get((reply.request.table["check"], reply.request.table["instance"]))
+        is_old = self.monotonic() - self.inventory_at >= INVENTORY_SECONDS
+        if is_old or (result is not None and outgrown(self.memory.ledger.inventory, result.observations)):
+            self.rounds.errand(INVENTORY)
 
     def asked_journal(self, reply: Reply) -> None:
         """What the journal had of a gap in the ring buffer."""
@@ -555,6 +572,7 @@ class Daemon:
             config_reload_failures_total=self.reload_failures,
             cleared=known.cleared[-20:],
             troubles=self.troubles(),
+            processes={"daemon": (os.getpid(),), "worker": self.runner.pids},
         )
 
     def troubles(self) -> tuple[str, ...]:
@@ -643,6 +661,15 @@ def device_removals(root: str) -> Removals:
 
 def label(name: tuple[str, str]) -> str:
     return f"{name[0]} {name[1]}".strip()
+
+
+def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:
+    """NVML shows more GPUs than the inventory has, or another driver. One that is lost stays in it, with its name."""
+    return any(
+        (seen.name == "gpus" and seen.value > len(inventory.gpus))
+        or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)
+        for seen in observed
+    )
 
 
 def nobody_holds_the_driver(root: str) -> bool:

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from healthd.ledger import replace_file
 from healthd.model import Drain, Health, Leave, Observation, ObservationKind, Outcome, Resume
@@ -56,6 +56,7 @@ def _own(s: Snapshot) -> Iterator[Metric]:
     yield from _slurm(s)
     yield from _decision(s)
     yield from _workers(s)
+    yield from _processes(s)
 
 
 def _health(s: Snapshot) -> Iterator[Metric]:
@@ -148,6 +149,41 @@ def _workers(s: Snapshot) -> Iterator[Metric]:
     yield _counter("ledger_copy_failures_total", copies, [({}, s.ledger_copy_failures_total)])
     reloads = "Times that changed settings were refused."
     yield _counter("config_reload_failures_total", reloads, [({}, s.config_reload_failures_total)])
+
+
+def _processes(s: Snapshot) -> Iterator[Metric]:
+    """What healthd itself costs. A lost worker may hang in the driver: nothing is read that takes its memory's lock."""
+    memory: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    for name, pids in s.processes.items():
+        of = "daemon" if name == "daemon" else "children"
+        for found in map(_process, pids):
+            memory[name] = memory.get(name, 0.0) + found.resident_bytes
+            cpu[of] = cpu.get(of, 0.0) + found.cpu_seconds
+            if name == "daemon":
+                cpu["children"] = cpu.get("children", 0.0) + found.ended_children_seconds
+    rows = [({"process": name}, size) for name, size in memory.items() if size]
+    yield _gauge("process_resident_memory_bytes", "Resident memory, of all workers together.", rows)
+    spent = "CPU time of the daemon, and of its children: workers and Slurm commands, those that ended too."
+    yield _counter("process_cpu_seconds_total", spent, [({"process": name}, used) for name, used in cpu.items()])
+
+
+class _Cost(NamedTuple):
+    resident_bytes: float = 0.0
+    cpu_seconds: float = 0.0
+    ended_children_seconds: float = 0.0
+
+
+def _process(pid: int) -> _Cost:
+    """Nothing of a process that is gone."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        cpu = process.cpu_times()
+        return _Cost(process.memory_info().rss, cpu.user + cpu.system, cpu.children_user + cpu.children_system)
+    except (psutil.Error, OSError, ValueError):
+        return _Cost()
 
 
 # --- the checks' observations

@@ -128,6 +128,12 @@ class Runner:
         """resource -> pid of the lost worker that is still hung in it."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost}
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the worker, and of the lost ones that still live."""
+        worker = () if self._worker is None else (self._worker.process.pid,)
+        return (*worker, *(lost.identity.pid for lost in self._lost))
+
     # --- requests
 
     def send(self, request: Request) -> Reply | None:

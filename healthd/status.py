@@ -94,6 +94,7 @@ class Snapshot:
     config_reload_failures_total: int = 0
     cleared: tuple[Condition, ...] = ()
     troubles: tuple[str, ...] = ()
+    processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
 
 def decision_words(decision: Decision, owner: str = "") -> str:

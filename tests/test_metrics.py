@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -297,6 +298,36 @@ def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healt
     assert path.read_bytes() == render(healthy)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [file.name for file in tmp_path.iterdir() if file.is_file() and file.suffix != ".toml"] == ["healthd.prom"]
+
+
+# --- what healthd itself costs
+
+
+def test_the_page_tells_memory_and_cpu_of_the_daemon_and_its_workers() -> None:
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": (worker.pid,)})
+        daemon_bytes, worker_bytes = (
+            value(snapshot, "process_resident_memory_bytes", process=name) for name in ("daemon", "worker")
+        )
+        spent = value(snapshot, "process_cpu_seconds_total", process="daemon")
+        assert value(snapshot, "process_cpu_seconds_total", process="children") >= 0
+        worker.kill()
+    assert daemon_bytes > 10 << 20 > worker_bytes > 0
+    assert spent > 0
+
+
+def test_the_cpu_time_of_a_child_goes_on_counting_after_its_end() -> None:
+    subprocess.run([sys.executable, "-c", "sum(range(3_000_000))"], check=True)
+    snapshot = replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": ()})
+    assert value(snapshot, "process_cpu_seconds_total", process="children") > 0.01
+    assert ("healthd_process_resident_memory_bytes", (("process", "worker"),)) not in samples(snapshot)
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**40, -1])
+def test_a_process_that_is_gone_is_left_out(pid: int) -> None:
+    found = samples(replace(PLAIN, processes={"daemon": (os.getpid(),), "worker": (pid,)}))
+    shown = {labels for name, labels in found if name == "healthd_process_resident_memory_bytes"}
+    assert shown == {(("process", "daemon"),)}
 
 
 # --- over HTTP

@@ -364,6 +364,47 @@ def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_roun
         assert results(status)["gpu_ecc"]["started"] == before["gpu_ecc"]["started"], "the others wait for their round"
 
 
+def test_one_device_that_cannot_be_read_hides_no_growth_on_the_others(directory: Path) -> None:
+    checks = directory / "checks.d"
+    checks.mkdir(mode=0o755)
+    (checks / "port.py").write_text(
+        "import itertools\nfrom healthd.model import *\nCOUNT = itertools.count()\n"
+        "def run(host, config, past):\n"
+        "    reading = Observation('port_errors_total', next(COUNT), ObservationKind.COUNTER)\n"
+        "    yield reading\n"
+        "    if past.growth(reading, 3600):\n"
+        "        yield Finding(Severity.WARNING, 'port/errors', 'p1', 'errors grow')\n"
+        "    raise OSError('p2 cannot be read')\n"
+    )
+    (checks / "port.py").chmod(0o644)
+    config = f'interval_seconds = 0.3\nchecks_dir = "{checks}"\n'
+    with Healthd(directory=directory, config=config) as daemon:
+        status = daemon.until(lambda s: condition(s, "port/errors") is not None, "the growth is seen", seconds=10)
+        assert results(status)["port"]["outcome"] == "failed"
+
+
+def test_the_gpus_of_a_driver_that_comes_later_get_into_the_inventory(directory: Path) -> None:
+    scenario = directory / "node.toml"
+    scenario.write_text('profile = "dgx-h100"\nlibrary = "driver_not_loaded"\n')
+    with Healthd("--interval", "0.5", directory=directory, fake_nvml=str(scenario)) as daemon:
+        assert daemon.status()["inventory"]["gpus"] == []
+        scenario.write_text('profile = "dgx-h100"\n')
+        daemon.until(lambda s: len(s["inventory"]["gpus"]) == 8, "the inventory has the GPUs", seconds=15)
+        assert daemon.status()["inventory"]["driver_version"]
+
+
+def test_a_gpu_that_is_lost_stays_in_the_inventory(directory: Path) -> None:
+    scenario = directory / "node.toml"
+    scenario.write_text('profile = "dgx-h100"\n')
+    with Healthd("--interval", "0.5", directory=directory, fake_nvml=str(scenario)) as daemon:
+        daemon.until(lambda s: len(s["inventory"]["gpus"]) == 8, "the inventory has the GPUs")
+        scenario.write_text('profile = "dgx-h100"\ngpu.3.lost = true\n')
+        daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "it is lost")
+        rounds = daemon.status()["round"]["number"]
+        status = daemon.until(lambda s: s["round"]["number"] > rounds + 2, "some rounds later")
+        assert len(status["inventory"]["gpus"]) == 8
+
+
 # --- people
 
 

@@ -101,7 +101,8 @@ class Daemon:
         self.settings = settings = self.loaded.settings
         self.checks = registry.find(settings.checks_dir)
         self.now, self.monotonic = time.time, time.monotonic
-        self.boot_id = Host(settings.root).boot_id()
+        self.host = Host(settings.root)
+        self.boot_id = self.host.boot_id()
         os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
         self.lock = lock(settings.runtime_dir)
         ledger.remove_leftovers(settings.runtime_dir)
@@ -287,7 +288,7 @@ class Daemon:
     def jobs(self) -> list[Job]:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
-        unheld = not self.settings.nvml.fake and nobody_holds_the_driver(self.settings.root)
+        unheld = not self.settings.nvml.fake and self.host.driver_is_held() is False
         if unheld not in self.known_jobs:
             self.known_jobs[unheld] = list(self.make_jobs(unheld))
         return self.known_jobs[unheld]
@@ -670,15 +671,6 @@ def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:
         or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)
         for seen in observed
     )
-
-
-def nobody_holds_the_driver(root: str) -> bool:
-    """The nvidia module is loaded and its reference count is 0: no persistence daemon, no job."""
-    try:
-        with open(root.rstrip("/") + "/sys/module/nvidia/refcnt", encoding="ascii") as file:
-            return file.read().strip() == "0"
-    except (OSError, ValueError):
-        return False
 
 
 def lock(runtime_dir: str) -> int:

@@ -91,7 +91,7 @@ class Host:
         if self._nvml is None:
             from healthd.nvml import NvmlError, NvmlErrorKind, open_real
 
-            self.driver_was_held = self._driver_is_held()
+            self.driver_was_held = self.driver_is_held()
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
@@ -109,7 +109,7 @@ class Host:
     def nvml_is_open(self) -> bool:
         return self._nvml is not None
 
-    def _driver_is_held(self) -> bool | None:
+    def driver_is_held(self) -> bool | None:
         """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
         if self._open_nvml is not None and not self.root:
             return None  # the NVML that stands in is not this machine's

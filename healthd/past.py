@@ -2,7 +2,7 @@
 
 A counter's absolute value says little (it may have been high for years); rules ask how much it grew. Kept for each
 observation: the last reading, and for counters each increment with its time. A healthy node's counters never grow, so
-the store stays small. Pure: `update` makes the next store from the last one and a completed run's observations.
+the store stays small. Pure: `update` makes the next store from the last one and what a run read.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Past:
         return old + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation) -> Reading | None:
-        """The previous completed run's reading in this boot, of a gauge too."""
+        """The previous reading in this boot, of a gauge too."""
         series = self._store.get(key(reading))
         if series is None or series.boot_id != self._boot_id:
             return None
@@ -96,7 +96,7 @@ class Past:
 def update(
     store: dict[str, Series], observations: Iterable[Observation], now: float, boot_id: str
 ) -> dict[str, Series]:
-    """The store after a completed run. What was not read this time is kept for KEEP_SECONDS."""
+    """The store after a run. What was not read this time is kept for KEEP_SECONDS."""
     new = {name: series for name, series in store.items() if series.time > now - KEEP_SECONDS}
     for reading in observations:
         name = key(reading)

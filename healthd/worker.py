@@ -34,7 +34,6 @@ class Setup:
     root: str = "/"
     fake_nvml: str = ""
     checks_dir: str = ""
-    site: bool = True
 
 
 def main() -> None:
@@ -120,8 +119,10 @@ class Worker:
         return {"error": error, **found}
 
     def _check(self, name: str) -> registry.Check:
-        if not self.checks:
-            self.checks = registry.find(self.setup.checks_dir if self.setup.site else "")
+        """Built-in ones do not depend on what the site's directory holds, or on what somebody put there just now."""
+        if name not in self.checks:
+            built_in = registry.built_in()
+            self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir)
         return self.checks[name]
 
     def do_close_nvml(self, _request: dict[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ def absorb_events(
         new[key] = _opened(
             replace(
                 old,
-                severity=finding.severity if live else min(finding.severity, Severity.INFO),
+                severity=_severity_of_events(old, finding) if live else min(finding.severity, Severity.INFO),
                 clears=old.clears if old.clears is Clears.OPERATOR else finding.clears,
                 message=finding.message,
                 state=ConditionState.ACKNOWLEDGED if was_known else ConditionState.OPEN,
@@ -262,6 +262,14 @@ def absorb_events(
             when,
         )
     return new
+
+
+def _severity_of_events(old: Condition, finding: Finding) -> Severity:
+    """A latched fault stays as bad as it was until what it waits for: a harmless line of the same code a day later
+    does not undo it."""
+    latched = old.clears in (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
+    standing = old.state is ConditionState.OPEN and not old.history
+    return max(old.severity, finding.severity) if latched and standing else finding.severity
 
 
 # --- what ends a condition

@@ -959,3 +959,18 @@ def test_a_condition_knows_the_job_whose_process_was_named_last() -> None:
     node = Listening().line("xid", "13", job="123").line("xid", "13")
     assert node.conditions["gpu_xid/13", SWITCH].job == "123"
     assert node.line("xid", "13", job="124").conditions["gpu_xid/13", SWITCH].job == "124"
+
+
+def test_a_harmless_line_of_the_same_code_does_not_undo_a_fault_that_waits_for_a_reset() -> None:
+    def lines(conditions: verdict.Conditions, sequence: int, severity: Severity) -> verdict.Conditions:
+        event = KernelEvent("sxid", "20034", "0000:c3:00.0", time=100.0 * sequence, last_time=100.0 * sequence)
+        event = dataclasses.replace(event, sequence=sequence)
+        finding = Finding(severity, "gpu_xid/sxid-20034", event.pci, "link", clears=Clears.REBOOT, events=(sequence,))
+        return verdict.absorb_events(
+            conditions, "gpu_xid", [finding], {sequence: event}, frozenset({sequence}), "b1", ()
+        )
+
+    conditions = lines(lines({}, 1, Severity.CRITICAL), 2, Severity.WARNING)
+    assert [c.severity for c in conditions.values()] == [Severity.CRITICAL]
+    rebooted = verdict.after_boot(conditions, "b2", 500.0)
+    assert [c.state for c in rebooted.values()] == [ConditionState.CLEARED]

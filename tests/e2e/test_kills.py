@@ -200,8 +200,10 @@ class Patient:
         return found
 
     def counted(self) -> int:
+        """Kernel events in all conditions. (A worker that a kill left inside NVML may show as a hang: not an event.)"""
         ledger = self.ledger()
-        return sum(int(str(c["count"])) for c in (*ledger["conditions"], *ledger.get("cleared", [])))
+        known = (*ledger["conditions"], *ledger.get("cleared", []))
+        return sum(int(str(c["count"])) for c in known if c["check"] == "gpu_xid")
 
 
 def uptime() -> float:

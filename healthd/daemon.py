@@ -114,6 +114,7 @@ class Daemon:
         self.memory = Memory(settings.runtime_dir, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
         self.memory.keep_only(self.loaded.checks)
+        self.memory.set_conditions(verdict.reconfigured(self.memory.ledger.by_key(), self.loaded.checks))
         self.rounds = Rounds(
             self.runner,
             settings.node_name,
@@ -415,6 +416,7 @@ class Daemon:
             # No Slurm command at all: what would be done to a node that nobody holds.
             self.slurm.drop()
             self.slurm.step()
+            self.slurm_again_at, self.slurm_aim = FOREVER, None
             free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
             self.decided(decide(self.verdict, free, SlurmMemory(), self.policy(), self.now()))
             return
@@ -628,6 +630,7 @@ class Daemon:
         self.known_jobs.clear()
         self.memory.change_mode(self.settings.mode)
         self.memory.keep_only(loaded.checks)
+        self.memory.set_conditions(verdict.reconfigured(self.memory.ledger.by_key(), loaded.checks))
         self.rounds.forget(loaded.checks)
         self.results = {name: result for name, result in self.results.items() if name in loaded.checks}
         log.info("settings read again: mode %s, %d checks", self.settings.mode.value, len(loaded.checks))

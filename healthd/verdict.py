@@ -238,12 +238,13 @@ def absorb_events(
         if old is None:
             first = min(event.time for event in behind)
             old = _first_sight(check, "", finding, first, boot_id, cleared)
+        finding = _as_latched(finding, old)
         fresh = [event for event in behind if event.sequence > old.last_sequence]
         was_known = old.state is ConditionState.ACKNOWLEDGED and when <= old.acknowledged_at
         new[key] = _opened(
             replace(
                 old,
-                severity=_severity_of_events(old, finding) if live else min(finding.severity, Severity.INFO),
+                severity=finding.severity if live else min(finding.severity, Severity.INFO),
                 clears=old.clears if old.clears is Clears.OPERATOR else finding.clears,
                 message=finding.message,
                 state=ConditionState.ACKNOWLEDGED if was_known else ConditionState.OPEN,
@@ -264,12 +265,32 @@ def absorb_events(
     return new
 
 
-def _severity_of_events(old: Condition, finding: Finding) -> Severity:
-    """A latched fault stays as bad as it was until what it waits for: a harmless line of the same code a day later
-    does not undo it."""
+def _as_latched(finding: Finding, old: Condition) -> Finding:
+    """A latched fault stays what it was until what it waits for: a harmless line of the same code a day later does
+    not undo it, nor how it ends."""
     latched = old.clears in (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
-    standing = old.state is ConditionState.OPEN and not old.history
-    return max(old.severity, finding.severity) if latched and standing else finding.severity
+    if not latched or old.history or old.state is not ConditionState.OPEN or finding.severity >= old.severity:
+        return finding
+    return replace(
+        finding,
+        severity=old.severity,
+        clears=old.clears,
+        window_seconds=old.window_seconds,
+        message=old.message,
+    )
+
+
+def reconfigured(
+    conditions: Conditions, configs: Mapping[tuple[str, str], CheckConfig]
+) -> dict[tuple[str, str], Condition]:
+    """What stands, at the severity that the site wants now: `enforce = false` takes back what a false alarm did."""
+
+    def capped(condition: Condition) -> Condition:
+        config = configs[condition.check, condition.instance]
+        severity = config.severity.get(condition.code, condition.severity)
+        return replace(condition, severity=severity if config.enforce else min(severity, Severity.WARNING))
+
+    return _where(conditions, lambda c: (c.check, c.instance) in configs, capped)
 
 
 # --- what ends a condition

@@ -78,7 +78,7 @@ def test_a_flood_keeps_nobody_from_other_work_and_ends_at_its_deadline() -> None
         began = time.monotonic()
         over = running.step()
         longest = max(longest, time.monotonic() - began)
-    assert longest < 0.4
+    assert longest < 2
     assert running.status is None
     assert len(running.output()[0]) == MAX_OUTPUT_BYTES
 

@@ -236,6 +236,6 @@ def test_the_rest_of_a_driver_line_may_be_anything(start, rest):
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("piece", [" ", ",", "a", "a, ", "(", "0x1 ", "\nNVRM: ", "Link 1 "])
 def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
-    began = time.perf_counter()
+    began = time.process_time()
     parse(start + piece * 50_000)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5

@@ -104,6 +104,6 @@ def test_any_line_is_stripped_or_none(line):
 
 @pytest.mark.parametrize("piece", ["[", "a", " ", "1", "[...] ", "x-", "\\x0a", "Mar 29 ", "1,"])
 def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
-    began = time.perf_counter()
+    began = time.process_time()
     strip_prefix(piece * 50_000, NOW)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5

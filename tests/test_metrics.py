@@ -370,7 +370,7 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(healthy
         get(f"http://127.0.0.1:{port}/metrics")
         began = time.monotonic()
         stop()
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 2
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
 

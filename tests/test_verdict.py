@@ -961,16 +961,47 @@ def test_a_condition_knows_the_job_whose_process_was_named_last() -> None:
     assert node.line("xid", "13", job="124").conditions["gpu_xid/13", SWITCH].job == "124"
 
 
-def test_a_harmless_line_of_the_same_code_does_not_undo_a_fault_that_waits_for_a_reset() -> None:
-    def lines(conditions: verdict.Conditions, sequence: int, severity: Severity) -> verdict.Conditions:
-        event = KernelEvent("sxid", "20034", "0000:c3:00.0", time=100.0 * sequence, last_time=100.0 * sequence)
-        event = dataclasses.replace(event, sequence=sequence)
-        finding = Finding(severity, "gpu_xid/sxid-20034", event.pci, "link", clears=Clears.REBOOT, events=(sequence,))
-        return verdict.absorb_events(
+def by_lines(*findings: Finding) -> dict[tuple[str, str], Condition]:
+    """The conditions after one kernel line for each finding, a day apart."""
+    conditions: dict[tuple[str, str], Condition] = {}
+    for sequence, finding in enumerate(findings, 1):
+        when = 90_000.0 * sequence
+        event = KernelEvent("sxid", "1", finding.subject, time=when, last_time=when, sequence=sequence)
+        finding = dataclasses.replace(finding, events=(sequence,))
+        conditions = verdict.absorb_events(
             conditions, "gpu_xid", [finding], {sequence: event}, frozenset({sequence}), "b1", ()
         )
+    return conditions
 
-    conditions = lines(lines({}, 1, Severity.CRITICAL), 2, Severity.WARNING)
-    assert [c.severity for c in conditions.values()] == [Severity.CRITICAL]
-    rebooted = verdict.after_boot(conditions, "b2", 500.0)
-    assert [c.state for c in rebooted.values()] == [ConditionState.CLEARED]
+
+FATAL_LINE = Finding(Severity.CRITICAL, "gpu_xid/sxid-1", "0000:c3:00.0", "fatal", clears=Clears.REBOOT)
+HARMLESS_LINE = Finding(
+    Severity.WARNING, "gpu_xid/sxid-1", "0000:c3:00.0", "not fatal", clears=Clears.GPU_RESET, window_seconds=86400.0
+)
+
+
+def test_a_harmless_line_of_the_same_code_does_not_undo_a_fault_that_waits_for_a_reboot() -> None:
+    conditions = by_lines(FATAL_LINE, HARMLESS_LINE)
+    (fault,) = conditions.values()
+    assert (fault.severity, fault.clears, fault.message, fault.count) == (Severity.CRITICAL, Clears.REBOOT, "fatal", 2)
+    now = 400_000.0
+    conditions = verdict.after_quiet(conditions, 90_000.0, loaded=True, now=now)
+    conditions = verdict.after_repairs(conditions, [Repair(Clears.GPU_RESET, fault.subject, "reset", now)], now)
+    assert [c.state for c in conditions.values()] == [ConditionState.OPEN]
+    assert [c.state for c in verdict.after_boot(conditions, "b2", now).values()] == [ConditionState.CLEARED]
+
+
+def test_a_worse_line_of_the_same_code_raises_the_fault() -> None:
+    (fault,) = by_lines(HARMLESS_LINE, FATAL_LINE).values()
+    assert (fault.severity, fault.clears, fault.window_seconds) == (Severity.CRITICAL, Clears.REBOOT, 0.0)
+
+
+def test_a_site_that_takes_a_check_back_takes_back_what_it_found() -> None:
+    conditions = by_lines(FATAL_LINE)
+    config = CheckConfig(enforce=False)
+    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): config}).values()
+    assert fault.severity is Severity.WARNING
+    config = CheckConfig(severity={FATAL_LINE.code: Severity.DEGRADED})
+    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): config}).values()
+    assert fault.severity is Severity.DEGRADED
+    assert verdict.reconfigured(conditions, {}) == conditions

@@ -199,7 +199,7 @@ def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(dire
 
 def test_the_status_is_answered_while_a_round_is_under_way(directory: Path) -> None:
     scenario = directory / "slow.toml"
-    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 1.5\n')
+    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 5.0\n')
     with Healthd(directory=directory, fake_nvml=str(scenario), wait=False) as daemon:
         status = daemon.until(lambda s: s["round"].get("number", 0) == 1, "the round began")
         assert status["round"].get("seconds", 0) == 0
@@ -208,7 +208,7 @@ def test_the_status_is_answered_while_a_round_is_under_way(directory: Path) -> N
         began = time.monotonic()
         for _ in range(20):
             daemon.status()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3
         daemon.until(lambda s: s["health"] == "healthy", "slow is not ill")
 
 

@@ -126,3 +126,18 @@ def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path,
         ):
             assert time.monotonic() < end
             time.sleep(0.05)
+
+
+def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow: dict[str, str]) -> None:
+    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
+        daemon.kernel_line(xid(79))
+        daemon.until(lambda s: s["slurm"]["trouble"] != "", "Slurm is in trouble")
+        assert daemon.process is not None
+        daemon.config.write_text('mode = "observe"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: s["mode"] == "observe", "it observes")
+        time.sleep(6)  # the retry would have been in 5
+        used = cpu_seconds(daemon.process.pid)
+        time.sleep(3)
+        assert cpu_seconds(daemon.process.pid) - used < 0.2

@@ -74,7 +74,7 @@ ONLY = {
 LAZY = {
     "pynvml": ({"fake_nvml", "fake_scenario", "nvml"}, {"fake_nvml", "fake_scenario"}),
     "prometheus_client": ({"metrics"}, set()),
-    "psutil": ({"cli", "status", "worker", "metrics"}, set()),
+    "psutil": ({"cli", "status", "worker"}, set()),
     "pyudev": ({"inventory"}, set()),
     "systemd": ({"kernel_journal", "service"}, set()),
 }

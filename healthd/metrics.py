@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from healthd.ledger import replace_file
 from healthd.model import Drain, Health, Leave, Observation, ObservationKind, Outcome, Resume
 from healthd.policy import Owner
 from healthd.status import Snapshot
@@ -289,11 +288,6 @@ def render(snapshot: Snapshot) -> bytes:
     from prometheus_client import generate_latest
 
     return generate_latest(_Page(lambda: snapshot))
-
-
-def write_textfile(path: str, snapshot: Snapshot) -> None:
-    """Put the page at `path`, whole or not at all, readable by node_exporter. Raises OSError."""
-    replace_file(path, render(snapshot).decode(), mode=0o644)
 
 
 def serve(address: tuple[str, int], get_snapshot: Callable[[], Snapshot]) -> tuple[int, Callable[[], None]]:

@@ -111,7 +111,10 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
 def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
     """The table above."""
     if node is None:
-        return Leave("the node's state in Slurm is not known")
+        # What is wanted is said all the same, as of a node that nobody holds: the controller is away, not the fault.
+        wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory)
+        would = "" if isinstance(wanted, Leave) else describe(wanted)
+        return Leave("the node's state in Slurm is not known", would)
     wanted = _decide_to_act(verdict, node, memory)
     if isinstance(wanted, Leave):
         return wanted

@@ -152,6 +152,7 @@ def reconcile(
 ) -> Steps[ReconcileReport]:
     """One look. A Command is answered with its CommandResult, a Remember with None."""
     look = _Look(policy, node_name, boot_id, now, memory)
+    look.decision = decide(verdict, None, memory, policy, now())
     try:
         node = yield from look.read_node()
         if is_gone(node, memory):

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from healthd import registry
+from healthd.host import Host
 from healthd.ledger import Pause
-from healthd.metrics import render, serve, write_textfile
+from healthd.metrics import render, serve
 from healthd.model import (
     CheckResult,
     Clears,
@@ -40,6 +41,7 @@ from healthd.model import (
     Verdict,
 )
 from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot
+from healthd.worker import Setup, Worker
 from tests.e2e.requirements import require_programs
 from tests.fakes import NOW, run_check, scenarios
 
@@ -292,7 +294,7 @@ def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healt
     path.write_text("old")
     before = os.umask(0o077)  # as a unit may have it
     try:
-        write_textfile(str(path), healthy)
+        Worker(Setup(), Host("/")).do_write_file({"path": str(path), "text": render(healthy).decode()})
     finally:
         os.umask(before)
     assert path.read_bytes() == render(healthy)

@@ -407,11 +407,17 @@ def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> N
 
 
 def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) -> None:
-    healthd.look(faulty())
-    time.sleep(0.3)
-    healthd.cluster.kill_slurmctld()
-    healthd.cluster.start_slurmctld()
-    lost = healthd.state().flags.isdisjoint({"DRAIN"})
+    for _ in range(5):
+        # slurmctld saves its nodes at most every 5 s: right after a save our drain is not in the file yet.
+        healthd.cluster.run("scontrol", "update", f"NodeName={healthd.node}", "Comment=saved")
+        time.sleep(0.7)
+        healthd.look(faulty())
+        healthd.cluster.kill_slurmctld()
+        healthd.cluster.start_slurmctld()
+        lost = healthd.state().flags.isdisjoint({"DRAIN"})
+        if lost:
+            break
+        healthd.look_until_settled(HEALTHY)
     report = healthd.look_until_settled(faulty())
     assert lost, "slurmctld kept the drain: this test shows nothing"
     assert report.owner is Owner.OURS
@@ -499,7 +505,8 @@ def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Hea
     healthd.cluster.start_slurmctld()
     assert "connect failure" in report.trouble
     assert not report.settled
-    assert report.decision == Leave("the node's state in Slurm is not known")
+    assert isinstance(report.decision, Leave)
+    assert report.decision.would.startswith("drain with "), "what is wanted is said all the same"
     assert healthd.look_until_settled(faulty()).owner is Owner.OURS
     assert is_drained(healthd.state(), XID)
 

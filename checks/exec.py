@@ -6,12 +6,7 @@ too slow) means that it could not look: the run fails, which neither passes nor 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -23,11 +18,8 @@ from healthd.past import Past
 USES = ""
 PER = "exec"
 
-# All that the program gets, beside HEALTHD_CHECK=its name; stdin is empty, the directory is /.
-ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-MAX_OUTPUT_BYTES = 64 << 10
 MAX_MESSAGE = 200
-ENDING_SECONDS = 1.0  # of the timeout is kept to kill the program, wait for it, and say so
+ENDING_SECONDS = 1.0  # of the timeout are kept to kill the program, wait for it, and say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +43,10 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
-    status, message = execute(config.name, config.command, seconds)
+    ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
+    if ran is None:
+        raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
+    status, message = ran.status, _first_line(ran.stdout) or _first_line(ran.stderr)
     yield Observation("exec_exit_status", status, labels=(("name", config.name),))
     if status == 1:
         yield Finding(Severity.WARNING, "exec/warning", config.name, message or "exit status 1")
@@ -64,77 +59,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise RuntimeError(f"{config.name}: {how}: {message}")
 
 
-def execute(name: str, command: tuple[str, ...], seconds: float) -> tuple[int, str]:
-    """(exit status, or minus the signal; the first line it printed). Raises OSError, or TimeoutError when it is too
-    slow; it and what it started are killed then, and left alone if even that does not end them.
-    """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd="/",
-        env={**ENVIRONMENT, "HEALTHD_CHECK": name},
-        start_new_session=True,
-        bufsize=0,
-    )
-    try:
-        stdout, stderr = _communicate(process, time.monotonic() + seconds)
-        ended = _has_ended(process)
-    finally:
-        _kill(process)
-    if not ended:
-        raise TimeoutError(f"{name}: did not end within {seconds:g} s, and was killed")
-    return process.returncode, _first_line(stdout) or _first_line(stderr)
-
-
-def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """What it writes until it ends or the deadline passes: 64 KiB each are kept, the rest is read and dropped.
-
-    Its end counts, not that of the pipes: a child that it left in the background may hold them open for ever.
-    """
-    assert process.stdout is not None
-    assert process.stderr is not None
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    with selectors.DefaultSelector() as selector:
-        for fd in kept:
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            ended = _has_ended(process)
-            ready = selector.select(0.0 if ended else min(left, 0.05)) if selector.get_map() else []
-            if ended and not ready:
-                break
-            if not ready and not selector.get_map():
-                time.sleep(min(left, 0.02))  # both pipes are closed, the program is about to end
-            for key, _ in ready:
-                chunk = os.read(key.fd, 1 << 16)
-                kept[key.fd] += chunk[: MAX_OUTPUT_BYTES - len(kept[key.fd])]
-                if not chunk:
-                    selector.unregister(key.fd)
-    stdout, stderr = kept.values()
-    return bytes(stdout), bytes(stderr)
-
-
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping it: until then nobody else can have its number, so that its group can be killed safely."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program and what it left in its process group; wait for it, but not for long."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: left behind
-        process.wait(ENDING_SECONDS / 2)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
-def _first_line(output: bytes) -> str:
+def _first_line(output: str) -> str:
     """Printable, at most 200 characters."""
-    for line in output.decode("utf-8", "replace").splitlines():
+    for line in output.splitlines():
         if line.strip():
             return "".join(c if c.isprintable() else "?" for c in line.strip())[:MAX_MESSAGE]
     return ""

@@ -37,6 +37,7 @@ class CheckConfig:
     clear_after       completed runs in a row without the finding that end a condition which clears by PASS
     enforce           false caps everything the check finds at WARNING
     severity          another severity for one code: {"gpu_ecc/disabled": "info"}
+    guessed           the settings that a profile of the machine's type gave, not a person; set when settings are read
     """
 
     name: str = ""
@@ -46,6 +47,7 @@ class CheckConfig:
     clear_after: int = 2
     enforce: bool = True
     severity: dict[str, Severity] = field(default_factory=dict)
+    guessed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ def _check_configs(tables: Any, known: Mapping[str, Check]) -> dict[tuple[str, s
 def _check_config(check: Check, values: Mapping[str, Any], instance: str, where: str) -> CheckConfig:
     if "name" in values:
         raise ConvertError(f"{where}.name: is set by the name of the table")
+    if "guessed" in values:
+        raise ConvertError(f'{where}: unknown setting "guessed"')
     config = load(check.config, {**values, "name": instance}, where)
     _plausible(config, where)
     check.check_config(config, where)
@@ -235,7 +239,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
     named = {key: value for key, value in table.items() if key not in own}
     for key, value in named.items():
         if not isinstance(value, Mapping):
-            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name"})}')
+            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
     if not named:  # what no instance inherits is wrong all the same
@@ -310,7 +314,7 @@ def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
         for name, value in _flat(_all_fields(config)).items():
             origin = loaded.origins.get(f"checks.{check}.{instance}.{name}" if instance else f"checks.{check}.{name}")
             inherited = loaded.origins.get(f"checks.{check}.{name}")
-            if name != "name" and value is not None:
+            if name not in ("name", "guessed") and value is not None:
                 place = f'checks.{check}."{instance}"' if instance else f"checks.{check}"
                 rows.append((f"{place}.{name}", value, origin or inherited or "default"))
     return rows

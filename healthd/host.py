@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
-import os
+import re
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from healthd.program import Ran
+from healthd.system import FileStat, FileSystem, KernelClock, System, Tree
 
 if TYPE_CHECKING:
     from healthd.nvml import Nvml, NvmlGpu
 
-MAX_FILE_BYTES = 16 << 20
-READ_BYTES = 64 << 10
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
+PCI_DEVICES = "/sys/bus/pci/devices"
+PCI_NUMBER = re.compile(r"0x[0-9a-f]{4,6}")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class PciFunction(NamedTuple):
+    """What never changes of a PCI function while it is there. `upstream`: the port above it, "" on a root bus;
+    `virtual`: an SR-IOV function, which has no link of its own."""
+
+    pci: str
+    vendor: str
+    device: str
+    pci_class: str
+    upstream: str
+    virtual: bool
 
 
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
+    `system`: what answers instead of the files below `root`.
 
     Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
     """
@@ -28,11 +46,14 @@ class Host:
         root: str = "/",
         open_nvml: Callable[[], Nvml] | None = None,
         now: Callable[[], float] = time.time,
+        system: System | None = None,
     ) -> None:
         self.root = root.rstrip("/")
         self.now = now
+        self._system = system or Tree(self.root)
         self._open_nvml = open_nvml
         self._nvml: Nvml | None = None
+        self._pci: dict[tuple[str, int], PciFunction] = {}
         self.nvml_is_outdated = False
         self.driver_was_held: bool | None = None
 
@@ -44,18 +65,7 @@ class Host:
     def read(self, path: str) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
-            # Not open(): a round reads a thousand small files, and making an object for each costs more than the read.
-            file = os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                # In pieces: for one read of 4 MiB or more /proc/sys answers ENOMEM.
-                data = bytearray()
-                while (piece := os.read(file, READ_BYTES)) and len(data) < MAX_FILE_BYTES:
-                    data += piece
-                    if len(piece) < READ_BYTES and path.startswith("/sys/"):
-                        break  # sysfs gives an attribute whole, and there are a thousand of them
-            finally:
-                os.close(file)
-            return data.decode("utf-8", "replace").strip()
+            return self._system.read(path).decode("utf-8", "replace").strip()
         except OSError as error:
             if error.errno in GONE:
                 return None
@@ -63,25 +73,77 @@ class Host:
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, sorted; [] if there is none."""
+        return sorted(name for name, _inode in self._scan(path))
+
+    def _scan(self, path: str) -> builtins.list[tuple[str, int]]:
         try:
-            return sorted(os.listdir(self.path(path)))
+            return self._system.scan(path)
         except OSError as error:
             if error.errno in GONE:
                 return []
             raise
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(self.path(path))
+        """Also for a symbolic link: whether what it points at is there."""
+        try:
+            return self.stat(path) is not None
+        except OSError:
+            return False
+
+    def stat(self, path: str) -> FileStat | None:
+        """None if there is nothing there."""
+        try:
+            return self._system.stat(path)
+        except OSError as error:
+            if error.errno in GONE:
+                return None
+            raise
 
     def link_target(self, path: str) -> str | None:
         """Where a symbolic link points (as written), None if it is none."""
         try:
-            return os.readlink(self.path(path))
+            return self._system.readlink(path)
         except OSError:
             return None
 
-    def statvfs(self, path: str) -> os.statvfs_result:
-        return os.statvfs(self.path(path))
+    def statvfs(self, path: str) -> FileSystem:
+        return self._system.statvfs(path)
+
+    # programs and the clock
+
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
+    ) -> Ran | None:
+        """Run a program that tells of this machine. None: it is not installed, or a tree or recording stands in for
+        the machine; with `anywhere` it is run all the same. Raises TimeoutError, OSError."""
+        return self._system.run(argv, seconds, environment or {}, anywhere)
+
+    def clock(self) -> KernelClock | None:
+        """The kernel's clock; None where a tree stands in for the machine."""
+        return self._system.clock()
+
+    # PCI
+
+    def pci_functions(self) -> builtins.list[PciFunction]:
+        """Every PCI function, by address. Each is read once for as long as it is there: its inode number in sysfs is
+        another when it comes back."""
+        entries = sorted(self._scan(PCI_DEVICES))
+        if self._pci.keys() != set(entries):
+            self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in entries}
+        return [*self._pci.values()]
+
+    def _pci_function(self, pci: str) -> PciFunction:
+        device = f"{PCI_DEVICES}/{pci}"
+        vendor, model, pci_class = (self._pci_number(f"{device}/{name}") for name in ("vendor", "device", "class"))
+        virtual = self.link_target(f"{device}/physfn") is not None
+        return PciFunction(pci, vendor, model, pci_class, upstream_of(self.link_target(device) or ""), virtual)
+
+    def _pci_number(self, path: str) -> str:
+        """ "0x10de"; "" if the function is being taken out. Raises ValueError: what it is must not be guessed."""
+        text = self.read(path)
+        if text is not None and not PCI_NUMBER.fullmatch(text):
+            raise ValueError(f"{path}: not a number as in 0x10de: {text[:40]!r}")
+        return text or ""
 
     # NVML
 
@@ -151,13 +213,16 @@ class Host:
 
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
         """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller)."""
-        for pci in self.list("/sys/bus/pci/devices"):
-            device = f"/sys/bus/pci/devices/{pci}"
-            if self.read(f"{device}/vendor") == "0x10de":
-                pci_class = self.read(f"{device}/class") or ""
-                if pci_class.startswith(("0x0300", "0x0302")):
-                    driver = self.link_target(f"{device}/driver")
-                    yield pci, pci_class, driver and driver.rpartition("/")[2]
+        for function in self.pci_functions():
+            if function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302")):
+                driver = self.link_target(f"{PCI_DEVICES}/{function.pci}/driver")
+                yield function.pci, function.pci_class, driver and driver.rpartition("/")[2]
 
     def boot_id(self) -> str:
         return self.read("/proc/sys/kernel/random/boot_id") or ""
+
+
+def upstream_of(link: str) -> str:
+    """The port above a device, "" on a root bus. The link is ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
+    above = link.rpartition("/")[0].rpartition("/")[2]
+    return above if PCI_ADDRESS.fullmatch(above) else ""

@@ -7,19 +7,16 @@ PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 Infi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from healthd.host import Host
+from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
 from healthd.model import Gpu, Inventory, PciDevice
 from healthd.nvml import NvmlError
 
-DEVICES = "/sys/bus/pci/devices"
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"
 NVIDIA = "0x10de"
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEARD = ("pci", "net", "infiniband", "nvme")
 
 
@@ -48,20 +45,18 @@ def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
 def _devices(host: Host) -> Iterator[PciDevice]:
     slots = {_read(host, f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
     name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
-    for pci in host.list(DEVICES):
-        path = f"{DEVICES}/{pci}"
-        vendor, pci_class = _read(host, f"{path}/vendor"), _read(host, f"{path}/class")
-        kind = kind_of(vendor, pci_class)
+    for function in host.pci_functions():
+        kind = kind_of(function.vendor, function.pci_class)
         if kind != "other":
             yield PciDevice(
-                pci=pci,
-                vendor=vendor,
-                device=_read(host, f"{path}/device"),
-                pci_class=pci_class,
+                pci=function.pci,
+                vendor=function.vendor,
+                device=function.device,
+                pci_class=function.pci_class,
                 kind=kind,
-                upstream=upstream_of(host.link_target(path) or ""),
-                slot=slots.get(pci.partition(".")[0], ""),
-                name=name_of(pci),
+                upstream=function.upstream,
+                slot=slots.get(function.pci.partition(".")[0], ""),
+                name=name_of(function.pci),
             )
 
 
@@ -84,12 +79,6 @@ def kind_of(vendor: str, pci_class: str) -> str:
     return "nvme" if pci_class.startswith("0x0108") else "other"
 
 
-def upstream_of(link: str) -> str:
-    """The port above a device, "" on a root bus. The link is ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
-    above = link.rpartition("/")[0].rpartition("/")[2]
-    return above if PCI_ADDRESS.fullmatch(above) else ""
-
-
 def pci_of(device_path: str) -> str:
     """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
@@ -107,7 +96,7 @@ def _udev_names() -> Callable[[str], str]:
 
     def name(pci: str) -> str:
         try:
-            device = pyudev.Devices.from_path(context, f"{DEVICES}/{pci}")
+            device = pyudev.Devices.from_path(context, f"{PCI_DEVICES}/{pci}")
         except (pyudev.DeviceNotFoundError, OSError):
             return ""
         return str(device.properties.get("ID_MODEL_FROM_DATABASE", ""))

@@ -94,6 +94,9 @@ class Finding:
               acknowledged until this changes. "" = nothing to compare, so a failing check always counts again
     events    sequences of the kernel events that it rests on (correlate only)
     shared_cause   one outside cause can give it on every node at once (file server, driver mismatch)
+    expects   the setting of the check that it compares with ("expected"), "" = none: what was only guessed there (by
+              a profile of the machine's type) warns and never drains
+    relapse_seconds   seen again within so long after it cleared, it waits for an operator; 0 = never, but for REBOOT
     """
 
     severity: Severity
@@ -107,6 +110,8 @@ class Finding:
     evidence: str = ""
     events: tuple[int, ...] = ()
     shared_cause: bool = False
+    expects: str = ""
+    relapse_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,10 +36,11 @@ _STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
-    """The finding at the severity that the site wants: overrides first, then `enforce = false` caps at WARNING."""
+    """The finding at the severity that the site wants: overrides first, then `enforce = false` caps at WARNING, as
+    does an expectation that nobody wrote down."""
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
-    if not config.enforce:
+    if not config.enforce or finding.expects in config.guessed:
         severity = min(severity, Severity.WARNING)
         worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
     return replace(finding, severity=severity, worsens=worsens)
@@ -79,10 +80,12 @@ def absorb_result(
 def _first_sight(
     check: str, instance: str, finding: Finding, now: float, boot_id: str, cleared: Sequence[Condition]
 ) -> Condition:
-    relapse = finding.clears is Clears.REBOOT and any(
+    reboots = finding.clears is Clears.REBOOT
+    within = finding.relapse_seconds or (RELAPSE_SECONDS if reboots else 0.0)
+    relapse = any(
         (past.code, past.subject) == (finding.code, finding.subject)
-        and past.cleared_by == "reboot"
-        and now - past.cleared_at < RELAPSE_SECONDS
+        and (past.cleared_by == "reboot" or not reboots)
+        and now - past.cleared_at < within
         for past in cleared
     )
     return Condition(

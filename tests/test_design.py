@@ -54,7 +54,7 @@ IMPURE_CALLS = {
 }
 
 # What of healthd a check may import: the words, its settings, its host. No daemon, no log, no other check.
-CHECKS_MAY = {"codes", "config", "host", "model", "nvml", "past", "xid_texts"}
+CHECKS_MAY = {"codes", "config", "host", "model", "nvml", "past", "program", "system", "xid_texts"}
 # What a check may not import at all: the core does these once for all checks.
 CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.checks import exec as exec_check
-from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, execute, validate
+from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, validate
 from healthd.host import Host
 from healthd.model import Clears, Observation, Severity
 
@@ -78,7 +75,7 @@ def test_anything_else_is_a_failure_and_no_finding(script, error):
 
 
 def test_a_program_that_is_not_there_is_a_failure(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing-here"):
+    with pytest.raises(RuntimeError, match=r"there is no program .*nothing-here"):
         run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "nothing-here"),)))
 
 
@@ -119,49 +116,7 @@ def test_a_program_that_closes_its_output_is_waited_for():
     assert finding.message == "exit status 1"
 
 
-def test_a_flood_of_output_neither_blocks_the_program_nor_fills_the_memory():
-    status, message = execute("mine", (sys.executable, "-c", "print('x' * 99 + '\\n', end='y' * 4_000_000)"), 20.0)
-    assert (status, message) == (0, "x" * 99)
-
-
-def test_a_program_that_floods_for_ever_is_killed():
-    began = time.monotonic()
-    with pytest.raises(TimeoutError):
-        execute("mine", ("/bin/sh", "-c", "exec yes"), 0.5)
-    assert time.monotonic() - began < 5.0
-
-
-def test_a_program_gets_a_small_known_environment_and_no_input(monkeypatch):
-    monkeypatch.setenv("SECRET", "x")
-    status, message = execute("mine", ("/bin/sh", "-c", 'cat; echo "$SECRET/$HEALTHD_CHECK/$LC_ALL/$PWD"'), 20.0)
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    assert (status, message) == (0, "/mine/C.UTF-8//")
-    assert execute("mine", ("/bin/sh", "-c", 'echo "$PATH"'), 20.0) == (0, path)
-
-
-def test_a_program_gets_its_arguments_as_they_are():
-    assert execute("mine", ("/bin/echo", "a b", "$HOME", "*"), 20.0) == (0, "a b $HOME *")
-
-
-def test_a_program_is_in_a_session_of_its_own():
-    status, message = execute("mine", (sys.executable, "-c", "import os; print(os.getsid(0) == os.getpid())"), 20.0)
-    assert (status, message) == (0, "True")
-
-
-def test_no_child_and_no_file_descriptor_is_left_behind():
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    before, fds = children.read_text(), set(os.listdir("/proc/self/fd"))
-    for script in ("exit 0", "sleep 1000 & exit 2", "kill -9 $$"):
-        execute("mine", ("/bin/sh", "-c", script), 20.0)
-    assert set(os.listdir("/proc/self/fd")) == fds
-    assert set(children.read_text().split()) <= set(before.split())
-
-
-def test_a_signal_is_told_apart_from_a_status():
-    assert execute("mine", ("/bin/sh", "-c", "kill -KILL $$"), 20.0)[0] == -signal.SIGKILL
-
-
-@given(st.binary(max_size=300))
+@given(st.text(max_size=300))
 def test_a_message_is_one_printable_line_of_at_most_200_characters(output):
     message = _first_line(output)
     assert len(message) <= MAX_MESSAGE

@@ -84,7 +84,9 @@ def as_shown(value: Any) -> str:
 def test_every_setting_has_its_place_with_its_default():
     daemons = {name: as_shown(value) for name, value in defaults(Settings()).items()}
     common = {
-        f"checks.NAME.{name}": as_shown(value) for name, value in defaults(CheckConfig()).items() if name != "name"
+        f"checks.NAME.{name}": as_shown(value)
+        for name, value in defaults(CheckConfig()).items()
+        if name not in ("name", "guessed")
     }
     common["checks.NAME.interval_seconds"] = "the daemon's"
     assert {name: value.removesuffix(", start") for name, value in shown().items()} == {**daemons, **common}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthd.host import Host
+from healthd.program import Ran
+from healthd.system import KernelClock, Tree
 
 DATA = Path(__file__).with_name("data")
 PCI = "/sys/bus/pci/devices"
@@ -18,6 +20,31 @@ AER_NAMES = {
     "fatal": "Undefined DLP SDES TLP FCP CmpltTO CmpltAbrt UnxCmplt RxOF MalfTLP ECRC UnsupReq ACSViol UncorrIntErr "
     "BlockedTLP AtomicOpBlocked TLPBlockedErr PoisonTLPBlocked TOTAL_ERR_FATAL",
 }
+
+
+class FakeSystem(Tree):
+    """A tree that also has a clock, and programs: argv -> what it gives; a TimeoutError or OSError is raised."""
+
+    def __init__(
+        self,
+        root: str,
+        programs: Mapping[tuple[str, ...], Ran | OSError] | None = None,
+        clock: KernelClock | OSError | None = None,
+    ) -> None:
+        super().__init__(root.rstrip("/"))
+        self._programs = programs or {}
+        self._clock = clock
+
+    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+        answer = self._programs.get(tuple(argv))
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    def clock(self) -> KernelClock | None:
+        if isinstance(self._clock, OSError):
+            raise self._clock
+        return self._clock
 
 
 def write(root: Path, files: Mapping[str, str | bytes]) -> Host:

@@ -1,0 +1,96 @@
+"""One program, run to its end by the worker, within a deadline: what checks ask (ipmitool, a site's own scripts).
+
+The daemon's own commands are child.py's, which waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+# All that the program gets, beside what it is given; stdin is empty, the directory is /.
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+MAX_OUTPUT_BYTES = 64 << 10
+ENDING_SECONDS = 1.0  # how long a killed program is waited for, twice
+
+
+class Ran(NamedTuple):
+    """`status`: the exit status, or minus the signal that ended it. The first 64 KiB of what it wrote."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def run_program(argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Ran:
+    """Raises OSError, or TimeoutError when it is too slow; it and what it started are killed then, and left alone if
+    even that does not end them.
+    """
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env={**ENVIRONMENT, **(environment or {})},
+        start_new_session=True,
+        bufsize=0,
+    )
+    try:
+        stdout, stderr = _communicate(process, time.monotonic() + seconds)
+        ended = _has_ended(process)
+    finally:
+        _kill(process)
+    if not ended:
+        raise TimeoutError(f"{argv[0]}: did not end within {seconds:g} s, and was killed")
+    return Ran(process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
+
+
+def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """What it writes until it ends or the deadline passes: 64 KiB each are kept, the rest is read and dropped.
+
+    Its end counts, not that of the pipes: a child that it left in the background may hold them open for ever.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for fd in kept:
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            ended = _has_ended(process)
+            ready = selector.select(0.0 if ended else min(left, 0.05)) if selector.get_map() else []
+            if ended and not ready:
+                break
+            if not ready and not selector.get_map():
+                time.sleep(min(left, 0.02))  # both pipes are closed, the program is about to end
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                kept[key.fd] += chunk[: MAX_OUTPUT_BYTES - len(kept[key.fd])]
+                if not chunk:
+                    selector.unregister(key.fd)
+    stdout, stderr = kept.values()
+    return bytes(stdout), bytes(stderr)
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Without reaping it: until then nobody else can have its number, so that its group can be killed safely."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the program and what it left in its process group; wait for it, but not for long."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: left behind
+        process.wait(ENDING_SECONDS / 2)
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,153 @@
+"""One node's life with one check, through the real rules: what it finds becomes conditions, a verdict and a decision,
+and Slurm does at once what was decided. For the stories of the catalogue: a fault under load, the drain, the load that
+goes away, the repair.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from fakes import BOOT, NOW
+
+from healthd import verdict
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import (
+    CheckResult,
+    Condition,
+    ConditionState,
+    Drain,
+    Finding,
+    KernelEvent,
+    NodeState,
+    Observation,
+    Outcome,
+    Repair,
+    Resume,
+    SlurmMemory,
+)
+from healthd.past import Past, Series, update
+from healthd.policy import Mode, Policy, decide
+from healthd.registry import Check
+from healthd.verdict import as_configured
+
+
+class Story:
+    """A node that runs jobs until it is drained. `look` is one run of the check, 5 minutes after the last one.
+
+    drained    Slurm gives it no more jobs: a drain has no running jobs from the next look on, so no load
+    requeued   the last drain also requeued the jobs
+    """
+
+    def __init__(self, module: ModuleType, config: CheckConfig | None = None) -> None:
+        self.check = Check(module.__name__.rpartition(".")[2], module)
+        self.config = config or module.Config()
+        self.now = NOW
+        self.boot_id = BOOT
+        self.conditions: dict[tuple[str, str], Condition] = {}
+        self.cleared: list[Condition] = []
+        self.past: dict[str, Series] = {}
+        self.events: list[KernelEvent] = []
+        self.slurm = SlurmMemory()
+        self.requeued = False
+        self.result: CheckResult | None = None
+
+    @property
+    def drained(self) -> bool:
+        return bool(self.slurm.reason)
+
+    @property
+    def codes(self) -> list[str]:
+        """Of what stands and counts, sorted."""
+        return sorted(c.code for c in self.conditions.values() if c.state is ConditionState.OPEN)
+
+    def look(self, host: Host, minutes: float = 5.0) -> Story:
+        """Time goes by, the check runs, and what follows happens. Raises what the check raises."""
+        self.wait(minutes)
+        given = list(self.check.module.run(host, self.config, Past(self.past, self.now, self.boot_id)))
+        observations = [item for item in given if isinstance(item, Observation)]
+        self.result = CheckResult(
+            self.check.name,
+            self.config.name,
+            Outcome.COMPLETED,
+            self.now,
+            0.0,
+            tuple(as_configured(item, self.config) for item in given if isinstance(item, Finding)),
+        )
+        self._take(
+            verdict.absorb_result(
+                self.conditions, self.result, self.config.clear_after, self.boot_id, tuple(self.cleared)
+            )
+        )
+        self.past = update(self.past, observations, self.now, self.boot_id)
+        self._take(
+            verdict.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
+        )
+        return self._decide()
+
+    def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
+        for _ in range(times):
+            self.look(host, minutes)
+        return self
+
+    def hear(self, event: KernelEvent, node: Any = None) -> Story:
+        """A kernel event now, for a check that listens. `node`: the inventory."""
+        from dataclasses import replace
+
+        from healthd.model import Inventory
+
+        self.now += 1.0
+        number = len(self.events) + 1
+        event = replace(event, time=self.now, last_time=self.now, sequence=number, boot_id=self.boot_id)
+        self.events.append(event)
+        found = self.check.correlate(self.events, node or Inventory(), self.config) or ()
+        by_sequence = {each.sequence: each for each in self.events}
+        self._take(
+            verdict.absorb_events(
+                self.conditions,
+                self.check.name,
+                [as_configured(finding, self.config) for finding in found],
+                by_sequence,
+                frozenset({number}),
+                self.boot_id,
+                tuple(self.cleared),
+            )
+        )
+        return self._decide()
+
+    def wait(self, minutes: float) -> Story:
+        """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
+        self.now += minutes * 60
+        self._take(verdict.after_quiet(self.conditions, minutes * 60, not self.drained, self.now))
+        return self
+
+    def reboot(self) -> Story:
+        self.boot_id += "'"
+        self.now += 300.0
+        self._take(verdict.after_boot(self.conditions, self.boot_id, self.now))
+        return self._decide()
+
+    def repaired(self, code: str, subject: str | None = None) -> Story:
+        """An engineer says so: `healthd repaired CODE [PART]`."""
+        self._take(verdict.repaired(self.conditions, code, subject, "an engineer", self.now))
+        return self._decide()
+
+    def _take(self, conditions: dict[tuple[str, str], Condition]) -> None:
+        self.cleared += [c for c in conditions.values() if c.state is ConditionState.CLEARED]
+        self.conditions = {key: c for key, c in conditions.items() if c.state is not ConditionState.CLEARED}
+
+    def _decide(self) -> Story:
+        names = [(self.check.name, self.config.name)] if self.check.runs else []
+        results = {names[0]: self.result} if names and self.result else {}
+        judged = verdict.judge(self.conditions, results, names, trusted_since=0.0)
+        flags = frozenset({"IDLE", "DRAIN"}) if self.drained else frozenset({"ALLOCATED"})
+        node = NodeState("n1", flags, self.slurm.reason)
+        decision = decide(judged, node, self.slurm, Policy(Mode.ACT), self.now)
+        if isinstance(decision, Drain):
+            self.requeued = decision.requeue
+            self.slurm = SlurmMemory(reason=decision.reason)
+        elif isinstance(decision, Resume):
+            self.slurm = SlurmMemory()
+            self.requeued = False
+        return self

@@ -25,7 +25,7 @@ import healthd
 from healthd import commands, ledger, registry, service, verdict
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
-from healthd.convert import dump, load
+from healthd.convert import load
 from healthd.host import Host
 from healthd.inventory import Removals, removals
 from healthd.kernel_fold import fold_events
@@ -305,13 +305,12 @@ class Daemon:
                 yield Job(name, instance, check.resource(instance), interval, timeout)
 
     def request_of(self, job: Job) -> dict[str, Any]:
-        past = self.memory.past.get(label(job.name), {})
         return {
             "op": "run",
             "check": job.check,
             "instance": job.instance,
             "config": self.loaded.tables[job.name],
-            "past": {name: dump(series) for name, series in past.items()},
+            "past": self.memory.past.get(label(job.name), ""),
             "boot_id": self.boot_id,
         }
 
@@ -358,7 +357,8 @@ class Daemon:
             )
         )
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
-            memory.add_readings(label(name), result.observations, self.boot_id)
+            if "past" in reply.table:
+                memory.set_past(label(name), reply.table["past"])
             memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), result.repairs, self.now()))
         again_at = verdict.next_look(memory.ledger.by_key()).get(name)
         if again_at is not None and again_at > self.now():

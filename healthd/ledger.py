@@ -11,12 +11,13 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from healthd.convert import dump, load
 from healthd.model import Condition, ConditionState, Inventory, KernelEvent, SlurmMemory
-from healthd.past import Series
+from healthd.past import decode as decode_store
 from healthd.verdict import shifted
 
 VERSION = 1
@@ -122,20 +123,22 @@ def decode(text: str, where: str) -> Ledger:
         raise LedgerError(f"{where}: is not a ledger: {error}") from None
 
 
-def encode_past(past: dict[str, dict[str, Series]]) -> str:
-    return json.dumps({check: dump(store) for check, store in past.items()}, separators=(",", ":"))
+def encode_past(past: Mapping[str, str]) -> str:
+    """`past`: check -> its store of counters, as the worker encoded it (past.py)."""
+    return json.dumps(past, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Pasts:
-    checks: dict[str, dict[str, Series]]
-
-
-def decode_past(text: str, where: str) -> dict[str, dict[str, Series]]:
+def decode_past(text: str, where: str) -> dict[str, str]:
+    """Raises LedgerError where a store in it could not be read by the worker either."""
     try:
-        return load(_Pasts, {"checks": json.loads(text)}).checks
-    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
+        past = json.loads(text)
+        if not isinstance(past, dict) or not all(isinstance(store, str) for store in past.values()):
+            raise ValueError("must be a table of texts")
+        for store in past.values():
+            decode_store(store)
+    except (ValueError, RecursionError) as error:
         raise LedgerError(f"{where}: is not a store of counters: {error}") from None
+    return past
 
 
 # --- as files

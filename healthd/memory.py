@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from healthd import ledger as ledgers
-from healthd import verdict
+from healthd import past, verdict
 from healthd.ledger import Ledger, LedgerError
-from healthd.model import Condition, ConditionState, Observation, Severity
-from healthd.past import Series, update
+from healthd.model import Condition, ConditionState, Severity
 from healthd.policy import Mode
 
 log = logging.getLogger("healthd")
@@ -21,7 +20,7 @@ NAMES = (ledgers.FILE, ledgers.PAST_FILE)
 
 
 class Memory:
-    """`ledger` and `past` (check -> its counters).
+    """`ledger` and `past` (check -> its counters, as text that only the worker reads).
 
     `unsaved`: a kill would lose something now; `uncopied`: a boot would.
     """
@@ -30,7 +29,7 @@ class Memory:
         self._runtime_dir = runtime_dir
         self._now = now
         self.ledger = Ledger()
-        self.past: dict[str, dict[str, Series]] = {}
+        self.past: dict[str, str] = {}
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
@@ -143,15 +142,11 @@ class Memory:
         self._replace(ledgers.after_clock_step(self.ledger, step, since, until))
         self._past_unsaved = True
         for check, store in self.past.items():
-            self.past[check] = {
-                name: dataclasses.replace(
-                    series, time=move(series.time), grown=tuple((move(when), n) for when, n in series.grown)
-                )
-                for name, series in store.items()
-            }
+            self.past[check] = past.encode(past.moved(past.decode(store), move))
 
-    def add_readings(self, label: str, observations: Collection[Observation], boot_id: str) -> None:
-        self.past[label] = update(self.past.get(label, {}), observations, self._now(), boot_id)
+    def set_past(self, label: str, store: str) -> None:
+        """What a check's run made of its counters' past."""
+        self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
     def keep_only(self, configured: Collection[tuple[str, str]]) -> None:

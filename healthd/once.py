@@ -91,7 +91,7 @@ def _run_all(loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_i
         if job.uses != "nvml":
             _close_nvml(runner)
         table = {"op": "run", "check": job.check, "instance": job.instance, "config": loaded.tables[job.name]}
-        request = Request(job.uses, job.timeout_seconds, {**table, "past": {}, "boot_id": boot_id})
+        request = Request(job.uses, job.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
         if time.monotonic() - began >= loaded.settings.round_timeout_seconds:
             reply = Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
         else:

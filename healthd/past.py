@@ -7,9 +7,12 @@ the store stays small. Pure: `update` makes the next store from the last one and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
+from healthd.convert import ConvertError, load
 from healthd.model import Observation, ObservationKind
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
@@ -112,3 +115,41 @@ def update(
                 grown = ((grown[1][0], grown[0][1] + grown[1][1]), *grown[2:])
         new[name] = Series(reading.value, now, boot_id, grown)
     return new
+
+
+# --- as text: the worker makes it and reads it; the daemon keeps it between the runs without looking inside
+
+
+def encode(store: dict[str, Series]) -> str:
+    """Raises ValueError for a number that is none (a site's check may give one)."""
+    rows = {name: (each.value, each.time, each.boot_id, each.grown) for name, each in store.items()}
+    return json.dumps(rows, separators=(",", ":"), allow_nan=False)
+
+
+Row: TypeAlias = "tuple[float, float, str, tuple[tuple[float, float], ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    rows: dict[str, Row]
+
+
+def decode(text: str) -> dict[str, Series]:
+    """Of "" nothing. Raises ValueError in one sentence."""
+    if not text:
+        return {}
+    try:
+        rows = load(_Rows, {"rows": json.loads(text)}).rows
+    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
+        raise ConvertError(f"is not a store of counters: {error}") from None
+    return {name: Series(*row) for name, row in rows.items()}
+
+
+def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
+    """The clock was set: the same readings, at the moments as `move` tells them."""
+    return {
+        name: replace(
+            series, time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)
+        )
+        for name, series in store.items()
+    }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from dataclasses import dataclass, fields
 
 from healthd.config import CheckConfig
 from healthd.convert import ConvertError, load
@@ -14,11 +16,26 @@ from healthd.verdict import as_configured
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the worker says of one run, as it comes over the stream."""
+    """What the worker says of one run, as it comes over the stream. `observations` are a text of their own."""
 
     findings: tuple[Finding, ...] = ()
-    observations: tuple[Observation, ...] = ()
+    observations: str = "[]"
     repairs: tuple[Repair, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Observations:
+    items: tuple[Observation, ...]
+
+
+@functools.lru_cache(maxsize=128)
+def observations_of(text: str) -> tuple[Observation, ...]:
+    """Of a text that came before they are not made again: on a healthy node most counters stand still. Raises
+    ConvertError."""
+    try:
+        return load(_Observations, {"items": json.loads(text)}).items
+    except (ValueError, RecursionError) as error:
+        raise ConvertError(f"observations: {error}") from None
 
 
 def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, silent_seconds: float) -> CheckResult:
@@ -29,9 +46,11 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, sil
     """
     outcome, error = reply.outcome, reply.error
     try:
-        said = load(Said, {key: reply.table.get(key, []) for key in ("findings", "observations", "repairs")})
+        said = load(Said, {f.name: reply.table[f.name] for f in fields(Said) if f.name in reply.table})
+        observations = observations_of(said.observations)
     except ConvertError as problem:
-        said, outcome, error = Said(), Outcome.FAILED, f"the worker's answer: {problem}"
+        said, observations, outcome = Said(), (), Outcome.FAILED
+        error = f"the worker's answer: {problem}"
     findings = list(said.findings)
     if outcome in (Outcome.TIMED_OUT, Outcome.STUCK) and silent_seconds > 0:
         findings += check.overdue(config, silent_seconds)
@@ -42,7 +61,7 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, sil
         started=ended - reply.seconds,
         duration_seconds=reply.seconds,
         findings=tuple(as_configured(finding, config) for finding in findings),
-        observations=said.observations,
+        observations=observations,
         repairs=said.repairs,
         error=error,
     )

@@ -11,6 +11,7 @@ Standard output belongs to whatever a library or plug-in prints: it goes nowhere
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -20,11 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from healthd import registry
+from healthd import past, registry
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
-from healthd.past import Past, Series
+from healthd.past import Past
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Worker:
         self.setup = setup
         self.host = host
         self.checks: dict[str, registry.Check] = {}
+        self._stores: dict[str, dict[str, past.Series]] = {}  # what a text in the daemon's hands stands for
 
     def answer_line(self, line: bytes) -> bytes:
         """The reply to one request. "outdated": this process has another NVML loaded than fits the driver, for good."""
@@ -107,16 +109,29 @@ class Worker:
         """One run of one check: findings, observations, repairs. A site's check is imported when first asked for."""
         check = self._check(request["check"])
         config = load(check.config, request["config"])
-        store = {name: load(Series, series) for name, series in request["past"].items()}
-        past = Past(store, self.host.now(), request["boot_id"])
+        store, boot_id = self._store(request["past"]), request["boot_id"]
+        now = self.host.now()
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
         error = ""
         try:
-            for item in check.module.run(self.host, config, past):
-                found[_kind(item, check.name)].append(dump(item))
+            for item in check.module.run(self.host, config, Past(store, now, boot_id)):
+                found[_kind(item, check.name)].append(item)
         except Exception as problem:  # a check does no catching: what stopped it is said here, once for all checks
             error = one_sentence(problem)
-        return {"error": error, **found}
+        store = past.update(store, found["observations"], now, boot_id)
+        text = past.encode(store)
+        self._stores[text] = store
+        return {
+            "error": error,
+            "findings": dump(found["findings"]),
+            "observations": f"[{','.join(map(_text, found['observations']))}]",
+            "repairs": dump(found["repairs"]),
+            "past": text,
+        }
+
+    def _store(self, text: str) -> dict[str, past.Series]:
+        """The counters' past as the daemon keeps it: the text that this worker made in the last run, or another's."""
+        return self._stores.pop(text, None) or past.decode(text)
 
     def _check(self, name: str) -> registry.Check:
         """Built-in ones do not depend on what the site's directory holds, or on what somebody put there just now."""
@@ -168,6 +183,12 @@ class Worker:
 
         lines = read_journal(**request["gap"])
         return {"lines": [list(line) for line in lines]}
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(observation: Observation) -> str:
+    """As JSON. On a healthy node most are what they were in the last round."""
+    return json.dumps(dump(observation), separators=(",", ":"), allow_nan=False)
 
 
 def _kind(item: object, check: str) -> str:

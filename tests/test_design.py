@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PURE = {
     "model": set(),
     "convert": set(),
-    "past": {"model"},
+    "past": {"convert", "model"},
     "schedule": set(),
     "reason": {"model"},
     "verdict": {"config", "model"},
@@ -38,7 +38,7 @@ PURE_STDLIB = (
     "itertools math operator re statistics string textwrap types typing zlib"
 )
 # ... but for these, which convert only,
-PURE_EXCEPTIONS = {("kernel_prefix", "time")}
+PURE_EXCEPTIONS = {("kernel_prefix", "time"), ("past", "json")}
 # and for the calls that would make them a lie.
 IMPURE_CALLS = {
     "open",

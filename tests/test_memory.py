@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd import ledger as ledgers
+from healthd import past
 from healthd.ledger import Ledger, Pause
 from healthd.memory import Memory
 from healthd.model import Clears, Condition, ConditionState, Observation, ObservationKind, Severity
@@ -36,6 +37,7 @@ STANDING = Condition(
 )
 LIVE = Ledger(born=1.0, boot_id="b1", mode="act", trusted_since=1.0, conditions=(STANDING,))
 READING = Observation("link_errors_total", 7, ObservationKind.COUNTER)
+STORE = past.encode(past.update({}, [READING], NOW, "b1"))
 
 
 class Disk:
@@ -78,7 +80,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
     before = Memory(str(tmp_path), lambda: NOW)
-    before.add_readings("pcie_aer", [READING], "b1")
+    before.set_past("pcie_aer", STORE)
     disk = Disk(ledger=ledgers.encode(LIVE), past=ledgers.encode_past(before.past))
     memory = recalled(tmp_path, disk)
     assert memory.ledger == LIVE
@@ -171,16 +173,15 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     pause = Pause(NOW + 600, "driver upgrade", "root")
     write(tmp_path, dataclasses.replace(LIVE, born=NOW - 5, trusted_since=NOW - 5, pause=pause))
     memory = recalled(tmp_path)
-    memory.add_readings("pcie_aer", [READING], "b1")
-    (series,) = memory.past["pcie_aer"].values()
+    memory.set_past("pcie_aer", STORE)
     memory.set_clock(3600.0)
     (condition,) = memory.ledger.conditions
     assert condition.last_event == STANDING.last_event + 3600
     assert condition.acknowledged_at == 0.0, "what never was stays so"
     assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + 3600)
     assert memory.ledger.trusted_since == NOW - 5 + 3600
-    (moved,) = memory.past["pcie_aer"].values()
-    assert (moved.time, moved.value) == (series.time + 3600, series.value)
+    (moved,) = past.decode(memory.past["pcie_aer"]).values()
+    assert (moved.time, moved.value) == (NOW + 3600, READING.value)
     memory.set_clock(-3600.0)
     assert memory.ledger.conditions == LIVE.conditions
 
@@ -253,7 +254,7 @@ def test_what_does_not_change_anything_is_not_saved(tmp_path: Path) -> None:
 def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.set_conditions({(STANDING.code, STANDING.subject): STANDING})
-    memory.add_readings("pcie_aer", [READING], "b1")
+    memory.set_past("pcie_aer", STORE)
     memory.save()
     assert not memory.unsaved
     assert memory.uncopied, "a copy on disk is another matter"

@@ -58,7 +58,7 @@ class Node:
         return time.monotonic() + self.ahead
 
     def request_of(self, wanted: Job) -> dict[str, Any]:
-        return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": {}, "boot_id": "b"}
+        return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
 
     def go(self, over: Callable[[], bool], seconds: float = 10.0) -> list[Reply]:
         """What the daemon does, until it is over: what ended meanwhile."""

@@ -91,7 +91,7 @@ def runner(runners: Callable[..., Runner]) -> Runner:
 
 
 def request(check: str, resource: str = "", timeout_seconds: float = 20.0, **config: object) -> Request:
-    table = {"op": "run", "check": check, "instance": "", "config": config, "past": {}, "boot_id": "b"}
+    table = {"op": "run", "check": check, "instance": "", "config": config, "past": "", "boot_id": "b"}
     return Request(resource or check, timeout_seconds, table)
 
 
@@ -133,13 +133,13 @@ def signals_pending(pid: int) -> int:
 def test_a_check_that_completes_gives_what_it_found(runner: Runner) -> None:
     reply = ask(runner, request("fine"))
     assert (reply.outcome, reply.error) == (Outcome.COMPLETED, "")
-    assert reply.table["observations"] == [{"name": "answer", "value": 42}]
+    assert reply.table["observations"] == '[{"name":"answer","value":42}]'
 
 
 def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runner: Runner) -> None:
     reply = ask(runner, request("raises"))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "RuntimeError: no way")
-    assert reply.table["observations"] == [{"name": "answer", "value": 42}]
+    assert reply.table["observations"] == '[{"name":"answer","value":42}]'
 
 
 @pytest.mark.parametrize("resource", ["", "nvml"])
@@ -177,7 +177,7 @@ def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: 
 
 
 def test_what_a_check_prints_or_reads_harms_nobody(runner: Runner) -> None:
-    assert ask(runner, request("prints")).table["observations"] == [{"name": "answer", "value": 42}]
+    assert ask(runner, request("prints")).table["observations"] == '[{"name":"answer","value":42}]'
     assert ask(runner, request("reads")).outcome is Outcome.COMPLETED
 
 

@@ -1,0 +1,76 @@
+"""Whether the machine has the memory that it should have.
+
+Rule: a DIMM that fails its test at boot is left out, and the machine comes up without a word with less (AzNHC compares
+the size too). A few per cent are allowed for: the kernel keeps another part for itself after each update of it or the
+firmware. File: /proc/meminfo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.past import Past
+
+USES = ""
+
+MEMINFO = "/proc/meminfo"
+MEM_TOTAL = re.compile(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE | re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected_bytes     MemTotal of a good node of this kind; 0 = not judged
+    max_missing_share  so much less is still good
+    """
+
+    expected_bytes: int = 0
+    max_missing_share: float = 0.03
+
+
+def validate(config: Config) -> str | None:
+    if config.expected_bytes < 0:
+        return f"expected_bytes: must not be negative, is {config.expected_bytes}"
+    if not 0 <= config.max_missing_share < 1:
+        return f"max_missing_share: must be at least 0 and below 1, is {config.max_missing_share:g}"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    if not config.expected_bytes:
+        return
+    total = parse(host.read(MEMINFO) or "")
+    yield Observation("memory_size_bytes", total)
+    if total < config.expected_bytes * (1 - config.max_missing_share):
+        missing = 1 - total / config.expected_bytes
+        message = f"{_gib(total)} of memory, {_gib(config.expected_bytes)} are expected: {missing:.0%} are missing"
+        yield Finding(Severity.DEGRADED, "memory_size/less", "", message, expects="expected_bytes")
+
+
+def parse(meminfo: str) -> int:
+    """Bytes, from "MemTotal:  2113447480 kB". Raises ValueError without such a line."""
+    match = MEM_TOTAL.search(meminfo)
+    if match is None or not int(match[1]):
+        raise ValueError(f"{MEMINFO}: has no MemTotal in kB: {meminfo[:60]!r}")
+    return int(match[1]) * 1024
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+EXPLAIN = {
+    "memory_size/less": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The kernel has less memory than the site expects of this node.",
+        "Jobs that ask Slurm for all memory of the node are killed when they use it, and a missing DIMM halves the "
+        "speed of its channel.",
+        "dmidecode -t memory shows the empty slot, the BMC's log says why. Reseat or replace the DIMM. If the memory "
+        "was changed on purpose (also by crashkernel=): correct expected_bytes.",
+    ),
+}

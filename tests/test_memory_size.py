@@ -1,0 +1,107 @@
+"""memory_size: whether the machine has the memory that it should have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import findings, observed, refusal, run_check, until_it_fails
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+from trees import write
+
+from healthd.checks import memory_size
+from healthd.checks.memory_size import Config, parse, validate
+from healthd.host import Host
+from healthd.model import Clears, Severity
+from healthd.verdict import as_configured
+
+GIB = 2**30
+# proc_meminfo(5), the first lines; a DGX H100 has 2 TiB
+MEMINFO = "MemTotal:       {:8d} kB\nMemFree:        2081226060 kB\nMemAvailable:   2086152368 kB\nBuffers: 1 kB\n"
+EXPECTED = Config(expected_bytes=2000 * GIB)
+
+
+def node(tmp_path: Path, gib: float) -> Host:
+    return write(tmp_path, {"/proc/meminfo": MEMINFO.format(int(gib * 2**20))})
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    """With the one line that is looked at, so that a file cut short is one in which it is."""
+    return write(tmp_path, {"/proc/meminfo": MEMINFO.splitlines()[0].format(2000 * 2**20)}), EXPECTED
+
+
+def test_all_memory_is_no_finding(tmp_path):
+    given_ = run_check(memory_size, node(tmp_path, 2000), EXPECTED)
+    assert [item.value for item in given_] == [2000 * GIB]
+    assert list(observed(given_, "memory_size_bytes")) == given_
+
+
+@pytest.mark.parametrize(("gib", "less"), [(2100, False), (1990, False), (1941, False), (1939, True), (1750, True)])
+def test_three_per_cent_less_are_allowed_for(tmp_path, gib, less):
+    assert len(findings(memory_size, node(tmp_path, gib), EXPECTED)) == less
+
+
+def test_missing_memory_is_degraded(tmp_path):
+    (finding,) = findings(memory_size, node(tmp_path, 1750), EXPECTED)
+    assert (finding.code, finding.severity, finding.clears) == ("memory_size/less", Severity.DEGRADED, Clears.PASS)
+    assert finding.message == "1750.0 GiB of memory, 2000.0 GiB are expected: 12% are missing"
+
+
+def test_the_share_is_a_setting(tmp_path):
+    assert findings(memory_size, node(tmp_path, 1750), Config(expected_bytes=2000 * GIB, max_missing_share=0.2)) == []
+
+
+def test_without_an_expectation_nothing_is_judged(tmp_path):
+    assert run_check(memory_size, node(tmp_path, 1)) == []
+    assert run_check(memory_size, Host(str(tmp_path / "nothing"))) == []
+
+
+def test_a_missing_dimm_drains_until_it_is_back(tmp_path):
+    story = Story(memory_size, EXPECTED).looks(node(tmp_path, 2000), 2)
+    assert not story.drained
+    story.reboot().look(node(tmp_path, 1875))
+    assert story.drained
+    assert not story.requeued
+    story.looks(node(tmp_path, 1875), 400).reboot().looks(node(tmp_path, 1875), 5)
+    assert story.drained, "neither time nor a reboot brings it back"
+    story.reboot().look(node(tmp_path, 2000))
+    assert story.drained, "once is not enough"
+    story.look(node(tmp_path, 2000))
+    assert not story.drained
+
+
+def test_an_expectation_that_was_only_guessed_warns(tmp_path):
+    config = Config(expected_bytes=2000 * GIB, guessed=("expected_bytes",))
+    (finding,) = findings(memory_size, node(tmp_path, 1750), config)
+    assert as_configured(finding, config).severity is Severity.WARNING
+    story = Story(memory_size, config).looks(node(tmp_path, 1750), 5)
+    assert story.codes == ["memory_size/less"]
+    assert not story.drained
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 3.0, float("nan")])
+def test_a_share_that_is_none_is_refused(share):
+    assert "max_missing_share" in (validate(Config(max_missing_share=share)) or "")
+
+
+def test_a_negative_size_is_refused():
+    assert "expected_bytes" in (validate(Config(expected_bytes=-1)) or "")
+    assert validate(EXPECTED) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "N/A", "MemTotal: N/A kB\n", "MemTotal: 0 kB\n", "MemTotal: 99999999999999999999 kB\n", "MemFree: 1 kB\n"],
+)
+def test_a_size_that_cannot_be_read_is_unknown(tmp_path, text):
+    given_, error = until_it_fails(memory_size, write(tmp_path, {"/proc/meminfo": text}), EXPECTED)
+    assert given_ == []
+    assert error.startswith("/proc/meminfo: has no MemTotal in kB: ")
+
+
+@given(st.one_of(st.text(max_size=40), st.text("MemTotal: 0129kB\n", max_size=40)))
+def test_any_text_is_a_size_or_one_sentence(text):
+    size, said = refusal(parse, text)
+    assert said.startswith("/proc/meminfo: ") if said else 0 < size < 2**50

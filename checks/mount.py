@@ -8,20 +8,18 @@ all nodes at once, so everything here is marked as shared.
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.mountinfo import MOUNTINFO, Mount, parse_all
 from healthd.past import Past
 
 USES = ""
 PER = "mount"
 
-MOUNTINFO = "/proc/self/mountinfo"
 NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
 
@@ -43,12 +41,6 @@ def validate(config: Config) -> str | None:
     if config.name and (not config.name.startswith("/") or (config.name.endswith("/") and config.name != "/")):
         return f'"{config.name}" is no mount point: write it as the kernel does, as in [checks.mount."/data"]'
     return None
-
-
-class Mount(NamedTuple):
-    point: str
-    fstype: str
-    read_only: bool
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -73,45 +65,16 @@ def _find(host: Host, path: str) -> Mount | None:
 
     Raises ValueError if it is not found and there is a line that cannot be read: it may be that one.
     """
-    text = host.read(MOUNTINFO)
-    if not text:
-        raise ValueError(f"{MOUNTINFO} is empty")
-    found = automounter = garbled = None
-    for line in text.split("\n"):
-        try:
-            mount = parse(line)
-        except ValueError as error:
-            garbled = error
-            continue
+    mounts, garbled = parse_all(host.read(MOUNTINFO))
+    found = automounter = None
+    for mount in mounts:
         if mount.point == path:
             found = mount
         elif mount.fstype == "autofs" and path.startswith(mount.point.rstrip("/") + "/"):
             automounter = mount
-    if found is None and garbled is not None:
-        raise garbled
+    if found is None and garbled:
+        raise ValueError(garbled)
     return found or automounter
-
-
-def parse(line: str) -> Mount:
-    """One line of mountinfo. Raises ValueError if it is none.
-
-    36 35 98:0 /srv /data rw,noatime shared:1 - nfs4 server:/srv rw,vers=4.2
-    id parent device root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
-    """
-    fields = line.split(" ")
-    try:
-        end = fields.index("-", 6)
-        point, options, fstype, super_options = fields[4], fields[5], fields[end + 1], fields[end + 3]
-    except (ValueError, IndexError):
-        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}") from None
-    if not point.startswith("/") or not {"rw", "ro"} & {*options.split(",")}:
-        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}")
-    return Mount(_unescape(point), fstype, "ro" in options.split(",") or "ro" in super_options.split(","))
-
-
-def _unescape(text: str) -> str:
-    r"""The kernel writes blank, tab, newline and backslash as \040, \011, \012 and \134."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def _ask(host: Host, path: str) -> int | None:
@@ -140,8 +103,8 @@ def _differs(mount: Mount, config: Config) -> Iterator[Finding]:
     if config.fstype and mount.fstype != config.fstype and (config.fstype, mount.fstype) != ("nfs", "nfs4"):
         message = f"{config.name} is {mount.fstype}, not {config.fstype}"
         yield Finding(Severity.DEGRADED, "mount/wrong_type", config.name, message, shared_cause=True)
-    if mount.read_only and not config.read_only:
-        message = f"{config.name} is mounted read-only"
+    if not config.read_only and (mount.read_only or "ro" in mount.options or mount.turned):
+        message = f"{config.name} is {mount.turned or 'mounted read-only'}"
         yield Finding(Severity.DEGRADED, "mount/read_only", config.name, message, shared_cause=True)
 
 

@@ -6,15 +6,18 @@ import errno
 import os
 
 import pytest
-from fakes import codes, findings, refusal, run_check, until_it_fails
+from fakes import codes, findings, run_check, until_it_fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from story import Story
 from trees import captured, write
 
+from healthd import verdict
 from healthd.checks import mount
-from healthd.checks.mount import Config, Mount, parse, validate
+from healthd.checks.mount import Config, validate
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
+from healthd.verdict import as_configured
 
 INFO = "/proc/self/mountinfo"
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2\n"
@@ -40,6 +43,12 @@ class Answers(Host):
         if self.error:
             raise OSError(self.error, os.strerror(self.error), path)
         return os.statvfs("/")
+
+
+def healthy(tmp_path):
+    host = write(tmp_path, {INFO: ROOT + NFS})
+    (tmp_path / "data").mkdir()
+    return host, Config(name="/data", fstype="nfs")
 
 
 @pytest.fixture
@@ -105,11 +114,18 @@ def test_another_type_than_expected_is_degraded_at_once(host, fstype, expected):
     assert all((f.severity, f.confirm_seconds, f.shared_cause) == (Severity.DEGRADED, 0.0, True) for f in found)
 
 
-@pytest.mark.parametrize("line", [NFS.replace("/data rw", "/data ro"), NFS.replace(" rw,vers", " ro,vers")])
+TURNED = "16 1 8:2 / /data rw - ext4 /dev/sdb1 rw,errors=remount-ro,emergency_ro\n"  # Linux 6.18, after an error
+
+
+@pytest.mark.parametrize("line", [NFS.replace("/data rw", "/data ro"), NFS.replace(" rw,vers", " ro,vers"), TURNED])
 def test_read_only_is_degraded_unless_the_site_says_so(host, line):
     finding = one(host(ROOT + line), DATA)
     assert (finding.code, finding.severity) == ("mount/read_only", Severity.DEGRADED)
     assert findings(mount, host(ROOT + line), Config(name="/data", read_only=True)) == []
+
+
+def test_a_file_system_that_the_kernel_shut_down_is_told_as_such(host):
+    assert one(host(ROOT + TURNED.replace("emergency_ro", "shutdown")), DATA).message == "/data is shut down"
 
 
 def test_the_uppermost_of_several_mounts_counts(host):
@@ -203,28 +219,6 @@ def test_no_table_is_unknown(tmp_path):
         run_check(mount, Host(str(tmp_path)), DATA)
 
 
-@given(
-    point=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
-    optional=st.lists(st.sampled_from(["shared:1", "master:2", "propagate_from:3", "unbindable"])),
-    read_only=st.booleans(),
-)
-def test_every_mount_point_that_can_be_made_is_read(point, optional, read_only):
-    escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in f"/{point}")
-    options = "ro" if read_only else "rw"
-    line = " ".join(["16", "1", "0:42", "/", escaped, f"{options},x", *optional, "-", "nfs4", "", "rw"])
-    assert parse(line) == Mount(f"/{point}", "nfs4", read_only)
-
-
-@given(st.one_of(st.text(max_size=60), st.integers(0, len(NFS)).map(lambda end: NFS[:end])))
-def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
-    found, said = refusal(parse, line)
-    if said:
-        assert said.startswith("/proc/self/mountinfo: not a mount: ")
-        assert "\n" not in said
-    else:
-        assert found.point.startswith("/")
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=80))
 def test_no_content_of_the_table_passes_silently(tmp_path, content):
@@ -232,3 +226,73 @@ def test_no_content_of_the_table_passes_silently(tmp_path, content):
     (tmp_path / INFO[1:]).write_bytes(content)
     given_, error = until_it_fails(mount, Answers(str(tmp_path)), DATA)
     assert error or codes([item for item in given_ if isinstance(item, Finding)]) == ["mount/missing"]
+
+
+# --- stories
+
+
+def does_not_answer(story: Story, minutes: float) -> Story:
+    """A run that hangs in statvfs: what is said of it while it does."""
+    story.wait(minutes)
+    found = tuple(as_configured(finding, story.config) for finding in mount.overdue(story.config, 10.0))
+    story.result = CheckResult("mount", "/data", Outcome.TIMED_OUT, story.now, 10.0, found)
+    story._take(verdict.absorb_result(story.conditions, story.result, 2, story.boot_id, tuple(story.cleared)))
+    return story._decide()
+
+
+def test_a_file_server_that_fails_over_in_90_seconds_drains_nothing(host):
+    story = Story(mount, DATA).look(host())
+    does_not_answer(story, 5)
+    assert (story.codes, story.drained) == (["mount/hang"], False)
+    story.look(host(), 1.5).look(host())
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_a_file_server_that_is_away_for_ten_minutes_drains_without_a_requeue_until_it_answers_twice(host):
+    story = Story(mount, DATA).look(host())
+    does_not_answer(story, 5)
+    does_not_answer(story, 9)
+    assert not story.drained
+    does_not_answer(story, 1)
+    assert (story.drained, story.requeued) == (True, False)
+    does_not_answer(story.wait(600), 5)
+    assert story.drained  # no load, and nobody repaired it
+    assert story.look(host()).drained
+    assert not story.look(host()).drained
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "error"),
+    [("mount/missing", ROOT, 0), ("mount/stale", ROOT + NFS, errno.ESTALE), ("mount/missing", ROOT + AUTOFS, 0)],
+)
+def test_what_is_gone_or_stale_requeues_after_half_a_minute_and_clears_when_it_is_mounted_again(
+    host, code, lines, error
+):
+    story = Story(mount, DATA).look(host()).look(host(lines, error))
+    assert not story.drained
+    story.look(host(lines, error), 0.5)
+    assert (story.codes, story.drained, story.requeued) == ([code], True, True)
+    assert story.looks(host(lines, error), 20).drained
+    assert story.reboot().look(host(lines, error)).drained  # a reboot that does not mount it is no repair
+    assert story.look(host()).drained
+    assert not story.look(host()).drained
+
+
+def test_a_mount_that_is_back_within_half_a_minute_drains_nothing(host):
+    story = Story(mount, DATA).look(host(ROOT)).look(host(), 0.4)
+    assert (story.codes, story.drained) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "error"),
+    [
+        ("mount/wrong_type", ROOT + "16 1 0:42 / /data rw - tmpfs tmpfs rw\n", 0),
+        ("mount/read_only", ROOT + NFS.replace("/data rw", "/data ro"), 0),
+        ("mount/failing", ROOT + NFS, errno.EIO),
+    ],
+)
+def test_a_mount_that_is_not_as_it_should_be_drains_without_a_requeue_until_it_is(host, code, lines, error):
+    story = Story(mount, Config(name="/data", fstype="nfs")).looks(host(lines, error), 2)
+    assert (story.codes, story.drained, story.requeued) == ([code], True, False)
+    assert story.wait(600).looks(host(lines, error), 20).drained
+    assert not story.looks(host(), 2).drained

@@ -1,0 +1,78 @@
+"""What is mounted where: /proc/self/mountinfo (proc_pid_mountinfo(5)), which no dead file server holds up.
+
+36 35 98:0 /srv /data rw,noatime shared:1 - nfs4 server:/srv rw,vers=4.2
+id parent DEVICE root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+
+class Mount(NamedTuple):
+    """`device`: "98:0", one for all mounts of a file system. `read_only`: this mount, which somebody made so.
+    `options`: of the file system itself; "ro" there may come from the kernel too."""
+
+    point: str
+    fstype: str
+    device: str
+    read_only: bool
+    options: tuple[str, ...]
+
+    @property
+    def turned(self) -> str:
+        """ "read-only" or "shut down" if the kernel made it so after errors, "" if not.
+
+        Who mounts read-only sets it for the mount and for the file system; the kernel sets it for the latter alone.
+        From Linux 6.15 on ext4 stays "rw" and says "emergency_ro" or "shutdown" (both seen on 6.18).
+        """
+        if "shutdown" in self.options:
+            return "shut down"
+        by_kernel = "emergency_ro" in self.options or ("ro" in self.options and not self.read_only)
+        return "read-only" if by_kernel else ""
+
+
+def parse(line: str) -> Mount:
+    """Raises ValueError if it is no line of mountinfo."""
+    fields = line.split(" ")
+    try:
+        end = fields.index("-", 6)
+        device, point, options = fields[2], fields[4], fields[5].split(",")
+        fstype, super_options = fields[end + 1], fields[end + 3].split(",")
+    except (ValueError, IndexError):
+        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}") from None
+    if not point.startswith("/") or not {"rw", "ro"} & {*options}:
+        raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}")
+    return Mount(_unescape(point), fstype, device, "ro" in options, tuple(super_options))
+
+
+def _unescape(text: str) -> str:
+    r"""The kernel writes blank, tab, newline and backslash as \040, \011, \012 and \134."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def parse_all(text: str | None) -> tuple[list[Mount], str]:
+    """(every mount in the kernel's order, what is wrong with the first line that is none; "" if all are)."""
+    if not text:
+        return [], f"{MOUNTINFO} is empty"
+    mounts, wrong = [], ""
+    for line in text.split("\n"):
+        try:
+            mounts.append(parse(line))
+        except ValueError as error:
+            wrong = wrong or str(error)
+    return mounts, wrong
+
+
+def holding(mounts: Sequence[Mount], path: str) -> Mount | None:
+    """The mount that a path lies in: the one with the longest mount point, the last of several at the same."""
+    found = None
+    for mount in mounts:
+        above = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if above and (found is None or len(mount.point) >= len(found.point)):
+            found = mount
+    return found

@@ -1,0 +1,85 @@
+"""mountinfo: what is mounted where."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import refusal
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import captured
+
+from healthd.mountinfo import Mount, holding, parse, parse_all
+
+NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
+
+
+def test_a_line_says_where_what_and_how():
+    assert parse(NFS) == Mount("/data", "nfs4", "0:42", False, ("rw", "vers=4.2"))
+
+
+@pytest.mark.parametrize(
+    ("mount", "file_system", "turned"),
+    [
+        ("rw", "rw", ""),
+        ("ro", "ro", ""),  # somebody mounted it so
+        ("ro", "rw", ""),  # a bind mount that is read-only
+        ("rw", "ro", "read-only"),  # Linux before 6.15, after an error
+        ("rw", "rw,errors=remount-ro", ""),
+        ("rw", "rw,errors=remount-ro,emergency_ro", "read-only"),  # Linux 6.18, after an error
+        ("rw", "rw,shutdown", "shut down"),  # Linux 6.18
+    ],
+)
+def test_what_the_kernel_turned_is_told_from_what_somebody_mounted_so(mount, file_system, turned):
+    assert parse(f"63 43 7:0 / /srv {mount},relatime - ext4 /dev/loop0 {file_system}").turned == turned
+
+
+def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
+    points = ["/proc", "/", "/data", "/data/a", "/data"]
+    mounts = [Mount(point, str(number), "", False, ()) for number, point in enumerate(points)]
+
+    def fstype(path: str) -> str:
+        found = holding(mounts, path)
+        return found.fstype if found else "none"
+
+    assert [fstype(path) for path in ("/", "/x", "/data", "/data/b", "/data/a/b", "/database")] == list("114431")
+    assert holding(mounts[2:], "/x") is None
+
+
+def test_a_real_table_is_read_whole():
+    mounts, wrong = parse_all(captured("mountinfo_gpu_node.txt"))
+    assert wrong == ""
+    assert {mount.fstype for mount in mounts} >= {"ext4", "tmpfs", "fuse.lxcfs", "cgroup2"}
+    assert {mount.turned for mount in mounts} == {""}
+
+
+@pytest.mark.parametrize("text", [None, ""])
+def test_no_table_is_said(text):
+    assert parse_all(text) == ([], "/proc/self/mountinfo is empty")
+
+
+def test_a_garbled_line_is_said_and_hides_no_other():
+    mounts, wrong = parse_all(f"garbage\n{NFS}\n{NFS[:30]}")
+    assert [mount.point for mount in mounts] == ["/data"]
+    assert "not a mount: 'garbage'" in wrong
+
+
+@given(
+    point=st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
+    optional=st.lists(st.sampled_from(["shared:1", "master:2", "propagate_from:3", "unbindable"])),
+    read_only=st.booleans(),
+)
+def test_every_mount_point_that_can_be_made_is_read(point, optional, read_only):
+    escaped = "".join(f"\\{ord(c):03o}" if c in " \t\n\\" else c for c in f"/{point}")
+    options = "ro" if read_only else "rw"
+    line = " ".join(["16", "1", "0:42", "/", escaped, f"{options},x", *optional, "-", "nfs4", "", "rw"])
+    assert parse(line) == Mount(f"/{point}", "nfs4", "0:42", read_only, ("rw",))
+
+
+@given(st.one_of(st.text(max_size=60), st.integers(0, len(NFS)).map(lambda end: NFS[:end])))
+def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
+    found, said = refusal(parse, line)
+    if said:
+        assert said.startswith("/proc/self/mountinfo: not a mount: ")
+        assert "\n" not in said
+    else:
+        assert found.point.startswith("/")

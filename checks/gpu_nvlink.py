@@ -2,7 +2,8 @@
 
 Rules: a link that the other GPUs of this node have must be active (Meta's study counts NVLink errors as high severity;
 DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Replays and recoveries do not happen on
-good links; of CRC errors a few do. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in.
+good links; of CRC errors a few do. Blackwell counts recoveries, damaged packets and bit error rates instead; above
+1e-6 Azure healthagent warns. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlGpu
+from healthd.nvml import Nvlink, NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -22,6 +23,7 @@ AFTER_EVENTS = ("xid", "sxid")
 
 # Cards that have links without anything at their other end until somebody plugs in a bridge.
 BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bA[0-9]{2}\b", re.IGNORECASE)
+DEGRADES = ("replay", "recovery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,61 +31,83 @@ class Config(CheckConfig):
     """links                    how many each GPU must have active; 0 = those that its peers on this node have
     inactive_confirm_seconds a link must be down for so long
     crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn
+    bit_error_rate           Blackwell: a larger share of wrong bits on a link warns
     clean_seconds            errors of a link are forgotten after so long without new ones under load
     """
 
     links: int = 0
     inactive_confirm_seconds: float = 60.0
     crc_degraded_per_second: float = 100.0
+    bit_error_rate: float = 1e-6
     clean_seconds: float = 24 * 3600.0
 
 
+def validate(config: Config) -> str | None:
+    if config.links < 0:
+        return f"links must be 0 or more, is {config.links}"
+    if not 0 < config.bit_error_rate < 1:
+        return f"bit_error_rate must be between 0 and 1, is {config.bit_error_rate:g}"
+    return None
+
+
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    states = {gpu: gpu.nvlink_states() or () for gpu in host.gpus() if not gpu.mig_enabled()}
-    for gpu, links in states.items():
-        if not links and not config.links:
+    links: dict[NvmlGpu, tuple[Nvlink, ...]] = {}
+    failed: list[NvmlError] = []
+    for gpu in host.gpus():
+        try:
+            if not gpu.mig_enabled():
+                links[gpu] = gpu.nvlinks() or ()
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+    for gpu, own in links.items():
+        if not own and not config.links:
             continue
-        yield Observation("gpu_nvlinks_active", sum(links), labels=(("pci", gpu.pci),))
-        peers = [other for peer, other in states.items() if peer is not gpu and peer.name == gpu.name]
-        yield from _inactive(gpu, links, peers, config)
-        yield from _errors(gpu, links, config, past)
+        active = [link.active for link in own]
+        peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
+        yield Observation("gpu_nvlinks_active", sum(active), labels=(("pci", gpu.pci),))
+        yield from _inactive(gpu, active, peers, config)
+        yield from _errors(gpu, own, config, past)
+        yield from _bit_errors(gpu, own, config)
+    if failed:
+        raise failed[0]
 
 
-def _inactive(
-    gpu: NvmlGpu, links: tuple[bool, ...], peers: Sequence[tuple[bool, ...]], config: Config
-) -> Iterator[Finding]:
+def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
     if config.links:
-        message = f"{sum(links)} of {config.links} NVLinks are active"
-        down = [] if sum(links) >= config.links else [link for link, active in enumerate(links) if not active]
-        wrong = sum(links) < config.links
-    elif not any(links) and BRIDGED.search(gpu.name):
+        message = f"{sum(active)} of {config.links} NVLinks are active"
+        down = [link for link, is_active in enumerate(active) if not is_active]
+        wrong = sum(active) < config.links
+    elif not any(active) and BRIDGED.search(gpu.name):
         return
     else:
-        most = max((len(other) for other in peers), default=0)
-        has = [*links, *[False] * (most - len(links))]
-        down = [link for link in range(most) if not has[link] and any(len(o) > link and o[link] for o in peers)]
+        wanted = {link for other in peers for link, is_active in enumerate(other) if is_active}
+        down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
         message = f"{len(down)} NVLinks are down that the other GPUs have"
         wrong = bool(down)
     if wrong:
-        names = ", ".join(map(str, down))
         yield Finding(
             Severity.CRITICAL,
             "gpu_nvlink/inactive",
             gpu.pci,
-            f"{message} (link {names})" if names else message,
+            f"{message} (link {', '.join(map(str, down))})" if down else message,
             confirm_seconds=config.inactive_confirm_seconds,
+            expects="links" if config.links else "",
         )
 
 
-def _errors(gpu: NvmlGpu, links: tuple[bool, ...], config: Config, past: Past) -> Iterator[Finding | Observation]:
+def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:
     """Sums over the links that count: one series a GPU, since 18 links of 8 GPUs are 432 numbers a round.
 
     Which links were summed is part of the name: a link that no longer answers must not look like a counter that fell.
     """
-    answers = {link: gpu.nvlink_errors(link) for link in range(len(links))}
-    for kind in ("replay", "recovery", "crc"):
-        counts = {link: getattr(errors, kind, None) for link, errors in answers.items()}
-        known = {link: count for link, count in counts.items() if count is not None}
+    kinds = {
+        "replay": [link.replay for link in links],
+        "recovery": [link.recovery for link in links],
+        "crc": [link.crc for link in links],
+        "packet": [sum(link.packet_errors.values()) if link.packet_errors else None for link in links],
+    }
+    for kind, counts in kinds.items():
+        known = {link: count for link, count in enumerate(counts) if count is not None}
         if not known:
             continue
         labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in known):#x}"))
@@ -95,13 +119,21 @@ def _errors(gpu: NvmlGpu, links: tuple[bool, ...], config: Config, past: Past) -
         fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
         where = ", ".join(f"link {link}: {count}" for link, count in known.items() if count)
         yield Finding(
-            Severity.WARNING if kind == "crc" and not fast else Severity.DEGRADED,
+            Severity.DEGRADED if fast or kind in DEGRADES else Severity.WARNING,
             "gpu_nvlink/crc_rate" if fast else f"gpu_nvlink/{kind}",
             gpu.pci,
             f"{growth:.0f} new NVLink {kind} errors (since the driver was loaded: {where})",
             clears=Clears.GPU_RESET,
             window_seconds=config.clean_seconds,
         )
+
+
+def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterator[Finding]:
+    rates = {number: max(link.effective_ber or 0.0, link.symbol_ber or 0.0) for number, link in enumerate(links)}
+    bad = [f"link {link}: {rate:.0e}" for link, rate in rates.items() if rate > config.bit_error_rate]
+    if bad:
+        message = f"the bit error rate is above {config.bit_error_rate:g} ({', '.join(bad)})"
+        yield Finding(Severity.WARNING, "gpu_nvlink/bit_errors", gpu.pci, message)
 
 
 _ERRORS_TODO = (
@@ -146,5 +178,19 @@ EXPLAIN = {
         "A link counted CRC errors, fewer than would cost bandwidth.",
         "None: damaged packets are repeated. Many of them announce a bad link.",
         "Watch whether it grows; see nvidia-smi nvlink -e.",
+    ),
+    "gpu_nvlink/packet": Explain(
+        Severity.WARNING,
+        Clears.GPU_RESET,
+        "A link of a Blackwell GPU counted packets that were damaged, refused or thrown away.",
+        "None yet where they were sent again. Many of them announce a bad link.",
+        "nvidia-smi nvlink -e shows which counter of which link. Watch whether it grows.",
+    ),
+    "gpu_nvlink/bit_errors": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "More bits on a link are wrong after error correction than on a good link.",
+        "Packets are sent again: bandwidth is lost, and the link is likely to fail.",
+        _ERRORS_TODO,
     ),
 }

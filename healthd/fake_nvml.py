@@ -6,6 +6,7 @@ It raises pynvml's own NVMLError_* classes, NotSupported for what a model lacks,
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import signal
@@ -18,7 +19,20 @@ import pynvml
 
 from healthd import fake_scenario
 from healthd.fake_scenario import Gpu, Library, LinkCounters, Machine
-from healthd.nvml import FIELD_NVLINK_LINK_COUNT, FIELD_RECOVERY_ACTION, FIELDS_NVLINK_ERRORS, Nvml
+from healthd.nvml import (
+    FIELD_LINK_RECOVERIES,
+    FIELD_LINK_STATE,
+    FIELD_MEMORY_TEMPERATURE,
+    FIELD_NVLINK_LINK_COUNT,
+    FIELD_RECOVERY_ACTION,
+    FIELD_SLOWDOWN_MARGIN,
+    FIELDS_LINK,
+    FIELDS_LINK_BER,
+    FIELDS_LINK_ERRORS,
+    FIELDS_LINK_PACKET_ERRORS,
+    FIELDS_SLOWDOWN,
+    Nvml,
+)
 
 T = TypeVar("T")
 
@@ -32,14 +46,30 @@ FROM_MEMORY = frozenset(
     }
 )
 
+NO_BIT_ERRORS = 0xFFF  # 15e-255
+# By field, the setting that holds its counts by link; "" counts nothing.
+LINK_FIELDS = {
+    LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
+    LinkCounters.NVLINK5: {
+        **dict.fromkeys(FIELDS_LINK_PACKET_ERRORS.values(), ""),
+        FIELDS_LINK_PACKET_ERRORS["receive errors"]: "nvlink_packet_errors",
+        FIELD_LINK_RECOVERIES: "nvlink_recovery",
+    },
+}
+
 _opens = itertools.count()  # random failures differ from round to round
 
 
 def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
     """NVML as the scenario has it at this moment. Raises ConvertError, and NvmlError where nvmlInit fails."""
+    return Nvml.open(library(profile_or_file, now))
+
+
+def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeLibrary:
+    """The same before nvmlInit."""
     scenario, start = fake_scenario.read(profile_or_file)
     machine, gpus = fake_scenario.state(scenario, now() - start)
-    return Nvml.open(FakeLibrary(machine, fake_scenario.addresses(scenario), gpus))
+    return FakeLibrary(machine, fake_scenario.addresses(scenario), gpus)
 
 
 def fake_pci_gpus(profile_or_file: str) -> list[str]:
@@ -61,6 +91,9 @@ class FakeLibrary:
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
     c_nvmlEccSramErrorStatus_v1_t: Any = pynvml.c_nvmlEccSramErrorStatus_v1_t
+    c_nvmlGpuFabricInfo_t: Any = pynvml.c_nvmlGpuFabricInfo_t
+    c_nvmlGpuFabricInfo_v2_t: Any = pynvml.c_nvmlGpuFabricInfo_v2_t
+    c_nvmlGpuFabricInfo_v3_t: Any = pynvml.c_nvmlGpuFabricInfo_v3_t
 
     def __init__(self, machine: Machine, pci: Sequence[str], gpus: Sequence[Gpu]) -> None:
         self._machine = machine
@@ -157,9 +190,56 @@ class FakeLibrary:
             _fail("InvalidArgument")
         return _supported(gpu.temperature)
 
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
+        gpu = self._ask("nvmlDeviceGetTemperatureThreshold", handle)
+        return _supported({1: gpu.temperature_slowdown, 2: gpu.temperature_memory_max}.get(threshold))
+
+    def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetMarginTemperature", handle).temperature_margin)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
+        gpu = self._ask("nvmlDeviceGetUtilizationRates", handle)
+        return pynvml.c_nvmlUtilization_t(gpu=_supported(None if gpu.mig else gpu.utilization_percent))
+
+    def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
+        return int(_supported(self._ask("nvmlDeviceGetPersistenceMode", handle).persistence))
+
+    def nvmlDeviceValidateInforom(self, handle: Handle) -> None:
+        if not _supported(self._ask("nvmlDeviceValidateInforom", handle).inforom):
+            _fail("CorruptedInforom")
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
+        return int(1000 * _supported(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle).power_limit_watts))
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Handle) -> int:
+        gpu = self._ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+        return int(1000 * _supported(gpu.power_default_watts))
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle).clock_event_reasons)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle).clock_event_reasons)
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        return _processes(self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Handle) -> list[Any]:
+        return _processes(self._ask("nvmlDeviceGetComputeRunningProcesses_v2", handle))
+
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        mig = int(_supported(self._ask("nvmlDeviceGetMigMode", device).mig))
-        return [mig, mig]
+        gpu = self._ask("nvmlDeviceGetMigMode", device)
+        mig = int(_supported(gpu.mig))
+        return [mig, mig if gpu.mig_pending is None else int(gpu.mig_pending)]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
+        return fake_scenario.LIMITS["mig_devices"] if self._ask("nvmlDeviceGetMaxMigDeviceCount", device).mig else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
+        gpu = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device)
+        if not gpu.mig or index >= gpu.mig_devices:
+            _fail("NotFound")
+        return device
 
     def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
         ecc = int(_supported(self._ask("nvmlDeviceGetEccMode", handle).ecc))
@@ -196,6 +276,31 @@ class FakeLibrary:
         gpu = self._ask("nvmlDeviceGetRowRemapperHistogram", device)
         return pynvml.c_nvmlRowRemapperHistogramValues(*_supported(None if gpu.mig else gpu.remap_histogram))
 
+    def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]:
+        gpu = self._ask("nvmlDeviceGetRetiredPages", device)
+        return list(range(_supported((gpu.retired_single_bit, gpu.retired_double_bit)[sourceFilter])))
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int:
+        gpu = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", device)
+        _supported(gpu.retired_double_bit)
+        return int(gpu.retired_pending)
+
+    def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:
+        gpu = self._ask("nvmlDeviceGetGpuFabricInfoV", device)
+        struct = gpuFabricInfo._obj  # what byref() points at
+        version = struct.version >> 24
+        if gpu.fabric_state is not None and (gpu.fabric_health if version == 2 else gpu.fabric_summary) is None:
+            _fail("ArgumentVersionMismatch")
+        _fill_fabric(gpu, struct)
+        struct.healthMask = gpu.fabric_health or 0
+        if version == 3:
+            struct.healthSummary = gpu.fabric_summary
+        return 0
+
+    def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int:
+        _fill_fabric(self._ask("nvmlDeviceGetGpuFabricInfo", device), gpuFabricInfo._obj)
+        return 0
+
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int:
         gpu = self._ask("nvmlDeviceGetNvLinkState", device)
         _require_link(gpu, link)
@@ -218,6 +323,9 @@ class FakeLibrary:
             value.fieldId, value.scopeId = field if isinstance(field, tuple) else (field, 0)
             _answer(gpu, value)
         return values
+
+    def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
+        return _supported(self._ask("nvmlDeviceGetPcieReplayCounter", handle).pcie_replays)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
         return _supported(self._ask("nvmlDeviceGetCurrPcieLinkGeneration", handle).pcie_generation)
@@ -273,23 +381,63 @@ def _require_link(gpu: Gpu, link: int) -> None:
         _fail("InvalidArgument")
 
 
+def _processes(gpu: Gpu) -> list[Any]:
+    return [pynvml.c_nvmlProcessInfo_v3_t(pid=pid) for pid in _supported(gpu.processes)]
+
+
+def _fill_fabric(gpu: Gpu, struct: Any) -> None:
+    struct.state, struct.status = _supported(gpu.fabric_state), gpu.fabric_status
+
+
 def _answer(gpu: Gpu, value: Any) -> None:
     """Fill one value of a field: each has its own return code and type, as in the real call."""
-    field = value.fieldId
     value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-    if field in gpu.unsupported_fields:
+    if value.fieldId in gpu.unsupported_fields:
         return
-    if field == FIELD_NVLINK_LINK_COUNT and gpu.nvlinks:
-        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-        value.value.uiVal = gpu.nvlinks
-    elif field == FIELD_RECOVERY_ACTION and gpu.recovery_action is not None:
-        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-        value.value.uiVal = gpu.recovery_action
-    elif field in FIELDS_NVLINK_ERRORS and gpu.nvlink_counters is LinkCounters.FIELDS:
-        link = value.scopeId
-        if link >= gpu.nvlinks:
+    if value.fieldId in FIELDS_LINK:
+        number = _link_field(gpu, value.fieldId, value.scopeId)
+        if number is not None and value.scopeId >= gpu.nvlinks:
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
-        counts = (gpu.nvlink_replay, gpu.nvlink_recovery, gpu.nvlink_crc)[field - FIELDS_NVLINK_ERRORS[0]]
-        value.nvmlReturn, value.valueType = 0, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
-        value.value.ullVal = counts.get(str(link), 0)
+    else:
+        number = _field(gpu, value.fieldId)
+    if number is None:
+        return
+    value.nvmlReturn = 0
+    if number < 0:
+        value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, number
+    else:
+        value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, number
+
+
+def _field(gpu: Gpu, field: int) -> int | None:
+    slowdown = zip(
+        FIELDS_SLOWDOWN.values(), (gpu.slowdown_hw_thermal_seconds, gpu.slowdown_hw_power_brake_seconds), strict=True
+    )
+    return {
+        FIELD_NVLINK_LINK_COUNT: gpu.nvlinks or None,
+        FIELD_RECOVERY_ACTION: gpu.recovery_action,
+        FIELD_MEMORY_TEMPERATURE: gpu.temperature_memory,
+        FIELD_SLOWDOWN_MARGIN: gpu.temperature_slowdown_margin,
+        **{field: None if seconds is None else int(seconds * 1e9) for field, seconds in slowdown},
+    }.get(field)
+
+
+def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
+    counters = LINK_FIELDS.get(gpu.nvlink_counters)
+    if counters is None:
+        return None
+    if field == FIELD_LINK_STATE:
+        return int(link not in gpu.nvlink_inactive)
+    if field in FIELDS_LINK_BER and gpu.nvlink_counters is LinkCounters.NVLINK5:
+        return _packed_ber(gpu.nvlink_ber.get(str(link), 0.0))
+    setting = counters.get(field)
+    return None if setting is None else getattr(gpu, setting).get(str(link), 0) if setting else 0
+
+
+def _packed_ber(rate: float) -> int:
+    """A mantissa of 1 to 15 above the exponent's absolute value, as nvml.h has it."""
+    if not rate:
+        return NO_BIT_ERRORS
+    exponent = min(255, max(0, -math.floor(math.log10(rate))))
+    return max(1, min(15, round(rate * 10.0**exponent))) << 8 | exponent

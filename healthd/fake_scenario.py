@@ -52,8 +52,26 @@ CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml) if name.startswith("NVMLError_"))
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 MAX_COUNT = 2**32 - 1
-MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS of the newest binding is 36
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
+MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS of the newest binding is 36
+LIMITS = {
+    "nvlinks": MAX_LINKS,
+    "mig_devices": 7,
+    "utilization_percent": 100,
+    "power_limit_watts": 10_000,
+    "power_default_watts": 10_000,
+    "slowdown_hw_thermal_seconds": int(MAX_SECONDS),
+    "slowdown_hw_power_brake_seconds": int(MAX_SECONDS),
+}
+SIGNED = ("temperature_margin", "temperature_slowdown_margin")
+LINK_SETTINGS = (
+    "nvlink_inactive",
+    "nvlink_replay",
+    "nvlink_recovery",
+    "nvlink_crc",
+    "nvlink_packet_errors",
+    "nvlink_ber",
+)
 
 
 class Library(enum.Enum):
@@ -68,9 +86,10 @@ class Library(enum.Enum):
 class LinkCounters(enum.Enum):
     """How a GPU counts the errors of its NVLinks."""
 
-    NONE = "none"  # Blackwell
-    FIELDS = "fields"  # Hopper: fields 161 to 163
+    NONE = "none"
     CALLS = "calls"  # before Hopper: nvmlDeviceGetNvLinkErrorCounter
+    FIELDS = "fields"  # Hopper: fields 161 to 163
+    NVLINK5 = "nvlink5"  # Blackwell: fields 206 to 222
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +100,43 @@ class Gpu:
                 but every question to it answers GpuIsLost; or ResetRequired
     ecc_*       counters; without ECC (`ecc = false`) they are not supported, as are the rows' with `mig`
     remap_histogram   banks with all, many, some, few, no spare rows
-    nvlink_replay, nvlink_recovery, nvlink_crc   by link: {4 = 7}
+    retired_single_bit, retired_double_bit   pages, before Ampere
+    fabric_health, fabric_summary   where these are not set the driver refuses the newer versions of the structure
+    temperature_margin, temperature_slowdown_margin   degrees that are left, and at how many the hardware slows down
+    utilization_percent, power_limit_watts, power_default_watts, slowdown_*_seconds   as their names say
+    inforom     false: its checksums are wrong
+    processes   ids of those that hold a context
+    mig, mig_pending, mig_devices   now, after the next reset (not set: as now), and how many
+    nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
+    nvlink_ber  bit error rates by link: {4 = 1e-5}
     unsupported, unsupported_fields, errors   calls and field ids that answer NotSupported, and any other error
     """
 
     name: str = ""
     vbios: str = ""
     temperature: int | None = None
+    temperature_slowdown: int | None = None
+    temperature_memory_max: int | None = None
+    temperature_slowdown_margin: int | None = None
+    temperature_margin: int | None = None
+    temperature_memory: int | None = None
+    utilization_percent: int | None = None
+    persistence: bool | None = None
+    inforom: bool | None = None
+    power_limit_watts: float | None = None
+    power_default_watts: float | None = None
+    clock_event_reasons: int | None = None
+    slowdown_hw_thermal_seconds: float | None = None
+    slowdown_hw_power_brake_seconds: float | None = None
+    processes: tuple[int, ...] | None = None
+    pcie_replays: int | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
     pcie_max_generation: int | None = None
     pcie_max_width: int | None = None
     mig: bool | None = None
+    mig_pending: bool | None = None
+    mig_devices: int = 0
     gone: bool = False
     unreachable: bool = False
     lost: bool = False
@@ -113,12 +157,21 @@ class Gpu:
     remap_pending: bool = False
     remap_failure: bool = False
     remap_histogram: tuple[int, int, int, int, int] | None = None
+    retired_single_bit: int | None = None
+    retired_double_bit: int | None = None
+    retired_pending: bool = False
+    fabric_state: int | None = None
+    fabric_status: int = 0
+    fabric_health: int | None = None
+    fabric_summary: int | None = None
     nvlinks: int = 0
     nvlink_inactive: tuple[int, ...] = ()
     nvlink_counters: LinkCounters = LinkCounters.NONE
     nvlink_replay: dict[str, int] = field(default_factory=dict)
     nvlink_recovery: dict[str, int] = field(default_factory=dict)
     nvlink_crc: dict[str, int] = field(default_factory=dict)
+    nvlink_packet_errors: dict[str, int] = field(default_factory=dict)
+    nvlink_ber: dict[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
     unsupported_fields: tuple[int, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
@@ -292,13 +345,15 @@ def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> It
         if error not in ERRORS:
             yield f"{where}.errors.{call}: pynvml has no NVMLError_{error}{nearest(error, ERRORS)}"
     for name, number in _numbers(gpu):
-        if not 0 <= number <= MAX_COUNT:
-            yield f"{where}.{name}: must be between 0 and {MAX_COUNT}, is {number}"
-    if gpu.nvlinks > MAX_LINKS:
-        yield f"{where}.nvlinks: must be at most {MAX_LINKS}, is {gpu.nvlinks}"
+        least, most = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
+        if not least <= number <= most:
+            yield f"{where}.{name}: must be between {least} and {most}, is {number:g}"
+    for link, rate in gpu.nvlink_ber.items():
+        if not 0 <= rate <= 1:
+            yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, is {rate:g}"
     links = int(table.get("nvlinks", links_before))
     known = {str(link) for link in range(links)}
-    for name in ("nvlink_inactive", "nvlink_replay", "nvlink_recovery", "nvlink_crc"):
+    for name in LINK_SETTINGS:
         for link in getattr(gpu, name):
             if str(link) not in known:
                 yield f"{where}.{name}: there is no link {link}; this GPU has {links}"
@@ -309,12 +364,13 @@ def _links(scenario: Scenario, index: str) -> int:
     return int(scenario.gpu.get(index, {}).get("nvlinks", default))
 
 
-def _numbers(gpu: Gpu) -> Iterator[tuple[str, int]]:
-    """Every whole number in a GPU's settings, with its name."""
+def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
+    """Every number in a GPU's settings with its name, but for those that have limits of their own."""
     for f in dataclasses.fields(gpu):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-        yield from ((f.name, item) for item in items if isinstance(item, int))
+        if f.name not in ("hang_seconds", "nvlink_ber"):
+            yield from ((f.name, item) for item in items if isinstance(item, int | float))
 
 
 def _trouble_problems(part: Machine | Gpu, where: str) -> Iterator[str]:

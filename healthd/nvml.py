@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 
@@ -33,7 +33,7 @@ class NvmlErrorKind(enum.Enum):
 
 NO_DRIVER = (NvmlErrorKind.LIBRARY_NOT_FOUND, NvmlErrorKind.DRIVER_NOT_LOADED)
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
-INVALID_ARGUMENT, NO_PERMISSION, ARGUMENT_VERSION_MISMATCH = 2, 4, 25
+INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, ARGUMENT_VERSION_MISMATCH = 2, 4, 6, 14, 25
 UNKNOWN_ERROR = 999
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 
@@ -41,11 +41,48 @@ UNCORRECTED, CORRECTED = 1, 0  # nvmlMemoryErrorType_t
 VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and for life
 LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t, what Ampere and later answer
 GPU_SENSOR = 0
+SLOWDOWN_THRESHOLD, MEMORY_MAX_THRESHOLD = 1, 2  # nvmlTemperatureThresholds_t
+MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
 
+FIELD_MEMORY_TEMPERATURE = 82
 FIELD_NVLINK_LINK_COUNT = 91
-FIELDS_NVLINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC with scopeId = link: Hopper, driver >= 525
+FIELD_SLOWDOWN_MARGIN = 194  # Ada and later
 FIELD_RECOVERY_ACTION = 230  # driver >= 570
+# Nanoseconds since the driver was loaded, late 580 drivers and newer. (575 and the first 580 had them as 252 and 253,
+# which are settings of power smoothing before and after: never asked. What those had as 270 and 271 does not grow.)
+FIELDS_SLOWDOWN = {"hw_thermal": 270, "hw_power_brake": 271}
+
+# Of one link (scopeId = link). Hopper, driver >= 525:
+FIELD_LINK_STATE = 165
+FIELDS_LINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
+# Blackwell, driver >= 560:
+FIELDS_LINK_PACKET_ERRORS = {
+    "malformed packets": 206,
+    "buffer overruns": 207,
+    "receive errors": 208,
+    "remote receive errors": 209,
+    "general receive errors": 210,
+    "link integrity errors": 211,
+    "transmit discards": 212,
+}
+FIELD_LINK_RECOVERIES = 215  # the successful and the failed ones
+FIELDS_LINK_BER = (220, 222)  # effective, symbol
+FIELDS_LINK = (
+    FIELD_LINK_STATE,
+    *FIELDS_LINK_ERRORS,
+    FIELD_LINK_RECOVERIES,
+    *FIELDS_LINK_BER,
+    *FIELDS_LINK_PACKET_ERRORS.values(),
+)
 LINK_COUNTERS = (0, 1, 2, 3)  # nvmlNvLinkErrorCounter_t: replay, recovery, CRC of flits, CRC of data
+
+# Each version of the fabric's structure, the newest first, with the call that takes it: a driver refuses those that it
+# does not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
+FABRIC_VERSIONS = (
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+    ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+    ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+)
 
 # nvmlValueType_t -> the member of the union nvmlValue_t that holds the value
 UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -82,6 +119,9 @@ class NvmlLibrary(Protocol):
     NVMLError: type[Exception]
     NVML_NVLINK_MAX_LINKS: int
     c_nvmlEccSramErrorStatus_v1_t: Any
+    c_nvmlGpuFabricInfo_t: Any
+    c_nvmlGpuFabricInfo_v2_t: Any
+    c_nvmlGpuFabricInfo_v3_t: Any
 
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...
@@ -93,7 +133,22 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
     def nvmlDeviceGetVbiosVersion(self, handle: Any) -> str: ...
     def nvmlDeviceGetTemperature(self, handle: Any, sensor: int) -> int: ...
+    def nvmlDeviceGetTemperatureThreshold(self, handle: Any, threshold: int) -> int: ...
+    def nvmlDeviceGetMarginTemperature(self, handle: Any) -> int: ...
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]: ...
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int: ...
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any: ...
+    def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int: ...
+    def nvmlDeviceValidateInforom(self, handle: Any) -> None: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int: ...
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Any) -> int: ...
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int: ...
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int: ...
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetGpuFabricInfoV(self, device: Any, gpuFabricInfo: Any) -> int: ...
+    def nvmlDeviceGetGpuFabricInfo(self, device: Any, gpuFabricInfo: Any) -> int: ...
     def nvmlDeviceGetEccMode(self, handle: Any) -> list[int]: ...
     def nvmlDeviceGetTotalEccErrors(self, handle: Any, errorType: int, counterType: int) -> int: ...
     def nvmlDeviceGetMemoryErrorCounter(
@@ -102,9 +157,12 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetSramEccErrorStatus(self, device: Any, status: Any) -> int: ...
     def nvmlDeviceGetRemappedRows(self, device: Any) -> tuple[int, int, int, int]: ...
     def nvmlDeviceGetRowRemapperHistogram(self, device: Any) -> Any: ...
+    def nvmlDeviceGetRetiredPages(self, device: Any, sourceFilter: int) -> list[int]: ...
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Any) -> int: ...
     def nvmlDeviceGetFieldValues(self, handle: Any, fieldIds: Sequence[Any]) -> Any: ...
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int: ...
     def nvmlDeviceGetNvLinkErrorCounter(self, device: Any, link: int, counter: int) -> int: ...
+    def nvmlDeviceGetPcieReplayCounter(self, handle: Any) -> int: ...
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Any) -> int: ...
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Any) -> int: ...
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any) -> int: ...
@@ -133,12 +191,60 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class NvlinkErrors:
-    """Error counters of one link since the driver was loaded; None where this GPU does not count that."""
+class RetiredPages:
+    """Pages of memory no longer used: after several single bit errors, after a double bit error, at the next reboot."""
 
-    replay: int | None
-    recovery: int | None
-    crc: int | None
+    single_bit: int
+    double_bit: int
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """Whether this GPU has joined its NVLink fabric (NVSwitch systems, Hopper and later).
+
+    state         0 not supported, 1 not started, 2 in progress, 3 completed
+    status        NVML's error number of the joining; means something in state 3 only
+    health_mask   fields of some bits each, see nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_*; None before driver 550
+    summary       0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity; None before driver 580
+    """
+
+    state: int
+    status: int
+    health_mask: int | None
+    summary: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TemperatureLimits:
+    """Degrees Celsius at which the GPU slows down, and the most for its memory; None where the driver does not say.
+
+    Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which it slows down
+    (-2 on an H100). An A100 slows down at 89 and has memory for 95.
+    """
+
+    slowdown: int | None
+    memory_max: int | None
+    slowdown_margin: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nvlink:
+    """One link, its counters since the driver was loaded. None: this GPU does not count that.
+
+    replay, recovery, crc         before Blackwell; Blackwell has recovery only
+    effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of those that
+                                  stay wrong after sending again, too: Blackwell
+    packet_errors                 by name (see FIELDS_LINK_PACKET_ERRORS): Blackwell
+    """
+
+    active: bool
+    replay: int | None = None
+    recovery: int | None = None
+    crc: int | None = None
+    effective_ber: float | None = None
+    symbol_ber: float | None = None
+    packet_errors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +315,116 @@ class NvmlGpu:
         """Degrees Celsius."""
         return cast("int | None", self._ask("nvmlDeviceGetTemperature", GPU_SENSOR))
 
+    def temperature_limits(self) -> TemperatureLimits:
+        """nvml.h prefers the margin on Ada and later, where the thresholds may not be there."""
+        margin = self._field(FIELD_SLOWDOWN_MARGIN)
+        return TemperatureLimits(
+            self._threshold(SLOWDOWN_THRESHOLD),
+            self._threshold(MEMORY_MAX_THRESHOLD),
+            None if margin is None else int(margin),
+        )
+
+    def _threshold(self, threshold: int) -> int | None:
+        absent = ABSENT | {INVALID_ARGUMENT, ARGUMENT_VERSION_MISMATCH}
+        return cast("int | None", self._ask("nvmlDeviceGetTemperatureThreshold", threshold, absent=absent))
+
+    def temperature_margin(self) -> int | None:
+        """Degrees Celsius up to the temperature at which the driver begins to slow down (T.LIMIT in nvidia-smi).
+
+        Negative when hotter; the hardware steps in at `temperature_limits().slowdown_margin`. Driver >= 570.
+        """
+        absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
+        return cast("int | None", self._ask("nvmlDeviceGetMarginTemperature", absent=absent))
+
+    def memory_temperature(self) -> int | None:
+        """Degrees Celsius; GPUs with HBM have it."""
+        celsius = self._field(FIELD_MEMORY_TEMPERATURE)
+        return None if celsius is None else int(celsius)
+
+    def utilization(self) -> float | None:
+        """The share (0 to 1) of the last sample, a second at most, in which something ran. None with MIG."""
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        return None if rates is None else rates.gpu / 100
+
+    def persistence_mode(self) -> bool | None:
+        """Whether the driver keeps the GPU initialised while nobody uses it."""
+        mode = self._ask("nvmlDeviceGetPersistenceMode")
+        return None if mode is None else bool(mode)
+
+    def inforom_valid(self) -> bool | None:
+        """Whether the checksums of the GPU's persistent memory are right."""
+        try:
+            self._ask("nvmlDeviceValidateInforom", absent=frozenset())
+        except NvmlError as error:
+            if error.number == CORRUPTED_INFOROM:
+                return False
+            if error.number in ABSENT:
+                return None
+            raise
+        return True
+
+    def enforced_power_limit_watts(self) -> float | None:
+        """The least of all limits that are in force now."""
+        milliwatts = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        return None if milliwatts is None else milliwatts / 1000
+
+    def default_power_limit_watts(self) -> float | None:
+        milliwatts = self._ask("nvmlDeviceGetPowerManagementDefaultLimit")
+        return None if milliwatts is None else milliwatts / 1000
+
+    def clock_event_reasons(self) -> int | None:
+        """Why the clocks are not higher, now: the bits NVML_CLOCKS_EVENT_REASON_*.
+
+        0x1 idle, 0x2 application clocks, 0x4 software power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software
+        thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Before driver 535 by the older call.
+        """
+        for call in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            reasons = self._ask(call)
+            if reasons is not None:
+                return cast(int, reasons)
+        return None
+
+    def slowdown_seconds(self) -> dict[str, float] | None:
+        """For how long the hardware held the clocks down since the driver was loaded, by reason; grows only.
+
+        hw_thermal: too hot. hw_power_brake: the power supply pulled the brake. None before the late 580 drivers: the
+        violation times that older ones have (nvmlDeviceGetViolationStatus) count the software's slowdowns, too, and
+        those are normal.
+        """
+        values = self._fields([*FIELDS_SLOWDOWN.values()])
+        known = {name: value / 1e9 for name, value in zip(FIELDS_SLOWDOWN, values, strict=True) if value is not None}
+        return known or None
+
+    def compute_processes(self) -> tuple[int, ...] | None:
+        """The ids of the processes that hold a context on this GPU, those on its MIG devices included (needs root).
+
+        The call holds a lock of the driver: not for every round.
+        """
+        for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            processes = self._ask(call)  # v3: driver >= 510
+            if processes is not None:
+                return tuple(sorted({process.pid for process in processes}))
+        return None
+
+    # MIG
+
     def mig_enabled(self) -> bool | None:
+        mode = self.mig_mode()
+        return None if mode is None else mode[0]
+
+    def mig_mode(self) -> tuple[bool, bool] | None:
+        """Whether MIG is on now, and whether it will be after the next reset. None: a GPU that cannot have it."""
         mode = self._ask("nvmlDeviceGetMigMode")
-        return None if mode is None else bool(mode[0])
+        return None if mode is None else (bool(mode[0]), bool(mode[1]))
+
+    def mig_instances(self) -> int | None:
+        """How many MIG devices (compute instances) there are on this GPU now."""
+        most = self._ask("nvmlDeviceGetMaxMigDeviceCount")
+        if most is None:
+            return None
+        absent = ABSENT | {NOT_FOUND, INVALID_ARGUMENT}  # numbers have holes
+        devices = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=absent) for index in range(most))
+        return sum(1 for device in devices if device is not None)
 
     # ECC
 
@@ -254,6 +467,14 @@ class NvmlGpu:
             return None
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
+    def retired_pages(self) -> RetiredPages | None:
+        """None on Ampere and later, which remap rows."""
+        single = self._ask("nvmlDeviceGetRetiredPages", MULTIPLE_SINGLE_BIT)
+        double = self._ask("nvmlDeviceGetRetiredPages", DOUBLE_BIT)
+        if single is None or double is None:
+            return None
+        return RetiredPages(len(single), len(double), bool(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")))
+
     def recovery_action(self) -> int | None:
         """What the driver wants done: 0 nothing, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
         action = self._field(FIELD_RECOVERY_ACTION)
@@ -261,42 +482,64 @@ class NvmlGpu:
 
     # NVLink
 
-    def nvlink_states(self) -> tuple[bool, ...] | None:
-        """For each link that this GPU has, by link number, whether it is active. None: it has none.
+    def fabric(self) -> Fabric | None:
+        """None where there is no NVSwitch."""
+        for call, structure in FABRIC_VERSIONS:
+            make = getattr(self._library, structure, None)
+            if make is None:
+                continue
+            info = make()
+            if self._ask(call, byref(info), absent=ABSENT | {ARGUMENT_VERSION_MISMATCH}) is not None:
+                mask, summary = getattr(info, "healthMask", None), getattr(info, "healthSummary", None)
+                return Fabric(info.state, info.status, mask, summary)
+        return None
 
-        Where the driver does not tell how many there are, links are asked for until one is not there; the
-        binding's NVML_NVLINK_MAX_LINKS is no GPU's number of links.
+    def nvlinks(self) -> tuple[Nvlink, ...] | None:
+        """The links that this GPU has, by link number. None: it has none.
+
+        Two questions on Hopper and later: how many there are, and all fields of all of them. What these do not answer
+        is asked link by link: before Hopper everything. There, and where the driver does not tell how many there are,
+        links are asked for until one is not there; the binding's NVML_NVLINK_MAX_LINKS is no GPU's number of links.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         most = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
-        states = []
+        values = iter(self._fields([(field, link) for link in range(most) for field in FIELDS_LINK]) if most else ())
+        links = []
         for link in range(most):
-            state = self._ask("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
-            if state is None:
+            answer = self._nvlink(link, dict(zip(FIELDS_LINK, values, strict=False)))
+            if answer is None:
                 break
-            states.append(state != 0)
-        return tuple(states) or None
+            links.append(answer)
+        return tuple(links) or None
 
-    def nvlink_errors(self, link: int) -> NvlinkErrors | None:
-        """By fields on Hopper, whose links 12 to 17 the older call does not know; by that call before it.
-
-        Blackwell counts neither way (nvml.h documents 161 and 162 as unsupported there).
-        """
-        fields = self._fields([(field, link) for field in FIELDS_NVLINK_ERRORS])
-        if any(value is not None for value in fields):
-            replay, recovery, crc = (None if value is None else int(value) for value in fields)
-            return NvlinkErrors(replay, recovery, crc)
-        replay, recovery, flits, data = (self._link_counter(link, counter) for counter in LINK_COUNTERS)
-        crc = None if flits is None else flits + (data or 0)
-        if replay is None and recovery is None and crc is None:
+    def _nvlink(self, link: int, values: dict[int, float | None]) -> Nvlink | None:
+        """From the values of its fields; by the older calls where those are not there."""
+        state = values[FIELD_LINK_STATE]
+        if state is None:
+            state = self._ask("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
+        if state is None:
             return None
-        return NvlinkErrors(replay, recovery, crc)
+        counts = {field: int(value) for field, value in values.items() if value is not None}
+        replay, recovery, crc = (counts.get(field) for field in FIELDS_LINK_ERRORS)
+        recoveries = counts.get(FIELD_LINK_RECOVERIES)
+        if replay is None and recovery is None and crc is None and recoveries is None:
+            replay, recovery, flits, data = (self._link_counter(link, counter) for counter in LINK_COUNTERS)
+            crc = None if flits is None else flits + (data or 0)
+        effective, symbol = (_unpacked_ber(counts.get(field)) for field in FIELDS_LINK_BER)
+        packets = {name: counts[field] for name, field in FIELDS_LINK_PACKET_ERRORS.items() if field in counts}
+        return Nvlink(
+            bool(state), replay, recovery if recoveries is None else recoveries, crc, effective, symbol, packets
+        )
 
     def _link_counter(self, link: int, counter: int) -> int | None:
         absent = ABSENT | {INVALID_ARGUMENT}
         return cast("int | None", self._ask("nvmlDeviceGetNvLinkErrorCounter", link, counter, absent=absent))
 
     # PCI Express
+
+    def pcie_replays(self) -> int | None:
+        """Packets sent again since the driver was loaded."""
+        return cast("int | None", self._ask("nvmlDeviceGetPcieReplayCounter"))
 
     def pcie_link(self) -> PcieLink:
         return PcieLink(
@@ -334,6 +577,14 @@ class NvmlGpu:
             message = f"answered with a value of the unknown type {kind}"
             raise NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
         return cast(float, getattr(value.value, UNION_MEMBERS[kind]))
+
+
+def _unpacked_ber(packed: int | None) -> float | None:
+    """A bit error rate as NVML packs it: the exponent's absolute value in bits 7:0, the mantissa in bits 11:8.
+
+    0xfff, 15e-255, is how a link without errors says zero.
+    """
+    return None if packed is None else float(f"{packed >> 8 & 0xF}e-{packed & 0xFF}")
 
 
 def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:

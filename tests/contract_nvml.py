@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 import sys
 
-from healthd.nvml import Histogram, NvlinkErrors, Nvml, NvmlErrorKind, NvmlGpu, PcieLink, RemappedRows
+from healthd.nvml import (
+    Fabric,
+    Histogram,
+    Nvml,
+    NvmlErrorKind,
+    NvmlGpu,
+    PcieLink,
+    RemappedRows,
+    RetiredPages,
+    TemperatureLimits,
+)
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0")
 
@@ -43,18 +53,47 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert histogram is None or isinstance(histogram, Histogram)
     _assert_links(gpu)
     assert isinstance(gpu.pcie_link(), PcieLink)
+    _assert_state(gpu)
+
+
+def _assert_state(gpu: NvmlGpu) -> None:
+    pages = gpu.retired_pages()
+    assert pages is None or (isinstance(pages, RetiredPages) and type(pages.pending) is bool)
+    fabric = gpu.fabric()
+    if fabric is not None:
+        assert isinstance(fabric, Fabric)
+        for number in (fabric.state, fabric.status, fabric.health_mask, fabric.summary):
+            _assert_count(number)
+    for count in (gpu.clock_event_reasons(), gpu.memory_temperature(), gpu.pcie_replays(), gpu.mig_instances()):
+        _assert_count(count)
+    for seconds in (gpu.slowdown_seconds() or {"none": 0.0}).values():
+        assert type(seconds) is float
+        assert seconds >= 0
+    limits = gpu.temperature_limits()
+    assert isinstance(limits, TemperatureLimits)
+    for degrees in (limits.slowdown, limits.memory_max, limits.slowdown_margin, gpu.temperature_margin()):
+        assert type(degrees) in (int, type(None))
+    used = gpu.utilization()
+    assert used is None or 0 <= used <= 1
+    for known in (gpu.persistence_mode(), gpu.inforom_valid()):
+        assert type(known) in (bool, type(None))
+    for watts in (gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()):
+        assert watts is None or watts >= 0
+    processes = gpu.compute_processes()
+    assert processes is None or all(type(pid) is int for pid in processes)
+    mode = gpu.mig_mode()
+    assert mode is None or [type(each) for each in mode] == [bool, bool]
 
 
 def _assert_links(gpu: NvmlGpu) -> None:
-    states = gpu.nvlink_states()
-    assert states is None or (0 < len(states) <= 64 and all(type(state) is bool for state in states))
-    for link in range(len(states or ())):
-        errors = gpu.nvlink_errors(link)
-        if errors is not None:
-            assert errors != NvlinkErrors(None, None, None)
-            for count in (errors.replay, errors.recovery, errors.crc):
-                _assert_count(count)
-    assert gpu.nvlink_errors(len(states or ()) + 100) is None, "no such link"
+    links = gpu.nvlinks()
+    assert links is None or 0 < len(links) <= 64
+    for link in links or ():
+        assert type(link.active) is bool
+        for count in (link.replay, link.recovery, link.crc, *link.packet_errors.values()):
+            _assert_count(count)
+        for rate in (link.effective_ber, link.symbol_ber):
+            assert rate is None or 0 <= rate < 16
 
 
 def _assert_count(count: int | None) -> None:

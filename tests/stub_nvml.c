@@ -14,7 +14,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { ARGUMENT_VERSION_MISMATCH = 25 };
 enum { LINKS = 18 };
 
 typedef struct {
@@ -149,7 +150,161 @@ int nvmlDeviceGetTemperature(void *device, unsigned int sensor, unsigned int *ce
 
 int nvmlDeviceGetMigMode(void *device, unsigned int *current, unsigned int *pending) {
     ENTER_GPU(device);
-    *current = *pending = 0;
+    *current = 0, *pending = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned int *count) {
+    ENTER_GPU(device);
+    *count = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned int index, void **mig) {
+    ENTER_GPU(device);
+    if (index != 1 && index != 4) return NOT_FOUND; /* holes */
+    *mig = device;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetTemperatureThreshold(void *device, unsigned int threshold, unsigned int *celsius) {
+    ENTER_GPU(device);
+    *celsius = 90 + threshold;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int version;
+    int margin;
+} MarginTemperature;
+
+int nvmlDeviceGetMarginTemperature(void *device, MarginTemperature *margin) {
+    ENTER_GPU(device);
+    if (margin->version != (sizeof *margin | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    margin->margin = -3;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int gpu, memory;
+} Utilization;
+
+int nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
+    ENTER_GPU(device);
+    rates->gpu = 40, rates->memory = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(void *device, unsigned int *mode) {
+    ENTER_GPU(device);
+    *mode = 1;
+    return SUCCESS;
+}
+
+int nvmlDeviceValidateInforom(void *device) {
+    ENTER_GPU(device);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *milliwatts) {
+    ENTER_GPU(device);
+    *milliwatts = 650500;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned int *milliwatts) {
+    ENTER_GPU(device);
+    *milliwatts = 700000;
+    return SUCCESS;
+}
+
+/* More than 32 bits, so that a wrong type shows. */
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+    ENTER_GPU(device);
+    *reasons = 0x48 | 1ull << 40;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *reasons) {
+    ENTER_GPU(device);
+    *reasons = 0x80;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int pid;
+    unsigned long long memory;
+    unsigned int gpuInstance, computeInstance;
+} Process;
+
+static int processes(unsigned int *count, Process *found, unsigned int first) {
+    if (*count < 2) {
+        *count = 2;
+        return INSUFFICIENT_SIZE;
+    }
+    *count = 2;
+    for (unsigned int i = 0; i < 2; i++) found[i] = (Process){first + i, 1u << 20, 0xffffffff, 0xffffffff};
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, Process *found) {
+    ENTER_GPU(device);
+    return processes(count, found, 4000);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned int *count, Process *found) {
+    ENTER_GPU(device);
+    return processes(count, found, 5000);
+}
+
+static int pages(unsigned int *count, unsigned long long *addresses, unsigned int retired) {
+    if (*count < retired) {
+        *count = retired;
+        return INSUFFICIENT_SIZE;
+    }
+    *count = retired;
+    for (unsigned int i = 0; i < retired; i++) addresses[i] = 1ull << (33 + i);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetRetiredPages(void *device, unsigned int cause, unsigned int *count, unsigned long long *addresses) {
+    ENTER_GPU(device);
+    return pages(count, addresses, cause == 1 ? 1 : 2);
+}
+
+int nvmlDeviceGetRetiredPagesPendingStatus(void *device, unsigned int *pending) {
+    ENTER_GPU(device);
+    *pending = 1;
+    return SUCCESS;
+}
+
+/* STUB_FABRIC=N: the newest version of the structure that this driver knows (default 3). */
+typedef struct {
+    unsigned int version;
+    unsigned char uuid[16];
+    unsigned int status, clique, state, health;
+    unsigned char summary;
+} Fabric;
+
+static unsigned int newest_fabric(void) { return getenv("STUB_FABRIC") ? (unsigned int)atoi(getenv("STUB_FABRIC")) : 3; }
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *fabric) {
+    ENTER_GPU(device);
+    unsigned int version = fabric->version >> 24, size = version == 3 ? sizeof *fabric : 36;
+    if (version > newest_fabric() || fabric->version != (size | version << 24)) return ARGUMENT_VERSION_MISMATCH;
+    fabric->status = 0, fabric->state = 3, fabric->health = 0x155;
+    if (version == 3) fabric->summary = 1;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned char uuid[16];
+    unsigned int status, clique, state;
+} OldFabric;
+
+int nvmlDeviceGetGpuFabricInfo(void *device, OldFabric *fabric) {
+    ENTER_GPU(device);
+    fabric->status = 0, fabric->state = 2;
     return SUCCESS;
 }
 
@@ -183,7 +338,7 @@ typedef struct {
 
 int nvmlDeviceGetSramEccErrorStatus(void *device, SramStatus *status) {
     ENTER_GPU(device);
-    if (status->version != (sizeof *status | 1u << 24)) return 25;
+    if (status->version != (sizeof *status | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
     status->thresholdExceeded = 1;
     return SUCCESS;
 }
@@ -216,7 +371,10 @@ int nvmlDeviceGetNvLinkErrorCounter(void *device, unsigned int link, unsigned in
     return SUCCESS;
 }
 
-/* STUB_FIELDS=off: each value is not supported, as for a driver that does not know the ids. */
+/* STUB_FIELDS=off: each value is not supported, as for a driver that does not know the ids; blackwell: the fields of
+ * NVLink 5 instead of Hopper's. */
+static int blackwell(void) { return getenv("STUB_FIELDS") && strcmp(getenv("STUB_FIELDS"), "blackwell") == 0; }
+
 int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
     ENTER_GPU(device);
     const char *fields = getenv("STUB_FIELDS");
@@ -225,10 +383,28 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
         v->nvmlReturn = NOT_SUPPORTED;
         if (fields && strcmp(fields, "off") == 0) continue;
         memset(&v->value, 0xff, sizeof v->value); /* the rest of the union is not the value */
-        if (v->fieldId == 91 || v->fieldId == 230) {
+        if (v->fieldId == 82 || v->fieldId == 91 || v->fieldId == 230) {
             v->nvmlReturn = SUCCESS;
             v->valueType = 1;
-            v->value.ui = v->fieldId == 91 ? LINKS : 4;
+            v->value.ui = v->fieldId == 82 ? 37 : v->fieldId == 91 ? LINKS : 4;
+        } else if (v->fieldId == 194) {
+            v->nvmlReturn = SUCCESS;
+            v->valueType = 5;
+            v->value.si = -2;
+        } else if (v->fieldId == 270 || v->fieldId == 271) {
+            v->nvmlReturn = SUCCESS;
+            v->valueType = 3;
+            v->value.ull = (v->fieldId - 265) * 1500000000ull;
+        } else if (blackwell() && ((v->fieldId >= 206 && v->fieldId <= 215) || v->fieldId == 220 || v->fieldId == 222)) {
+            v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
+            v->valueType = 3;
+            v->value.ull = v->fieldId == 220 ? 0x305 : v->fieldId == 222 ? 0xfff : v->fieldId + (1ull << 40);
+        } else if (v->fieldId == 165) {
+            v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
+            v->valueType = 1;
+            v->value.ui = v->scopeId != 5;
+        } else if (blackwell()) {
+            continue;
         } else if (v->fieldId >= 161 && v->fieldId <= 163) {
             v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
             v->valueType = 3;
@@ -239,6 +415,12 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
         int error = error_of(name, index_of(device), 0);
         if (error) v->nvmlReturn = (unsigned int)error;
     }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPcieReplayCounter(void *device, unsigned int *value) {
+    ENTER_GPU(device);
+    *value = 150;
     return SUCCESS;
 }
 

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from healthd import fake_scenario
 from healthd.convert import ConvertError
 from healthd.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
-from healthd.nvml import Nvml, NvmlError, NvmlErrorKind, NvmlGpu
+from healthd.nvml import Fabric, Nvlink, Nvml, NvmlError, NvmlErrorKind, NvmlGpu, RetiredPages, TemperatureLimits
 
+LINK_CALLS = '["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"]'
 PROFILES = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
 
 
@@ -65,22 +66,51 @@ def test_a_profile_is_a_healthy_machine_with_eight_gpus(name):
         assert each.ecc_total(uncorrected=True, volatile=True) == 0
         assert each.sram_threshold_exceeded() is False
         assert each.recovery_action() == 0
-        assert each.mig_enabled() is False
+        assert each.mig_mode() == (False, False)
+        assert each.mig_instances() == 0
+        assert each.retired_pages() is None
+        assert each.persistence_mode() is True
+        assert each.inforom_valid() is True
+        assert each.compute_processes() == ()
+        assert each.clock_event_reasons() == 1
+        assert each.utilization() == 0.0
+        assert each.enforced_power_limit_watts() == each.default_power_limit_watts()
         rows = each.remapped_rows()
         assert rows is not None
         assert (rows.pending, rows.failure) == (False, False)
-        assert set(each.nvlink_states() or ()) == {True}
+        assert {link.active for link in each.nvlinks() or ()} == {True}
         link = each.pcie_link()
         assert (link.width, link.generation) == (link.max_width, link.max_generation)
 
 
 @pytest.mark.parametrize(("name", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
 def test_a_profile_has_the_nvlinks_of_its_model(name, links):
-    assert all(len(each.nvlink_states() or ()) == links for each in open_fake(name).gpus())
+    assert all(len(each.nvlinks() or ()) == links for each in open_fake(name).gpus())
 
 
-def test_blackwell_counts_no_replays():
-    assert open_fake("dgx-b200").gpus()[0].nvlink_errors(0) is None
+def test_hopper_and_later_have_a_fabric_and_count_the_degrees_that_are_left():
+    hopper, blackwell = (open_fake(name).gpus()[0] for name in ("dgx-h100", "dgx-b200"))
+    assert hopper.fabric() == Fabric(3, 0, 0, 0)
+    assert blackwell.fabric() == Fabric(3, 0, 0x80, 1)
+    assert hopper.temperature_limits() == TemperatureLimits(None, None, -2)
+    assert (hopper.temperature_margin(), hopper.memory_temperature()) == (58, 37)
+    assert hopper.slowdown_seconds() == {"hw_thermal": 0.0, "hw_power_brake": 0.0}
+    assert hopper.pcie_replays() == 150
+
+
+def test_an_a100_has_no_fabric_and_counts_degrees():
+    ampere = open_fake("dgx-a100").gpus()[0]
+    assert ampere.fabric() is None
+    assert ampere.temperature_limits() == TemperatureLimits(89, 95, None)
+    assert ampere.temperature_margin() is None
+    assert ampere.slowdown_seconds() is None
+
+
+def test_blackwell_counts_recoveries_and_packets_but_no_replays():
+    (link, *_) = open_fake("dgx-b200").gpus()[0].nvlinks() or ()
+    assert (link.replay, link.recovery, link.crc) == (None, 0, None)
+    assert set(link.packet_errors.values()) == {0}
+    assert link.effective_ber == link.symbol_ber == 15e-255
 
 
 # scenarios: one GPU
@@ -145,19 +175,99 @@ def test_counters_of_a_scenario_are_read_back(scenario):
     assert (rows.uncorrectable, rows.pending, rows.failure) == (4, True, True)
     assert (histogram.max, histogram.none) == (2558, 1)
     assert one.recovery_action() == 4
-    states = one.nvlink_states()
-    assert states is not None
-    assert [link for link, active in enumerate(states) if not active] == [4, 17]
-    errors, others = one.nvlink_errors(4), one.nvlink_errors(17)
-    assert errors is not None
-    assert others is not None
-    assert (errors.replay, errors.recovery, others.crc) == (9, 0, 5)
+    links = one.nvlinks()
+    assert links is not None
+    assert [number for number, link in enumerate(links) if not link.active] == [4, 17]
+    assert (links[4].replay, links[4].recovery, links[17].crc) == (9, 0, 5)
 
 
 def test_the_error_counters_of_an_a100_come_from_the_older_call(scenario):
-    errors = gpu(scenario('profile = "dgx-a100"\ngpu.0.nvlink_recovery = {11 = 3}'), 0).nvlink_errors(11)
-    assert errors is not None
-    assert (errors.replay, errors.recovery, errors.crc) == (0, 3, 0)
+    links = gpu(scenario('profile = "dgx-a100"\ngpu.0.nvlink_recovery = {11 = 3}'), 0).nvlinks()
+    assert links is not None
+    assert links[11] == Nvlink(True, 0, 3, 0)
+
+
+def test_the_links_of_blackwell_are_read_back(scenario):
+    text = "nvlink_recovery = {1 = 2}\nnvlink_packet_errors = {2 = 5}\nnvlink_ber = {3 = 1.2e-5, 4 = 0.3}"
+    links = gpu(scenario(f'profile = "dgx-b200"\n[gpu.0]\n{text}'), 0).nvlinks()
+    assert links is not None
+    assert links[1].recovery == 2
+    assert links[2].packet_errors["receive errors"] == 5
+    assert [links[number].effective_ber for number in (3, 4)] == [1e-5, 0.3]
+
+
+def test_all_fields_of_all_links_of_hopper_and_blackwell_are_one_call(scenario):
+    for profile in ("dgx-h100", "dgx-b200"):
+        one = gpu(scenario(f'profile = "{profile}"\ngpu.0.unsupported = {LINK_CALLS}'), 0)
+        assert len(one.nvlinks() or ()) == 18
+
+
+def test_the_state_of_a_gpu_is_read_back(scenario):
+    one = gpu(
+        scenario(
+            """
+            profile = "dgx-h100"
+            [gpu.3]
+            retired_single_bit = 2
+            retired_double_bit = 1
+            retired_pending = true
+            fabric_state = 2
+            temperature_margin = -3
+            persistence = false
+            inforom = false
+            clock_event_reasons = 0x48
+            slowdown_hw_thermal_seconds = 12.5
+            utilization_percent = 60
+            power_limit_watts = 500.5
+            processes = [7, 4, 7]
+            mig_pending = true
+            """
+        ),
+        3,
+    )
+    assert one.retired_pages() == RetiredPages(2, 1, True)
+    assert one.fabric() == Fabric(2, 0, 0, 0)
+    assert one.temperature_margin() == -3
+    assert one.persistence_mode() is False
+    assert one.inforom_valid() is False
+    assert one.clock_event_reasons() == 0x48
+    assert one.slowdown_seconds() == {"hw_thermal": 12.5, "hw_power_brake": 0.0}
+    assert one.utilization() == 0.6
+    assert (one.enforced_power_limit_watts(), one.default_power_limit_watts()) == (500.5, 700.0)
+    assert one.compute_processes() == (4, 7)
+    assert one.mig_mode() == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("health", "summary", "answer"),
+    [("0", "2", Fabric(3, 0, 0, 2)), ("1", None, Fabric(3, 0, 1, None)), (None, None, Fabric(3, 0, None, None))],
+)
+def test_a_driver_that_knows_older_versions_of_the_fabric_is_asked_for_those(scenario, health, summary, answer):
+    lines = [f"fabric_health = {health}"] * bool(health) + [f"fabric_summary = {summary}"] * bool(summary)
+    text = "\n".join(['profile = "dgx-a100"', "[gpu.0]", "fabric_state = 3", *lines])
+    assert gpu(scenario(text), 0).fabric() == answer
+
+
+def test_older_drivers_are_asked_by_the_older_names(scenario):
+    names = '["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3"]'
+    one = gpu(scenario(f'profile = "dgx-h100"\nmissing_functions = {names}\ngpu.0.processes = [9]'), 0)
+    assert one.clock_event_reasons() == 1
+    assert one.compute_processes() == (9,)
+
+
+def test_an_inforom_that_cannot_be_looked_at_is_not_corrupted(scenario):
+    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported = ["nvmlDeviceValidateInforom"]'), 0)
+    assert one.inforom_valid() is None
+    one = gpu(scenario('profile = "dgx-h100"\ngpu.0.errors = {nvmlDeviceValidateInforom = "Unknown"}'), 0)
+    with pytest.raises(NvmlError, match="nvmlDeviceValidateInforom"):
+        one.inforom_valid()
+
+
+def test_mig_devices_are_counted(scenario):
+    one = gpu(scenario('profile = "dgx-h100"\n[gpu.0]\nmig = true\nmig_devices = 3'), 0)
+    assert one.mig_mode() == (True, True)
+    assert one.mig_instances() == 3
+    assert one.utilization() is None
 
 
 def test_what_a_gpu_does_not_support_is_none(scenario):
@@ -174,15 +284,15 @@ def test_what_a_gpu_does_not_support_is_none(scenario):
     assert one.ecc_mode() is None
     assert one.temperature() is None
     assert one.recovery_action() is None
-    assert len(one.nvlink_states() or ()) == 18, "found by asking link after link"
+    assert len(one.nvlinks() or ()) == 18, "found by asking link after link"
 
 
 def test_a_field_that_a_gpu_does_not_support_is_none(scenario):
     one = gpu(scenario('profile = "dgx-h100"\ngpu.0.unsupported_fields = [230, 161]'), 0)
     assert one.recovery_action() is None
-    errors = one.nvlink_errors(0)
-    assert errors is not None
-    assert (errors.replay, errors.recovery) == (None, 0)
+    links = one.nvlinks()
+    assert links is not None
+    assert (links[0].replay, links[0].recovery) == (None, 0)
 
 
 def test_without_ecc_there_are_no_counters(scenario):
@@ -413,7 +523,10 @@ def test_the_fake_takes_the_arguments_that_pynvml_takes():
         ('profile = "dgx-h100"\ngpu.1.ecc_volatile_corrected_dram = -1', "must be between 0 and 4294967295"),
         ('profile = "dgx-h100"\ngpu.1.remap_histogram = [1, 2]', "must have 5 items, has 2"),
         ('profile = "dgx-a100"\ngpu.1.nvlink_inactive = [12]', "there is no link 12; this GPU has 12"),
-        ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be at most 64, is 65"),
+        ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be between 0 and 64, is 65"),
+        ('profile = "dgx-b200"\ngpu.1.nvlink_ber = {3 = 2}', "the rate of link 3 must be between 0 and 1, is 2"),
+        ('profile = "dgx-h100"\ngpu.1.mig_devices = 8', "gpu.1.mig_devices: must be between 0 and 7, is 8"),
+        ('profile = "dgx-h100"\ngpu.1.temperature_margin = -2000', "must be between -1000 and 1000, is -2000"),
         ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'another address like "0000:1b:00.0", is "1b:00.0"'),
         ('profile = "dgx-h100"\nrandom_failures = 2', "random_failures: must be between 0 and 1, is 2"),
         ('profile = "dgx-h100"\n[[at]]\ngpu = 3\nlost = true', "at[0]: missing seconds"),
@@ -469,6 +582,9 @@ RIGHT: dict[object, st.SearchStrategy[object]] = {
     int: COUNTS,
     int | None: COUNTS,
     float: st.floats(0, 1),
+    float | None: st.floats(0, 1),
+    tuple[int, ...] | None: st.lists(COUNTS, max_size=3),
+    dict[str, float]: st.dictionaries(st.sampled_from(["0", "11"]), st.floats(0, 1)),
     str: st.just(""),
     tuple[int, ...]: st.lists(COUNTS, max_size=3),
     tuple[int, int, int, int, int] | None: st.lists(COUNTS, min_size=5, max_size=5),
@@ -476,7 +592,7 @@ RIGHT: dict[object, st.SearchStrategy[object]] = {
     dict[str, int]: st.dictionaries(st.sampled_from(["0", "11"]), COUNTS),
     dict[str, str]: st.dictionaries(NAMES, st.sampled_from(sorted(fake_scenario.ERRORS))),
     fake_scenario.Library: st.sampled_from(["fine", "mismatch"]),
-    fake_scenario.LinkCounters: st.sampled_from(["none", "fields", "calls"]),
+    fake_scenario.LinkCounters: st.sampled_from(["none", "fields", "calls", "nvlink5"]),
 }
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from fakes import codes, findings, observed, rounds, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
 from healthd.fake_nvml import fake_pci_gpus
 from healthd.model import Clears, Finding, Severity
 from healthd.nvml import NvmlError
+from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'
@@ -20,8 +21,9 @@ def host(tmp_path):
     return scenarios(tmp_path)
 
 
-def grown(host, first, then, **kwargs):
-    return [item for item in rounds(gpu_nvlink, [host(first), host(then)], **kwargs) if isinstance(item, Finding)]
+def grown(host, first, then, profile="dgx-h100", **kwargs):
+    hosts = [host(text, profile=profile) for text in (first, then)]
+    return [item for item in rounds(gpu_nvlink, hosts, **kwargs) if isinstance(item, Finding)]
 
 
 @pytest.mark.parametrize(("profile", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
@@ -126,10 +128,36 @@ def test_a_link_that_no_longer_answers_is_no_growth(host):
     assert codes(found) == ["gpu_nvlink/inactive"]
 
 
-def test_blackwell_counts_neither_way_and_gives_no_counters(host):
-    assert not list(observed(run_check(gpu_nvlink, host(profile="dgx-b200")), "gpu_nvlink_errors_total"))
+def test_recoveries_of_blackwell_are_degraded_and_damaged_packets_warn(host):
+    (finding,) = grown(
+        host, "gpu.3.nvlink_recovery = { 4 = 7 }", "gpu.3.nvlink_recovery = { 4 = 9 }", profile="dgx-b200"
+    )
+    assert (finding.code, finding.severity) == ("gpu_nvlink/recovery", Severity.DEGRADED)
+    (finding,) = grown(host, "", "gpu.3.nvlink_packet_errors = { 4 = 9 }", profile="dgx-b200")
+    assert (finding.code, finding.severity) == ("gpu_nvlink/packet", Severity.WARNING)
+    assert finding.message == "9 new NVLink packet errors (since the driver was loaded: link 4: 9)"
+
+
+def test_too_many_wrong_bits_warn_for_as_long_as_they_are(host):
+    assert findings(gpu_nvlink, host("gpu.3.nvlink_ber = { 4 = 1e-6 }", profile="dgx-b200")) == []
+    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_ber = { 4 = 3e-6, 5 = 1e-9 }", profile="dgx-b200"))
+    assert (finding.code, finding.severity, finding.clears) == ("gpu_nvlink/bit_errors", Severity.WARNING, Clears.PASS)
+    assert finding.message == "the bit error rate is above 1e-06 (link 4: 3e-06)"
+
+
+def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
+    text = '[gpu.0]\nerrors = { nvmlDeviceGetFieldValues = "Unknown" }\n[gpu.3]\nnvlink_inactive = [5]'
+    given: list[object] = []
+    with pytest.raises(NvmlError, match=r"0000:1b:00\.0"):
+        given.extend(gpu_nvlink.run(host(text), Config(), Past({}, NOW, BOOT)))
+    assert [f.subject for f in given if isinstance(f, Finding)] == [PCI]
+
+
+@pytest.mark.parametrize("config", [Config(links=-1), Config(bit_error_rate=0.0), Config(bit_error_rate=float("nan"))])
+def test_settings_that_make_no_sense_are_refused_with_a_sentence(config):
+    assert gpu_nvlink.validate(config)
 
 
 def test_an_error_is_a_failure(host):
     with pytest.raises(NvmlError):
-        run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetNvLinkState = "Unknown" }'))
+        run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))

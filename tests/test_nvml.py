@@ -19,7 +19,7 @@ from healthd.nvml import NvmlError, NvmlErrorKind, ask, kind_of, sysfs_address
 
 # What a child process prints of the stub's GPUs, as JSON.
 REPORT = """
-import json
+import dataclasses, json
 from healthd.nvml import NvmlError, open_real
 
 def value(function, *arguments):
@@ -33,18 +33,26 @@ def error(each):
 
 def gpu(each):
     rows, histogram, link = each.remapped_rows(), each.row_remap_histogram(), each.pcie_link()
-    links = each.nvlink_errors(17), each.nvlink_errors(11)
+    links = value(each.nvlinks) or []
+    plain = lambda data: data and dataclasses.asdict(data)
     return {
         "pci": each.pci, "index": each.index, "uuid": each.uuid, "name": each.name,
-        "vbios": each.vbios(), "temperature": value(each.temperature), "mig": each.mig_enabled(),
+        "vbios": each.vbios(), "temperature": value(each.temperature), "mig": each.mig_mode(),
+        "instances": each.mig_instances(),
         "ecc": value(each.ecc_mode),
         "totals": [each.ecc_total(u, v) for u in (False, True) for v in (True, False)],
         "sram": each.ecc_count("sram", True, False), "dram": each.ecc_count("dram", False, True),
         "threshold": value(each.sram_threshold_exceeded),
         "rows": rows and [rows.correctable, rows.uncorrectable, rows.pending, rows.failure],
         "histogram": histogram and [histogram.max, histogram.high, histogram.partial, histogram.low, histogram.none],
-        "recovery": value(each.recovery_action), "states": value(each.nvlink_states),
-        "links": [errors and [errors.replay, errors.recovery, errors.crc] for errors in links],
+        "recovery": value(each.recovery_action), "states": [link.active for link in links] or None,
+        "links": [plain(links[number]) if links else None for number in (17, 11)],
+        "retired": plain(each.retired_pages()), "fabric": plain(each.fabric()), "reasons": each.clock_event_reasons(),
+        "slowdown": each.slowdown_seconds(), "limits": plain(each.temperature_limits()),
+        "margin": each.temperature_margin(), "memory_temperature": each.memory_temperature(),
+        "replays": each.pcie_replays(), "used": each.utilization(), "persistence": each.persistence_mode(),
+        "inforom": value(each.inforom_valid), "processes": value(each.compute_processes),
+        "watts": [each.enforced_power_limit_watts(), each.default_power_limit_watts()],
         "pcie": [link.generation, link.width, link.max_generation, link.max_width],
     }
 
@@ -90,7 +98,8 @@ def test_every_value_is_read_through_ctypes(stub):
         "name": "Stub GPU",
         "vbios": "96.00.99.00.01",
         "temperature": 29,
-        "mig": False,
+        "mig": [False, True],
+        "instances": 2,
         "ecc": True,
         "totals": [1, 3, 2, 4],
         "sram": 704,
@@ -100,12 +109,77 @@ def test_every_value_is_read_through_ctypes(stub):
         "histogram": [10, 11, 12, 13, 14],
         "recovery": 4,
         "states": [link != 5 for link in range(18)],
-        "links": [
-            [161 + (17 << 40), 162 + (17 << 40), 163 + (17 << 40)],
-            [161 + (11 << 40), 162 + (11 << 40), 163 + (11 << 40)],
-        ],
+        "links": [link_of_hopper(17), link_of_hopper(11)],
+        "retired": {"single_bit": 2, "double_bit": 1, "pending": True},
+        "fabric": {"state": 3, "status": 0, "health_mask": 0x155, "summary": 1},
+        "reasons": 0x48 | 1 << 40,
+        "slowdown": {"hw_thermal": 7.5, "hw_power_brake": 9.0},
+        "limits": {"slowdown": 91, "memory_max": 92, "slowdown_margin": -2},
+        "margin": -3,
+        "memory_temperature": 37,
+        "replays": 150,
+        "used": 0.4,
+        "persistence": True,
+        "inforom": True,
+        "processes": [4000, 4001],
+        "watts": [650.5, 700.0],
         "pcie": [1, 8, 5, 16],
     }
+
+
+NO_LINK = {
+    "active": True,
+    "replay": None,
+    "recovery": None,
+    "crc": None,
+    "effective_ber": None,
+    "symbol_ber": None,
+    "packet_errors": {},
+}
+
+
+def link_of_hopper(link):
+    counts = {"replay": 161 + (link << 40), "recovery": 162 + (link << 40), "crc": 163 + (link << 40)}
+    return {**NO_LINK, **counts}
+
+
+def test_blackwell_is_read_by_its_own_fields(stub):
+    one = json.loads(stub(STUB_FIELDS="blackwell"))["gpus"][0]
+    (link, _) = one["links"]
+    assert (link["replay"], link["recovery"], link["crc"]) == (None, 215 + (1 << 40), None)
+    assert (link["effective_ber"], link["symbol_ber"]) == (3e-5, 15e-255)
+    assert [*link["packet_errors"].values()] == [field + (1 << 40) for field in range(206, 213)]
+    assert one["states"] == [number != 5 for number in range(18)]
+
+
+@pytest.mark.parametrize(
+    ("newest", "fabric"),
+    [
+        ("2", {"state": 3, "status": 0, "health_mask": 0x155, "summary": None}),
+        ("1", {"state": 2, "status": 0, "health_mask": None, "summary": None}),
+    ],
+)
+def test_an_older_driver_is_asked_for_the_version_of_the_fabric_that_it_knows(stub, newest, fabric):
+    assert json.loads(stub(STUB_FABRIC=newest))["gpus"][0]["fabric"] == fabric
+
+
+def test_an_older_driver_has_the_clocks_and_the_processes_by_older_names(stub):
+    errors = "nvmlDeviceGetCurrentClocksEventReasons=13,nvmlDeviceGetComputeRunningProcesses_v3=13"
+    one = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
+    assert (one["reasons"], one["processes"]) == (0x80, [5000, 5001])
+
+
+@pytest.mark.parametrize(("number", "valid"), [(14, False), (3, None), (13, None)])
+def test_a_corrupted_inforom_is_an_answer(stub, number, valid):
+    one = json.loads(stub(STUB_ERRORS=f"nvmlDeviceValidateInforom={number}"))["gpus"][0]
+    assert one["inforom"] is valid
+
+
+def test_an_inforom_and_processes_that_cannot_be_asked_for_are_errors(stub):
+    errors = "nvmlDeviceValidateInforom=15,nvmlDeviceGetComputeRunningProcesses_v3=4"
+    one = json.loads(stub(STUB_ERRORS=errors))["gpus"][0]
+    assert one["inforom"][0] == "GPU_LOST"
+    assert one["processes"][0] == "NO_PERMISSION"
 
 
 def test_a_library_that_lacks_most_symbols_answers_none(stub):
@@ -116,6 +190,8 @@ def test_a_library_that_lacks_most_symbols_answers_none(stub):
     assert one.pop("totals") == [None] * 4
     assert one.pop("links") == [None, None]
     assert one.pop("pcie") == [None] * 4
+    assert one.pop("watts") == [None] * 2
+    assert set(one.pop("limits").values()) == {None}
     assert set(one.values()) == {None}
 
 
@@ -123,7 +199,7 @@ def test_without_fields_links_are_counted_by_asking_and_errors_come_from_the_old
     one = json.loads(stub(STUB_FIELDS="off"))["gpus"][0]
     assert one["recovery"] is None
     assert one["states"] == [link != 5 for link in range(18)]
-    assert one["links"] == [None, [1011, 2011, 3011 + 4011]]
+    assert one["links"] == [NO_LINK, {**NO_LINK, "replay": 1011, "recovery": 2011, "crc": 3011 + 4011}]
 
 
 def library_is_installed() -> bool:
@@ -270,8 +346,8 @@ def test_a_field_that_failed_is_raised_and_the_others_are_read(stub):
 def test_a_field_that_the_driver_does_not_know_is_none(stub):
     one = json.loads(stub(STUB_ERRORS="field230=2,field161=3"))["gpus"][0]
     assert one["recovery"] is None
-    assert one["links"][0][0] is None
-    assert one["links"][0][1] is not None
+    assert one["links"][0]["replay"] is None
+    assert one["links"][0]["recovery"] is not None
 
 
 @pytest.mark.parametrize("number", [4, 25, 3, 13])

@@ -136,7 +136,7 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
             boot_id=boot_id,
             worsens=finding.worsens,
             evidence=finding.evidence,
-            window_seconds=finding.window_seconds,
+            window_seconds=0.0 if _relapsed(old, finding) else finding.window_seconds,
             persists_since=persists_since,
             clean_runs=0,
             quiet_seconds=0.0,
@@ -145,6 +145,11 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
         ),
         now,
     )
+
+
+def _relapsed(old: Condition, finding: Finding) -> bool:
+    """Whether it waits for an operator because it came back: then no clean time ends it."""
+    return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
 def _opened(condition: Condition, now: float) -> Condition:

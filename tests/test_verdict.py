@@ -466,6 +466,17 @@ def test_what_an_engineer_repaired_is_no_relapse() -> None:
     assert Node().run(GONE).repaired(GONE.code).run(GONE).only.clears is Clears.REBOOT
 
 
+def test_a_fault_that_comes_back_within_its_relapse_time_waits_for_an_operator_and_no_clean_time_ends_it() -> None:
+    slow = replace(RATE, relapse_seconds=DAY)
+    node = Node().run(slow).run().quiet(3600.0)
+    assert node.conditions == {}
+    node.run(slow, after=0.9 * DAY).run().quiet(30 * DAY)
+    assert (node.only.clears, node.only.state) == (Clears.OPERATOR, OPEN)
+    assert node.repaired(slow.code).conditions == {}
+    again = Node().run(slow).run().quiet(3600.0).run(slow, after=1.1 * DAY).run()
+    assert again.only.clears is Clears.WINDOW
+
+
 def test_a_reset_fault_that_comes_again_after_a_reboot_is_no_relapse() -> None:
     assert Node().run(RESET).reboot().run(RESET).only.clears is Clears.GPU_RESET
 

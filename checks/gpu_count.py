@@ -50,7 +50,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield Finding(Severity.CRITICAL, "gpu_count/missing", pci, message, clears=Clears.REBOOT)
     if len(answering) < config.expected:
         message = f"{len(answering)} GPUs answer, {config.expected} are expected"
-        yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message)
+        yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message, expects="expected")
 
 
 def _is_dead(host: Host, pci: str) -> bool:

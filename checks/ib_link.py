@@ -123,6 +123,7 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             confirm_seconds=config.confirm_seconds,
             worsens=Worsens(config.critical_seconds, Severity.CRITICAL),
             shared_cause=port is not None,
+            expects="expected_gbps",
         )
     elif port.gbps < gbps:
         # Without a name of the speed the link may be fine and the kernel too old, unless another port shows that this
@@ -134,6 +135,7 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             name,
             f"port {name} runs at {port.gbps:g} Gbit/s, {gbps:g} are expected",
             confirm_seconds=config.confirm_seconds,
+            expects="expected_gbps",
         )
 
 

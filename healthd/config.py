@@ -1,6 +1,7 @@
 """The settings: TOML -> frozen dataclasses. A wrong key, type or unknown check stops the start with one sentence.
 
-The file is /etc/healthd/healthd.toml (conf/healthd.toml lists every setting at its default); flags override it.
+Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < flags. The file is
+/etc/healthd/healthd.toml (conf/healthd.toml lists every setting at its default); what lies below it: layers.py.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +89,8 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """profile: "auto", "none", a name of conf/profiles or a path. baseline_file: "" for none."""
+
     mode: Mode = Mode.OBSERVE
     node_name: str = ""
     interval_seconds: float = 300.0
@@ -95,6 +99,8 @@ class Settings:
     state_dir: str = "/var/lib/healthd"
     runtime_dir: str = "/run/healthd"
     checks_dir: str = "/etc/healthd/checks.d"
+    profile: str = "auto"
+    baseline_file: str = "/etc/healthd/baseline.toml"
     nvml: NvmlConfig = NvmlConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
     slurm: SlurmConfig = SlurmConfig()
@@ -102,11 +108,24 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Layer:
+    """[checks.*] from one place. `guessed`: it says what such a machine usually has, not what this one has."""
+
+    source: str
+    checks: Any
+    guessed: bool = False
+
+
+Below = Callable[[Settings], Sequence[Layer]]
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings and where each came from: `origins` maps "kernel_log.source" to the file or flag; absent: default.
+    """Settings and where each came from: `origins` maps "kernel_log.source" and 'checks.mount."/data".fstype' to the
+    file, flag or profile; absent: default.
 
     checks: (check, instance) -> its Config, for those that are enabled. tables: the plain tables, for the worker.
-    disabled: the Configs of the others.
+    disabled: the Configs of the others. profile: the source of what was guessed, "" = none.
     """
 
     settings: Settings
@@ -114,6 +133,7 @@ class Loaded:
     tables: dict[tuple[str, str], dict[str, Any]]
     origins: dict[str, str]
     disabled: dict[tuple[str, str], CheckConfig] = field(default_factory=dict)
+    profile: str = ""
 
 
 def read_file(path: str, required: bool) -> dict[str, Any]:
@@ -154,32 +174,91 @@ def checks_dir(table: Mapping[str, Any]) -> str:
 
 
 def settle(
-    table: Mapping[str, Any], source: str, flags: Mapping[str, tuple[str, Any]], known: Mapping[str, Check]
+    table: Mapping[str, Any],
+    source: str,
+    flags: Mapping[str, tuple[str, Any]],
+    known: Mapping[str, Check],
+    below: Below = lambda _settings: (),
 ) -> Loaded:
     """The effective settings. `flags`: dotted setting -> (flag as written, value). `known`: the checks there are.
+    `below`: the layers under the table, the lowest first.
 
     Raises ConfigError with one sentence.
     """
     plain = {key: value for key, value in table.items() if key != "checks"}
-    origins = dict.fromkeys(_flat(table), source)
+    origins = dict.fromkeys(_flat(plain), source)
     for name, (flag, value) in flags.items():
         origins[name] = flag
         _put(plain, name, value)
-    try:
+    with _named(source, origins):
         settings = load(Settings, _known_top_level(plain), "")
         _plausible(settings, "")
         if not settings.node_name:
             settings = dataclasses.replace(settings, node_name=os.uname().nodename.partition(".")[0])
             _plausible(settings, "")
-        checks = _check_configs(table.get("checks", {}), known)
+        layers = [*below(settings), Layer(source, table.get("checks", {}))]
+    for layer in layers:  # each must be right by itself, so that the sentence names the right one
+        with _named(layer.source, {}):
+            _check_configs(layer.checks, known)
+    tables, layer_of = _laid(layers, known)
+    origins.update({place: layer.source for place, layer in layer_of.items()})
+    guesses = {place for place, layer in layer_of.items() if layer.guessed}
+    with _named(source, origins):
+        checks = {
+            name: dataclasses.replace(config, guessed=_guessed(name, config, layer_of, guesses))
+            for name, config in _check_configs(tables, known).items()
+        }
+    enabled = {name: config for name, config in checks.items() if config.enabled}
+    plain_tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
+    disabled = {name: config for name, config in checks.items() if not config.enabled}
+    profile = next((layer.source for layer in layers if layer.guessed), "")
+    return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
+
+
+@contextmanager
+def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
+    """What is wrong is said with the place that it came from."""
+    try:
+        yield
     except ConvertError as error:
-        where = origins.get(str(error).partition(":")[0], source)
+        where = origins.get(str(error).partition(": ")[0], source)
         sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
         raise ConfigError(f"{where}: {sentence}") from None
-    enabled = {name: config for name, config in checks.items() if config.enabled}
-    tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
-    disabled = {name: config for name, config in checks.items() if not config.enabled}
-    return Loaded(settings, enabled, tables, origins, disabled)
+
+
+def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
+    """The layers as one, setting by setting (a list or table that is a setting's value is replaced whole), and the
+    layer that each setting is from."""
+    tables: dict[str, Any] = {}
+    layer_of: dict[str, Layer] = {}
+    for layer in layers:
+        for name, table in layer.checks.items():
+            own = {f.name for f in dataclasses.fields(known[name].config)}
+            merged = tables.setdefault(name, {})
+            for key, value in table.items():
+                if known[name].per and key not in own:
+                    merged[key] = {**merged.get(key, {}), **value}
+                    layer_of.update({place_of(name, key, setting): layer for setting in value})
+                else:
+                    merged[key] = value
+                    layer_of[place_of(name, "", key)] = layer
+    return tables, layer_of
+
+
+def place_of(check: str, instance: str, setting: str) -> str:
+    return f'checks.{check}."{instance}".{setting}' if instance else f"checks.{check}.{setting}"
+
+
+def _guessed(
+    name: tuple[str, str], config: CheckConfig, layer_of: Mapping[str, Layer], guesses: set[str]
+) -> tuple[str, ...]:
+    """The settings of one run that nobody wrote down. What its own table says goes before what stands beside it."""
+    check, instance = name
+    return tuple(
+        f.name
+        for f in dataclasses.fields(config)
+        if next((place for i in (instance, "") if (place := place_of(check, i, f.name)) in layer_of), "") in guesses
+    )
 
 
 def require_what_is_named(loaded: Loaded) -> None:
@@ -263,7 +342,7 @@ def _plausible(config: Any, where: str) -> None:
             raise ConvertError(f"{place}: must be 1 or more, is {value}")
         elif f.name == "listen":
             listen_address(value, place)
-        elif f.name in ("state_dir", "runtime_dir", "checks_dir", "root"):
+        elif f.name in ("state_dir", "runtime_dir", "checks_dir", "root") or (f.name == "baseline_file" and value):
             if not value.startswith("/") or "\0" in value:
                 raise ConvertError(f"{place}: must be an absolute path, is {show(value)}")
         elif f.name == "node_name" and value and (not _NODE_NAME.fullmatch(value) or value.upper() == "ALL"):
@@ -306,17 +385,16 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
     """(setting, value, origin) of every setting, for `healthd config show`."""
-    rows = [
-        (name, value, loaded.origins.get(name, "default"))
-        for name, value in _flat(_all_fields(loaded.settings)).items()
-    ]
+    origins = dict(loaded.origins)
+    if loaded.profile:
+        origins["profile"] = f"{origins.get('profile', 'default')}: {loaded.profile}"
+    rows = [(name, value, origins.get(name, "default")) for name, value in _flat(_all_fields(loaded.settings)).items()]
     for (check, instance), config in sorted({**loaded.checks, **loaded.disabled}.items()):
-        for name, value in _flat(_all_fields(config)).items():
-            origin = loaded.origins.get(f"checks.{check}.{instance}.{name}" if instance else f"checks.{check}.{name}")
-            inherited = loaded.origins.get(f"checks.{check}.{name}")
-            if name not in ("name", "guessed") and value is not None:
-                place = f'checks.{check}."{instance}"' if instance else f"checks.{check}"
-                rows.append((f"{place}.{name}", value, origin or inherited or "default"))
+        for setting, value in _all_fields(config).items():
+            origin = origins.get(place_of(check, instance, setting)) or origins.get(place_of(check, "", setting))
+            if setting not in ("name", "guessed") and value is not None:
+                for name, one in _flat({setting: value}).items():
+                    rows.append((place_of(check, instance, name), one, origin or "default"))
     return rows
 
 

@@ -22,6 +22,8 @@ DEFAULT_RUNTIME_DIR = "/run/healthd"  # as in config.py, which a client need not
 SETTINGS = {
     "--root": "root",
     "--fake-nvml": "nvml.fake",
+    "--profile": "profile",
+    "--baseline": "baseline_file",
     "--state-dir": "state_dir",
     "--runtime-dir": "runtime_dir",
     "--kernel-log": "kernel_log.source",
@@ -30,7 +32,8 @@ SETTINGS = {
     "--interval": "interval_seconds",
     "--listen": "metrics.listen",
 }
-DIRECTORIES = ("--root", "--state-dir", "--runtime-dir")
+PATHS = ("--root", "--state-dir", "--runtime-dir", "--baseline")
+NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,8 +67,12 @@ def look(parser: Parser) -> None:
     parser.add_argument("--config", metavar="FILE", help=f"the settings (default: {DEFAULT_FILE}, if there is one)")
     parser.add_argument("--root", metavar="DIR", help="look at the files below DIR instead of this machine's")
     parser.add_argument(
-        "--fake-nvml", metavar="PROFILE|FILE", help="instead of GPUs: a machine like dgx-h100, or a scenario file"
+        "--fake-nvml", metavar="MACHINE|FILE", help="instead of GPUs: a machine like dgx-h100, or a scenario file"
     )
+    parser.add_argument(
+        "--profile", metavar="NAME|FILE", help="what such machines have: auto (default), none, dgx-h100, ..."
+    )
+    parser.add_argument("--baseline", metavar="FILE", help='what this node has ("": nothing is known)')
 
 
 def daemon(parser: Parser) -> None:
@@ -106,26 +113,26 @@ def duration(text: str) -> float | None:
 
 def load_settings(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]]:
     """The effective settings and the checks there are. Raises ConfigError, one sentence."""
-    from healthd import config, registry
+    from healthd import config, layers, registry
 
     given = getattr(args, "config", None)
     file = given or DEFAULT_FILE
     table = config.read_file(file, required=given is not None)
     checks = registry.find(config.checks_dir(table))
-    loaded = config.settle(table, file, overrides(args), checks)
+    loaded = config.settle(table, file, overrides(args), checks, layers.below)
     config.require_what_is_named(loaded)
     return loaded, checks
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     """setting -> (flag, value) of what was given. A path may be written relative to the current directory: the worker,
-    which reads it, has another one. (A fake machine's profile has a name, not a path.)
+    which reads it, has another one. (A fake machine or a profile may have a name.)
     """
     given = {}
     for flag, setting in SETTINGS.items():
         value = getattr(args, flag[2:].replace("-", "_"), None)
         if value is not None:
-            is_path = flag in DIRECTORIES or (flag == "--fake-nvml" and ("/" in value or "." in value))
+            is_path = value != "" and (flag in PATHS or (flag in NAMES_OR_PATHS and ("/" in value or "." in value)))
             given[setting] = (flag, os.path.abspath(value) if is_path else value)
     return given
 

@@ -46,7 +46,7 @@ def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
 
 
 def test_a_real_table_is_read_whole():
-    mounts, wrong = parse_all(captured("mountinfo_gpu_node.txt"))
+    mounts, wrong = parse_all(captured("mountinfo_gpu_node.txt").strip())
     assert wrong == ""
     assert {mount.fstype for mount in mounts} >= {"ext4", "tmpfs", "fuse.lxcfs", "cgroup2"}
     assert {mount.turned for mount in mounts} == {""}

@@ -1,0 +1,139 @@
+"""Whether the local disks that every job and daemon writes to are about to be full.
+
+Rules: gpud, GCM and NHC watch the space and the inodes that are left on local file systems. Only those are asked: of a
+network mount statvfs may never come back (the mount check asks, each on its own). Read-only media (squashfs, ISO 9660,
+an overlay without a writable layer) are always full and never a fault; btrfs counts no inodes. "Free" is what users
+may still take: ext4 keeps 5 % for root.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.mountinfo import MOUNTINFO, Mount, holding, parse_all
+from healthd.past import Past
+
+USES = ""
+
+LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs", "zfs", "overlay", "tmpfs", "rootfs"}
+MOST_LINKS = 40  # as in the kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """paths             where to look; several on one file system are judged once
+    degraded_percent  less than this of the space or of the inodes left is degraded
+    warning_percent   less than this warns
+    """
+
+    paths: tuple[str, ...] = ("/", "/tmp", "/var")
+    degraded_percent: float = 5.0
+    warning_percent: float = 10.0
+
+
+def validate(config: Config) -> str | None:
+    for path in config.paths:
+        if not path.startswith("/"):
+            return f'paths: "{path}" must begin with a slash'
+    if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
+        return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    mounts, wrong = parse_all(host.read(MOUNTINFO))
+    unreadable = [wrong] if wrong else []
+    judged = set()
+    for path in config.paths:
+        mount = holding(mounts, _without_links(host, mounts, path))
+        if mount is None or not _is_local(mount) or "ro" in mount.options or mount.device in judged:
+            continue
+        judged.add(mount.device)
+        try:
+            space = host.statvfs(mount.point)
+        except OSError as error:  # must not hide the others
+            unreadable.append(f"{mount.point}: {error.strerror}")
+            continue
+        # Of 0 in all: btrfs counts no inodes, tmpfs may have no limit.
+        yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, config)
+        yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, config)
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _is_local(mount: Mount | None) -> bool:
+    return mount is not None and mount.fstype in LOCAL
+
+
+def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
+    """Where a path really is (/tmp may be a link to /scratch/tmp), as far as it is local: nothing else is touched."""
+    for _ in range(MOST_LINKS):
+        for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
+            part = path[:end]
+            if not _is_local(holding(mounts, part)):
+                return path
+            target = host.link_target(part)
+            if target is not None:
+                path = posixpath.normpath(posixpath.join(posixpath.dirname(part), target, path[end + 1 :]))
+                break
+        else:
+            return path
+    return path
+
+
+def _judge(what: str, point: str, available: int, size: int, config: Config) -> Iterator[Finding | Observation]:
+    if size <= 0:
+        return
+    percent = 100.0 * available / size
+    yield Observation(f"disk_{what}_available_ratio", available / size, labels=(("mountpoint", point),))
+    if what == "space":
+        message = f"{percent:.1f} % of {point} is free: {available / 2**30:.1f} of {size / 2**30:.1f} GiB"
+    else:
+        message = f"{percent:.1f} % of the inodes of {point} are free: {available} of {size}"
+    if percent < config.degraded_percent:
+        yield Finding(Severity.DEGRADED, f"disk_space/no_{what}", point, message)
+    elif percent < config.warning_percent:
+        yield Finding(Severity.WARNING, f"disk_space/low_{what}", point, message)
+
+
+_SPACE_TODO = (
+    "du -xh --max-depth=2 POINT | sort -h | tail shows what takes it; lsof +L1 files that are deleted but still open. "
+    "Old data of jobs in /tmp: let the epilog remove it. /var: logs, core dumps, container images."
+)
+_INODES_TODO = "du -x --inodes --max-depth=2 POINT | sort -n | tail shows where the many small files are. Remove them."
+
+EXPLAIN = {
+    "disk_space/no_space": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A local file system is nearly full.",
+        "Jobs cannot write temporary files, slurmd cannot spool them, and daemons lose their logs and state.",
+        _SPACE_TODO,
+    ),
+    "disk_space/no_inodes": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A local file system can make hardly any more files, whatever space it has.",
+        "New files fail with 'No space left on device', as on a full disk.",
+        _INODES_TODO,
+    ),
+    "disk_space/low_space": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A local file system is filling up.",
+        "None yet. When it is nearly full the node is drained.",
+        _SPACE_TODO,
+    ),
+    "disk_space/low_inodes": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A local file system is running out of inodes.",
+        "None yet. When there are hardly any the node is drained.",
+        _INODES_TODO,
+    ),
+}

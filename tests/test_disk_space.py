@@ -1,0 +1,268 @@
+"""disk_space: local disks that are about to be full."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from fakes import codes, findings, observed, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+from trees import captured, write
+
+from healthd.checks import disk_space
+from healthd.checks.disk_space import Config, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.system import FileSystem, Tree
+
+INFO = "/proc/self/mountinfo"
+ROOT = "21 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+TMP = "22 21 8:2 / /tmp rw,relatime - xfs /dev/sdb1 rw\n"
+VAR = "23 21 8:3 / /var rw,relatime - btrfs /dev/sdc1 rw\n"
+GIB = 2**30
+ROOMY = FileSystem(100 * GIB, 60 * GIB, 1_000_000, 900_000)
+
+
+class Disks(Tree):
+    """A tree whose file systems have so much space; others are never asked for."""
+
+    def __init__(self, root: str, spaces: dict[str, FileSystem | OSError]) -> None:
+        super().__init__(root)
+        self.spaces = spaces
+        self.asked: list[str] = []
+
+    def statvfs(self, path: str) -> FileSystem:
+        self.asked.append(path)
+        space = self.spaces[path]
+        if isinstance(space, OSError):
+            raise space
+        return space
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Makes a host with these mounts: node(ROOT, {"/": FileSystem(...)})."""
+
+    def make(lines=ROOT + TMP + VAR, spaces=None):
+        write(tmp_path, {INFO: lines})
+        given = {"/": ROOMY, "/tmp": ROOMY, "/var": ROOMY, **(spaces or {})}
+        return Host(str(tmp_path), system=Disks(str(tmp_path), given))
+
+    return make
+
+
+def free(percent: float) -> FileSystem:
+    return ROOMY._replace(available_bytes=int(percent * GIB))
+
+
+def inodes(percent: float) -> FileSystem:
+    return ROOMY._replace(inodes_available=int(percent * 10_000))
+
+
+def asked(host: Host) -> list[str]:
+    return host._system.asked  # type: ignore[attr-defined,no-any-return]
+
+
+def healthy(tmp_path):
+    write(tmp_path, {INFO: ROOT + TMP + VAR})
+    return Host(str(tmp_path), system=Disks(str(tmp_path), {"/": ROOMY, "/tmp": ROOMY, "/var": ROOMY})), Config()
+
+
+def test_disks_with_room_give_their_shares_and_no_finding(node):
+    given = run_check(disk_space, node())
+    assert [item for item in given if isinstance(item, Finding)] == []
+    assert [(o.value, o.labels) for o in observed(given, "disk_space_available_ratio")] == [
+        (0.6, (("mountpoint", "/"),)),
+        (0.6, (("mountpoint", "/tmp"),)),
+        (0.6, (("mountpoint", "/var"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("space", "code", "severity"),
+    [
+        (free(4.99), "disk_space/no_space", Severity.DEGRADED),
+        (free(0), "disk_space/no_space", Severity.DEGRADED),
+        (free(5), "disk_space/low_space", Severity.WARNING),
+        (free(9.99), "disk_space/low_space", Severity.WARNING),
+        (inodes(4.99), "disk_space/no_inodes", Severity.DEGRADED),
+        (inodes(5), "disk_space/low_inodes", Severity.WARNING),
+    ],
+)
+def test_what_is_nearly_full_is_degraded_and_what_fills_up_warns(node, space, code, severity):
+    (finding,) = findings(disk_space, node(spaces={"/tmp": space}))
+    assert (finding.code, finding.severity, finding.subject, finding.clears) == (code, severity, "/tmp", Clears.PASS)
+
+
+def test_ten_percent_is_enough_and_the_message_says_how_much_there_is(node):
+    assert findings(disk_space, node(spaces={"/": free(10), "/tmp": inodes(10)})) == []
+    (finding,) = findings(disk_space, node(spaces={"/": free(3)}))
+    assert finding.message == "3.0 % of / is free: 3.0 of 100.0 GiB"
+
+
+def test_space_and_inodes_are_judged_each(node):
+    both = FileSystem(100 * GIB, GIB, 1000, 80)
+    assert codes(findings(disk_space, node(spaces={"/": both}))) == ["disk_space/no_space", "disk_space/low_inodes"]
+
+
+def test_a_path_that_is_no_mount_of_its_own_is_judged_once_with_the_one_above(node):
+    host = node(ROOT)
+    assert len(list(observed(run_check(disk_space, host), "disk_space_available_ratio"))) == 1
+    assert asked(host) == ["/"]
+
+
+def test_one_file_system_at_two_mount_points_is_judged_once(node):
+    host = node(ROOT + "24 21 8:1 /tmp /tmp rw - ext4 /dev/sda1 rw\n", {"/": free(1)})
+    assert [f.subject for f in findings(disk_space, host)] == ["/"]
+
+
+@pytest.mark.parametrize(
+    "fstype", ["nfs4", "nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "fuse.sshfs", "autofs", "9p"]
+)
+def test_a_network_file_system_is_never_asked(node, fstype):
+    host = node(ROOT + f"24 21 0:50 / /tmp rw - {fstype} server:/tmp rw\n")
+    run_check(disk_space, host)
+    assert asked(host) == ["/"]
+
+
+def test_a_network_mount_over_a_local_one_is_not_asked(node):
+    host = node(ROOT + TMP + "24 22 0:50 / /tmp rw - nfs4 server:/tmp rw\n")
+    run_check(disk_space, host)
+    assert asked(host) == ["/"]
+
+
+def test_a_link_is_followed_to_where_it_really_is(node, tmp_path):
+    scratch = "24 21 8:9 / /scratch rw - xfs /dev/sdd1 rw\n"
+    (tmp_path / "local").symlink_to("scratch")
+    (tmp_path / "tmp").symlink_to("local/./tmp")
+    host = node(ROOT + scratch, {"/scratch": free(2)})
+    assert [f.subject for f in findings(disk_space, host)] == ["/scratch"]
+
+
+def test_a_link_to_a_network_mount_is_not_asked(node, tmp_path):
+    (tmp_path / "tmp").symlink_to("/data/tmp")
+    (tmp_path / "data/tmp").mkdir(parents=True)
+    host = node(ROOT + "24 21 0:50 / /data rw - nfs4 server:/tmp rw\n")
+    run_check(disk_space, host)
+    assert asked(host) == ["/"]
+
+
+def test_links_in_a_circle_end(node, tmp_path):
+    (tmp_path / "tmp").symlink_to("/tmp")
+    assert findings(disk_space, node(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "24 21 7:1 / /tmp ro - squashfs /dev/loop1 ro\n",
+        "24 21 11:0 / /tmp ro - iso9660 /dev/sr0 ro\n",
+        "24 21 0:60 / /tmp rw - overlay overlay ro,lowerdir=/a:/b\n",
+        "24 21 0:60 / /tmp rw - erofs /dev/loop1 rw\n",
+        "24 21 8:5 / /tmp ro - ext4 /dev/sde1 ro\n",
+    ],
+)
+def test_read_only_media_are_full_and_well(node, line):
+    host = node(ROOT + line, {"/tmp": free(0)})
+    assert findings(disk_space, host) == []
+
+
+def test_a_live_systems_overlay_is_judged_by_its_writable_layer(node):
+    host = node(
+        "1 0 0:30 / / rw - overlay LiveOS_rootfs rw,lowerdir=/sysroot,upperdir=/run/overlayfs\n", {"/": free(1)}
+    )
+    assert codes(findings(disk_space, host)) == ["disk_space/no_space"]
+
+
+def test_file_systems_without_a_limit_or_without_inodes_are_not_judged_by_it(node):
+    host = node(spaces={"/var": ROOMY._replace(inodes=0, inodes_available=0), "/tmp": FileSystem(0, 0, 0, 0)})
+    assert findings(disk_space, host) == []
+
+
+def test_a_file_system_that_does_not_answer_is_unknown_and_hides_no_other(node):
+    host = node(spaces={"/": OSError(errno.EIO, "Input/output error"), "/var": free(1)})
+    given, error = until_it_fails(disk_space, host)
+    assert error == "/: Input/output error"
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["disk_space/no_space"]
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "garbage\n" + ROOT])
+def test_a_garbled_table_is_unknown(node, text):
+    assert INFO in until_it_fails(disk_space, node(text))[1]
+
+
+def test_paths_are_a_setting(node):
+    host = node(spaces={"/tmp": free(1)})
+    assert findings(disk_space, host, Config(paths=("/var",))) == []
+    assert asked(host) == ["/var"]
+    assert run_check(disk_space, node(), Config(paths=())) == []
+
+
+def test_a_real_gpu_node_is_read(tmp_path):
+    write(tmp_path, {INFO: captured("mountinfo_gpu_node.txt")})
+    host = Host(str(tmp_path), system=Disks(str(tmp_path), {"/": ROOMY}))
+    assert findings(disk_space, host) == []
+    assert asked(host) == ["/"]
+
+
+def test_this_machine_gives_nothing_above_info():
+    assert findings(disk_space, Host()) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (Config(paths=("tmp",)), "must begin with a slash"),
+        (Config(degraded_percent=20.0), "must not be above"),
+        (Config(warning_percent=101.0), "between 0 and 100"),
+        (Config(degraded_percent=-1.0), "between 0 and 100"),
+    ],
+)
+def test_nonsense_is_refused(config, says):
+    assert says in (validate(config) or "")
+    assert validate(Config()) is None
+
+
+@given(size=st.integers(0, 2**63), share=st.floats(0, 1))
+def test_every_size_and_share_is_judged(size, share):
+    given = list(disk_space._judge("space", "/", int(size * share), size, Config()))
+    degraded = [item for item in given if isinstance(item, Finding) and item.severity is Severity.DEGRADED]
+    assert bool(degraded) == (size > 0 and 100.0 * int(size * share) / size < 5)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=80))
+def test_no_content_of_the_table_passes_silently(tmp_path, content):
+    (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+    (tmp_path / INFO[1:]).write_bytes(content)
+    assert until_it_fails(disk_space, Host(str(tmp_path), system=Disks(str(tmp_path), {})))[1]
+
+
+# --- stories
+
+
+@pytest.mark.parametrize("full", [free(3), inodes(3)])
+def test_a_full_disk_drains_without_a_requeue_until_there_is_room_again(node, full):
+    story = Story(disk_space).look(node()).look(node(spaces={"/tmp": full}))
+    assert (story.drained, story.requeued) == (True, False)
+    story.wait(600)
+    assert story.looks(node(spaces={"/tmp": full}), 20).drained  # the load is gone, the files are not
+    assert story.reboot().look(node(spaces={"/tmp": full})).drained
+    assert story.look(node()).drained
+    assert not story.look(node()).drained
+
+
+@pytest.mark.parametrize(("low", "code"), [(free(8), "disk_space/low_space"), (inodes(8), "disk_space/low_inodes")])
+def test_a_disk_that_fills_up_warns_and_never_drains(node, low, code):
+    story = Story(disk_space).looks(node(spaces={"/tmp": low}), 50)
+    assert (story.codes, story.drained) == ([code], False)
+    assert story.looks(node(), 2).codes == []
+
+
+def test_a_disk_that_fills_up_further_is_drained_and_afterwards_warns_again(node):
+    story = Story(disk_space).look(node(spaces={"/tmp": free(8)})).look(node(spaces={"/tmp": free(4)}))
+    assert story.drained
+    story.looks(node(spaces={"/tmp": free(7)}), 2)
+    assert (story.codes, story.drained) == (["disk_space/low_space"], False)

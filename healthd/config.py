@@ -22,7 +22,7 @@ from healthd.policy import Mode
 if TYPE_CHECKING:
     from healthd.registry import Check
 
-_PROFILES = os.path.join(os.path.dirname(__file__), "profiles")  # the fake machines of fake_scenario.py
+_FAKE_MACHINES = os.path.join(os.path.dirname(__file__), "fake_machines")
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -267,7 +267,7 @@ def require_what_is_named(loaded: Loaded) -> None:
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
     fake = settings.nvml.fake
-    profiles = [name[:-5] for name in os.listdir(_PROFILES) if name.endswith(".toml")]
+    profiles = [name[:-5] for name in os.listdir(_FAKE_MACHINES) if name.endswith(".toml")]
     if fake and fake not in profiles and not os.path.isfile(fake):
         hint = nearest(fake, profiles)
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')

@@ -1,6 +1,6 @@
 """Machines with NVIDIA GPUs that do not exist: profiles, and scenario files (TOML) that break them.
 
-    profile = "dgx-h100"              # one of healthd/profiles, the healthy machine to start from
+    profile = "dgx-h100"              # one of healthd/fake_machines, the healthy machine to start from
     pci = ["0000:1b:00.0"]            # other addresses than the profile's: another number of GPUs
     library = "mismatch"              # or "driver_not_loaded", "library_not_found", "fine"
     missing_functions = ["nvmlDeviceGetMigMode"]    # what an old driver does not have
@@ -47,7 +47,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROFILES = Path(__file__).with_name("profiles")
+PROFILES = Path(__file__).with_name("fake_machines")
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml) if name.startswith("NVMLError_"))
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")

@@ -12,7 +12,7 @@ rm -rf build dist
 .venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
 
 # every module and data file of the package is in the wheel, once, the checks behind their symbolic link too
-find -L healthd -name '*.py' -o -path 'healthd/facts/*.csv' -o -path 'healthd/profiles/*.toml' -o -path 'healthd/node_profiles/*.toml' -o -path healthd/explain.toml |
+find -L healthd -name '*.py' -o -path 'healthd/facts/*.csv' -o -path 'healthd/fake_machines/*.toml' -o -path 'healthd/node_profiles/*.toml' -o -path healthd/explain.toml |
   grep -v -e __pycache__ | sort >"$work/wanted"
 .venv/bin/python -m zipfile --list dist/*.whl | awk 'NR > 1 { print $1 }' | grep '^healthd/' | sort >"$work/wheel"
 missing=$(comm -23 "$work/wanted" "$work/wheel")

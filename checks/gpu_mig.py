@@ -1,0 +1,84 @@
+"""GPUs whose MIG mode or number of MIG devices is not the one that this node should have.
+
+Rule: Slurm hands out what gres.conf promises; a GPU that came back from a reset or a repair with MIG in another state
+takes jobs that cannot run on it. NVIDIA's MIG user guide: the mode outlives a reboot on Ampere and not on Hopper and
+later, the MIG devices never do. Without an expectation in the settings nothing is judged, and no GPU is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.nvml import NvmlError, NvmlGpu
+from healthd.past import Past
+
+USES = "nvml"
+MODES = {True: "on", False: "off", None: "not supported"}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """mode       what MIG must be on each GPU: "on" or "off"; "" = either
+    instances  how many MIG devices each GPU must have; -1 = any number
+    """
+
+    mode: str = ""
+    instances: int = -1
+
+
+def validate(config: Config) -> str | None:
+    if config.mode not in ("", "on", "off"):
+        return f'mode must be "on", "off" or "", is "{config.mode}"'
+    if not -1 <= config.instances <= 64:
+        return f"instances must be -1 or a number up to 64, is {config.instances}"
+    if config.mode == "off" and config.instances > 0:
+        return f'with mode = "off" there cannot be {config.instances} instances'
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    failed: list[NvmlError] = []
+    for gpu in host.gpus() if config.mode or config.instances >= 0 else ():
+        try:
+            yield from _judge(gpu, config)
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
+    """Of a GPU in the wrong mode only that is said: its number of MIG devices follows from it."""
+    now, after_reset = gpu.mig_mode() or (None, None)
+    if config.mode and MODES[now] != config.mode and not (now is None and config.mode == "off"):
+        later = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != now else ""
+        message = f'MIG is {MODES[now]}{later}, the settings say "{config.mode}"'
+        yield Finding(Severity.DEGRADED, "gpu_mig/mode", gpu.pci, message, expects="mode")
+    elif config.instances >= 0 and (count := gpu.mig_instances() or 0) != config.instances:
+        message = f"{count} MIG devices, the settings say {config.instances}"
+        yield Finding(Severity.DEGRADED, "gpu_mig/instances", gpu.pci, message, expects="instances")
+
+
+EXPLAIN = {
+    "gpu_mig/mode": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "MIG is on where the settings say off, or off where they say on.",
+        "Slurm hands out GPUs or slices of them that are not there: jobs fail at their start, or get a slice of a GPU.",
+        "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
+        "(or 1), then reset the GPU. Is the service that partitions the GPUs at boot running (nvidia-mig-manager)? If the "
+        "settings are wrong: [checks.gpu_mig].",
+    ),
+    "gpu_mig/instances": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A GPU has more or fewer MIG devices than the settings say.",
+        "Slurm hands out slices that are not there, or leaves some unused: jobs fail at their start.",
+        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show what there is. They are lost at a reboot and a GPU reset: "
+        "start the service that makes them (nvidia-mig-manager), or nvidia-smi mig -cgi PROFILES -C.",
+    ),
+}

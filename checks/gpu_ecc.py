@@ -2,7 +2,8 @@
 
 Rules: any uncorrected error means that data was lost: reset before the next job (Meta's study, OCI, Azure, DCGM). SRAM
 over NVIDIA's threshold is NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's limits.
-A count that falls shows a reset, unless nobody else held the driver: then healthd's own closing of it wiped the count.
+A count that falls shows a reset, but only with persistence mode: without it the driver forgets the count when the last
+user of the GPU goes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
-from healthd.nvml import NvmlGpu
+from healthd.nvml import NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -29,33 +30,43 @@ class Config(CheckConfig):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    silent = []
-    gpus = host.gpus()
-    lost_by_closing = host.driver_was_held is False
-    if host.driver_was_held is not None:
-        held = Observation("gpu_driver_held", int(host.driver_was_held))
-        yield held
-        before = past.last(held)
-        lost_by_closing = lost_by_closing or (before is not None and not before.value)
-    for gpu in gpus:
-        if gpu.ecc_mode() is False:
-            yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
-            continue
-        counts = _volatile(gpu)
-        if not counts and gpu.ecc_mode():
-            silent.append(gpu.pci)
-        for (location, error), count in counts.items():
-            labels = (("pci", gpu.pci), ("location", location), ("error", error))
-            reading = Observation("gpu_ecc_volatile_errors_total", count, ObservationKind.COUNTER, labels)
-            yield reading
-            last = past.last(reading)
-            if last is not None and count < last.value and not lost_by_closing:
-                message = f"{location} {error} errors fell from {last.value:.0f} to {count}"
-                yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
-        yield from _judge(gpu, counts, config)
-        yield from _lifetime(gpu)
-    if silent:
-        raise ValueError(f"ECC is on, but no error counter answers: GPU {', '.join(silent)}")
+    failed: list[NvmlError | ValueError] = []
+    for gpu in host.gpus():
+        try:
+            yield from _look(host, gpu, config, past)
+        except (NvmlError, ValueError) as error:  # the others are judged all the same
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+    if gpu.ecc_mode() is False:
+        yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
+        return
+    counts = _volatile(gpu)
+    kept = Observation("gpu_ecc_counts_kept", int(_outlive_their_users(host, gpu)), labels=(("pci", gpu.pci),))
+    yield kept
+    kept_before = past.last(kept)
+    comparable = kept.value and (kept_before is None or kept_before.value)
+    for (location, error), count in counts.items():
+        labels = (("pci", gpu.pci), ("location", location), ("error", error))
+        reading = Observation("gpu_ecc_volatile_errors_total", count, ObservationKind.COUNTER, labels)
+        yield reading
+        last = past.last(reading)
+        if last is not None and count < last.value and comparable:
+            message = f"{location} {error} errors fell from {last.value:.0f} to {count}"
+            yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
+    yield from _judge(gpu, counts, config)
+    yield from _lifetime(gpu)
+    if not counts and gpu.ecc_mode():
+        raise ValueError(f"GPU {gpu.pci}: ECC is on, but no error counter answers")
+
+
+def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
+    """Whether the driver keeps the counts while nobody uses the GPU. healthd is a user that goes after each round."""
+    mode = gpu.persistence_mode()
+    return host.driver_was_held is not False if mode is None else mode
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
@@ -120,7 +131,9 @@ EXPLAIN = {
         "Data was lost: the job that used it was killed or computed with wrong numbers, and the damaged row stays in "
         "use until a reset remaps it.",
         "Let the node drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, all clients stopped) or reboot, then "
-        "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap: replace it.",
+        "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap: replace it. Without "
+        "persistence mode a reset leaves no trace that healthd trusts: reboot, or healthd repaired gpu_ecc/uncorrected "
+        "PCI.",
     ),
     "gpu_ecc/sram_threshold": Explain(
         Severity.DEGRADED,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Repair, Severity
+from healthd.nvml import NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -30,18 +31,28 @@ RESETS = frozenset({1, 2, 4, 6, 7})  # asked for, and no longer: it was done
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+    failed: list[NvmlError] = []
     for gpu in host.gpus():
-        action = gpu.recovery_action()
-        if action is None:
+        try:
+            action = gpu.recovery_action()
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
             continue
-        reading = Observation("gpu_recovery_action", action, labels=(("pci", gpu.pci),))
-        yield reading
-        last = past.last(reading)
-        if action == 0 and last is not None and last.value in RESETS:
-            yield Repair(Clears.GPU_RESET, gpu.pci, "the driver asks for no recovery any more", before=last.time)
-        if action != 0:
-            severity, what, words = ACTIONS.get(action, UNKNOWN)
-            yield Finding(severity, f"gpu_recovery_action/{what}", gpu.pci, f"the driver asks to {words} ({action})")
+        if action is not None:
+            yield from _judge(gpu, action, past)
+    if failed:
+        raise failed[0]
+
+
+def _judge(gpu: NvmlGpu, action: int, past: Past) -> Iterator[Finding | Observation | Repair]:
+    reading = Observation("gpu_recovery_action", action, labels=(("pci", gpu.pci),))
+    yield reading
+    last = past.last(reading)
+    if action == 0 and last is not None and last.value in RESETS:
+        yield Repair(Clears.GPU_RESET, gpu.pci, "the driver asks for no recovery any more", before=last.time)
+    if action != 0:
+        severity, what, words = ACTIONS.get(action, UNKNOWN)
+        yield Finding(severity, f"gpu_recovery_action/{what}", gpu.pci, f"the driver asks to {words} ({action})")
 
 
 def _explain(severity: Severity, words: str, matters: str, todo: str) -> Explain:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
-from healthd.nvml import NvmlGpu, RemappedRows
+from healthd.nvml import NvmlError, NvmlGpu, RemappedRows
 from healthd.past import Past
 
 USES = "nvml"
@@ -28,18 +28,28 @@ class Config(CheckConfig):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+    failed: list[NvmlError] = []
     for gpu in host.gpus():
-        rows = gpu.remapped_rows()
-        if rows is None:
-            continue
-        yield from _observations(gpu, rows)
-        pending = Observation("gpu_row_remap_pending", int(rows.pending), labels=(("pci", gpu.pci),))
-        yield pending
-        last = past.last(pending)
-        if last is not None and last.value and not rows.pending:
-            # A pending remap is made by a reset and by nothing else.
-            yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
-        yield from _judge(gpu, rows, config)
+        try:
+            yield from _look(gpu, config, past)
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _look(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+    rows = gpu.remapped_rows()
+    if rows is None:
+        return
+    yield from _observations(gpu, rows)
+    pending = Observation("gpu_row_remap_pending", int(rows.pending), labels=(("pci", gpu.pci),))
+    yield pending
+    last = past.last(pending)
+    if last is not None and last.value and not rows.pending:
+        # A pending remap is made by a reset and by nothing else.
+        yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
+    yield from _judge(gpu, rows, config)
 
 
 def _observations(gpu: NvmlGpu, rows: RemappedRows) -> Iterator[Observation]:

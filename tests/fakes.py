@@ -14,6 +14,7 @@ from healthd.convert import dump, load
 from healthd.fake_nvml import open_fake
 from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
+from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
 
 BOOT = "b"
@@ -56,7 +57,7 @@ def until_it_fails(module: ModuleType, host: Host, config: CheckConfig | None = 
     given: list[Any] = []
     try:
         given.extend(module.run(host, config or module.Config(), Past({}, NOW, BOOT)))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, NvmlError) as error:
         return given, str(error)
     return given, ""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios, until_it_fails
+from story import Story
 from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
 from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
 from healthd.nvml import NvmlError
 
@@ -18,6 +22,10 @@ PCI = fake_pci_gpus("dgx-h100")[3]
 @pytest.fixture
 def host(tmp_path):
     return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
@@ -137,15 +145,133 @@ def test_counters_at_the_end_of_their_width_are_findings_too(host):
 
 
 @pytest.mark.parametrize(
+    ("on", "resets"), [([True, True], 1), ([True, False], 0), ([False, True], 0), ([False, False], 0)]
+)
+def test_a_count_that_fell_is_no_evidence_where_persistence_mode_is_off(host, tmp_path, on, resets):
+    """A job may have held the driver at both readings, and let go in between."""
+    write(tmp_path, {"/sys/module/nvidia/refcnt": "7\n"})
+    counts = ["ecc_volatile_uncorrected_dram = 5", ""]
+    nodes = [
+        host(f"[gpu.3]\npersistence = {str(mode).lower()}\n{text}", root=str(tmp_path))
+        for mode, text in zip(on, counts, strict=True)
+    ]
+    assert len([item for item in rounds(gpu_ecc, nodes) if isinstance(item, Repair)]) == resets
+
+
+def test_with_persistence_mode_it_does_not_matter_who_holds_the_driver(host, tmp_path):
+    """The mode that nvidia-smi -pm 1 sets holds nothing open."""
+    write(tmp_path, {"/sys/module/nvidia/refcnt": "0\n"})
+    nodes = [host(text, root=str(tmp_path)) for text in ("gpu.3.ecc_volatile_uncorrected_dram = 5", "")]
+    assert len([item for item in rounds(gpu_ecc, nodes) if isinstance(item, Repair)]) == 1
+
+
+@pytest.mark.parametrize(
     ("held", "resets"),
     [([True, True], 1), ([True, False], 0), ([False, True], 0), ([False, False], 0), ([None, None], 1)],
 )
-def test_a_count_that_fell_is_no_evidence_where_our_own_closing_wiped_it(host, tmp_path, held, resets):
+def test_where_the_mode_is_not_known_a_count_that_fell_is_evidence_if_somebody_held_the_driver(
+    host, tmp_path, held, resets
+):
     nodes = []
-    for number, (who, text) in enumerate(zip(held, ["gpu.3.ecc_volatile_uncorrected_dram = 5", ""], strict=True)):
+    for number, (who, text) in enumerate(zip(held, ["ecc_volatile_uncorrected_dram = 5", ""], strict=True)):
         root = tmp_path / f"node{number}"
         files = {} if who is None else {"/sys/module/nvidia/refcnt": "7\n" if who else "0\n"}
         write(root, files)
+        text = f'[gpu.3]\nunsupported = ["nvmlDeviceGetPersistenceMode"]\n{text}'
         nodes.append(host(text, root=str(root)))
     given = rounds(gpu_ecc, nodes)
     assert len([item for item in given if isinstance(item, Repair)]) == resets
+
+
+def test_a_gpu_that_fails_hides_no_other(host):
+    text = '[gpu.0]\nerrors = { nvmlDeviceGetMemoryErrorCounter = "Unknown" }\n'
+    node = host(f"{text}[gpu.3]\necc_volatile_uncorrected_dram = 1")
+    given, error = until_it_fails(gpu_ecc, node)
+    assert fake_pci_gpus("dgx-h100")[0] in error
+    found = [item for item in given if isinstance(item, Finding)]
+    assert [(item.code, item.subject) for item in found] == [("gpu_ecc/uncorrected", PCI)]
+
+
+# stories
+
+
+def test_an_uncorrected_error_drains_and_requeues_until_the_gpu_is_reset(host):
+    bad = host("gpu.3.ecc_volatile_uncorrected_dram = 2")
+    story = Story(gpu_ecc).look(host()).look(bad)
+    assert story.drained
+    assert story.requeued
+    story.looks(bad, 300)  # the load is gone, and a day goes by
+    assert story.drained, "nobody has reset it"
+    story.looks(host(), 2)
+    assert story.codes == []
+    assert not story.drained
+
+
+def test_a_reboot_is_a_reset_too(host):
+    bad = host("gpu.3.ecc_volatile_uncorrected_sram = 1")
+    story = Story(gpu_ecc).look(host()).look(bad).looks(bad, 3)
+    assert story.drained
+    story.reboot().look(host())
+    assert not story.drained
+
+
+def test_errors_that_come_back_after_the_reboot_drain_again(host):
+    bad = host("gpu.3.ecc_volatile_uncorrected_sram = 1")
+    story = Story(gpu_ecc).look(host()).look(bad).reboot().look(bad)
+    assert story.drained
+    assert story.codes == ["gpu_ecc/uncorrected"]
+
+
+def test_without_persistence_mode_a_count_that_is_gone_holds_the_node_until_somebody_says_so(host):
+    off = "gpu.3.persistence = false\n"
+    story = Story(gpu_ecc).look(host(off)).look(host(off + "gpu.3.ecc_volatile_uncorrected_dram = 2"))
+    story.looks(host(off), 300)
+    assert story.drained
+    story.repaired("gpu_ecc/uncorrected", PCI).look(host(off))
+    story.looks(host(off), 2)
+    assert not story.drained
+
+
+def test_the_flag_for_too_many_sram_errors_drains_until_an_operator_knows_and_then_stays_known(host):
+    bad = host("gpu.3.sram_threshold_exceeded = true")
+    story = Story(gpu_ecc).look(host()).look(bad)
+    assert story.drained
+    assert not story.requeued
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained, "neither time nor a reboot ends it"
+    story.repaired("gpu_ecc/sram_threshold", PCI).looks(bad, 300)
+    assert not story.drained
+    story.reboot().looks(bad, 3)
+    assert not story.drained, "the same flag, which the operator knows"
+    story.looks(host(), 2)  # another GPU is there now
+    assert story.conditions == {}
+
+
+def test_a_gpu_that_was_replaced_without_a_word_stays_drained(host):
+    story = Story(gpu_ecc).look(host()).look(host("gpu.3.sram_threshold_exceeded = true"))
+    story.reboot().looks(host(), 5)
+    assert story.drained
+    story.repaired("gpu_ecc/sram_threshold", PCI).looks(host(), 3)
+    assert not story.drained
+
+
+def test_many_corrected_errors_warn_until_a_reset_and_never_drain(host):
+    bad = host("gpu.3.ecc_volatile_corrected_sram = 10001")
+    story = Story(gpu_ecc).look(host()).looks(bad, 300)
+    assert story.codes == ["gpu_ecc/corrected"]
+    assert not story.drained
+    assert Story(gpu_ecc).looks(bad, 3).reboot().look(host()).codes == []
+    assert story.looks(host(), 2).codes == []
+
+
+def test_ecc_that_is_off_warns_until_it_is_on_and_never_drains(host):
+    story = Story(gpu_ecc).looks(host("gpu.3.ecc = false"), 5)
+    assert story.codes == ["gpu_ecc/disabled"]
+    assert not story.drained
+    assert story.look(host()).codes == ["gpu_ecc/disabled"]
+    assert story.look(host()).codes == []
+
+
+def test_errors_of_the_past_never_drain(host):
+    story = Story(gpu_ecc).looks(host("gpu.3.ecc_aggregate_uncorrected_dram = 7"), 5)
+    assert not story.drained

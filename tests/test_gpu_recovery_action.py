@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from fakes import NOW, findings, observed, rounds, run_check, scenarios
+from fakes import NOW, findings, observed, rounds, run_check, scenarios, until_it_fails
+from story import Story
 
 from healthd.checks import gpu_recovery_action
+from healthd.checks.gpu_recovery_action import Config
 from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
 from healthd.nvml import NvmlError
 
@@ -16,6 +21,10 @@ PCI = fake_pci_gpus("dgx-h100")[3]
 @pytest.fixture
 def host(tmp_path):
     return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
 
 
 def test_no_action_is_no_finding(host):
@@ -70,3 +79,44 @@ def test_mig_changes_nothing(host):
 def test_an_error_is_a_failure(host):
     with pytest.raises(NvmlError):
         run_check(gpu_recovery_action, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))
+
+
+def test_a_gpu_that_fails_hides_no_other(host):
+    text = '[gpu.0]\nerrors = { nvmlDeviceGetFieldValues = "Unknown" }\n[gpu.3]\nrecovery_action = 1'
+    given, error = until_it_fails(gpu_recovery_action, host(text))
+    assert fake_pci_gpus("dgx-h100")[0] in error
+    assert [item.code for item in given if isinstance(item, Finding)] == ["gpu_recovery_action/gpu_reset"]
+
+
+# stories
+
+
+@pytest.mark.parametrize("action", [1, 2, 4, 6, 7])
+def test_what_needs_a_reset_drains_and_requeues_until_the_driver_no_longer_asks(host, action):
+    bad = host(f"gpu.3.recovery_action = {action}")
+    story = Story(gpu_recovery_action).look(host()).look(bad)
+    assert story.drained
+    assert story.requeued
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained, "neither time nor a reboot: the driver asks still"
+    story.look(host())
+    assert story.drained, "once is not enough"
+    story.look(host())
+    assert not story.drained
+    assert story.codes == []
+
+
+@pytest.mark.parametrize("action", [3, 5, 8, 2**32 - 1])
+def test_every_other_action_warns_while_it_is_asked_for_and_never_drains(host, action):
+    bad = host(f"gpu.3.recovery_action = {action}")
+    story = Story(gpu_recovery_action).looks(bad, 300)
+    assert len(story.codes) == 1
+    assert not story.drained
+    assert story.looks(host(), 2).codes == []
+
+
+def test_an_action_that_gets_milder_is_another_finding(host):
+    story = Story(gpu_recovery_action).look(host("gpu.3.recovery_action = 2"))
+    story.looks(host("gpu.3.recovery_action = 3"), 2)
+    assert story.codes == ["gpu_recovery_action/drain_p2p"]
+    assert not story.drained

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios
+from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios, until_it_fails
+from story import Story
 
 from healthd.checks import gpu_row_remap
 from healthd.checks.gpu_row_remap import Config
 from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
 from healthd.nvml import NvmlError
 
@@ -17,6 +21,10 @@ PCI = fake_pci_gpus("dgx-h100")[3]
 @pytest.fixture
 def host(tmp_path):
     return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
@@ -85,3 +93,76 @@ def test_a_driver_without_the_function_gives_nothing(host):
 def test_an_error_is_a_failure(host):
     with pytest.raises(NvmlError, match="nvmlDeviceGetRemappedRows"):
         run_check(gpu_row_remap, host('gpu.3.errors = { nvmlDeviceGetRemappedRows = "Unknown" }'))
+
+
+def test_a_gpu_that_fails_hides_no_other(host):
+    text = '[gpu.0]\nerrors = { nvmlDeviceGetRemappedRows = "Unknown" }\n[gpu.3]\nremap_failure = true'
+    given, error = until_it_fails(gpu_row_remap, host(text))
+    assert fake_pci_gpus("dgx-h100")[0] in error
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["gpu_row_remap/failure"]
+
+
+# stories
+
+
+def test_a_failed_remap_drains_and_requeues_until_an_operator_knows(host):
+    bad = host("gpu.3.remap_failure = true")
+    story = Story(gpu_row_remap).look(host()).look(bad)
+    assert story.drained
+    assert story.requeued
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained, "the flag is for life"
+    story.repaired("gpu_row_remap/failure", PCI).looks(bad, 300)
+    assert not story.drained, "the operator knows this flag"
+
+
+def test_a_gpu_that_was_replaced_after_a_failed_remap_is_free_when_the_operator_says_so(host):
+    story = Story(gpu_row_remap).look(host()).look(host("gpu.3.remap_failure = true")).reboot().looks(host(), 300)
+    assert story.drained
+    story.repaired("gpu_row_remap/failure", PCI).looks(host(), 2)
+    assert not story.drained
+    assert story.conditions == {}
+
+
+def test_a_pending_remap_drains_until_the_gpu_is_reset(host):
+    pending = host("[gpu.3]\nremap_pending = true\nremap_uncorrectable = 1")
+    story = Story(gpu_row_remap).look(host()).look(pending)
+    assert story.drained
+    assert not story.requeued, "the job may live through it"
+    story.looks(pending, 300)
+    assert story.drained, "nobody has reset it"
+    story.look(host("gpu.3.remap_uncorrectable = 1"))
+    assert not story.drained
+
+
+def test_a_pending_remap_ends_with_a_reboot_but_not_where_it_is_still_pending(host):
+    pending = host("gpu.3.remap_pending = true")
+    assert Story(gpu_row_remap).look(host()).look(pending).reboot().look(pending).drained
+    assert not Story(gpu_row_remap).look(host()).look(pending).reboot().look(host()).drained
+
+
+def test_a_pending_remap_that_mig_hides_is_still_there(host):
+    story = Story(gpu_row_remap).look(host()).look(host("gpu.3.remap_pending = true"))
+    story.looks(host("gpu.3.mig = true"), 300)
+    assert story.drained
+
+
+def test_too_many_remapped_rows_drain_until_an_operator_knows_and_again_with_the_next_row(host):
+    bad, worse = (host(f"gpu.3.remap_uncorrectable = {rows}") for rows in (600, 601))
+    story = Story(gpu_row_remap).look(host()).look(bad)
+    assert story.drained
+    assert not story.requeued
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained
+    story.repaired("gpu_row_remap/too_many", PCI).looks(bad, 300)
+    assert not story.drained
+    story.look(worse)
+    assert story.drained
+
+
+def test_a_bank_without_spare_rows_warns_until_the_gpu_is_another_and_never_drains(host):
+    bad = host("gpu.3.remap_histogram = [2558, 1, 0, 0, 1]")
+    story = Story(gpu_row_remap).looks(bad, 300)
+    assert story.codes == ["gpu_row_remap/no_spare_rows"]
+    assert not story.drained
+    assert story.looks(host(), 2).codes == []

@@ -60,23 +60,17 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _watched(host: Host) -> dict[str, str]:
-    """PCI address -> what it is: the devices, and the port above each ("port above GPU 0000:1b:00.0").
-
-    Virtual functions (those with a physfn) have no link of their own.
-    """
+    """PCI address -> what it is: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
+    functions = {function.pci: function for function in host.pci_functions()}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
-    for pci in host.list(DEVICES):
-        pci_class = host.read(f"{DEVICES}/{pci}/class") or ""
-        kind = next((kind for start, kind in WATCHED.items() if pci_class.startswith(start)), None)
-        if kind is None or host.link_target(f"{DEVICES}/{pci}/physfn"):
-            continue
-        if kind == "GPU" and host.read(f"{DEVICES}/{pci}/vendor") != "0x10de":
+    for pci, function in functions.items():
+        kind = next((kind for start, kind in WATCHED.items() if function.pci_class.startswith(start)), None)
+        if kind is None or function.virtual or (kind == "GPU" and function.vendor != "0x10de"):
             continue
         devices[pci] = kind
-        above = (host.link_target(f"{DEVICES}/{pci}") or "").split("/")[-2:-1]
-        if above and host.exists(f"{DEVICES}/{above[0]}"):
-            ports.setdefault(above[0], f"port above {kind} {pci}")
+        if function.upstream in functions:
+            ports.setdefault(function.upstream, f"port above {kind} {pci}")
     return {**ports, **devices}
 
 

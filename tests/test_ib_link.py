@@ -6,6 +6,7 @@ import pytest
 from fakes import codes, findings, observed, refusal, run_check, until_it_fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from story import Story
 from trees import flat, write
 
 from healthd.checks import ib_link
@@ -15,6 +16,16 @@ from healthd.model import Clears, Finding, Severity
 
 PORTS = "/sys/class/infiniband/{}/ports/{}/{}"
 EXPECTED = Config(expected_gbps={"mlx5_0/1": 400.0})
+
+
+def healthy(tmp_path):
+    files = {path: f"{text}\n" for path, text in flat("infiniband_h100.tsv").items()}
+    ports = {path.split("/")[4] for path in files}
+    slow = {"mlx5_2", "mlx5_3", "mlx5_bond_0"}  # DGX H100: eight ports of 400 Gbit/s for GPUs, others for storage
+    return write(tmp_path, files), Config(expected_gbps={f"{each}/1": 0.0 if each in slow else 400.0 for each in ports})
+
+
+ABSENT_IS_FINE = {r"/sys/class/infiniband(/[^/]+/ports)?": "what is expected is looked at whether it is listed or not"}
 
 
 @pytest.fixture
@@ -79,6 +90,47 @@ def test_the_virtual_function_that_does_not_tell_its_physical_state_is_up(tmp_pa
     files = {"state": "4: ACTIVE\n", "phys_state": "0: <unknown>\n", "rate": "5 Gb/sec (1X DDR)\n"}
     host = write(tmp_path, {PORTS.format("mlx5_an0", 1, name): text for name, text in files.items()})
     assert findings(ib_link, host, Config(expected_gbps={"mlx5_an0/1": 5.0})) == []
+
+
+def test_a_leaf_switch_that_reboots_in_a_minute_drains_nothing(h100):
+    life = Story(ib_link, EXPECTED).look(h100(mlx5_0=("1: DOWN", "2: Polling")))
+    life.look(h100(mlx5_0=("4: ACTIVE", "5: LinkUp")), minutes=1)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_a_port_that_stays_down_drains_after_a_minute_and_requeues_after_four_until_it_is_up_twice(h100):
+    down = h100(mlx5_0=("1: DOWN", "2: Polling"))
+    life = Story(ib_link, EXPECTED).look(down)
+    assert not life.drained
+    life.look(down, minutes=1)
+    assert (life.codes, life.drained, life.requeued) == (["ib_link/down"], True, False)
+    life.look(down, minutes=2)
+    assert not life.requeued
+    life.look(down, minutes=1)
+    assert life.requeued
+    life.looks(down, 300)
+    assert life.drained  # a day without load repairs nothing
+    up = h100(mlx5_0=("4: ACTIVE", "5: LinkUp"))
+    assert life.look(up).drained
+    assert not life.look(up).drained
+
+
+def test_a_slow_port_drains_without_requeue_until_it_is_fast(h100):
+    rate = "200 Gb/sec (4X HDR)"
+    slow = h100(mlx5_0=("4: ACTIVE", "5: LinkUp", rate))
+    life = Story(ib_link, EXPECTED).look(slow).look(slow, minutes=1)
+    assert (life.codes, life.drained) == (["ib_link/slow"], True)
+    life.looks(slow, 100)
+    assert (life.drained, life.requeued) == (True, False)
+    life.looks(h100(mlx5_0=("4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)")), 2)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_what_a_profile_guessed_warns_and_never_drains(h100):
+    down = h100(mlx5_0=("1: DOWN", "2: Polling"))
+    guessed = Config(expected_gbps={"mlx5_0/1": 400.0}, guessed=("expected_gbps",))
+    life = Story(ib_link, guessed).looks(down, 100)
+    assert (life.codes, life.drained) == (["ib_link/down"], False)
 
 
 @pytest.mark.parametrize("port", ["mlx5_77/1", "mlx5_0/2"])

@@ -6,6 +6,7 @@ import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from story import Story
 from trees import AER_NAMES, PCI, aer, captured, pci_device
 
 from healthd.checks import pcie_aer
@@ -20,6 +21,20 @@ def device(root, pci, pci_class, above="", vendor="0x10de", **counts):
     """A device whose aer_dev_* files hold `counts`: fatal={"DLP": 1}."""
     files = {f"aer_dev_{kind}": aer(kind, **counts.get(kind, {})) for kind in TOTALS}
     pci_device(root, pci, pci_class, above, vendor, **files)
+
+
+def healthy(tmp_path):
+    for pci, pci_class, above in ((GPU, "0x030200", PORT), (NIC, "0x020700", ""), (NVME, "0x010802", "")):
+        device(tmp_path, pci, pci_class, above, vendor="0x10de" if pci == GPU else "0x15b3")
+    device(tmp_path, PORT, "0x060400", vendor="0x1000")
+    return Host(str(tmp_path)), Config()
+
+
+ABSENT_IS_FINE = {
+    r".*/aer_dev_(correctable|nonfatal|fatal)": "AER belongs to the firmware, or the machine is virtual",
+    r".*/(vendor|class)": "the device is being taken out: pcie_devices says so where it is expected",
+    r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no port above",
+}
 
 
 @pytest.fixture
@@ -142,6 +157,43 @@ def test_a_garbled_file_is_unknown_and_hides_no_other_device(node, tmp_path, tex
     given, error = until_it_fails(pcie_aer, host)
     assert f"{GPU}/aer_dev_correctable" in error
     assert NIC in {item.labels[0][1] for item in observed(given, "pcie_aer_correctable_total")}
+
+
+def test_a_fatal_error_under_load_drains_and_requeues_until_the_reboot(node):
+    well, broken = node("0"), node("1", fatal={"SDES": 1})
+    life = Story(pcie_aer).look(well).look(broken)
+    assert (life.drained, life.requeued) == (True, True)
+    life.looks(broken, 400).repaired("pcie_aer/nonfatal")
+    assert life.codes == ["pcie_aer/fatal"]  # a day and a half of quiet repairs nothing
+    life.reboot().looks(well, 2)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_repeated_errors_drain_and_idle_time_does_not_count_as_clean(node):
+    hosts = [node(str(n), nonfatal={"CmpltTO": n}) for n in range(3)]
+    life = Story(pcie_aer)
+    for host in hosts:
+        life.look(host)
+    assert (life.drained, life.requeued) == (True, False)
+    life.looks(hosts[2], 2 * 288)
+    assert life.codes == ["pcie_aer/nonfatal", "pcie_aer/nonfatal_repeated"]
+    life.reboot().looks(node("3"), 280)
+    assert life.drained  # repaired, but not yet clean for a day
+    life.looks(node("3"), 12)
+    assert (life.codes, life.drained) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("code", "counts"), [("nonfatal", {"nonfatal": {"TLP": 1}}), ("correctable", {"correctable": {"RxErr": 101}})]
+)
+def test_a_single_error_and_many_corrected_ones_never_drain_and_are_forgotten_after_a_clean_day(node, code, counts):
+    well, worse = node("0"), node("1", **counts)
+    life = Story(pcie_aer).look(well).look(worse)
+    assert (life.codes, life.drained) == ([f"pcie_aer/{code}"], False)
+    life.looks(worse, 285)
+    assert life.codes == [f"pcie_aer/{code}"]
+    life.looks(worse, 6)
+    assert life.codes == []
 
 
 COUNTS = st.one_of(st.integers(0, 2**64), st.sampled_from(["N/A", "", "-1", "ERR!", "0x1", "1.5", "¹"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,6 +46,19 @@ class FakeSystem(Tree):
         if isinstance(self._clock, OSError):
             raise self._clock
         return self._clock
+
+
+class Refusing(Tree):
+    """A tree in which some files cannot be read: path -> errno. Drivers answer EINVAL for what they do not tell."""
+
+    def __init__(self, root: Path, refused: Mapping[str, int]) -> None:
+        super().__init__(str(root))
+        self._refused = refused
+
+    def read(self, path: str) -> bytes:
+        if path in self._refused:
+            raise OSError(self._refused[path], os.strerror(self._refused[path]))
+        return super().read(path)
 
 
 def write(root: Path, files: Mapping[str, str | bytes]) -> Host:

@@ -1,0 +1,132 @@
+"""Clocks that the hardware holds down: too hot, or short of power.
+
+Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, set clocks and the software's power cap
+are normal and not looked at. Drivers from 580 on count the seconds themselves, so that nothing is missed between two
+looks; before, the bits of two looks stand for the time between them. nvml.h says that the slowdown bit may also show
+for a moment while clocks change, so one look alone proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.nvml import NvmlError, NvmlGpu
+from healthd.past import Past
+
+USES = "nvml"
+
+SLOWDOWN = 0x8  # shows together with each of the other two, and alone when the GPU draws too much too fast
+REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "the power supply pulled the brake")}
+HARDWARE = SLOWDOWN | 0x40 | 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """slowed_share     slowed down for this share of `within_seconds` is degraded; less warns
+    within_seconds   the time of which that is a share
+    clean_seconds    forgotten after so long without a slowdown under load
+    relapse_seconds  degraded again within so long after that: waits for an operator
+    """
+
+    slowed_share: float = 0.6
+    within_seconds: float = 600.0
+    clean_seconds: float = 6 * 3600.0
+    relapse_seconds: float = 24 * 3600.0
+
+
+def validate(config: Config) -> str | None:
+    if not 0 < config.slowed_share <= 1:
+        return f"slowed_share: must be above 0 and at most 1, is {config.slowed_share:g}"
+    if config.within_seconds <= 0:
+        return f"within_seconds: must be above 0, is {config.within_seconds:g}"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    failed = []
+    for gpu in host.gpus():
+        try:
+            yield from _look(gpu, host.now(), config, past)
+        except NvmlError as error:  # must not hide the other GPUs
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    told, counted = gpu.clock_event_reasons(), gpu.slowdown_seconds() or {}
+    if told is None and not counted:
+        return
+    bits = told or 0
+    labels = (("pci", gpu.pci),)
+    reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
+    last = past.last(reasons)
+    elapsed = max(0.0, now - last.time) if last is not None else 0.0
+    share, grew = 0.0, set()  # of the time since the last look
+    if last is not None and elapsed <= config.within_seconds:  # else they say nothing of the time between them
+        share = (_uncounted(bits, counted) + _uncounted(int(last.value), counted)) / 2
+    for reason, seconds in counted.items():
+        counter = (("pci", gpu.pci), ("reason", reason))
+        reading = Observation("gpu_clock_slowdown_seconds_total", seconds, ObservationKind.COUNTER, counter)
+        yield reading
+        share = max(share, min(1.0, past.rate(reading) or 0.0))
+        if past.growth(reading, 0.0):
+            grew.add(reason)
+    # What a long gap between two looks showed counts as the same share of `within_seconds`.
+    slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
+    before = past.last(slowed)
+    total = (before.value if before is not None else 0.0) + share * min(elapsed, config.within_seconds)
+    slowed = Observation(slowed.name, total, slowed.kind, labels)
+    yield from (reasons, slowed)
+    if not grew and not bits & HARDWARE:
+        return
+    # Half a round of slack: what was added at the very edge belongs to the time before it.
+    recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
+    degraded = recent >= config.slowed_share * config.within_seconds
+    words = [words for reason, (bit, words) in REASONS.items() if reason in grew or bits & bit]
+    minutes = f", for {recent / 60:.0f} of the last {config.within_seconds / 60:.0f} minutes" if degraded else ""
+    yield Finding(
+        Severity.DEGRADED if degraded else Severity.WARNING,
+        "gpu_clocks/slowed" if degraded else "gpu_clocks/slowed_briefly",
+        gpu.pci,
+        f"the hardware holds the clocks down ({', '.join(words) or 'no reason given'}){minutes}",
+        clears=Clears.WINDOW,
+        window_seconds=config.clean_seconds,
+        relapse_seconds=config.relapse_seconds if degraded else 0.0,
+    )
+
+
+def _uncounted(bits: int, counted: dict[str, float]) -> bool:
+    """Whether the bits show a slowdown whose seconds the driver does not count."""
+    for reason, (bit, _) in REASONS.items():
+        if reason in counted and bits & bit:
+            bits &= ~(bit | SLOWDOWN)
+    return bool(bits & HARDWARE)
+
+
+_TODO = (
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI. Too hot: fans, air flow, heat sink, the temperature of the "
+    "room; other GPUs of the node are compared with it. Power brake: power supplies and cables (ipmitool sdr type "
+    '"Power Supply"), a cap in the BMC or the rack. No reason given: a power limit or a weak supply.'
+)
+
+EXPLAIN = {
+    "gpu_clocks/slowed": Explain(
+        Severity.DEGRADED,
+        Clears.WINDOW,
+        "The hardware held this GPU's clocks down for most of ten minutes, to a half or less.",
+        "A job that runs on many GPUs is as slow as this one.",
+        f"{_TODO} Twice within a day it waits for an engineer: healthd repaired gpu_clocks/slowed PCI.",
+    ),
+    "gpu_clocks/slowed_briefly": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The hardware held this GPU's clocks down for a while: too hot, short of power, or only between two clocks.",
+        "Little while it is brief. It often comes before a GPU that is slow all the time.",
+        _TODO,
+    ),
+}

@@ -1,0 +1,152 @@
+"""GPUs whose PCI Express link has fewer lanes or a lower generation than it could, or sends packets again too often.
+
+Rules: lanes and generation as OCI and AzNHC compare them; replays a minute as DCGM, by generation and lanes. nvidia-smi
+says that an idle GPU may lower its generation, and its lanes: so these are judged only where the link is at its full
+generation or the GPU works. (With MIG the driver does not tell whether it works.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.nvml import NvmlError, NvmlGpu, PcieLink
+from healthd.past import Past
+
+USES = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """confirm_seconds   fewer lanes or a lower generation must last for so long
+    busy_share        a GPU that computes for less than this share of the time may save power
+    lane_replays_per_minute   for generation 1, 2, ...: more replays than this for each lane warn
+    clean_seconds     replays, and a lower generation, are forgotten after so long without new ones under load
+    """
+
+    confirm_seconds: float = 120.0
+    busy_share: float = 0.5
+    lane_replays_per_minute: tuple[float, ...] = (0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
+    clean_seconds: float = 24 * 3600.0
+
+
+def validate(config: Config) -> str | None:
+    if not 0 < config.busy_share <= 1:
+        return f"busy_share: must be above 0 and at most 1, is {config.busy_share:g}"
+    if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
+        return "lane_replays_per_minute: must have a number of 0 or more for each generation"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    failed: list[Exception] = []
+    for gpu in host.gpus():
+        try:
+            link = gpu.pcie_link()
+            yield from _link(gpu, link, config)
+            yield from _replays(gpu, link, config, past)
+        except (NvmlError, ValueError) as error:  # must not hide the other GPUs
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _link(gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Observation]:
+    labels = (("pci", gpu.pci),)
+    if link.width is not None:
+        yield Observation("gpu_pcie_link_lanes", link.width, labels=labels)
+    if link.generation is not None:
+        yield Observation("gpu_pcie_link_generation", link.generation, labels=labels)
+    narrow = _less(link.width, link.max_width, f"GPU {gpu.pci}: lanes")
+    slow = _less(link.generation, link.max_generation, f"GPU {gpu.pci}: PCIe generation")
+    if not narrow and not slow:
+        return
+    full = link.generation is not None and link.generation == link.max_generation
+    busy = not full and (gpu.utilization() or 0.0) >= config.busy_share
+    if narrow and (full or busy):
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_pcie/lanes",
+            gpu.pci,
+            f"the PCIe link has {link.width} of {link.max_width} lanes",
+            clears=Clears.REBOOT,
+            confirm_seconds=config.confirm_seconds,
+        )
+    if slow and busy:
+        yield Finding(
+            Severity.WARNING,
+            "gpu_pcie/generation",
+            gpu.pci,
+            f"the PCIe link runs at generation {link.generation} of {link.max_generation} while the GPU works",
+            clears=Clears.REBOOT,
+            confirm_seconds=config.confirm_seconds,
+            window_seconds=config.clean_seconds,
+        )
+
+
+def _less(now: int | None, most: int | None, what: str) -> bool:
+    """Raises ValueError for more than there can be, which is how a dead link shows (63 lanes)."""
+    if now is None or most is None:
+        return False
+    if now > most:
+        raise ValueError(f"{what}: {now}, and there are at most {most}")
+    return now < most
+
+
+def _replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    replays = gpu.pcie_replays()
+    if replays is None:
+        return
+    reading = Observation("gpu_pcie_replays_total", replays, ObservationKind.COUNTER, (("pci", gpu.pci),))
+    yield reading
+    # The highest generation: by now the GPU may be idle and have lowered it.
+    lanes, generation = link.width or link.max_width, link.max_generation or link.generation
+    new, per_second = past.growth(reading, 0.0), past.rate(reading)
+    if not new or not per_second or not lanes or not generation:
+        return
+    rates = config.lane_replays_per_minute
+    limit = math.ceil(rates[min(generation, len(rates)) - 1] * lanes)
+    per_minute = round(min(new, per_second * 60), 1)  # two looks within a minute are no rate
+    if per_minute > limit:
+        yield Finding(
+            Severity.WARNING,
+            "gpu_pcie/replays",
+            gpu.pci,
+            f"{new:.0f} packets were sent again, {per_minute:g} a minute (limit {limit})",
+            clears=Clears.WINDOW,
+            window_seconds=config.clean_seconds,
+        )
+
+
+_CARD_TODO = (
+    "nvidia-smi -q -i PCI (GPU Link Info) and lspci -vvv -s PCI (LnkSta). Reboot, with the power off for a moment; if "
+    "it comes back, reseat the GPU, its riser and cables, and look at the slot's settings in the BIOS."
+)
+
+EXPLAIN = {
+    "gpu_pcie/lanes": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The GPU's PCI Express link has fewer lanes than the GPU and its slot can have.",
+        "Data to and from the GPU takes twice as long or more, and a lane that failed is seldom the last one.",
+        _CARD_TODO,
+    ),
+    "gpu_pcie/generation": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "The GPU works, but its PCI Express link runs at a lower generation than it could.",
+        "Data to and from the GPU takes twice as long or more. The link may have been trained badly at boot.",
+        _CARD_TODO,
+    ),
+    "gpu_pcie/replays": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "Packets on the GPU's PCI Express link are damaged and sent again more often than on good links.",
+        "Little: the data is right in the end. It often comes before a link that gets slower or fails.",
+        f"At the next maintenance: {_CARD_TODO}",
+    ),
+}

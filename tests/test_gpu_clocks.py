@@ -1,0 +1,296 @@
+"""gpu_clocks: clocks that the hardware holds down, as the driver counts it or as the looks show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+
+from healthd.checks import gpu_clocks
+from healthd.checks.gpu_clocks import Config, validate
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+SLOWDOWN, THERMAL, BRAKE = 0x8, 0x48, 0x88
+# A driver before 580, which does not count the seconds.
+OLD = "".join(f"[gpu.{n}]\nunsupported_fields = [270, 271]\n" for n in range(8) if n != 3)
+OLD += "[gpu.3]\nunsupported_fields = [270, 271]\n"
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+@pytest.fixture
+def story(host):
+    return Life(host)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
+
+
+class Life(Story):
+    """A story of GPU 3: what its bits say, and for how many seconds more since the last look it was slow."""
+
+    def __init__(self, host: Callable[..., Host], profile: str = "dgx-h100") -> None:
+        super().__init__(gpu_clocks)
+        self.make = host
+        self.profile = profile
+        self.seconds = 0.0
+
+    def sees(
+        self, bits: int = 0, seconds: float | None = None, minutes: float = 5.0, text: str = "", **more: Any
+    ) -> Life:
+        """Without `seconds`: a driver that does not count them."""
+        self.seconds += seconds or 0.0
+        head = OLD if seconds is None else f"[gpu.3]\nslowdown_hw_thermal_seconds = {self.seconds}\n"
+        host = self.make(f"{head}clock_event_reasons = {bits}\n{text}", profile=self.profile)
+        host.now = lambda: self.now
+        self.look(host, minutes)
+        return self
+
+    def well(self, hours: float, counted: bool = True) -> Life:
+        for _ in range(int(hours * 12)):
+            self.sees(0x1, 0.0 if counted else None)
+        return self
+
+    def reboot(self) -> Life:
+        self.seconds = 0.0
+        super().reboot()
+        return self
+
+
+def test_a_healthy_machine_gives_no_finding(host):
+    given = run_check(gpu_clocks, host())
+    assert [item.value for item in observed(given, "gpu_clock_event_reasons")] == [1] * 8
+    assert len([*observed(given, "gpu_clock_slowdown_seconds_total")]) == 16
+    assert findings(gpu_clocks, host()) == []
+
+
+@pytest.mark.parametrize("bits", [0x0, 0x1, 0x2, 0x4, 0x10, 0x20, 0x100, 0x200, 0x400, 0x737])
+def test_idle_set_clocks_the_power_cap_and_software_are_normal(host, story, bits):
+    assert findings(gpu_clocks, host(f"gpu.3.clock_event_reasons = {bits}")) == []
+    for _ in range(20):
+        story.sees(bits)
+    assert story.codes == []
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    [(SLOWDOWN, "no reason given"), (THERMAL, "too hot"), (BRAKE, "the power supply pulled the brake")],
+)
+def test_a_single_look_at_a_slowdown_warns_with_its_reason(host, bits, words):
+    for text in (f"gpu.3.clock_event_reasons = {bits}", f"{OLD}clock_event_reasons = {bits}"):
+        (finding,) = findings(gpu_clocks, host(text))
+        assert (finding.code, finding.subject) == ("gpu_clocks/slowed_briefly", PCI)
+        assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.WARNING, Clears.WINDOW, 21600.0)
+        assert f"({words})" in finding.message
+        assert finding.relapse_seconds == 0
+
+
+def test_what_the_driver_cannot_tell_is_nothing(host):
+    text = "".join(
+        f"[gpu.{n}]\nunsupported_fields = [270, 271]\n"
+        'unsupported = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]\n'
+        for n in range(8)
+    )
+    assert run_check(gpu_clocks, host(text)) == []
+
+
+def test_seconds_without_bits_are_judged_alone(story):
+    text = 'unsupported = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]\n'
+    story.sees(0, 0.0, text=text).sees(0, 300.0, text=text)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+    assert "gpu_clocks/slowed" in story.sees(0, 300.0, text=text).codes
+
+
+def test_a_machine_without_gpus_gives_nothing(tmp_path):
+    assert run_check(gpu_clocks, Host(str(tmp_path))) == []
+
+
+def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
+    text = 'gpu.3.clock_event_reasons = 8\n[gpu.2.errors]\nnvmlDeviceGetCurrentClocksEventReasons = "Unknown"\n'
+    seen: list[Any] = []
+    with pytest.raises(NvmlError):
+        seen.extend(gpu_clocks.run(host(text), Config(), Past({}, NOW, BOOT)))
+    assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_clocks/slowed_briefly"]
+
+
+# --- how much is 60 % of ten minutes
+
+
+def test_60_percent_of_ten_minutes_is_degraded_and_less_warns(story):
+    story.sees(THERMAL, 0.0).sees(THERMAL, 150.0).sees(THERMAL, 209.0)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+    story.sees(THERMAL, 151.0)
+    assert story.codes == ["gpu_clocks/slowed", "gpu_clocks/slowed_briefly"]
+    assert "for 6 of the last 10 minutes" in next(f.message for f in story.result.findings)
+
+
+def test_five_slow_minutes_are_not_ten(story):
+    assert story.sees(0, 0.0).sees(0, 300.0).codes == ["gpu_clocks/slowed_briefly"]
+
+
+@pytest.mark.parametrize("minutes", [1.0, 2.0, 4.0, 5.0, 7.0, 10.0])
+def test_a_gpu_that_is_always_slow_is_degraded_within_a_quarter_of_an_hour_however_often_one_looks(story, minutes):
+    story.sees(THERMAL, 0.0)
+    while not story.drained:
+        story.sees(THERMAL, minutes * 60, minutes=minutes)
+        assert story.now - story.conditions["gpu_clocks/slowed_briefly", PCI].first_seen <= 15 * 60
+
+
+@pytest.mark.parametrize("minutes", [1.0, 2.0, 4.0, 5.0, 7.0, 10.0])
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_gpu_that_is_slow_half_of_the_time_never_drains_however_often_one_looks(story, minutes, counted):
+    for number in range(60):
+        story.sees(THERMAL if number % 2 else 0, minutes * 30 if counted else None, minutes=minutes)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+
+
+def test_rounds_an_hour_apart_are_judged_by_their_share_of_the_hour(story):
+    """Where nobody else holds the driver: 60 % of an hour hold ten minutes of which 60 % were slow; 59 % need not."""
+    assert story.sees(0, 0.0, minutes=60).sees(0, 0.59 * 3600, minutes=60).codes == ["gpu_clocks/slowed_briefly"]
+    assert "gpu_clocks/slowed" in story.sees(0, 0.6 * 3600, minutes=60).codes
+
+
+def test_a_slow_hour_in_which_nobody_looked_does_not_count_as_the_ten_minutes_after_it(story):
+    """healthd was stopped for a day: half an hour of slowdown in it is little, then and in the next rounds."""
+    story.sees(0, 0.0).sees(0, 1800.0, minutes=24 * 60)
+    for _ in range(3):
+        story.sees(0, 60.0)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+
+
+def test_looks_within_seconds_prove_nothing(story):
+    story.sees(0, 0.0)
+    for _ in range(20):
+        story.sees(THERMAL, 3.0, minutes=0.05)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+
+
+# --- drivers that do not count
+
+
+def test_where_the_driver_does_not_count_two_looks_stand_for_the_time_between_them(story):
+    story.sees(0)
+    assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed_briefly"]  # one look
+    assert story.sees(0x1).codes == ["gpu_clocks/slowed_briefly"]
+    assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed_briefly"]
+    assert story.sees(SLOWDOWN).codes == ["gpu_clocks/slowed", "gpu_clocks/slowed_briefly"]
+    assert story.drained
+
+
+def test_looks_an_hour_apart_say_nothing_of_the_time_between_them(story):
+    for _ in range(20):
+        story.sees(THERMAL, minutes=60)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+    assert not story.drained
+
+
+def test_a_missed_look_is_neither_slow_nor_well(story):
+    story.sees(THERMAL).sees(THERMAL, minutes=10)
+    assert "gpu_clocks/slowed" in story.codes  # one round failed, and both sides of it were slow
+    other = Life(story.make).sees(THERMAL).sees(THERMAL, minutes=15)
+    assert other.codes == ["gpu_clocks/slowed_briefly"]
+    assert "gpu_clocks/slowed" in other.sees(THERMAL).sees(THERMAL).codes
+
+
+def test_what_the_driver_counts_is_not_counted_by_looks_too(story):
+    """Ten seconds of heat in each round, and the look meets them each time."""
+    for _ in range(20):
+        story.sees(THERMAL, 10.0)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+    for _ in range(3):
+        story.sees(SLOWDOWN, 0.0)  # alone it is none of what the driver counts
+    assert "gpu_clocks/slowed" in story.codes
+
+
+def test_seconds_that_start_again_after_the_driver_was_loaded_are_no_slowdown(story):
+    story.sees(0, 5000.0)
+    story.seconds = 0.0
+    assert story.sees(0, 0.0).codes == []
+
+
+# --- stories
+
+
+def hot(story: Life) -> Life:
+    return story.sees(THERMAL, 0.0).sees(THERMAL, 300.0).sees(THERMAL, 300.0)
+
+
+def test_a_hot_gpu_drains_without_a_requeue_and_only_six_clean_hours_after_a_repair_end_it(story):
+    hot(story)
+    assert (story.drained, story.requeued) == (True, False)
+    story.well(hours=24)  # no load, no heat: that is no proof
+    assert story.drained
+    story.reboot()
+    story.well(hours=5)
+    assert story.drained
+    story.well(hours=1.2)
+    assert (story.drained, story.codes) == (False, [])
+
+
+def test_the_second_time_within_a_day_it_waits_for_an_engineer(story):
+    hot(story).reboot()
+    story.well(hours=7)
+    assert not story.drained
+    hot(story)
+    assert (story.drained, story.requeued) == (True, False)
+    assert story.conditions["gpu_clocks/slowed", PCI].clears is Clears.OPERATOR
+    story.reboot()
+    story.well(hours=48)
+    assert story.drained
+    story.repaired("gpu_clocks/slowed", PCI)
+    story.well(hours=1)
+    assert not story.drained
+
+
+def test_the_second_time_after_more_than_a_day_it_is_as_the_first(story):
+    hot(story).reboot()
+    story.well(hours=7 + 25)
+    hot(story)
+    assert story.conditions["gpu_clocks/slowed", PCI].clears is Clears.WINDOW
+
+
+def test_a_brief_slowdown_never_drains_and_is_forgotten_after_six_clean_hours(story):
+    story.sees(BRAKE, 0.0).sees(0, 0.0).sees(BRAKE, 0.0)
+    assert not story.drained
+    story.well(hours=5.8)
+    assert story.codes == ["gpu_clocks/slowed_briefly"]
+    story.well(hours=0.5)
+    assert story.codes == []
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 1e6), st.floats(0, 90)), min_size=1, max_size=6))
+def test_whatever_the_driver_says_the_time_that_counts_is_no_longer_than_what_went_by(tmp_path, looks):
+    story = Life(scenarios(tmp_path))
+    for bits, seconds, minutes in looks:
+        story.sees(bits, seconds, minutes=minutes)
+    (slowed,) = (each.value for key, each in story.past.items() if key.startswith("gpu_clock_slowed") and PCI in key)
+    assert 0 <= slowed <= sum(minutes * 60 for _, _, minutes in looks[1:]) + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (Config(slowed_share=0.0), "slowed_share"),
+        (Config(slowed_share=1.1), "slowed_share"),
+        (Config(within_seconds=0.0), "within_seconds"),
+        (Config(), ""),
+    ],
+)
+def test_settings_without_sense_are_refused(config, sentence):
+    assert (validate(config) or "").partition(":")[0] == sentence

@@ -1,0 +1,210 @@
+"""gpu_pcie: lanes, generation and replays of the GPUs' PCI Express links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
+from story import Story
+
+from healthd.checks import gpu_pcie
+from healthd.checks.gpu_pcie import Config, validate
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+BUSY = "utilization_percent = 99\n"
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
+
+
+def replays(host, *counts: int, apart: float = 300.0, more: str = "") -> list[Finding]:
+    hosts = [host(f"[gpu.3]\npcie_replays = {count}\n{more}") for count in counts]
+    return [item for item in rounds(gpu_pcie, hosts, apart=apart) if isinstance(item, Finding)]
+
+
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_a_healthy_machine_gives_no_finding(host, profile):
+    given = run_check(gpu_pcie, host(profile=profile))
+    assert [item.value for item in observed(given, "gpu_pcie_link_lanes")] == [16] * 8
+    assert len([*observed(given, "gpu_pcie_link_generation")]) == 8
+    assert len([*observed(given, "gpu_pcie_replays_total")]) == 8
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+@pytest.mark.parametrize("lanes", [0, 1, 4, 8])
+@pytest.mark.parametrize("more", ["", BUSY, f"pcie_generation = 1\n{BUSY}"])
+def test_missing_lanes_are_degraded_after_two_minutes_until_a_reboot(host, lanes, more):
+    found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {lanes}\n{more}"))
+    finding = found[0]
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_pcie/lanes", PCI, Severity.DEGRADED)
+    assert (finding.clears, finding.confirm_seconds, finding.window_seconds) == (Clears.REBOOT, 120.0, 0.0)
+    assert finding.message == f"the PCIe link has {lanes} of 16 lanes"
+
+
+def test_a_lower_generation_of_a_gpu_that_works_warns(host):
+    (finding,) = findings(gpu_pcie, host(f"[gpu.3]\npcie_generation = 3\n{BUSY}"))
+    assert (finding.code, finding.severity, finding.clears) == (
+        "gpu_pcie/generation",
+        Severity.WARNING,
+        Clears.REBOOT,
+    )
+    assert finding.message == "the PCIe link runs at generation 3 of 5 while the GPU works"
+
+
+@pytest.mark.parametrize("lanes", [1, 8, 16])
+@pytest.mark.parametrize("percent", [0, 49])
+def test_an_idle_gpu_may_lower_its_generation_and_its_lanes(host, lanes, percent):
+    text = f"[gpu.3]\npcie_generation = 1\npcie_width = {lanes}\nutilization_percent = {percent}\n"
+    assert findings(gpu_pcie, host(text)) == []
+
+
+def test_with_mig_nobody_knows_whether_it_works_so_only_a_link_at_full_generation_is_judged(host):
+    slow = "[gpu.3]\nmig = true\npcie_generation = 1\npcie_width = 8\n"
+    assert findings(gpu_pcie, host(slow)) == []
+    assert codes(findings(gpu_pcie, host("[gpu.3]\nmig = true\npcie_width = 8\n"))) == ["gpu_pcie/lanes"]
+
+
+def test_a_slot_or_a_machine_that_cannot_do_more_is_no_fault(host):
+    text = f"[gpu.3]\npcie_width = 8\npcie_max_width = 8\npcie_generation = 4\npcie_max_generation = 4\n{BUSY}"
+    assert findings(gpu_pcie, host(text)) == []
+
+
+def test_what_is_not_told_is_not_judged(host):
+    calls = [f"nvmlDeviceGet{name}" for name in ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "PcieReplayCounter")]
+    text = "".join(f"[gpu.{n}]\nunsupported = {calls}\n" for n in range(8)).replace("'", '"')
+    assert run_check(gpu_pcie, host(text)) == []
+
+
+def test_a_machine_without_gpus_gives_nothing(tmp_path):
+    assert run_check(gpu_pcie, Host(str(tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "number"), [("pcie_width", 63), ("pcie_width", 2**32 - 1), ("pcie_generation", 15)]
+)
+def test_more_than_there_can_be_is_a_dead_link_thus_unknown_and_hides_no_other_gpu(host, setting, number):
+    seen: list[Any] = []
+    text = f"[gpu.2]\n{setting} = {number}\n[gpu.3]\npcie_width = 8\n"
+    with pytest.raises(ValueError, match=f"GPU {fake_pci_gpus('dgx-h100')[2]}: .*: {number}, and there are at most"):
+        seen.extend(gpu_pcie.run(host(text), Config(), Past({}, NOW, BOOT)))
+    assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_pcie/lanes"]
+
+
+def test_an_error_is_a_failure(host):
+    with pytest.raises(NvmlError):
+        run_check(gpu_pcie, host('gpu.3.errors = { nvmlDeviceGetPcieReplayCounter = "Unknown" }'))
+
+
+# --- replays
+
+
+@pytest.mark.parametrize(
+    ("generation", "lanes", "limit"),
+    [(1, 16, 3), (2, 16, 5), (3, 16, 8), (4, 16, 16), (5, 16, 31), (6, 16, 62), (7, 16, 62), (3, 8, 4), (1, 1, 1)],
+)
+def test_more_replays_a_minute_than_its_generation_and_lanes_allow_warn(host, generation, lanes, limit):
+    link = f"pcie_generation = {generation}\npcie_max_generation = {generation}\n"
+    link += f"pcie_width = {lanes}\npcie_max_width = {lanes}\n"
+    assert replays(host, 100, 100 + 5 * limit, more=link) == []
+    (finding,) = replays(host, 100, 100 + 5 * limit + 1, more=link)
+    assert (finding.code, finding.severity, finding.subject) == ("gpu_pcie/replays", Severity.WARNING, PCI)
+    assert (finding.clears, finding.window_seconds) == (Clears.WINDOW, 86400.0)
+    assert f"(limit {limit})" in finding.message
+
+
+def test_a_link_that_went_idle_since_is_judged_by_what_it_had(host):
+    assert replays(host, 0, 100, more="pcie_generation = 1\n") == []
+
+
+def test_old_replays_and_a_counter_that_starts_again_are_nothing(host):
+    assert replays(host, 10_000) == []
+    assert replays(host, 10_000, 10_000) == []
+    assert replays(host, 10_000, 9) == []
+
+
+def test_a_few_replays_between_two_looks_within_seconds_are_no_rate(host):
+    assert replays(host, 0, 30, apart=2.0) == []
+    assert len(replays(host, 0, 32, apart=2.0)) == 1
+
+
+@pytest.mark.parametrize("what", ["LinkGeneration", "LinkWidth"])
+def test_a_link_of_which_nothing_is_known_has_no_limit(host, what):
+    more = f'unsupported = ["nvmlDeviceGetCurrPcie{what}", "nvmlDeviceGetMaxPcie{what}"]\n'
+    assert replays(host, 0, 10_000, more=more) == []
+
+
+# --- stories
+
+
+def test_missing_lanes_drain_without_a_requeue_until_a_reboot_shows_them_again(host):
+    narrow = host(f"[gpu.3]\npcie_width = 8\n{BUSY}")
+    story = Story(gpu_pcie).look(narrow)
+    assert not story.drained  # not yet confirmed
+    story.look(narrow, minutes=2)
+    assert (story.drained, story.requeued) == (True, False)
+    idle = host("[gpu.3]\npcie_width = 8\npcie_generation = 1\n")
+    story.looks(idle, 100)  # the load is gone, and with it what shows the fault
+    assert story.drained
+    story.looks(host(), 100)  # lanes that come back by themselves go again
+    assert story.drained
+    assert not story.reboot().look(host()).drained
+
+
+def test_lanes_that_are_missing_after_the_reboot_too_wait_for_an_engineer(host):
+    narrow = host("[gpu.3]\npcie_width = 8")
+    story = Story(gpu_pcie).look(narrow).look(narrow).reboot().looks(narrow, 3)
+    assert story.drained
+    assert story.reboot().looks(host(), 3).drained
+    assert not story.repaired("gpu_pcie/lanes").look(host()).drained
+
+
+def test_lanes_that_are_back_within_two_minutes_are_forgotten(host):
+    narrow = host("[gpu.3]\npcie_width = 8")
+    story = Story(gpu_pcie).look(narrow).look(host(), minutes=2).look(narrow)
+    assert (story.drained, story.codes) == (False, [])
+
+
+@pytest.mark.parametrize("way", ["reboot", "a clean day"])
+def test_a_lower_generation_never_drains_and_ends_with_a_reboot_or_a_clean_day_under_load(host, way):
+    slow = host(f"[gpu.3]\npcie_generation = 3\n{BUSY}")
+    story = Story(gpu_pcie).looks(slow, 50)
+    assert (story.drained, story.codes) == (False, ["gpu_pcie/generation"])
+    assert story.looks(host(), 280).codes == ["gpu_pcie/generation"]
+    assert (story.reboot() if way == "reboot" else story.looks(host(), 12)).codes == []
+
+
+def test_replays_never_drain_and_are_forgotten_after_a_clean_day(host):
+    story = Story(gpu_pcie)
+    for count in range(0, 10_000, 1000):
+        story.look(host(f"gpu.3.pcie_replays = {count}"))
+    assert (story.drained, story.codes) == (False, ["gpu_pcie/replays"])
+    still = host("gpu.3.pcie_replays = 9000")
+    assert story.looks(still, 280).codes == ["gpu_pcie/replays"]
+    assert story.looks(still, 12).codes == []
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (Config(busy_share=0.0), "busy_share"),
+        (Config(busy_share=50.0), "busy_share"),
+        (Config(lane_replays_per_minute=()), "lane_replays_per_minute"),
+        (Config(lane_replays_per_minute=(1.0, -1.0)), "lane_replays_per_minute"),
+        (Config(), ""),
+    ],
+)
+def test_settings_without_sense_are_refused(config, sentence):
+    assert (validate(config) or "").partition(":")[0] == sentence

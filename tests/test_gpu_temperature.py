@@ -1,0 +1,119 @@
+"""gpu_temperature: GPUs that are about to slow down because they are hot, and hot memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from story import Story
+
+from healthd.checks import gpu_temperature
+from healthd.checks.gpu_temperature import Config
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+PCI = fake_pci_gpus("dgx-h100")[3]
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
+
+
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_a_healthy_machine_gives_its_temperatures_and_no_finding(host, profile):
+    given = run_check(gpu_temperature, host(profile=profile))
+    for name in ("gpu_temperature_celsius", "gpu_slowdown_margin_celsius", "gpu_memory_temperature_celsius"):
+        assert len([*observed(given, name)]) == 8
+    assert [item for item in given if isinstance(item, Finding)] == []
+
+
+def test_an_a100_slows_down_at_89_and_warns_from_87(host):
+    assert findings(gpu_temperature, host("gpu.3.temperature = 86", "dgx-a100")) == []
+    (finding,) = findings(gpu_temperature, host("gpu.3.temperature = 87", "dgx-a100"))
+    assert (finding.code, finding.severity, finding.clears) == ("gpu_temperature/hot", Severity.WARNING, Clears.PASS)
+    assert finding.subject == fake_pci_gpus("dgx-a100")[3]
+    assert finding.message == "87 C, 2 C below the temperature at which the hardware slows it down"
+    (hotter,) = findings(gpu_temperature, host("gpu.3.temperature = 91", "dgx-a100"))
+    assert "91 C, 2 C above the temperature" in hotter.message
+
+
+def test_an_h100_tells_what_is_left_and_slows_down_when_it_has_minus_two(host):
+    """It counts from the operating maximum (T.LIMIT), and the slowdown is two degrees above that."""
+    assert findings(gpu_temperature, host("gpu.3.temperature_margin = 1")) == []
+    (finding,) = findings(gpu_temperature, host("gpu.3.temperature_margin = 0"))
+    assert (finding.code, finding.subject) == ("gpu_temperature/hot", PCI)
+    (at,) = findings(gpu_temperature, host("gpu.3.temperature_margin = -2"))
+    assert ", at the temperature at which" in at.message
+
+
+def test_where_the_driver_does_not_say_where_the_slowdown_is_the_margin_ends_there(host):
+    text = "[gpu.3]\nunsupported_fields = [194]\ntemperature_margin = {}\n"
+    assert findings(gpu_temperature, host(text.format(3))) == []
+    assert codes(findings(gpu_temperature, host(text.format(2)))) == ["gpu_temperature/hot"]
+
+
+def test_the_margin_goes_before_a_limit(host):
+    text = "[gpu.3]\ntemperature = 88\ntemperature_slowdown = 89\n"
+    assert findings(gpu_temperature, host(text)) == []
+
+
+def test_what_the_margin_must_be_can_be_set(host):
+    assert len(findings(gpu_temperature, host("gpu.3.temperature_margin = 8"), Config(margin_celsius=10.0))) == 1
+
+
+def test_memory_above_its_maximum_warns(host):
+    assert findings(gpu_temperature, host("gpu.3.temperature_memory = 95", "dgx-a100")) == []
+    (finding,) = findings(gpu_temperature, host("gpu.3.temperature_memory = 96", "dgx-a100"))
+    assert (finding.code, finding.severity) == ("gpu_temperature/memory_hot", Severity.WARNING)
+    assert finding.message == "the memory has 96 C, at most 95 are allowed"
+
+
+def test_what_a_model_does_not_tell_is_not_judged(host):
+    nothing = 'unsupported = ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMarginTemperature"]'
+    text = f"[gpu.3]\ntemperature = 120\ntemperature_memory = 120\nunsupported_fields = [194]\n{nothing}\n"
+    assert findings(gpu_temperature, host(text)) == []
+    no_sensor = '[gpu.3]\nunsupported_fields = [82]\nunsupported = ["nvmlDeviceGetTemperature"]\n'
+    assert findings(gpu_temperature, host(no_sensor)) == []
+    assert findings(gpu_temperature, host(no_sensor, "dgx-a100")) == []
+
+
+def test_a_limit_of_zero_is_none(host):
+    text = "[gpu.3]\ntemperature_slowdown = 0\ntemperature_memory_max = 0\n"
+    assert findings(gpu_temperature, host(text, "dgx-a100")) == []
+
+
+def test_a_hot_gpu_without_a_sensor_of_its_own_is_named_by_its_margin(host):
+    text = '[gpu.3]\ntemperature_margin = -3\nunsupported = ["nvmlDeviceGetTemperature"]\n'
+    (finding,) = findings(gpu_temperature, host(text))
+    assert finding.message == "1 C above the temperature at which the hardware slows it down"
+
+
+def test_a_machine_without_gpus_gives_nothing(tmp_path):
+    assert run_check(gpu_temperature, Host(str(tmp_path))) == []
+
+
+def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
+    text = '[gpu.2.errors]\nnvmlDeviceGetMarginTemperature = "Unknown"\n[gpu.3]\ntemperature_margin = -5\n'
+    seen: list[Any] = []
+    with pytest.raises(NvmlError):
+        seen.extend(gpu_temperature.run(host(text), Config(), Past({}, NOW, BOOT)))
+    assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_temperature/hot"]
+
+
+def test_hot_gpus_never_drain_and_are_fine_when_they_are_cool_again(host):
+    hot = host("[gpu.3]\ntemperature_margin = -4\n[gpu.4]\ntemperature_memory_max = 95\ntemperature_memory = 99\n")
+    story = Story(gpu_temperature).looks(hot, 50)
+    assert story.codes == ["gpu_temperature/hot", "gpu_temperature/memory_hot"]
+    assert not story.drained
+    assert story.look(host()).codes == ["gpu_temperature/hot", "gpu_temperature/memory_hot"]
+    assert story.look(host()).codes == []

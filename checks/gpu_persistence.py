@@ -1,0 +1,62 @@
+"""Whether the driver keeps the GPUs initialised while nobody uses them.
+
+Rules: without persistence mode the driver shuts a GPU down with its last user (NVIDIA, driver persistence): each start
+then takes seconds a GPU, and closing forgets the ECC errors since the last one. Where the mode is on but no process
+holds the driver (the old way, nvidia-smi -pm 1), healthd itself asks the GPUs only once an hour ([nvml]
+unheld_interval_seconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthd.config import CheckConfig as Config
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+USES = "nvml"
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    failed: list[NvmlError] = []
+    gpus = host.gpus()
+    off = []
+    for gpu in gpus:
+        try:
+            if gpu.persistence_mode() is False:
+                off.append(gpu.pci)
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+    for pci in off:
+        yield Finding(Severity.WARNING, "gpu_persistence/off", pci, "persistence mode is off")
+    if gpus and not off and host.driver_was_held is False:
+        message = "no process holds the driver: nvidia-persistenced does not run"
+        yield Finding(Severity.WARNING, "gpu_persistence/not_held", "", message)
+    if failed:
+        raise failed[0]
+
+
+_DAEMON_TODO = (
+    "systemctl enable --now nvidia-persistenced. Some packages start it with --no-persistence-mode: then override its "
+    "ExecStart (systemctl edit nvidia-persistenced), or it does nothing."
+)
+
+EXPLAIN = {
+    "gpu_persistence/off": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "Persistence mode is off: the driver shuts this GPU down whenever its last user goes.",
+        "Each start of a job takes seconds a GPU longer, settings such as clocks and power limits are lost, and so are "
+        "the ECC errors since the driver was loaded, by which a bad GPU is recognised.",
+        _DAEMON_TODO,
+    ),
+    "gpu_persistence/not_held": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "Nobody but healthd has the driver open while no job runs.",
+        "Faults of idle GPUs are found late: opening the driver costs seconds, so healthd looks once an hour.",
+        _DAEMON_TODO,
+    ),
+}

@@ -1,0 +1,59 @@
+"""GPUs whose power limit is below the default of their model.
+
+Rule: a GPU that may not take its power is slow without an error, and every job over several GPUs waits for the slowest.
+The limit in force (NVML, enforced) is the least of what nvidia-smi -pl set, and what the board or the chassis allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+USES = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """accepted_watts   a limit of at least so much is wanted so; 0 = only the model's default is"""
+
+    accepted_watts: float = 0.0
+
+
+def validate(config: Config) -> str | None:
+    return None if config.accepted_watts >= 0 else f"accepted_watts must be 0 or more, is {config.accepted_watts:g}"
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    failed: list[NvmlError] = []
+    for gpu in host.gpus():
+        try:
+            limit, default = gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+            continue
+        if limit is None or default is None:
+            continue
+        yield Observation("gpu_power_limit_watts", limit, labels=(("pci", gpu.pci),))
+        if limit < min(default, config.accepted_watts or default):
+            message = f"the power limit in force is {limit:g} W, the default is {default:g} W"
+            yield Finding(Severity.WARNING, "gpu_power/limited", gpu.pci, message)
+    if failed:
+        raise failed[0]
+
+
+EXPLAIN = {
+    "gpu_power/limited": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "This GPU may take less power than its model does by default.",
+        "It lowers its clocks under load: jobs run slower, all of them as slow as the slowest GPU.",
+        "nvidia-smi -q -d POWER -i PCI shows the limits. Set by hand: nvidia-smi -i PCI -pl WATTS. Otherwise a power "
+        "supply or its cable may be missing, or the BMC caps the chassis. Wanted so: set accepted_watts.",
+    ),
+}

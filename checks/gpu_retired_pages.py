@@ -1,0 +1,85 @@
+"""Pages of GPU memory that are no longer used after errors (before Ampere, which remaps rows).
+
+Rules: a page that is to be retired stays in use until a reboot (nvml.h), and the next job may get it. 60 retired pages
+for both causes together are the number at which AWS replaces a GPU (AzNHC 62, DCGM 63; the table holds 64).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.nvml import NvmlError, NvmlGpu, RetiredPages
+from healthd.past import Past
+
+USES = "nvml"
+AFTER_EVENTS = ("xid",)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """degraded_pages   so many retired pages of one GPU are degraded"""
+
+    degraded_pages: int = 60
+
+
+def validate(config: Config) -> str | None:
+    return None if config.degraded_pages > 0 else f"degraded_pages must be positive, is {config.degraded_pages}"
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    failed: list[NvmlError] = []
+    for gpu in host.gpus():
+        try:
+            pages = gpu.retired_pages()
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+            continue
+        if pages is not None:
+            yield from _judge(gpu, pages, config)
+    if failed:
+        raise failed[0]
+
+
+def _judge(gpu: NvmlGpu, pages: RetiredPages, config: Config) -> Iterator[Finding | Observation]:
+    for cause, count in (("single_bit", pages.single_bit), ("double_bit", pages.double_bit)):
+        labels = (("pci", gpu.pci), ("cause", cause))
+        yield Observation("gpu_retired_pages_total", count, ObservationKind.COUNTER, labels)
+    counts = f"{pages.double_bit} for double bit errors, {pages.single_bit} for single bit errors"
+    if pages.pending:
+        message = f"memory pages wait for a reboot to be retired (in all: {counts})"
+        yield Finding(Severity.DEGRADED, "gpu_retired_pages/pending", gpu.pci, message, clears=Clears.REBOOT)
+    retired = pages.single_bit + pages.double_bit
+    if retired >= config.degraded_pages:
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_retired_pages/too_many",
+            gpu.pci,
+            f"{retired} memory pages are retired: {counts} (limit {config.degraded_pages})",
+            clears=Clears.OPERATOR,
+            evidence=f"retired {retired}",
+        )
+
+
+EXPLAIN = {
+    "gpu_retired_pages/pending": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "A page of the GPU's memory had a double bit error, or single bit errors again and again, and is to be "
+        "retired. That happens when the driver starts anew.",
+        "Until then the page is in use: the next job may get it and die of it.",
+        "Let the node drain and reboot it, then look whether nvidia-smi -q -d PAGE_RETIREMENT says Pending: No. Was "
+        "the GPU reset or the driver loaded again instead: healthd repaired gpu_retired_pages/pending PCI.",
+    ),
+    "gpu_retired_pages/too_many": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "Nearly as many pages of the GPU's memory are retired as the driver can keep in its table (64).",
+        "The memory is wearing out: errors go on, and soon no bad page can be retired any more.",
+        "Open a case for replacement. To go on meanwhile: healthd repaired gpu_retired_pages/too_many PCI; it counts "
+        "again when another page is retired.",
+    ),
+}

@@ -1,0 +1,98 @@
+"""The driver and the VBIOS of the GPUs: those that the site wants, and the same on all GPUs of one model.
+
+Rules: GPUs of one model on one node come with one VBIOS; after an exchange they often do not (GCM). All GPUs of a node
+have the one driver that is loaded, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
+checksums) is a defect: serial number, ECC history and calibration in it cannot be trusted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.nvml import NvmlError, NvmlGpu
+from healthd.past import Past
+
+USES = "nvml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """driver_version  the driver that must be loaded ("580.105.08"); "" = any
+    vbios           what every GPU must have ("96.00.99.00.01"); "" = the same as most GPUs of its model on this node
+    """
+
+    driver_version: str = ""
+    vbios: str = ""
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    gpus = host.gpus()
+    failed: list[NvmlError] = []
+    versions: dict[NvmlGpu, str] = {}
+    for gpu in gpus:
+        try:
+            versions[gpu] = gpu.vbios() or ""
+            if gpu.inforom_valid() is False:
+                yield Finding(Severity.DEGRADED, "gpu_software/inforom", gpu.pci, "the InfoROM is corrupted")
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+    yield from _vbios(versions, config)
+    if gpus and config.driver_version:
+        yield from _driver(host.nvml.driver_version() or "unknown", config)
+    if failed:
+        raise failed[0]
+
+
+def _driver(version: str, config: Config) -> Iterator[Finding]:
+    if version != config.driver_version:
+        message = f"driver {version} is loaded, {config.driver_version} is expected"
+        yield Finding(Severity.WARNING, "gpu_software/driver", "", message, expects="driver_version")
+
+
+def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
+    for gpu, version in versions.items():
+        wanted = config.vbios or _most_common([versions[peer] for peer in versions if peer.name == gpu.name])
+        if version != wanted:
+            whose = "is expected" if config.vbios else "is that of the other GPUs"
+            message = f"VBIOS {version or 'unknown'}, {wanted} {whose}"
+            yield Finding(
+                Severity.WARNING, "gpu_software/vbios", gpu.pci, message, expects="vbios" if config.vbios else ""
+            )
+
+
+def _most_common(versions: Sequence[str]) -> str:
+    """Of equally many the newest: an old one is what an exchange brings."""
+    counts = Counter(versions)
+    return max(counts, key=lambda version: (counts[version], version))
+
+
+EXPLAIN = {
+    "gpu_software/driver": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "Another driver is loaded than the site expects.",
+        "Jobs over several nodes may behave differently on this one; CUDA versions may be refused.",
+        "Install the driver and reboot; after an upgrade of the whole cluster correct driver_version.",
+    ),
+    "gpu_software/vbios": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "This GPU's VBIOS is another than the site expects, or than other GPUs of its model on this node have.",
+        "Limits of power and clocks, and repaired faults, depend on it: the GPU may be slower than its peers.",
+        "nvidia-smi --query-gpu=pci.bus_id,vbios_version --format=csv. Update it with the tools of the machine's "
+        "vendor at the next maintenance.",
+    ),
+    "gpu_software/inforom": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The checksums of the GPU's InfoROM are wrong. nvidia-smi says: infoROM is corrupted.",
+        "Its ECC history and its table of bad memory are lost or wrong: bad memory may be in use again.",
+        "Reset the GPU or reboot; some drivers repair it then. Comes back: run diagnostics, open a case for "
+        "replacement with the output of nvidia-bug-report.sh.",
+    ),
+}

@@ -1,0 +1,145 @@
+"""gpu_software: driver, VBIOS and InfoROM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import codes, findings, run_check, scenarios, until_it_fails
+from story import Story
+
+from healthd.checks import gpu_software
+from healthd.checks.gpu_software import Config
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
+from healthd.model import Clears, Severity
+
+GPUS = fake_pci_gpus("dgx-h100")
+PCI = GPUS[3]
+DRIVER, VBIOS = "580.105.08", "96.00.99.00.01"  # of the DGX H100
+OLD = 'gpu.3.vbios = "96.00.74.00.01"'
+
+
+@pytest.fixture
+def host(tmp_path):
+    return scenarios(tmp_path)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config(driver_version=DRIVER, vbios=VBIOS)
+
+
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_a_healthy_machine_gives_no_finding(host, profile):
+    assert run_check(gpu_software, host(profile=profile)) == []
+
+
+def test_what_the_settings_expect_is_no_finding(host):
+    assert run_check(gpu_software, host(), Config(driver_version=DRIVER, vbios=VBIOS)) == []
+
+
+def test_a_machine_without_gpus_gives_nothing(tmp_path):
+    assert run_check(gpu_software, Host(str(tmp_path)), Config(driver_version=DRIVER, vbios=VBIOS)) == []
+
+
+# driver
+
+
+def test_another_driver_than_expected_warns(host):
+    (finding,) = findings(gpu_software, host('driver_version = "570.148.08"'), Config(driver_version=DRIVER))
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_software/driver", "", Severity.WARNING)
+    assert (finding.clears, finding.expects) == (Clears.PASS, "driver_version")
+    assert finding.message == "driver 570.148.08 is loaded, 580.105.08 is expected"
+
+
+def test_without_an_expectation_any_driver_is_fine(host):
+    assert findings(gpu_software, host('driver_version = "570.148.08"')) == []
+
+
+def test_a_driver_that_cannot_be_asked_for_is_not_the_expected_one(host):
+    node = host('missing_functions = ["nvmlSystemGetDriverVersion"]')
+    assert codes(findings(gpu_software, node, Config(driver_version=DRIVER))) == ["gpu_software/driver"]
+
+
+# VBIOS
+
+
+def test_a_vbios_that_the_other_gpus_do_not_have_warns(host):
+    (finding,) = findings(gpu_software, host(OLD))
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_software/vbios", PCI, Severity.WARNING)
+    assert (finding.clears, finding.expects) == (Clears.PASS, "")
+    assert finding.message == f"VBIOS 96.00.74.00.01, {VBIOS} is that of the other GPUs"
+
+
+def test_of_as_many_the_newer_is_the_right_one(host):
+    text = f'pci = ["0000:1b:00.0", "0000:43:00.0"]\n{OLD.replace("gpu.3", "gpu.0")}'
+    assert [finding.subject for finding in findings(gpu_software, host(text))] == ["0000:1b:00.0"]
+
+
+def test_gpus_of_another_model_have_their_own_vbios(host):
+    assert findings(gpu_software, host('[gpu.3]\nname = "NVIDIA L40S"\nvbios = "95.02.66.00.02"')) == []
+
+
+def test_an_expected_vbios_is_compared_with_instead(host):
+    found = findings(gpu_software, host(), Config(vbios="96.00.A5.00.03"))
+    assert [finding.subject for finding in found] == GPUS
+    assert {finding.expects for finding in found} == {"vbios"}
+    assert findings(gpu_software, host(OLD), Config(vbios=VBIOS))[0].message.endswith(f"{VBIOS} is expected")
+
+
+def test_gpus_that_do_not_tell_their_vbios_are_no_finding(host):
+    node = host('missing_functions = ["nvmlDeviceGetVbiosVersion"]')
+    assert findings(gpu_software, node) == []
+    assert len(findings(gpu_software, node, Config(vbios=VBIOS))) == 8
+
+
+def test_mig_changes_nothing(host):
+    assert findings(gpu_software, host("gpu.3.mig = true")) == []
+
+
+# InfoROM
+
+
+def test_a_corrupted_inforom_is_degraded(host):
+    (finding,) = findings(gpu_software, host("gpu.3.inforom = false"))
+    assert (finding.code, finding.subject) == ("gpu_software/inforom", PCI)
+    assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.PASS)
+
+
+def test_a_gpu_without_inforom_gives_nothing(host):
+    assert findings(gpu_software, host('gpu.3.unsupported = ["nvmlDeviceValidateInforom"]')) == []
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceValidateInforom", "nvmlDeviceGetVbiosVersion"])
+def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host, call):
+    text = f'driver_version = "570.148.08"\n{OLD}\ngpu.0.errors = {{ {call} = "Unknown" }}\ngpu.4.inforom = false'
+    given, error = until_it_fails(gpu_software, host(text), Config(driver_version=DRIVER))
+    assert GPUS[0] in error
+    assert sorted(codes(given)) == ["gpu_software/driver", "gpu_software/inforom", "gpu_software/vbios"]
+
+
+# stories
+
+
+def test_a_corrupted_inforom_drains_until_it_is_whole_again(host):
+    bad = host("gpu.3.inforom = false")
+    story = Story(gpu_software).look(host()).look(bad)
+    assert story.drained
+    assert not story.requeued
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained, "neither time nor a reboot alone makes it whole"
+    assert story.look(host()).drained, "once is not enough"
+    assert not story.look(host()).drained
+
+
+@pytest.mark.parametrize(
+    ("bad", "code"),
+    [(OLD, "gpu_software/vbios"), ('driver_version = "570.148.08"', "gpu_software/driver")],
+    ids=["vbios", "driver"],
+)
+def test_other_software_warns_until_it_is_right_and_never_drains(host, bad, code):
+    story = Story(gpu_software, Config(driver_version=DRIVER)).looks(host(bad), 300).reboot().look(host(bad))
+    assert story.codes == [code]
+    assert not story.drained
+    assert story.look(host()).codes == [code]
+    assert story.look(host()).codes == []

@@ -1,0 +1,157 @@
+"""CPUs that are away, run slower than they can, or get too hot.
+
+Rules: gpud, AzNHC and node_exporter watch these. One file says which CPUs are online. The frequency governor is read
+once a policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one a CPU, and most of what this check costs.
+Throttling is counted by Intel's thermal interrupt (thermal_throttle), for cores and for packages. Only the packages'
+counts are read: a core that gets too hot takes its package with it, and they are few. AMD's CPUs and virtual machines
+have neither these counts nor, often, cpufreq: nothing is judged then.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.past import Past
+
+USES = ""
+
+CPUS = "/sys/devices/system/cpu"
+RANGES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not judged
+    governors        frequency governors that are right; another warns, () = any is right. "powersave" of intel_pstate
+                     and amd-pstate-epp lets the hardware choose, and may be meant so: sites that want it add it
+    throttle_events  more thermal throttling than this on a CPU package from one run to the next warns
+    """
+
+    expected: int = 0
+    governors: tuple[str, ...] = ("performance",)
+    throttle_events: int = 0
+
+
+def validate(config: Config) -> str | None:
+    if config.expected < 0 or config.throttle_events < 0:
+        return "expected and throttle_events must not be negative"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    unreadable: list[str] = []
+    try:
+        online = _online(host, config)
+        if online:
+            yield from _count(len(online), config)
+        yield from _throttled(host, config, past, online, unreadable)
+    except (OSError, ValueError) as error:  # must not hide the governors
+        unreadable.append(str(error))
+    yield from _governors(host, config, unreadable)
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _online(host: Host, config: Config) -> set[int]:
+    path = f"{CPUS}/online"
+    text = host.read(path)
+    if text is None and not config.expected:
+        return set()
+    return parse(text or "", path)
+
+
+def parse(text: str, path: str) -> set[int]:
+    """CPU numbers from "0-3,8". Raises ValueError for anything else."""
+    cpus: set[int] = set()
+    for part in text.split(",") if RANGES.fullmatch(text) else ():
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    if not cpus:
+        raise ValueError(f"{path}: not a list of CPUs as in 0-3,8: {text[:40]!r}")
+    return cpus
+
+
+def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
+    yield Observation("cpu_online", online)
+    if online < config.expected:
+        message = f"{online} CPUs are online, {config.expected} are expected"
+        yield Finding(Severity.DEGRADED, "cpu/missing", "", message, expects="expected")
+
+
+def _throttled(
+    host: Host, config: Config, past: Past, online: set[int], unreadable: list[str]
+) -> Iterator[Finding | Observation]:
+    """Asks the first CPU of each package, which also knows its siblings."""
+    while online:
+        cpu = min(online)
+        path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
+        count = host.read(path)
+        if count is None:
+            return
+        siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # the name that old kernels know too
+        online = online - {cpu} - parse(host.read(siblings) or "", siblings)
+        if not (count.isascii() and count.isdecimal() and int(count) < 2**64):
+            unreadable.append(f"{path}: not a count: {count[:40]!r}")
+            continue
+        labels = (("cpu", str(cpu)),)
+        reading = Observation("cpu_package_throttle_total", int(count), ObservationKind.COUNTER, labels)
+        yield reading
+        new = past.growth(reading, 0.0) or 0.0  # since the last run
+        if new > config.throttle_events:
+            message = f"the package of CPU {cpu} was too hot {new:.0f} times since the last look, and was slowed down"
+            yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
+
+
+def _governors(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
+    found = []
+    for policy in host.list(f"{CPUS}/cpufreq") if config.governors else ():
+        if policy.startswith("policy"):
+            try:
+                governor = host.read(f"{CPUS}/cpufreq/{policy}/scaling_governor")
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # which a policy says whose CPUs are all offline
+                    unreadable.append(f"governor of {policy}: {error.strerror}")
+                continue
+            if governor:
+                found.append(governor)
+            else:
+                unreadable.append(f"governor of {policy}: {'is not there' if governor is None else 'is empty'}")
+    others = sorted(Counter(governor for governor in found if governor not in config.governors).items())
+    if others:
+        has = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in others)
+        message = f"of {len(found)} CPU frequency policies {has}, not {' or '.join(config.governors)}"
+        yield Finding(Severity.WARNING, "cpu/governor", "", message)
+
+
+EXPLAIN = {
+    "cpu/missing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "Fewer CPUs are online than the site's settings say.",
+        "Slurm takes a node that registers with fewer CPUs out of service, and jobs pinned to those CPUs fail.",
+        "lscpu -e shows which are offline; journalctl -k for 'smpboot' and machine checks. Look at SMT and the core "
+        "count in the BIOS settings. A whole package away: the socket or its board.",
+    ),
+    "cpu/governor": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "CPUs may run below their full clock: their frequency governor is not the one that the site wants.",
+        "What feeds the GPUs (data loading, kernel launches, the network) gets slower and uneven between nodes.",
+        "cpupower frequency-set -g performance, or tuned-adm profile hpc-compute; Slurm's --cpu-freq changes it for a "
+        "job. 'powersave' of intel_pstate or amd-pstate may be meant so: add it to governors in [checks.cpu].",
+    ),
+    "cpu/throttled": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A CPU package reached its temperature limit and slowed itself down.",
+        "Jobs run slower, and all nodes of a job wait for the slowest.",
+        "sensors, ipmitool sdr type Temperature and Fan: fans, air filters, the heat sink's paste, the room.",
+    ),
+}

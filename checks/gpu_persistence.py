@@ -39,8 +39,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
 
 
 _DAEMON_TODO = (
-    "systemctl enable --now nvidia-persistenced. Some packages start it with --no-persistence-mode: then override its "
-    "ExecStart (systemctl edit nvidia-persistenced), or it does nothing."
+    "systemctl enable --now nvidia-persistenced. Its ExecStart should have --persistence-mode: some packages start it "
+    "with --no-persistence-mode, and then it does nothing (systemctl edit nvidia-persistenced)."
 )
 
 EXPLAIN = {

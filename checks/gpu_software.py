@@ -2,7 +2,7 @@
 
 Rules: GPUs of one model on one node come with one VBIOS; after an exchange they often do not (GCM). All GPUs of a node
 have the one driver that is loaded, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
-checksums) is a defect: serial number, ECC history and calibration in it cannot be trusted.
+checksums) is a defect: what the GPU keeps in it, as the list of its bad memory, cannot be trusted.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The checksums of the GPU's InfoROM are wrong. nvidia-smi says: infoROM is corrupted.",
-        "Its ECC history and its table of bad memory are lost or wrong: bad memory may be in use again.",
-        "Reset the GPU or reboot; some drivers repair it then. Comes back: run diagnostics, open a case for "
-        "replacement with the output of nvidia-bug-report.sh.",
+        "The GPU keeps its history of errors and the list of its bad memory there: bad memory may be in use again.",
+        "Reset the GPU or reboot, and look again. Comes back: run diagnostics, open a case for replacement with the "
+        "output of nvidia-bug-report.sh.",
     ),
 }

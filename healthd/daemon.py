@@ -35,6 +35,7 @@ from healthd.memory import NAMES, Memory
 from healthd.model import (
     CheckResult,
     Decision,
+    Health,
     Inventory,
     KernelEvent,
     Leave,
@@ -103,10 +104,12 @@ class Daemon:
         self.now, self.monotonic = time.time, time.monotonic
         self.host = Host(settings.root)
         self.boot_id = self.host.boot_id()
+        self.driver_is_unheld = self.is_driver_unheld()
         os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
         self.lock = lock(settings.runtime_dir)
         ledger.remove_leftovers(settings.runtime_dir)
         self.wakeup = wake_on_signals()
+        self.watchdog_seconds = service.watchdog_seconds() or FOREVER
 
         self.runner = Runner(
             Setup(settings.root, settings.nvml.fake, settings.checks_dir), settings.runtime_dir, self.monotonic
@@ -139,14 +142,18 @@ class Daemon:
         )
         self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
 
-        self.stopping = self.said_ready = False
+        self.stopping = self.said_ready = self.only_worker_woke = False
         self.stop_metrics: Callable[[], None] | None = None
         self.metrics_trouble = ""
         self.started = self.now()
         self.results: dict[tuple[str, str], CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
+        self.turns = 0  # how often the outcome of some check has changed
         self.overdue_since: dict[tuple[str, str], float] = {}
-        self.verdict = self.judge()
+        self.judged: tuple[object, ...] = ()
+        self.decided_on: tuple[object, ...] = ()
+        self.verdict = Verdict(Health.UNKNOWN)
+        self.judge()
         self.decision: Decision = Leave("nothing has been looked at yet")
         self.slurm_aim: object = None
         self.slurm_again_at = FOREVER
@@ -156,6 +163,7 @@ class Daemon:
         self.clock_offset = self.now() - self.monotonic()
         self.inventory_at = -FOREVER
         self.rounds.errand(INVENTORY)
+        self.published_on: tuple[object, ...] = ()
         self.published = self.snapshot()
         self.serve_metrics()
         log.info(
@@ -198,11 +206,14 @@ class Daemon:
             self.kernel.deadline,
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
-            self.ticked + (service.watchdog_seconds() or FOREVER) / 2,
+            self.ticked + self.watchdog_seconds / 2,
         )
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
         waits += [*self.kernel.waits(), *self.control.waits(), *self.removals.waits()]
-        poll(waits, min(moments) - self.monotonic())
+        ready = poll(waits, min(moments) - self.monotonic())
+        others_wait_until = min(self.kernel.deadline, self.control.deadline)
+        worker = {descriptor for descriptor, _ in self.runner.waits()}
+        self.only_worker_woke = bool(ready) and ready <= worker and self.monotonic() < others_wait_until
         service.watchdog()
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
@@ -213,6 +224,8 @@ class Daemon:
     # --- listen: people, kernel lines, devices that go
 
     def listen(self) -> None:
+        if self.only_worker_woke:  # dozens of times a round
+            return
         self.control.step()
         self.hear(self.kernel.read())
         if self.kernel.status.source not in self.memory.ledger.cursors:
@@ -289,10 +302,13 @@ class Daemon:
     def jobs(self) -> list[Job]:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
-        unheld = not self.settings.nvml.fake and self.host.driver_is_held() is False
+        unheld = self.driver_is_unheld
         if unheld not in self.known_jobs:
             self.known_jobs[unheld] = list(self.make_jobs(unheld))
         return self.known_jobs[unheld]
+
+    def is_driver_unheld(self) -> bool:
+        return not self.settings.nvml.fake and self.host.driver_is_held() is False
 
     def make_jobs(self, unheld: bool) -> Iterator[Job]:
         for (name, instance), config in self.loaded.checks.items():
@@ -349,6 +365,8 @@ class Daemon:
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
             log.warning("check %s: %s%s", label(name), outcome.value.replace("_", " "), f": {error}" if error else "")
+        if before is None or (before.outcome, before.error) != (outcome, error):
+            self.turns += 1
         self.results[name] = result
         self.outcomes[name[0], name[1], outcome.value] += 1
         memory.set_conditions(
@@ -404,12 +422,18 @@ class Daemon:
 
     # --- decide: conditions -> verdict -> decision -> Slurm
 
-    def judge(self) -> Verdict:
-        known = self.memory.ledger
-        return verdict.judge(known.by_key(), self.results, [job.name for job in self.jobs()], known.trusted_since)
+    def judge(self) -> None:
+        """The verdict, anew only where something changed that it rests on: this is asked after every check."""
+        known, jobs = self.memory.ledger, self.jobs()
+        rests_on = (known.conditions, known.trusted_since, jobs, self.turns)
+        if rests_on != self.judged:
+            self.judged = rests_on
+            names = [job.name for job in jobs]
+            self.verdict = verdict.judge(known.by_key(), self.results, names, known.trusted_since)
 
     def decide(self) -> None:
-        before, self.verdict = self.verdict.health, self.judge()
+        before = self.verdict.health
+        self.judge()
         if self.verdict.health is not before:
             log.info("health: %s, was %s", self.verdict.health.value, before.value)
         if self.settings.mode is Mode.OBSERVE:
@@ -417,8 +441,11 @@ class Daemon:
             self.slurm.drop()
             self.slurm.step()
             self.slurm_again_at, self.slurm_aim = FOREVER, None
-            free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
-            self.decided(decide(self.verdict, free, SlurmMemory(), self.policy(), self.now()))
+            rests_on = (self.verdict, self.policy())
+            if rests_on != self.decided_on:
+                self.decided_on = rests_on
+                free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
+                self.decided(decide(self.verdict, free, SlurmMemory(), self.policy(), self.now()))
             return
         report = self.slurm.step()
         if report is not None:
@@ -468,7 +495,8 @@ class Daemon:
             log.warning("job %s was requeued", job)
         for job, why in report.spared:
             log.info("job %s is not requeued: %s", job, why)
-        self.verdict = self.judge()
+        self.judge()
+        self.decided_on = ()
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
 
@@ -487,6 +515,11 @@ class Daemon:
     def publish(self) -> None:
         if self.memory.unsaved or self.rounds.ended:
             self.memory.save()
+        pause = self.memory.ledger.pause
+        rests_on = (self.verdict, self.decision, self.slurm.status, self.kernel.status, pause, self.runner.barred)
+        if rests_on == self.published_on and not self.rounds.ended:
+            return
+        self.published_on = rests_on
         drain = bool(self.verdict.causes) and self.may_change_slurm()
         self.published = self.snapshot()
         line = verdict_line(self.published, drain, self.now() + 3 * self.settings.interval_seconds)
@@ -497,6 +530,7 @@ class Daemon:
             service.status(f"{self.verdict.health.value}; {decision_words(self.decision, self.slurm.status.owner)}")
         if self.rounds.ended:
             self.rounds.ended = False
+            self.driver_is_unheld = self.is_driver_unheld()
             self.kernel.round_is_over()
             self.note_cursor()
             self.copy_ledger()
@@ -702,9 +736,9 @@ def signals(descriptor: int) -> bytes:
         return b""
 
 
-def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> None:
-    """Sleep until one of the descriptors can be read (or written, where that is wanted), at most `seconds`."""
+def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
+    """Sleep until one of the descriptors can be read (or written, where that is wanted), at most `seconds`. Those."""
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-    ready.poll(None if seconds == FOREVER else max(0.0, seconds) * 1000 + 1)
+    return {descriptor for descriptor, _ in ready.poll(None if seconds == FOREVER else max(0.0, seconds) * 1000 + 1)}

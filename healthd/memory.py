@@ -33,6 +33,7 @@ class Memory:
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
+        self._saved: Ledger | None = None  # what stands in the file
         self.save_failed = False
         self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
 
@@ -166,7 +167,8 @@ class Memory:
         """To tmpfs, where a commit cannot block. A full one is said, once, and tried again with the next change: a
         node that cannot remember can still drain."""
         try:
-            ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+            if self.ledger is not self._saved:
+                ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
             if self._past_unsaved:
                 ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
         except OSError as error:
@@ -174,6 +176,7 @@ class Memory:
                 log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)
             self.save_failed = True
             return
+        self._saved = self.ledger
         self.unsaved = self._past_unsaved = self.save_failed = False
 
 

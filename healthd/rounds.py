@@ -52,6 +52,8 @@ class Rounds:
         self._barred: set[str] = set(runner.barred)
         self._running = False
         self._began = 0.0
+        self._due_of: list[Job] = []
+        self._due_at = 0.0
         self.status = RoundStatus()
         self.ended = False  # set when a round ends; who has acted on it resets it
 
@@ -62,13 +64,23 @@ class Rounds:
             return self._runner.deadline
         if self._queue or self._errand() or self._runner.nvml_open:
             return 0.0
-        return schedule.next_due(self._jobs(), self._last_runs, self._early, self._node_name)
+        return self._next_due()
+
+    def _next_due(self) -> float:
+        """When something is due (monotonic): worked out again only when what it follows from has changed, for this is
+        asked after every check of a round."""
+        jobs = self._jobs()
+        if jobs is not self._due_of:
+            self._due_of = jobs
+            self._due_at = schedule.next_due(jobs, self._last_runs, self._early, self._node_name)
+        return self._due_at
 
     # --- wishes
 
     def look_early(self, name: tuple[str, str], at: float) -> None:
         """Run a check before its round, at a monotonic time."""
         self._early[name] = min(at, self._early.get(name, FOREVER))
+        self._due_of = []
 
     def look_now(self) -> None:
         for job in self._jobs():
@@ -90,6 +102,7 @@ class Rounds:
         known = set(configured)
         self._queue = deque(job for job in self._queue if job.name in known)
         self._early = {name: at for name, at in self._early.items() if name in known}
+        self._due_of = []
 
     # --- work
 
@@ -124,6 +137,8 @@ class Rounds:
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()
+        if now < self._next_due():
+            return
         queued = {job.name for job in self._queue}
         due = schedule.due(self._jobs(), self._last_runs, self._early, self._node_name, now)
         new = [job for job in due if job.name not in queued]
@@ -135,6 +150,7 @@ class Rounds:
         for job in new:
             self._last_runs[job.name] = now
             self._early.pop(job.name, None)
+        self._due_of = []
         self._queue = deque(sorted([*self._queue, *new], key=lambda job: job.uses != "nvml"))
 
     def _next(self) -> Request | Reply | None:
@@ -167,7 +183,7 @@ class Rounds:
     def _end(self) -> None:
         self._running = False
         self.ended = True
-        wait = schedule.next_due(self._jobs(), self._last_runs, self._early, self._node_name) - self._monotonic()
+        wait = self._next_due() - self._monotonic()
         self.status = dataclasses.replace(
             self.status, seconds=self._monotonic() - self._began, next_at=self._now() + max(wait, 0.0)
         )

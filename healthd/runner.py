@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.convert import ConvertError, dump, load
-from healthd.ledger import replace_file
 from healthd.model import Outcome
 from healthd.worker import Setup
 
 MAX_REPLY_BYTES = 8 << 20
 END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
 WORKERS_FILE = "workers.json"
+WORKERS_BYTES = 4096  # what is shorter is filled up, so that nothing of what stood there before is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ class Runner:
         self._began = 0.0
         self._lost: list[_Lost] = []
         self._written: list[Identity] | None = None
+        self._workers_fd = -1
         self.started_total = 0
         self.abandoned_total = 0
         self._adopt_lost()
@@ -175,6 +176,9 @@ class Runner:
             if not _ended_within(worker.process, wait_seconds):
                 self._lose(worker, self._request.resource if self._request else "nvml" if worker.nvml_open else "")
         self._write_down("")
+        if self._workers_fd >= 0:
+            os.close(self._workers_fd)
+            self._workers_fd = -1
         for lost in self._lost:
             os.close(lost.pidfd)
             if lost.process is not None:
@@ -359,7 +363,11 @@ class Runner:
         if workers == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
-            replace_file(self._workers_file, json.dumps(dump(workers)))
+            # In place, for it changes with every check of a round: one call, and blanks after JSON are nothing.
+            if self._workers_fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._workers_fd = os.open(self._workers_file, flags, 0o600)
+            os.pwrite(self._workers_fd, json.dumps(dump(workers)).encode().ljust(WORKERS_BYTES), 0)
             self._written = workers
 
     def _adopt_lost(self) -> None:

@@ -94,7 +94,7 @@ class SystemdContainer:
         root = _root()
         self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self.directory / "state").mkdir()
-        self.machine = self.directory.name.replace("_", "-")
+        self.machine = self.directory.name.replace("_", "-").rstrip("-")
         self.cgroups = _cgroups(self.machine)
         try:
             self._start(root)

@@ -130,6 +130,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "One DIMM had far more corrected errors in a day than good ones have.",
         "None yet: all were corrected. It is often the beginning of a DIMM that fails; a storm also costs CPU time.",
-        f"{_FIND_TODO}Reseat or replace that DIMM at the next maintenance.",
+        f"{_FIND_TODO}Reseat or replace that DIMM at the next maintenance. A day under load without more of "
+        "them ends the warning, too.",
     ),
 }

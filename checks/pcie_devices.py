@@ -1,0 +1,75 @@
+"""PCI devices that this node had when its baseline was written: gone, or others in their place.
+
+Rule: only what the site expects is judged (OCI and GCM count devices in the same way). A device that is still listed
+but no longer answers is not gone: gpu_count and pcie_link see that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.past import Past
+
+USES = ""
+
+ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MODEL = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected   PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not judged"""
+
+    expected: dict[str, str] = field(default_factory=dict)
+
+
+def validate(config: Config) -> str | None:
+    for pci, model in config.expected.items():
+        if not ADDRESS.fullmatch(pci):
+            return f'expected: "{pci}" is no PCI address as sysfs has it: write "0000:1b:00.0", in lower case'
+        if not MODEL.fullmatch(model):
+            return f'expected: "{model}" of {pci} is no vendor and device as in "10de:2330", in lower case'
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    if not config.expected:
+        return
+    models = {f.pci: f"{f.vendor}:{f.device}".replace("0x", "") for f in host.pci_functions() if f.vendor}
+    yield Observation("pcie_devices_missing", len(config.expected.keys() - models.keys()))
+    for pci, expected in config.expected.items():
+        model = models.get(pci)
+        if model is None:
+            code, message = "gone", f"PCI device {pci} ({expected}) is not there"
+        elif model != expected:
+            code, message = "another", f"PCI device {pci} is {model}, {expected} is expected"
+        else:
+            continue
+        yield Finding(Severity.DEGRADED, f"pcie_devices/{code}", pci, message, expects="expected")
+
+
+_BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."
+
+EXPLAIN = {
+    "pcie_devices/gone": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A PCI device of the node's baseline is not on the bus.",
+        "A network card, disk or GPU is missing: jobs fail or run slower than on other nodes.",
+        "lspci -D shows what is there; journalctl -k | grep -iE 'pcie|aer' why. Power the node off and on, reseat the "
+        "card or its riser. Many gone and as many others new: bus numbers moved, because a card was added or removed. "
+        f"{_BASELINE}",
+    ),
+    "pcie_devices/another": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "At this PCI address is another device than the baseline has.",
+        "A card was swapped or came up with other firmware, or bus numbers moved since another card is missing.",
+        f"lspci -D -nn shows what is there. {_BASELINE}",
+    ),
+}

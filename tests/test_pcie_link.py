@@ -1,0 +1,223 @@
+"""pcie_link: links that run narrower or slower than both ends can."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import codes, findings, observed, refusal, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+from trees import PCI, pci_device
+
+from healthd.checks import pcie_link
+from healthd.checks.pcie_link import Config, parse
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+
+# A root port, a switch with its upper port and two lower ones, below these a GPU and a network card; an NVMe disk at
+# its own root port.
+ROOT, UPPER, TO_GPU, TO_NIC = "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:17:01.0"
+GPU, NIC, AT_NVME, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:01:00.0", "0000:04:00.0"
+GEN5, GEN4, GEN3 = "32.0 GT/s PCIe", "16.0 GT/s PCIe", "8.0 GT/s PCIe"
+
+
+def link(width="16", speed=GEN5, most="16", fastest=GEN5):
+    names = ("current_link_width", "current_link_speed", "max_link_width", "max_link_speed")
+    return dict(zip(names, (width, speed, most, fastest), strict=True))
+
+
+def make(tree, **changed):
+    """nic={"current_link_width": "8"} changes files of one device."""
+    for name, pci, pci_class, above, files in (
+        ("root", ROOT, "0x060400", "", link()),
+        ("upper", UPPER, "0x060400", ROOT, link()),
+        ("to_gpu", TO_GPU, "0x060400", UPPER, link(speed="2.5 GT/s PCIe")),
+        ("to_nic", TO_NIC, "0x060400", UPPER, link()),
+        ("gpu", GPU, "0x030200", TO_GPU, link(speed="2.5 GT/s PCIe")),  # idle
+        ("nic", NIC, "0x020700", TO_NIC, link()),
+        ("at_nvme", AT_NVME, "0x060400", "", link("4", GEN4, "4", GEN5)),
+        ("nvme", NVME, "0x010802", AT_NVME, link("4", GEN4, "4", GEN4)),
+    ):
+        pci_device(tree, pci, pci_class, above, "0x15b3", device="0x1021", **{**files, **changed.get(name, {})})
+    return Host(str(tree))
+
+
+def healthy(tmp_path):
+    # The network card could do more than its slot: as built, but read with the slot's files.
+    return make(tmp_path, to_nic=link("8", GEN4, "8", GEN4), nic=link("8", GEN4)), Config()
+
+
+ABSENT_IS_FINE = {
+    r".*/max_link_width": "not PCI Express: conventional PCI and virtual devices have none of these files",
+    r".*/(vendor|class|device)": "the device is being taken out: pcie_devices says so where it is expected",
+    r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no link above",
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return lambda **changed: make(tmp_path, **changed)
+
+
+def test_a_healthy_node_gives_no_finding_and_an_idle_gpu_is_not_judged(node):
+    given = run_check(pcie_link, node())
+    assert [item for item in given if isinstance(item, Finding)] == []
+    assert [item.value for item in observed(given, "pcie_link_watched_links")] == [3]
+
+
+@pytest.mark.parametrize(("name", "pci"), [("nic", NIC), ("nvme", NVME), ("upper", UPPER)])
+@pytest.mark.parametrize(("file", "text", "code"), [("width", "2", "narrow"), ("speed", "8.0 GT/s PCIe", "slow")])
+def test_a_link_below_what_both_ends_can_warns_until_a_reboot(node, name, pci, file, text, code):
+    (finding,) = findings(pcie_link, node(**{name: {f"current_link_{file}": text}}))
+    assert (finding.code, finding.subject) == (f"pcie_link/{code}", pci)
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.WARNING, Clears.REBOOT, 120.0)
+    assert pci in finding.message
+
+
+def test_a_link_can_be_both_narrow_and_slow(node):
+    found = findings(pcie_link, node(nic=link("4", GEN3)))
+    assert codes(found) == ["pcie_link/narrow", "pcie_link/slow"]
+    assert "4 lanes of 16" in found[0].message
+    assert "8 GT/s" in found[1].message
+    assert "32" in found[1].message
+
+
+def test_a_card_in_a_smaller_or_older_slot_is_as_built(node):
+    assert findings(pcie_link, node(to_nic=link("8", GEN4, "8", GEN4), nic=link("8", GEN4))) == []
+    assert codes(findings(pcie_link, node(to_nic=link("4", GEN4, "8", GEN4), nic=link("4", GEN4)))) == [
+        "pcie_link/narrow"
+    ]
+
+
+@pytest.mark.parametrize("speed", ["8 GT/s", "8.0 GT/s", "8.0 GT/s PCIe"])
+def test_speeds_are_read_as_kernels_of_all_ages_print_them(node, speed):
+    assert findings(pcie_link, node(nvme=link("4", speed, "4", "8.0 GT/s PCIe"))) == []
+
+
+@pytest.mark.parametrize("width", ["63", "0"])
+def test_a_device_whose_registers_are_all_ones_does_not_answer(node, width):
+    (finding,) = findings(pcie_link, node(nic=link(width, "Unknown", "63" if width == "63" else "16", "Unknown")))
+    assert (finding.code, finding.subject) == ("pcie_link/no_answer", NIC)
+
+
+@pytest.mark.parametrize("files", [link("63", "Unknown", "63", "Unknown"), link("16", "2.5 GT/s PCIe")])
+@pytest.mark.parametrize("state", ["D3cold", "D3hot"])
+def test_a_device_that_sleeps_is_not_judged(node, files, state):
+    assert findings(pcie_link, node(nic={**files, "power_state": state})) == []
+    assert findings(pcie_link, node(nic={**files, "power_state": "D0"})) != []
+
+
+def test_what_is_built_into_the_processor_has_no_link(node):
+    assert findings(pcie_link, node(nic=link("0", "Unknown", "255", "Unknown"))) == []
+    assert findings(pcie_link, node(nic=link("8"), to_nic=link("0", "Unknown", "255", "Unknown"))) == []
+
+
+def test_a_virtual_machine_whose_slots_tell_nothing_is_not_judged(tmp_path):
+    pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device="0x1021", **link("8"))
+    given = run_check(pcie_link, Host(str(tmp_path)))
+    assert [(item.name, item.value) for item in given] == [("pcie_link_watched_links", 0)]
+
+
+def test_a_machine_without_pci_is_not_judged(tmp_path):
+    assert findings(pcie_link, Host(str(tmp_path))) == []
+
+
+def test_virtual_functions_and_further_functions_of_a_card_are_not_judged_again(node, tmp_path):
+    host = node(nic=link("8"))
+    for function in (1, 2):
+        pci_device(tmp_path, f"{NIC[:-1]}{function}", "0x020700", TO_NIC, "0x15b3", device="0x1021", **link("8"))
+    (tmp_path / PCI[1:] / f"{NIC[:-1]}2" / "physfn").symlink_to(f"../{NIC}")
+    assert [finding.subject for finding in findings(pcie_link, host)] == [NIC]
+
+
+def test_the_ports_inside_a_switch_have_no_link_to_each_other(node):
+    assert findings(pcie_link, node(upper=link("16", GEN4, "16", GEN4), root=link("16", GEN4, "16", GEN4))) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"current_link_speed": "Unknown"},
+        {"current_link_width": "N/A"},
+        {"current_link_width": "3"},
+        {"current_link_width": "255"},
+        {"max_link_width": "1"},
+        {"max_link_speed": "Unknown"},
+        {"max_link_speed": "8.0 GT/s PCIe"},
+        {"current_link_speed": str(2**64)},
+    ],
+)
+def test_a_garbled_link_is_unknown_and_hides_no_other(node, files):
+    given, error = until_it_fails(pcie_link, node(nic=files, nvme=link("2", GEN4, "4", GEN4)))
+    assert error.startswith(NIC)
+    assert [item.subject for item in given if isinstance(item, Finding)] == [NVME]
+
+
+@pytest.mark.parametrize("files", [{"max_link_width": "1"}, {"max_link_speed": "ERR!"}])
+def test_a_garbled_slot_is_unknown(node, files):
+    assert NIC in until_it_fails(pcie_link, node(nic=link("8"), to_nic=files))[1]
+
+
+def test_a_device_that_vanishes_while_it_is_read_is_unknown(node, tmp_path):
+    host = node()
+    (tmp_path / PCI[1:] / NIC / "current_link_speed").unlink()
+    assert f"{NIC}/current_link_speed" in until_it_fails(pcie_link, host)[1]
+
+
+def test_a_narrow_link_warns_after_two_minutes_and_never_drains(node):
+    narrow = node(nic=link("8"))
+    life = Story(pcie_link).look(narrow)
+    assert life.codes == []
+    life.look(narrow, minutes=2)
+    assert (life.codes, life.drained) == (["pcie_link/narrow"], False)
+    life.looks(node(), 300)
+    assert life.codes == ["pcie_link/narrow"]  # wide again by itself: what happened is not known
+    life.reboot().looks(node(), 2)
+    assert life.codes == []
+
+
+def test_where_the_site_says_so_a_narrow_link_drains_until_the_reboot_that_repairs_it(node):
+    narrow = node(nic=link("8"))
+    life = Story(pcie_link, Config(severity={"pcie_link/narrow": Severity.DEGRADED}))
+    life.looks(narrow, 2)
+    assert (life.drained, life.requeued) == (True, False)
+    life.looks(narrow, 300).reboot().looks(narrow, 3)
+    assert (life.codes, life.drained) == (["pcie_link/narrow"], True)  # the reboot did not help: now it is a person's
+    life.reboot().looks(node(), 3)
+    assert life.drained
+    life.repaired("pcie_link/narrow").looks(node(), 2)
+    assert not life.drained
+
+
+def test_links_that_train_for_a_moment_after_a_reset_are_no_finding(node):
+    life = Story(pcie_link).look(node(nic=link("8", "2.5 GT/s PCIe"))).look(node(), minutes=1)
+    assert life.codes == []
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["16", "Unknown", "255", "N/A", "16.0 GT/s PCIe", "-1", "١٦", "1e1", "inf GT/s"]),
+    st.text(max_size=20),
+)
+
+
+@given(TEXTS, TEXTS)
+def test_a_link_is_read_exactly_or_refused_in_one_sentence(width, speed):
+    found, said = refusal(parse, "0000:18:00.0", "max", width, speed)
+    if said:
+        assert said.startswith("0000:18:00.0/max_link_")
+    else:
+        assert found.lanes <= 32
+        assert found.speed < 1000
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["current_link_width", "current_link_speed", "max_link_speed"]), content=st.binary(max_size=20)
+)
+def test_no_other_content_of_a_file_passes_silently(tmp_path, name, content):
+    host = make(tmp_path, nic={})
+    (tmp_path / PCI[1:] / NIC / name).write_bytes(content)
+    if content.strip() in (b"16", b"32.0 GT/s", b"32.0 GT/s PCIe", b"32 GT/s", b"32 GT/s PCIe"):
+        return
+    found, error = until_it_fails(pcie_link, host)
+    assert error or any(isinstance(item, Finding) for item in found)

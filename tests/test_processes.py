@@ -1,0 +1,400 @@
+"""processes: those that were killed and do not end, and zombies in masses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fakes import BOOT, NOW, codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+from trees import FakeSystem, write
+
+from healthd.checks import processes
+from healthd.checks.processes import MOST_FINDINGS, Config, parse, state_of, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.past import Past
+
+# Captured on Linux 6.18: /proc/2/stat, /proc/self/stat; the fields that the tests change are named.
+STAT = (
+    "{pid} ({command}) {state} {parent} 1 1 0 -1 {flags} 1081 0 0 0 1 0 0 0 20 0 {threads} 0 {start} 9912320 1536 "
+    "18446744073709551615 94020000 94040000 140720 0 0 0 0 16781312 134217730 0 0 0 17 1 0 0 0 0 0 94050000 94051000 "
+    "94100000 140720 140730 140730 140735 0\n"
+)
+KILLED, CALM = "0000000000000100", "0000000000000000"
+
+ABSENT_IS_FINE = {
+    r"/proc/\d+/stat": "a process that ends",
+    r"/proc/\d+/status": "a process that ends",
+    r"/proc/\d+/task": "a process that ends",
+    r"/proc/\d+/task/\d+/stat": "a thread that ends",
+    r"/proc/\d+/task/\d+/status": "a thread that ends",
+    r"/proc/2/task/2/children": "kernels without CONFIG_PROC_CHILDREN: the kernel's threads are read too",
+}
+HARMLESS = {
+    r"/proc/2/stat": "says only whether the children of process 2 are the kernel's, which need not be read",
+    r"/proc/2/task/2/children": "names what need not be read; what it does not name is read",
+}
+
+
+def process(pid: int, state: str = "S", command: str = "python3", own: str = "", **fields: int) -> dict[str, str]:
+    """/proc/PID/stat."""
+    values = {"parent": 1, "flags": 4194304, "threads": 1, "start": 100 * pid, **fields}
+    return {f"/proc/{own or pid}/stat": STAT.format(pid=pid, command=command, state=state, **values)}
+
+
+def status(pid: int | str, own: str = CALM, shared: str = CALM, dumping: int = 0) -> dict[str, str]:
+    """/proc/PID/status, shortened."""
+    lines = ("Name:\tpython3", "Umask:\t0022", "State:\tD (disk sleep)", f"CoreDumping:\t{dumping}", "Threads:\t1")
+    signals = (f"SigPnd:\t{own}", f"ShdPnd:\t{shared}", f"SigBlk:\t{CALM}", f"SigIgn:\t{CALM}", f"SigCgt:\t{CALM}")
+    return {f"/proc/{pid}/status": "\n".join([*lines, *signals, "Seccomp:\t0", ""])}
+
+
+def stuck(pid: int, **fields: int) -> dict[str, str]:
+    return {**process(pid, "D", **fields), **status(pid, own=KILLED)}
+
+
+CALM_NODE = {
+    **process(1, command="systemd"),
+    **process(2, command="kthreadd", parent=0, start=0),
+    **process(3, "I", command="kworker/0:0", parent=2),
+    **process(4, "D", command="jbd2/sda1-8", parent=2),
+    "/proc/2/task/2/children": "3 4 \n",
+    **process(100, command="a) D (b"),
+    **process(101, "D"),  # waits for a disk, killed by nobody
+    **status(101),
+    **process(102, "Z", threads=2),  # the leader has ended, a thread works on
+    **process(102, "Z", own="102/task/102"),
+    **process(103, "D", own="102/task/103"),
+    **status("102/task/103"),
+    **process(104, "Z", parent=100),
+    "/proc/uptime": "10000.00 20000.00\n",
+    "/sys/devices/system/cpu/online": "0-3\n",
+}
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return write(tmp_path, CALM_NODE), Config()
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Makes a calm node with some processes beside."""
+    return lambda *more: write(tmp_path, {path: text for files in (CALM_NODE, *more) for path, text in files.items()})
+
+
+def test_processes_that_nobody_killed_give_no_finding(node):
+    assert findings(processes, node()) == []
+
+
+def test_a_killed_process_in_d_is_degraded_after_five_minutes(node):
+    (finding,) = findings(processes, node(stuck(200, start=777), {"/proc/200/wchan": "rpc_wait_bit_killable"}))
+    assert (finding.code, finding.severity, finding.clears) == (
+        "processes/unkillable",
+        Severity.DEGRADED,
+        Clears.PASS,
+    )
+    assert (finding.subject, finding.confirm_seconds, finding.shared_cause) == ("200@777", 300.0, True)
+    user = os.geteuid()
+    assert finding.message == f"process 200 (python3) of user {user} was killed and hangs in rpc_wait_bit_killable"
+
+
+@pytest.mark.parametrize("wchan", ["0", "", "N/A", "a b\nc"])
+def test_where_it_hangs_is_said_only_if_it_is_known(node, wchan):
+    (finding,) = findings(processes, node(stuck(200), {"/proc/200/wchan": wchan}))
+    assert finding.message.endswith("was killed and hangs")
+
+
+def test_a_name_that_cannot_be_printed_is_shown_all_the_same(node):
+    (finding,) = findings(processes, node(process(200, "D", command="a\x1b) S 1 (\n"), status(200, own=KILLED)))
+    assert "process 200 (a?) S 1 (?)" in finding.message
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {**process(200, "D"), **status(200, own=KILLED)},
+        {**process(200, "D"), **status(200, shared=KILLED)},
+        {**process(200, "D"), **status(200, shared="0000000100004102")},
+        {**process(200, "D", flags=4194304 | 0x4), **status(200)},  # it has taken the signal and hangs in its exit
+    ],
+)
+def test_killed_is_a_pending_sigkill_or_an_exit_that_has_begun(node, more):
+    assert codes(findings(processes, node(more))) == ["processes/unkillable"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {**process(200, "D"), **status(200, own="0000000000004000")},  # SIGTERM that it handles
+        {**process(200, "D", flags=4194308), **status(200, own=KILLED, dumping=1)},  # writes a core dump
+        {**process(200, "S"), **status(200, own=KILLED)},
+        {**process(200, "R"), **status(200, own=KILLED)},
+    ],
+)
+def test_what_is_not_killed_or_not_in_d_is_no_finding(node, more):
+    assert findings(processes, node(more)) == []
+
+
+def test_a_thread_that_hangs_while_its_leader_has_ended_counts(node):
+    files = {
+        **process(200, "Z", threads=2),
+        **process(200, "Z", own="200/task/200"),
+        **process(201, "D", own="200/task/201"),
+        **status("200/task/201", own=KILLED),
+    }
+    assert codes(findings(processes, node(files))) == ["processes/unkillable"]
+
+
+def test_hundreds_of_hanging_processes_are_a_few_findings_always_the_same(node):
+    crowd = {path: text for pid in range(200, 300) for path, text in stuck(pid).items()}
+    found = findings(processes, node(crowd))
+    assert [f.subject for f in found] == [f"{pid}@{pid * 100}" for pid in range(200, 200 + MOST_FINDINGS)]
+
+
+# --- zombies
+
+
+def zombies(count: int, parent: int = 100) -> dict[str, str]:
+    return {path: text for pid in range(1000, 1000 + count) for path, text in process(pid, "Z", parent=parent).items()}
+
+
+def test_more_zombies_than_fifty_a_core_warn_and_name_the_parent(node):
+    (finding,) = findings(processes, node(zombies(199)))  # and the two that a calm node has, on 4 CPUs
+    assert (finding.code, finding.severity, finding.subject) == ("processes/zombies", Severity.WARNING, "")
+    assert finding.message == "201 zombies, more than 200; 200 are children of process 100"
+
+
+def test_fifty_zombies_a_core_are_none_too_many(node):
+    assert findings(processes, node(zombies(198))) == []
+
+
+def test_cpus_are_counted_in_all_their_ranges(node):
+    ranges = {"/sys/devices/system/cpu/online": "0,2-3"}
+    assert findings(processes, node(zombies(148), ranges)) == []
+    assert codes(findings(processes, node(zombies(149), ranges))) == ["processes/zombies"]
+
+
+# --- a share in each look
+
+
+@pytest.fixture
+def crowd(tmp_path):
+    """2,000 processes that sleep, and what is said besides."""
+
+    def make(*more):
+        files = {path: text for pid in range(1, 2001) for path, text in process(pid).items()}
+        return write(tmp_path, {**files, **{path: text for each in more for path, text in each.items()}})
+
+    return make
+
+
+class Counting(FakeSystem):
+    """Notes which files are read."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.paths: list[str] = []
+
+    def read(self, path: str) -> bytes:
+        self.paths.append(path)
+        return super().read(path)
+
+
+def test_a_look_reads_a_share_and_after_a_few_all_have_been_read(crowd):
+    system = Counting(crowd().root)
+    host = Host(system._root, system=system)
+    story = Story(processes).look(host)
+    first, system.paths = system.paths, []
+    assert len({path for path in first if path.endswith("/stat")}) == 2000
+    for _ in range(7):
+        before = len(system.paths)
+        story.look(host)
+        assert len(system.paths) - before <= 302
+    assert len({path for path in system.paths if path.endswith("/stat")}) == 2000
+
+
+@pytest.mark.parametrize("pid", [1, 2, 299, 300, 301, 1000, 1999, 2000])
+def test_a_stuck_process_is_found_within_seven_looks_wherever_it_is(crowd, pid):
+    story = Story(processes).looks(crowd(), 3)
+    host = crowd(stuck(pid))
+    looks = 0
+    while not story.conditions:
+        story.look(host)
+        looks += 1
+    assert looks <= 7
+    assert story.look(host).drained  # where something is suspicious the next look reads all
+
+
+def test_too_many_zombies_in_a_share_have_all_counted(crowd):
+    cpus = {"/sys/devices/system/cpu/online": "0"}
+    story = Story(processes).look(crowd())
+    host = crowd(zombies(51), cpus)
+    for _ in range(7):
+        story.look(host)
+        if story.codes:
+            break
+    assert story.codes == ["processes/zombies"]
+
+
+def test_after_a_boot_all_are_read(crowd):
+    system = Counting(crowd().root)
+    host = Host(system._root, system=system)
+    story = Story(processes).looks(host, 2).reboot()
+    system.paths = []
+    story.look(host)
+    assert len(system.paths) >= 2000
+
+
+def test_the_kernels_threads_are_not_read(node):
+    system = Counting(node().root)
+    run_check(processes, Host(system._root, system=system))
+    assert "/proc/3/stat" not in system.paths
+    assert "/proc/4/stat" not in system.paths
+
+
+def test_where_process_2_is_another_its_children_are_looked_at(node):
+    host = node(process(2, command="bash", parent=1), stuck(3))
+    assert codes(findings(processes, host)) == ["processes/unkillable"]
+
+
+def test_where_the_look_ended_is_remembered(crowd):
+    host = crowd()
+    (first,) = observed(run_check(processes, host), "processes_looked_up_to_pid")
+    (second,) = observed(rounds(processes, [host, host]), "processes_looked_up_to_pid")
+    assert (first.value, second.value) == (2000, 300)
+
+
+# --- stories
+
+
+def test_a_killed_process_that_hangs_drains_until_it_is_gone(node):
+    calm, hangs = node(), stuck(200, start=777)
+    story = Story(processes).look(calm)
+    story.look(node(hangs))
+    assert not story.drained  # it may still end
+    story.look(node(hangs))
+    assert story.drained
+    assert not story.requeued
+    story.looks(node(hangs), 20)  # the load is gone, the process is not
+    assert story.drained
+    gone = {"/proc/200/stat": STAT.format(pid=200, command="x", state="S", parent=1, flags=0, threads=1, start=9000)}
+    story.look(node(gone))  # the file server is back: it ended, and its number belongs to another
+    assert story.drained
+    story.look(node(gone))
+    assert not story.drained
+
+
+def test_a_number_that_is_given_again_to_another_killed_process_does_not_drain(node):
+    story = Story(processes).look(node(stuck(200, start=777))).look(node(stuck(200, start=9000)))
+    assert not story.drained
+    assert story.look(node(stuck(200, start=9000))).drained
+
+
+def test_a_process_that_ends_within_five_minutes_does_not_drain(node, tmp_path):
+    story = Story(processes).look(node(stuck(200)))
+    (tmp_path / "proc/200/stat").unlink()
+    assert not story.looks(node(), 3).drained
+    assert story.conditions == {}
+
+
+def test_zombies_warn_and_never_drain(node, tmp_path):
+    story = Story(processes).looks(node(zombies(400)), 10)
+    assert story.codes == ["processes/zombies"]
+    assert not story.drained
+    for pid in range(1000, 1400):
+        (tmp_path / f"proc/{pid}/stat").unlink()
+    assert story.looks(node(), 2).codes == []
+
+
+# --- what cannot be read
+
+
+def test_a_process_that_cannot_be_read_hides_no_other(node):
+    given_, error = until_it_fails(processes, node({"/proc/199/stat": "garbage\n"}, stuck(200)))
+    assert "/proc/199/stat: not the state of a process: 'garbage'" in error
+    assert codes([item for item in given_ if isinstance(item, Finding)]) == ["processes/unkillable"]
+
+
+@pytest.mark.parametrize(
+    "text", ["SigPnd:\t0000\nShdPnd:\t0\n", "N/A", "", f"SigPnd:\t{CALM}\n", "SigPnd:\t" + "x" * 16]
+)
+def test_a_status_that_does_not_tell_is_unknown(node, text):
+    assert (
+        "/proc/200/status: no signals"
+        in until_it_fails(processes, node(process(200, "D"), {"/proc/200/status": text}))[1]
+    )
+
+
+def test_a_process_that_ends_while_it_is_read_is_nothing(node):
+    class Ending(FakeSystem):
+        def read(self, path: str) -> bytes:
+            if path == "/proc/100/stat":
+                raise ProcessLookupError(3, "No such process", path)
+            return super().read(path)
+
+    system = Ending(node().root)
+    assert findings(processes, Host(system._root, system=system)) == []
+
+
+def test_a_proc_without_processes_is_unknown(tmp_path):
+    assert until_it_fails(processes, Host(str(tmp_path)))[1] == "/proc: shows no process"
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "0-", "a-b", "0-3;5"])
+def test_cpus_that_cannot_be_counted_are_unknown(node, text):
+    error = until_it_fails(processes, node({"/sys/devices/system/cpu/online": text}))[1]
+    assert "online: not a list of CPUs" in error
+
+
+def test_a_share_of_nothing_is_refused():
+    assert validate(Config(processes_per_look=0)) == "processes_per_look must be 1 or more"
+    assert validate(Config()) is None
+
+
+@given(st.one_of(st.text(max_size=80), st.text("0123456789 ()DZS", max_size=200)))
+def test_garbage_is_a_sentence_or_a_process(text):
+    for function in (state_of, parse):
+        found, said = refusal(function, text, "/proc/1/stat")
+        assert found is not None or said.startswith("/proc/1/stat: not the state")
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=15), st.sampled_from("RSDTtZXxKWPI"))
+def test_whatever_a_program_is_called_its_state_is_read(command, state):
+    text = STAT.format(pid=7, command=command, state=state, parent=1, flags=0, threads=3, start=9).strip()
+    assert state_of(text, "") == state
+    assert parse(text, "") == (7, command, state, 1, 0, 3, 9)
+
+
+# --- the real kernel
+
+
+def test_this_machines_processes_are_read():
+    given_ = list(processes.run(Host(), Config(), Past({}, NOW, BOOT)))
+    assert [item for item in given_ if isinstance(item, Finding) and item.severity > Severity.WARNING] == []
+
+
+def test_the_kernel_shows_a_leader_that_ended_with_a_thread_that_lives():
+    exit_of_this_thread = {"x86_64": 60, "aarch64": 93}[os.uname().machine]
+    program = f"""
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({exit_of_this_thread}, 0)
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as child:
+        text, until = "", time.monotonic() + 20.0
+        while not text or (state_of(text, "") != "Z" and time.monotonic() < until):
+            time.sleep(0.01)
+            text = Path(f"/proc/{child.pid}/stat").read_text()
+        seen = processes.Seen([], [], [])
+        processes._look(Host(), [child.pid], seen)
+        child.send_signal(signal.SIGKILL)
+    assert [(found.state, found.threads) for found in seen.zombies] == [("Z", 2)]
+    assert (seen.stuck, seen.unreadable) == ([], [])

@@ -1,0 +1,111 @@
+"""Whether something keeps this node's clock right.
+
+Rules: munge refuses messages of another time, so Slurm loses the node; node_exporter's alerts NodeClockSkewDetected and
+NodeClockNotSynchronising ask the same. The kernel itself tells (adjtimex(2)): what disciplines the clock says how wrong
+it may be, and the kernel adds 0.5 ms to that for each second without news. At 16 s (nine hours) it is not synchronised;
+the longest usual poll (systemd-timesyncd, 34 minutes) makes 1 s. The flag STA_UNSYNC alone says nothing: chrony without
+rtcsync never clears it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.past import Past
+
+USES = ""
+
+CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0/available_clocksource"
+OF_HYPERVISORS = ("kvm-clock", "xen", "hyperv_clocksource")
+TIME_CLIENTS = (
+    *("/etc/chrony.conf", "/etc/chrony/chrony.conf", "/etc/ntp.conf", "/etc/ntpsec/ntp.conf"),
+    *("/etc/linuxptp", "/etc/ptp4l.conf", "/var/lib/systemd/timesync"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """max_offset_seconds  a clock that is known to be off by more warns
+    max_error_seconds   one that may be off by more warns: nobody asked a time server for long
+    confirm_seconds     it must be so for this long: after a boot chrony needs minutes
+    """
+
+    max_offset_seconds: float = 1.0
+    max_error_seconds: float = 5.0
+    confirm_seconds: float = 600.0
+
+
+def validate(config: Config) -> str | None:
+    if config.max_offset_seconds <= 0 or config.max_error_seconds <= 0:
+        return "max_offset_seconds and max_error_seconds must be above 0"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    clock = host.clock()
+    if clock is None:
+        return
+    offset, error = abs(clock.offset_seconds), clock.max_error_seconds
+    yield Observation("clock_synchronised", int(clock.synchronised))
+    yield Observation("clock_offset_seconds", clock.offset_seconds)
+    if not clock.synchronised:
+        if _is_left_to_the_hypervisor(host):
+            message = "nothing on this virtual machine keeps its clock; the hypervisor may"
+            yield Finding(Severity.INFO, "clock/of_hypervisor", "", message)
+        else:
+            yield _finding("unsynchronised", "the clock is not synchronised", config)
+    elif error > config.max_error_seconds:
+        yield _finding(
+            "uncertain", f"the clock may be wrong by {error:.1f} s: no time server answered for long", config
+        )
+    if offset > config.max_offset_seconds:
+        yield _finding("offset", f"the clock is off by {offset:.3f} s", config)
+
+
+def _finding(what: str, message: str, config: Config) -> Finding:
+    return Finding(Severity.WARNING, f"clock/{what}", "", message, confirm_seconds=config.confirm_seconds)
+
+
+def _is_left_to_the_hypervisor(host: Host) -> bool:
+    """Whether this is a virtual machine on which no program for the time was ever set up."""
+    sources = (host.read(CLOCK_SOURCES) or "").split()
+    virtual = any(source.startswith(OF_HYPERVISORS) for source in sources)
+    return virtual and not any(host.exists(path) for path in TIME_CLIENTS)
+
+
+_TODO = "chronyc tracking and chronyc sources -v, or timedatectl timesync-status: is it running, do its servers answer?"
+
+EXPLAIN = {
+    "clock/unsynchronised": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "Nothing keeps the clock: no time server has answered since the boot, or for nine hours.",
+        "It drifts by seconds a day. When it is minutes off, munge refuses the node's messages and Slurm loses it.",
+        _TODO,
+    ),
+    "clock/uncertain": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The clock was right, but no time server has answered for hours.",
+        "None yet. It drifts from here on.",
+        _TODO,
+    ),
+    "clock/offset": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The clock is known to be wrong, and is being corrected slowly or not at all.",
+        "Logs of several nodes do not fit together, files seem to come from the future, and TLS may fail.",
+        f"{_TODO} chronyc makestep sets it at once.",
+    ),
+    "clock/of_hypervisor": Explain(
+        Severity.INFO,
+        Clears.PASS,
+        "This virtual machine has no program that keeps its clock.",
+        "None where the hypervisor keeps it. A machine that is frozen and thawed comes back with the old time.",
+        "Install chrony if the machine is more than a test.",
+    ),
+}

@@ -1,0 +1,80 @@
+"""The device files that programs open to use GPUs and InfiniBand.
+
+Rules: only those that the site's settings or a baseline name are judged: which there should be depends on the driver,
+on MIG and on the rights that a site gives. NVIDIA's driver makes /dev/nvidia* late, with the mode of its module
+parameter NVreg_DeviceFileMode; udev makes /dev/infiniband/*. Containers see what is there when they start.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.past import Past
+
+USES = ""
+
+MODE = re.compile(r"0?[0-7]{3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected   device file -> its mode: {"/dev/nvidia0" = "0666"}; others are not judged"""
+
+    expected: dict[str, str] = field(default_factory=dict)
+
+
+def validate(config: Config) -> str | None:
+    for path, mode in config.expected.items():
+        if not path.startswith("/dev/"):
+            return f'expected: "{path}" is not below /dev'
+        if not MODE.fullmatch(mode):
+            return f'expected: the mode of {path} must be octal as in "0666", is "{mode}"'
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    unreadable = []
+    for path, wanted in config.expected.items():
+        try:
+            found = host.stat(path)
+        except OSError as error:  # must not hide the others
+            unreadable.append(f"{path}: {error.strerror}")
+            continue
+        if found is None:
+            yield _finding("missing", path, f"{path} is not there")
+        elif not stat.S_ISCHR(found.mode):
+            yield _finding("missing", path, f"{path} is no character device")
+        elif stat.S_IMODE(found.mode) != int(wanted, 8):
+            message = f"{path} has the mode {stat.S_IMODE(found.mode):04o}, not {int(wanted, 8):04o}"
+            yield _finding("wrong_mode", path, message)
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _finding(what: str, path: str, message: str) -> Finding:
+    return Finding(Severity.DEGRADED, f"device_nodes/{what}", path, message, expects="expected")
+
+
+EXPLAIN = {
+    "device_nodes/missing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A device file that this node should have is not there, or is something else.",
+        "CUDA finds fewer GPUs or none, NCCL no network card; containers start without the device.",
+        "ls -l PATH. GPUs: is the driver loaded? nvidia-modprobe -c 0 -u makes them. InfiniBand: udevadm trigger, and "
+        "systemctl status openibd. A plain file there was written before the driver came: remove it.",
+    ),
+    "device_nodes/wrong_mode": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A device file has other rights than the site's settings say.",
+        "Users' programs may not open the device, and fail as if it were not there; or everybody may.",
+        "GPUs: NVreg_DeviceFileMode in /etc/modprobe.d. InfiniBand: the rules in /etc/udev/rules.d. Then chmod.",
+    ),
+}

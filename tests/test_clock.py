@@ -1,0 +1,131 @@
+"""clock: whether something keeps this node's clock right."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import codes, findings, run_check, until_it_fails
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+from trees import FakeSystem, write
+
+from healthd.checks import clock
+from healthd.checks.clock import CLOCK_SOURCES, Config, validate
+from healthd.host import Host
+from healthd.model import Clears, Severity
+from healthd.system import KernelClock
+
+RIGHT = KernelClock(True, 0.000012, 0.02)
+NEVER = KernelClock(False, 0.0, 16.0)  # as the kernel starts
+
+ABSENT_IS_FINE = {"": "a tree of files that stands in for a machine has no clock"}
+
+
+def node(tmp_path, reading=RIGHT):
+    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), clock=reading))
+
+
+def healthy(tmp_path):
+    return node(tmp_path), Config()
+
+
+def test_a_clock_that_is_kept_gives_its_numbers_and_no_finding(tmp_path):
+    given = run_check(clock, node(tmp_path))
+    assert [(item.name, item.value) for item in given] == [
+        ("clock_synchronised", 1),
+        ("clock_offset_seconds", 0.000012),
+        ("clock_max_error_seconds", 0.02),
+    ]
+
+
+def test_chrony_without_rtcsync_leaves_the_flag_and_keeps_the_clock(tmp_path):
+    assert findings(clock, node(tmp_path, KernelClock(False, 0.0, 0.02))) == []
+
+
+def test_a_tree_has_no_clock(tmp_path):
+    assert run_check(clock, Host(str(tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("reading", "code"),
+    [
+        (NEVER, "clock/unsynchronised"),
+        (KernelClock(True, 1.001, 0.1), "clock/offset"),
+        (KernelClock(True, -1.001, 0.1), "clock/offset"),
+        (KernelClock(True, 0.0, 5.1), "clock/uncertain"),
+    ],
+)
+def test_a_clock_that_nothing_keeps_or_that_is_wrong_warns_after_ten_minutes(tmp_path, reading, code):
+    (finding,) = findings(clock, node(tmp_path, reading))
+    assert (finding.code, finding.severity, finding.clears) == (code, Severity.WARNING, Clears.PASS)
+    assert finding.confirm_seconds == 600.0
+
+
+def test_a_clock_that_is_not_synchronised_and_known_to_be_wrong_is_both(tmp_path):
+    host = node(tmp_path, KernelClock(False, 3.0, 16.0))
+    assert codes(findings(clock, host)) == ["clock/unsynchronised", "clock/offset"]
+
+
+def test_the_longest_usual_poll_of_a_time_server_is_no_finding(tmp_path):
+    assert findings(clock, node(tmp_path, KernelClock(True, -0.5, 0.1 + 2048 * 0.0005))) == []
+
+
+def test_a_clock_that_may_not_be_read_is_unknown(tmp_path):
+    assert "not permitted" in until_it_fails(clock, node(tmp_path, PermissionError(1, "Operation not permitted")))[1]
+
+
+@pytest.mark.parametrize("sources", ["tsc kvm-clock acpi_pm", "xen tsc", "hyperv_clocksource_tsc_page acpi_pm"])
+def test_a_virtual_machine_without_any_time_client_is_only_recorded(tmp_path, sources):
+    write(tmp_path, {CLOCK_SOURCES: f"{sources}\n"})
+    (finding,) = findings(clock, node(tmp_path, NEVER))
+    assert (finding.code, finding.severity) == ("clock/of_hypervisor", Severity.INFO)
+
+
+def test_a_virtual_machine_whose_time_client_does_not_work_warns(tmp_path):
+    write(tmp_path, {CLOCK_SOURCES: "tsc kvm-clock\n", "/etc/chrony.conf": "pool a\n"})
+    assert codes(findings(clock, node(tmp_path, NEVER))) == ["clock/unsynchronised"]
+
+
+def test_hardware_without_any_time_client_warns(tmp_path):
+    write(tmp_path, {CLOCK_SOURCES: "tsc hpet acpi_pm\n"})
+    assert codes(findings(clock, node(tmp_path, NEVER))) == ["clock/unsynchronised"]
+
+
+def test_this_machine_gives_nothing_above_info():
+    assert [f for f in findings(clock, Host()) if f.severity > Severity.INFO] == []
+
+
+@pytest.mark.parametrize("config", [Config(max_offset_seconds=0.0), Config(max_error_seconds=-1.0)])
+def test_a_limit_that_nothing_meets_is_refused(config):
+    assert "must be above 0" in (validate(config) or "")
+    assert validate(Config()) is None
+
+
+@given(st.booleans(), st.floats(-1e9, 1e9), st.floats(0, 1e4))
+def test_every_reading_that_is_not_right_is_a_finding(synchronised, offset, error):
+    host = Host("/nonexistent", system=FakeSystem("/nonexistent", clock=KernelClock(synchronised, offset, error)))
+    assert bool(findings(clock, host)) == (abs(offset) > 1 or error > 5)
+
+
+# --- stories
+
+
+def test_a_boot_after_which_chrony_needs_minutes_is_no_warning(tmp_path):
+    story = Story(clock).look(node(tmp_path)).reboot().look(node(tmp_path, NEVER)).look(node(tmp_path, NEVER))
+    assert story.codes == []
+    assert story.look(node(tmp_path)).codes == []
+
+
+@pytest.mark.parametrize(
+    ("reading", "code"),
+    [
+        (NEVER, "clock/unsynchronised"),
+        (KernelClock(True, 2.0, 0.1), "clock/offset"),
+        (KernelClock(True, 0.0, 9.0), "clock/uncertain"),
+    ],
+)
+def test_a_clock_that_nothing_keeps_warns_until_something_does_and_never_drains(tmp_path, reading, code):
+    story = Story(clock).looks(node(tmp_path, reading), 20)
+    assert (story.codes, story.drained) == ([code], False)
+    assert story.wait(600).look(node(tmp_path, reading)).codes == [code]
+    assert story.looks(node(tmp_path), 2).codes == []

@@ -184,7 +184,8 @@ def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], ker
             raise Stop(f'healthd check: there is no check "{name}"{nearest(name, checks)}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd check: {name}: {_why_not(checks[name])}")
-    wanted = {key: config for key, config in loaded.checks.items() if not names or key[0] in names}
+    asked = names or [name for name, check in checks.items() if not check.when]  # the others by their names only
+    wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
     chosen = dataclasses.replace(loaded, checks=wanted)
     if not names_to_run(chosen, checks, kernel_log):
         listening = "they only listen to the kernel log, and there is none to read here"
@@ -366,6 +367,7 @@ def _check_rows(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[tuple[s
             yield name, f"no [checks.{name}.NAME]" if check.per else "off", "", check.summary
         for instance, config in mine.items():
             every = words(config.interval_seconds or loaded.settings.interval_seconds)
+            every += ", when idle" if check.when else ""
             timing = (every, words(config.timeout_seconds)) if check.runs else ("each kernel line", "")
             yield (f"{name} {instance}".strip(), *timing, check.summary)
 

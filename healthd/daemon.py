@@ -45,7 +45,7 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Policy, decide, is_quiet
+from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
 from healthd.process import with_job
 from healthd.results import result_of
 from healthd.rounds import Rounds
@@ -97,7 +97,7 @@ class Daemon:
 
     def __init__(self, load_settings: Callable[[], Loaded]) -> None:
         self.load_settings = load_settings
-        self.known_jobs: dict[bool, list[Job]] = {}
+        self.known_jobs: dict[tuple[bool, bool], list[Job]] = {}
         self.loaded = load_settings()
         self.settings = settings = self.loaded.settings
         self.checks = registry.find(settings.checks_dir)
@@ -302,22 +302,28 @@ class Daemon:
     def jobs(self) -> list[Job]:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
-        unheld = self.driver_is_unheld
-        if unheld not in self.known_jobs:
-            self.known_jobs[unheld] = list(self.make_jobs(unheld))
-        return self.known_jobs[unheld]
+        unheld, idle = self.driver_is_unheld, self.is_idle()
+        if (unheld, idle) not in self.known_jobs:
+            self.known_jobs[unheld, idle] = list(self.make_jobs(unheld, idle))
+        return self.known_jobs[unheld, idle]
 
     def is_driver_unheld(self) -> bool:
         return not self.settings.nvml.fake and self.host.driver_is_held() is False
 
-    def make_jobs(self, unheld: bool) -> Iterator[Job]:
+    def is_idle(self) -> bool:
+        """Whether Slurm has shown this node drained and idle since the last round: an older word may be past."""
+        slurm = self.slurm.status
+        is_old = self.now() - slurm.read_at > 2 * self.settings.interval_seconds
+        return self.settings.mode is not Mode.OBSERVE and slurm.node is not None and not is_old and is_idle(slurm.node)
+
+    def make_jobs(self, unheld: bool, idle: bool) -> Iterator[Job]:
         for (name, instance), config in self.loaded.checks.items():
             check = self.checks[name]
             interval, timeout = config.interval_seconds or self.settings.interval_seconds, config.timeout_seconds
             if unheld and check.uses == "nvml":
                 interval = max(interval, self.settings.nvml.unheld_interval_seconds)
                 timeout = max(timeout, OPENING_SECONDS)
-            if check.runs:
+            if check.runs and (idle or not check.when):
                 yield Job(name, instance, check.resource(instance), interval, timeout)
 
     def request_of(self, job: Job) -> dict[str, Any]:
@@ -489,6 +495,8 @@ class Daemon:
                 verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)
             )
         self.remember_slurm(report.memory)
+        if report.node is not None and not self.is_idle():
+            self.forget_idle()
         if report.trouble:
             log.warning("slurm: %s", report.trouble)
         for job in report.requeued:
@@ -499,6 +507,12 @@ class Daemon:
         self.decided_on = ()
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
+
+    def forget_idle(self) -> None:
+        """Jobs are on this node or may come: what was found while there were none is no longer so."""
+        only_then = {name for name in self.loaded.checks if self.checks[name[0]].when}
+        self.results = {name: result for name, result in self.results.items() if name not in only_then}
+        self.memory.forget(only_then, "jobs may run here again")
 
     def remember_slurm(self, slurm: SlurmMemory) -> None:
         """Written down before the next command is sent: a daemon that is killed now knows later what it did."""

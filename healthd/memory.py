@@ -152,11 +152,15 @@ class Memory:
 
     def keep_only(self, configured: Collection[tuple[str, str]]) -> None:
         """A condition whose check is no longer configured would stand for ever: nobody looks."""
+        self.forget({(c.check, c.instance) for c in self.ledger.conditions} - set(configured), "no longer configured")
+
+    def forget(self, names: Collection[tuple[str, str]], why: str) -> None:
+        """What these checks have found is over."""
         now = self._now()
         conditions = {
-            key: c
-            if (c.check, c.instance) in configured
-            else dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by="no longer configured")
+            key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
+            if (c.check, c.instance) in names
+            else c
             for key, c in self.ledger.by_key().items()
         }
         self.set_conditions(conditions)

@@ -108,6 +108,11 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
     return Owner.FOREIGN
 
 
+def is_idle(node: NodeState) -> bool:
+    """Whether no job is on this node and none will come: drained, and the last epilog is over."""
+    return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
+
+
 def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
     """The table above."""
     if node is None:

@@ -49,6 +49,11 @@ class Check:
         return str(getattr(self.module, "USES", ""))
 
     @property
+    def when(self) -> str:
+        """ "idle": it comes round only while no job is on this node and none will come; "" = always."""
+        return str(getattr(self.module, "WHEN", ""))
+
+    @property
     def after_events(self) -> tuple[str, ...]:
         return tuple(getattr(self.module, "AFTER_EVENTS", ()))
 
@@ -186,6 +191,8 @@ def _misdeclared(check: Check) -> str:
     for name in ("USES", "PER"):
         if not isinstance(getattr(module, name, ""), str):
             return f"{name} must be text"
+    if check.when not in ("", "idle"):
+        return 'WHEN must be "idle" or ""'
     events = getattr(module, "AFTER_EVENTS", ())
     if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
         return "AFTER_EVENTS must be a tuple of texts"

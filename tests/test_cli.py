@@ -287,6 +287,15 @@ def test_there_is_nothing_to_run_where_only_the_log_is_listened_to_and_there_is_
     assert "they only listen to the kernel log, and there is none to read here" in done.err
 
 
+def test_a_check_for_idle_nodes_is_run_by_its_name_only(tmp_path):
+    nothing = ("--config", settings(tmp_path, ""), "--fake-nvml", "dgx-h100", "--json")
+    everything = {result["check"] for result in json.loads(run("check", *nothing).out)["results"]}
+    assert "gpu_nvlink" in everything
+    assert "gpu_processes" not in everything
+    (result,) = json.loads(run("check", "gpu_processes", *nothing).out)["results"]
+    assert (result["check"], result["outcome"]) == ("gpu_processes", "completed")
+
+
 def test_a_check_that_is_switched_off_is_not_run_even_by_name(tmp_path):
     done = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
     assert (done.status, done.err) == (

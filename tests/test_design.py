@@ -27,6 +27,7 @@ PURE = {
     "policy": {"model", "reason"},
     "slurm": {"model", "policy", "reason"},
     "mountinfo": set(),
+    "cgroup": set(),
     "render": set(),
     "kernel_fold": {"model"},
     "kernel_parse": {"model"},
@@ -55,7 +56,19 @@ IMPURE_CALLS = {
 }
 
 # What of healthd a check may import: the words, its settings, its host. No daemon, no log, no other check.
-CHECKS_MAY = {"codes", "config", "host", "model", "mountinfo", "nvml", "past", "program", "system", "xid_texts"}
+CHECKS_MAY = {
+    "cgroup",
+    "codes",
+    "config",
+    "host",
+    "model",
+    "mountinfo",
+    "nvml",
+    "past",
+    "program",
+    "system",
+    "xid_texts",
+}
 # What a check may not import at all: the core does these once for all checks.
 CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 

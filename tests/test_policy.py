@@ -28,6 +28,7 @@ from healthd.policy import (
     describe,
     forget,
     is_gone,
+    is_idle,
     is_lost_by_slurmctld,
     is_lost_for_sure,
     is_quiet,
@@ -268,6 +269,24 @@ def test_slurm_is_not_asked_while_nothing_is_wanted_and_nothing_stands() -> None
     assert not is_quiet(DEGRADED, SlurmMemory())
     for memory in (OURS, SlurmMemory(writing=XID), SlurmMemory(overruled="fan"), SlurmMemory(adopted=XID)):
         assert not is_quiet(REPAIRED, memory)
+
+
+@pytest.mark.parametrize(
+    ("flags", "idle"),
+    [
+        ({"IDLE", "DRAIN"}, True),
+        ({"IDLE", "DRAIN", "MAINTENANCE"}, True),
+        ({"IDLE"}, False),
+        ({"ALLOCATED", "DRAIN"}, False),
+        ({"MIXED", "DRAIN"}, False),
+        ({"IDLE", "DRAIN", "COMPLETING"}, False),
+        ({"IDLE", "DRAIN", "NOT_RESPONDING"}, False),
+        ({"DOWN", "DRAIN"}, False),
+        (set(), False),
+    ],
+)
+def test_a_node_is_idle_when_it_is_drained_and_the_last_epilog_is_over(flags: set[str], idle: bool) -> None:
+    assert is_idle(NodeState("n1", frozenset(flags))) is idle
 
 
 def test_every_decision_has_words() -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.cgroup import job_in
 from healthd.model import KernelEvent
-from healthd.process import job_in, with_job
+from healthd.process import with_job
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2

@@ -58,6 +58,7 @@ def test_what_is_no_file_is_refused_before_it_is_opened(folder):
         ("class Config: ...", "Config must be a dataclass and a CheckConfig"),
         ("PER = 3", "PER must be text"),
         ("USES = None", "USES must be text"),
+        ("WHEN = 'busy'", 'WHEN must be "idle" or ""'),
         ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of texts"),
         ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of texts"),
     ],

@@ -128,6 +128,33 @@ def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(
         seconds_until(lambda: is_free(cluster, node))
 
 
+def test_the_processes_on_gpus_are_asked_for_only_while_the_node_is_drained_and_idle(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    scenario, one = tmp_path / "gpus.toml", ("gpu_processes", "")
+    scenario.write_text(HEALTHY + "[gpu.3]\nprocesses = [1]\n")
+
+    def asked(status: dict[str, Any]) -> bool:
+        return one in {(result["check"], result["instance"]) for result in status["results"]}
+
+    config = "[checks.gpu_processes]\nconfirm_seconds = 1.0\n"
+    with healthd(cluster, node, tmp_path, fake_nvml=str(scenario), config=config) as daemon:
+        status = rounds(daemon, 3)
+        assert (status["health"], asked(status)) == ("healthy", False), "nobody waits for it"
+        job = running_job(cluster, node, "--no-requeue")
+        daemon.kernel_line(xid(79))
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+        assert not asked(rounds(daemon, 3)), "a job still runs"
+        cluster.run("scancel", job)
+        daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "what is left is known")
+        daemon.ask(command="repaired", code="gpu_xid/79")
+        rounds(daemon, 3)
+        assert "DRAIN" in cluster.node(node).flags, "the process is still there"
+        scenario.write_text(HEALTHY)
+        seconds_until(lambda: is_free(cluster, node))
+        daemon.until(lambda s: s["health"] == "healthy" and not asked(s), "it is not asked for any more")
+
+
 def test_mode_drain_drains_and_leaves_the_jobs(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
     job = running_job(cluster, node)
     with healthd(cluster, node, tmp_path, mode="drain") as daemon:

@@ -1,0 +1,83 @@
+"""Processes that hold a GPU of a node on which no job runs: leftovers of jobs, and what should not be there.
+
+Rule: what is left on a GPU keeps its memory from the next job, and keeps the GPU from being reset. Slurm's own epilogs
+and NHC look for such processes as well. The call takes a lock of the driver (some 4.5 ms a GPU), which jobs would feel:
+so it is made only while Slurm shows this node drained and idle. Asked by hand where jobs run, it names theirs, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.cgroup import job_in
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.nvml import NvmlError
+from healthd.past import Past
+
+USES = "nvml"
+WHEN = "idle"
+COMM_LENGTH = 15  # the kernel's names of programs end there
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """allowed          programs that may hold a GPU: services that outlive jobs (MPS, a display server, DCGM)
+    confirm_seconds  a process must be there for so long: one that is about to end is none
+    """
+
+    allowed: tuple[str, ...] = (
+        "nvidia-cuda-mps-server",
+        "nvidia-cuda-mps-control",
+        "Xorg",
+        "nv-hostengine",
+        "dcgm-exporter",
+    )
+    confirm_seconds: float = 60.0
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    allowed = {name[:COMM_LENGTH] for name in config.allowed}
+    failed: list[NvmlError] = []
+    for gpu in host.gpus():
+        try:
+            pids = gpu.compute_processes() or ()
+        except NvmlError as error:  # the others are judged all the same
+            failed.append(error)
+            continue
+        left = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
+        if left:
+            message = ", ".join(_words(host, pid, program) for pid, program in left)
+            yield Finding(
+                Severity.DEGRADED,
+                "gpu_processes/left",
+                gpu.pci,
+                f"held by {message}",
+                confirm_seconds=config.confirm_seconds,
+            )
+    if failed:
+        raise failed[0]
+
+
+def _words(host: Host, pid: int, program: str | None) -> str:
+    """'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU is one, too."""
+    if program is None:
+        return f"pid {pid}, which /proc does not have"
+    user = re.search(r"^Uid:\s*(\d+)", host.read(f"/proc/{pid}/status") or "", re.MULTILINE)
+    job = job_in(host.read(f"/proc/{pid}/cgroup") or "")
+    return f'pid {pid} "{program}" (uid {user[1] if user else "unknown"}{f", job {job}" if job else ", of no job"})'
+
+
+EXPLAIN = {
+    "gpu_processes/left": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A process holds a GPU of a drained node on which no job runs: left by a job, or started past Slurm.",
+        "The next job finds less memory on the GPU, or shares it. The GPU cannot be reset.",
+        "nvidia-smi; ps -fp PID. Ask its owner or end it: kill PID. One that does not end hangs in the driver "
+        "(cat /proc/PID/stack): reboot. A service that may hold GPUs belongs into allowed of [checks.gpu_processes].",
+    ),
+}

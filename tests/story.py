@@ -15,6 +15,7 @@ from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import (
     CheckResult,
+    Clears,
     Condition,
     ConditionState,
     Drain,
@@ -101,7 +102,11 @@ class Story:
         number = len(self.events) + 1
         event = replace(event, time=self.now, last_time=self.now, sequence=number, boot_id=self.boot_id)
         self.events.append(event)
-        found = self.check.correlate(self.events, node or Inventory(), self.config) or ()
+        found = verdict.findings_in(
+            self.events,
+            lambda events: self.check.correlate(events, node or Inventory(), self.config),
+            (*self.conditions.values(), *self.cleared),
+        )
         by_sequence = {each.sequence: each for each in self.events}
         self._take(
             verdict.absorb_events(
@@ -126,6 +131,12 @@ class Story:
         self.boot_id += "'"
         self.now += 300.0
         self._take(verdict.after_boot(self.conditions, self.boot_id, self.now))
+        return self._decide()
+
+    def reset(self, subject: str) -> Story:
+        """A GPU was reset, and a check saw the evidence of it."""
+        repair = Repair(Clears.GPU_RESET, subject, "its counters fell", before=self.now)
+        self._take(verdict.after_repairs(self.conditions, [repair], self.now))
         return self._decide()
 
     def repaired(self, code: str, subject: str | None = None) -> Story:

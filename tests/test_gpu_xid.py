@@ -1,10 +1,13 @@
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from story import Story
 
 from healthd import codes
+from healthd.checks import gpu_xid
 from healthd.checks.gpu_xid import RECOVERY, RESET, Config, correlate, explain
 from healthd.kernel_fold import fold_events
 from healthd.kernel_log import RawLine, event_of
@@ -323,3 +326,174 @@ def test_explain_takes_any_code(code):
 def test_every_recovery_action_has_words():
     assert sorted(RECOVERY) == [1, 2, 3, 4, 5, 6, 7]
     assert all(words for _, _, words in RECOVERY.values())
+
+
+# --- stories
+
+
+HOUR, DAY = 60.0, 24 * 60.0  # minutes
+SWITCH = "0000:85:00.0"
+SLOT = Inventory(NODE.gpus, (PciDevice(PCI, "10de", "2330", "030200", "gpu", upstream=PORT),))
+OTHERS_SLOT = Inventory(NODE.gpus, (PciDevice(PCI, "144d", "a824", "010802", "nvme", upstream=PORT),))
+NVLINK5 = "145, RLW_{} XC1 i0 Link 12 (0x{:08x} 0x{:08x} 0x0 0x0 0x0 0x0)"
+
+
+class Life(Story):
+    def __init__(self) -> None:
+        super().__init__(gpu_xid)
+
+    def says(self, *lines, node=NODE):
+        for line in lines:
+            event = event_of(RawLine(self.now, line), self.boot_id)
+            assert event is not None
+            self.hear(event, node)
+        return self
+
+    @property
+    def acts(self):
+        return (self.drained, self.requeued)
+
+
+def to(action):
+    return xid(f"154, GPU recovery action changed from 0x0 (None) to 0x{action:x} (x)")
+
+
+@pytest.mark.parametrize(
+    ("line", "node"),
+    [
+        (xid("79, pid=1, name=a, GPU has fallen off the bus."), NODE),
+        (xid("151, Key rotation Error"), NODE),
+        (LOST, NODE),
+        (RM_INIT, NODE),
+        (SLOT_DOWN, SLOT),
+        (SLOT_DOWN, replace(SLOT, devices=(replace(SLOT.devices[0], kind="nic"),))),
+        (to(2), NODE),
+        (to(7), NODE),
+        (sxid("22003, Fatal, Link 60 Minion Halt"), NODE),
+        (sxid("24007, Fatal, Link 28 sourcetrack timeout error (First)"), NODE),
+    ],
+)
+def test_what_needs_a_reboot_drains_and_requeues_until_the_second_time_an_engineer_must_say_so(line, node):
+    life = Life().says(line, node=node)
+    assert life.acts == (True, True)
+    life.wait(30 * DAY).reset(PCI).reset(SWITCH)
+    assert life.drained
+    life.reboot()
+    assert not life.drained
+    life.wait(DAY).says(line, node=node)
+    assert life.acts == (True, True)
+    life.reboot().wait(30 * DAY)
+    assert life.drained
+    life.repaired(next(iter(life.conditions.values())).code)
+    assert not life.drained
+
+
+FATAL_NVLINK5 = xid(NVLINK5.format("REMAP Fatal", 0x82, 0x40))
+
+
+@pytest.mark.parametrize("line", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(4), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("repair", ["reset", "reboot"])
+def test_what_needs_a_reset_drains_and_requeues_until_a_reset_of_that_gpu_or_a_reboot(line, repair):
+    life = Life().says(line)
+    assert life.acts == (True, True)
+    life.wait(30 * DAY).reset(NODE.gpus[1].pci)
+    assert life.drained
+    life = life.reset(PCI) if repair == "reset" else life.reboot()
+    assert (life.drained, life.codes) == (False, [])
+
+
+def test_an_nvlink_error_only_warns_for_a_day_or_until_a_reset():
+    life = Life().says(*(xid(NVLINK.format(link)) for link in range(4)))
+    assert (life.acts, life.codes) == ((False, False), ["gpu_xid/74"])
+    assert life.wait(DAY - HOUR).codes == ["gpu_xid/74"]
+    assert life.wait(2 * HOUR).codes == []
+    assert life.wait(DAY).says(xid(NVLINK.format(1))).reset(PCI).codes == []
+
+
+def test_an_nvlink_error_that_repeats_within_a_day_drains_and_requeues_until_a_reset_and_counts_anew_after_it():
+    line = xid(NVLINK.format(1))
+    life = Life().says(line).wait(23 * HOUR).says(line)
+    assert life.acts == (True, True)
+    assert life.wait(30 * DAY).drained
+    assert not life.reset(PCI).drained
+    assert life.wait(HOUR).says(line).acts == (False, False)
+    assert life.wait(HOUR).says(line).drained
+
+
+APPLICATION = [13, 31, 32, 43, 45, 63, 68, 69, 94]
+
+
+@pytest.mark.parametrize(
+    "code",
+    sorted({*APPLICATION, *(n for n in range(173) if (f := codes.xid(n)) and f.action in ("RESTART_APP", "IGNORE"))}),
+)
+def test_what_a_job_did_never_drains_however_often_and_is_forgotten_after_an_hour(code):
+    life = Life()
+    for _ in range(50):
+        life.says(xid(f"{code}, pid=1, name=python3, x")).wait(1)
+    assert (life.acts, life.codes) == ((False, False), [f"gpu_xid/{code}"])
+    assert life.wait(58).codes == [f"gpu_xid/{code}"]
+    assert life.wait(2).codes == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(xid(f"{code}, x") for code in (1, 54, 61, 65, 78, 81, 159, *range(162, 173), 173, 177, 999)),
+        *(to(action) for action in (3, 5, 0x1F)),
+        xid("154, cut"),
+        xid(NVLINK5.format("SRC_TRACK Nonfatal", 0x040988E2, 0x8)),
+        xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)"),  # not RESET_GPU
+        xid("149, NETIR_INT  Fatal   XC0 i0 Link -1"),
+        sxid("24007, Non-fatal, Link 28 sourcetrack timeout error (First)"),
+        sxid("20034, Non-fatal, Link 28 LTSSM Fault Up"),
+        sxid("28006, Fatal, Link 46 MC TS crumbstore MCTO (First)"),
+        "NVRM: RmInitAdapter failed! (0x26:0xffff:1096)",
+        SLOT_DOWN,
+    ],
+)
+def test_what_nobody_can_justify_a_drain_for_warns_for_a_day(line):
+    life = Life()
+    for _ in range(50):
+        life.says(line, node=OTHERS_SLOT).wait(10)
+    assert life.acts == (False, False)
+    assert len(life.codes) == 1
+    assert len(life.wait(DAY - 11).codes) == 1
+    assert life.wait(2).codes == []
+
+
+@pytest.mark.parametrize(
+    ("line", "repair"),
+    [(to(3), "reset"), (FATAL_NVLINK5.replace("Fatal", "Nonfatal"), "reset"), (sxid("20034, Non-fatal"), "reboot")],
+)
+def test_such_a_warning_ends_with_its_repair_too(line, repair):
+    life = Life().says(line)
+    assert life.wait(HOUR).codes
+    assert (life.reset(PCI) if repair == "reset" else life.reboot()).codes == []
+
+
+def test_a_recovery_action_that_is_no_longer_asked_for_ends_only_with_evidence_of_what_was_done():
+    life = Life().says(to(1), to(0))
+    assert life.acts == (True, True)
+    assert life.wait(30 * DAY).drained
+    assert not life.reset(PCI).drained
+
+
+def test_a_recovery_action_that_got_worse_needs_the_reboot():
+    life = Life().says(to(1), to(2)).reset(PCI)
+    assert life.drained
+    assert not life.reboot().drained
+
+
+def test_a_job_that_crashes_on_a_gpu_that_waits_for_a_reset_changes_nothing():
+    life = Life().says(xid("95, x"), xid("13, x"), xid("45, x"), xid("63, x"))
+    assert life.acts == (True, True)
+    life.reset(PCI)
+    assert not life.drained
+
+
+def test_what_the_log_held_before_healthd_first_looked_never_acts():
+    event = event_of(RawLine(0.0, xid("79, GPU has fallen off the bus."), history=True), "b")
+    life = Life().hear(event, NODE)
+    assert (life.drained, life.codes) == (False, ["gpu_xid/79"])
+    assert Life().hear(event, NODE).says(xid("79, GPU has fallen off the bus.")).drained

@@ -1,7 +1,8 @@
-"""A DGX H100 as files below a folder: what sysfs and procfs of such a node show, as far as healthd looks.
+"""A big DGX H100 as files below a folder: what sysfs and procfs of such a node show, as far as healthd looks.
 
-8 GPUs, 10 InfiniBand adapters and 10 NVMe disks, each behind a port of its own with AER counters; slots, mounts. PCI
-addresses of the GPUs are those of the profile dgx-h100; texts as in the captures that tests/data names.
+8 GPUs, 10 InfiniBand adapters and 16 NVMe disks, each behind a port of its own with AER counters; 256 CPUs, 32 DIMMs,
+2,000 processes of which 1,400 are the kernel's own, mounts, an Ethernet bond. PCI addresses of the GPUs are those of
+the fake machine dgx-h100; texts as in the captures that tests/data names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from trees import PCI, aer, pci_device, write  # noqa: E402
 
 GPUS = tuple(f"0000:{bus}:00.0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
 NICS = tuple(f"0000:{bus}:00.0" for bus in ("18", "29", "40", "4f", "5e", "82", "9a", "aa", "c0", "ce"))
-DISKS = tuple(f"0000:{bus}:00.0" for bus in ("06", "07", "2a", "2b", "88", "89", "ab", "ac", "0b", "0c"))
+DISK_BUSES = ("06", "07", "2a", "2b", "88", "89", "ab", "ac", "0b", "0c", "31", "32", "71", "72", "b1", "b2")
+DISKS = tuple(f"0000:{bus}:00.0" for bus in DISK_BUSES)
+CPUS, DIMMS, PROCESSES, KERNEL_THREADS = 256, 32, 2000, 1400
 MOUNTS = {"/data": "lustre", "/home": "nfs4"}
 CONFIG = (
     """\
@@ -25,6 +28,16 @@ CONFIG = (
     + "".join(f'"mlx5_{i}/1" = 400\n' for i in range(len(NICS)))
     + "".join(f'[checks.mount."{point}"]\nfstype = "{fstype}"\n' for point, fstype in MOUNTS.items())
     + '[checks.exec.site]\ncommand = ["/bin/true"]\n'
+)
+
+
+IB_COUNTERS = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
+    "excessive_buffer_overrun_errors",
+)
+STAT = (  # of a sleeping process, as Linux 6 prints it: pid, name, parent
+    "{} ({}) S {} 1 1 0 -1 4194560 9153 105 0 0 12 8 0 0 20 0 1 0 {} 23040000 3192 18446744073709551615 "
+    "1 1 0 0 0 0 0 4096 671173123 0 0 0 17 3 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
 )
 
 
@@ -40,7 +53,9 @@ def build(root: Path) -> None:
             pci_device(root, pci, "0x010802", above, vendor="0x144d", device="0xa80a")
         for device in (above, pci):
             write(root, {f"{PCI}/{device}/aer_dev_{kind}": aer(kind) for kind in ("correctable", "nonfatal", "fatal")})
-            write(root, {f"{PCI}/{device}/current_link_width": "16\n", f"{PCI}/{device}/max_link_width": "16\n"})
+            for which in ("current", "max"):
+                link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
+                write(root, {f"{PCI}/{device}/{which}_link_{name}": text for name, text in link.items()})
         write(root, {f"/sys/bus/pci/slots/{number + 1}/address": f"{pci.partition('.')[0]}\n"})
     for number in range(400):  # bridges, uncore and the like, of which a node has hundreds
         pci_device(root, f"0001:{number // 32:02x}:{number % 32:02x}.0", "0x088000", vendor="0x8086")
@@ -48,6 +63,8 @@ def build(root: Path) -> None:
         port = f"/sys/class/infiniband/mlx5_{number}/ports/1"
         write(root, {f"{port}/state": "4: ACTIVE\n", f"{port}/phys_state": "5: LinkUp\n"})
         write(root, {f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n"})
+        write(root, {f"{port}/counters/{name}": "0\n" for name in IB_COUNTERS})
+        (root / f"sys/class/infiniband/mlx5_{number}/device").symlink_to(root / PCI.lstrip("/") / NICS[number])
     system = [f"{n} 22 0:{n} / /run/containers/{n} rw,relatime shared:{n} - overlay overlay rw" for n in range(40, 120)]
     wanted = [f"{200 + n} 22 0:{90 + n} / {at} rw,relatime - {MOUNTS[at]} fs rw" for n, at in enumerate(MOUNTS)]
     for point in MOUNTS:
@@ -62,3 +79,46 @@ def build(root: Path) -> None:
             "/sys/class/dmi/id/product_name": "DGXH100\n",
         },
     )
+    hosts_own(root)
+    processes(root)
+
+
+def hosts_own(root: Path) -> None:
+    """CPUs, DIMMs, disks, network interfaces, memory."""
+    cpu, edac = "/sys/devices/system/cpu", "/sys/devices/system/edac/mc"
+    files = {f"{cpu}/online": f"0-{CPUS - 1}\n", "/proc/meminfo": "MemTotal:       2113451320 kB\n"}
+    for number in range(CPUS):
+        first = 0 if number % (CPUS // 2) < CPUS // 4 else CPUS // 4  # two packages, two threads a core
+        second = first + CPUS // 2
+        last = CPUS // 4 - 1
+        files[f"{cpu}/cpu{number}/topology/core_siblings_list"] = f"{first}-{first + last},{second}-{second + last}\n"
+        files[f"{cpu}/cpu{number}/thermal_throttle/package_throttle_count"] = "0\n"
+        files[f"{cpu}/cpufreq/policy{number}/scaling_governor"] = "performance\n"
+    for number in range(DIMMS):
+        controller = f"{edac}/mc{number // 2}"
+        files |= {
+            f"{controller}/{name}": "0\n" for name in ("ue_count", "ce_count", "ue_noinfo_count", "ce_noinfo_count")
+        }
+        files |= {f"{controller}/dimm{number % 2}/{name}": "0\n" for name in ("dimm_ce_count", "dimm_ue_count")}
+        files[f"{controller}/dimm{number % 2}/dimm_label"] = f"CPU_SrcID#{number // 16}_MC#{number // 2 % 8}\n"
+    for number in range(len(DISKS)):
+        files[f"/sys/class/nvme/nvme{number}/state"] = "live\n"
+        files[f"/sys/class/nvme/nvme{number}/serial"] = f"S64GNE0R{number:06}\n"
+        files[f"/sys/block/nvme{number}n1/wwid"] = f"eui.36344730523{number:05}\n"
+    for name, mbps in (("bond0", 200_000), ("ens6f0", 100_000), ("ens6f1", 100_000)):
+        net = {"operstate": "up", "carrier": "1", "speed": str(mbps), "carrier_changes": "2"}
+        files |= {f"/sys/class/net/{name}/{file}": f"{text}\n" for file, text in net.items()}
+    files["/sys/class/net/bond0/bonding/slaves"] = "ens6f0 ens6f1\n"
+    files["/proc/uptime"] = "864000.00 200000000.00\n"
+    write(root, files)
+
+
+def processes(root: Path) -> None:
+    files = {"/proc/2/stat": STAT.format(2, "kthreadd", 0, 0)}
+    kernels = [str(pid) for pid in range(3, 3 + KERNEL_THREADS)]
+    files["/proc/2/task/2/children"] = " ".join(kernels) + " \n"
+    for pid in (1, *range(3, PROCESSES + 1)):
+        kernels_own = 2 < pid < 3 + KERNEL_THREADS
+        name, parent = (f"kworker/{pid}:1", 2) if kernels_own else (f"python3 {pid}", 1)
+        files[f"/proc/{pid}/stat"] = STAT.format(pid, name, parent, pid * 10)
+    write(root, files)

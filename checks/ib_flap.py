@@ -1,0 +1,183 @@
+"""InfiniBand and RoCE ports whose link goes down and comes back, again and again.
+
+Rules: three times in 3 hours by the port's own counter, or five lost carriers in 24 hours (Azure healthagent, AzNHC and
+OCI count flaps in this way). Nothing counts within 30 minutes of boot, while links train. Only growth counts, so every
+port is judged: one that is down for good does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
+which stops at 255; and sysfs-class-net: carrier_down_count of the port's network interface, if it has one
+(carrier_changes would count each flap twice).
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.past import Past
+
+USES = ""
+
+DEVICES = "/sys/class/infiniband"
+PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
+COUNT = re.compile(r"[0-9]{1,19}")
+UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
+NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers without this counter answer
+NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
+FULL = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """ports            ("mlx5_0/1", ...); () = all that the node has
+    links_downed     so often down within its window is a fault, by the port's counter
+    links_downed_window_seconds
+    carriers_lost    the same, by the port's network interface
+    carriers_lost_window_seconds
+    boot_seconds     nothing counts so long after a boot
+    clean_seconds    it is over after so long without another one under load, or when an operator says so
+    """
+
+    ports: tuple[str, ...] = ()
+    links_downed: int = 3
+    links_downed_window_seconds: float = 3 * 3600.0
+    carriers_lost: int = 5
+    carriers_lost_window_seconds: float = 24 * 3600.0
+    boot_seconds: float = 1800.0
+    clean_seconds: float = 24 * 3600.0
+
+
+def validate(config: Config) -> str | None:
+    for port in config.ports:
+        if not PORT.fullmatch(port):
+            return f'ports: "{port}" is no port: write device/number, as in "mlx5_0/1"'
+    if min(config.links_downed, config.carriers_lost) < 1:
+        return "links_downed and carriers_lost must be at least 1"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    there = _names(host)
+    ports = [name for name in there if not config.ports or name in config.ports]
+    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
+    settled = _uptime(host) - config.boot_seconds if ports else 0.0  # growth that is older belongs to the boot
+    for name in ports:
+        for code, look, limit, window in (
+            ("link_downed", _link_downed, config.links_downed, config.links_downed_window_seconds),
+            ("carrier_lost", _carrier_lost, config.carriers_lost, config.carriers_lost_window_seconds),
+        ):
+            try:
+                reading = look(host, name, past)
+            except (OSError, ValueError) as error:  # must not hide the other counters
+                unreadable.append(f"{name}: {error}")
+                continue
+            if reading is None:
+                continue
+            yield reading
+            if code == "link_downed" and reading.value == FULL:
+                message = f"port {name} has counted {FULL} times that its link went down, and cannot count on"
+                yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
+            window = min(window, settled)
+            times = past.growth(reading, window) or 0.0
+            if times >= limit and window > 0 and past.growth(reading, 0.0):  # what is not new was found before
+                yield Finding(
+                    Severity.DEGRADED,
+                    f"ib_flap/{code}",
+                    name,
+                    f"the link of port {name} went down {times:.0f} times within {window / 3600:.1f} h",
+                    clears=Clears.OPERATOR,
+                    window_seconds=config.clean_seconds,
+                    shared_cause=True,
+                )
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _names(host: Host) -> list[str]:
+    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
+
+
+def _uptime(host: Host) -> float:
+    match = UPTIME.fullmatch(host.read("/proc/uptime") or "")
+    if match is None:
+        raise ValueError("/proc/uptime: says not how long the machine is up")
+    return float(match[1])
+
+
+def _link_downed(host: Host, name: str, past: Past) -> Observation | None:
+    """Without `bits`: the counter stops at its end, and a smaller value means that somebody reset it (perfquery -R),
+    never that it went round."""
+    device, _, number = name.partition("/")
+    counted = _count(host, f"{DEVICES}/{device}/ports/{number}/counters/link_downed")
+    return _reading("ib_link_downed_total", (("port", name),), counted, past)
+
+
+def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
+    """Of several interfaces of one device dev_port tells whose port is whose; of those of one port the first by name
+    is the port's: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort behind it."""
+    device, _, number = name.partition("/")
+    net = f"{DEVICES}/{device}/device/net"
+    interfaces = host.list(net)
+    if len(interfaces) > 1:
+        interfaces = [each for each in interfaces if _count(host, f"{net}/{each}/dev_port") == int(number) - 1]
+    if not interfaces:
+        return None
+    counted = _count(host, f"{net}/{interfaces[0]}/carrier_down_count")
+    return _reading("ib_carrier_lost_total", (("port", name), ("interface", interfaces[0])), counted, past)
+
+
+def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: Past) -> Observation | None:
+    """None: never told in this boot. Raises ValueError where it was, and is no more."""
+    reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
+    if counted is None and past.last(reading):
+        raise ValueError(f"{name} cannot be read any more")
+    return None if counted is None else reading
+
+
+def _count(host: Host, path: str) -> int | None:
+    """None: there is no such counter, or the driver does not tell it."""
+    try:
+        text = host.read(path)
+    except OSError as error:
+        if error.errno in NOT_TOLD:
+            return None
+        raise
+    if text is None or text == NO_COUNTERS:
+        return None
+    if not COUNT.fullmatch(text):
+        raise ValueError(f"{path}: not a count: {text[:40]!r}")
+    return int(text)
+
+
+_TODO = (
+    "mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. One node: reseat or replace the cable or its "
+    "transceiver, try another port of the switch. Many nodes at once: the switch. When it is repaired and the next "
+    "check is through: healthd repaired CODE PORT."
+)
+
+EXPLAIN = {
+    "ib_flap/link_downed": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The port's own counter (link_downed) says that its link failed and came back several times.",
+        "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
+        _TODO,
+    ),
+    "ib_flap/carrier_lost": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The network interface of this port lost its carrier several times within a day.",
+        "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
+        f"{_TODO} An interface that somebody sets down and up (ip link set) counts too.",
+    ),
+    "ib_flap/counter_full": Explain(
+        Severity.INFO,
+        Clears.PASS,
+        "The counter of failed links stands at its end, 255: it is unknown whether the link still goes down.",
+        "None by itself. Good ports have it after years; flaps of this one are not seen until it is reset.",
+        "perfquery -R on this node sets the port's counters to 0. The network interface's count is judged meanwhile.",
+    ),
+}

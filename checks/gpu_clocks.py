@@ -9,7 +9,7 @@ for a moment while clocks change, so one look alone proves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from healthd.config import CheckConfig
 from healthd.host import Host
@@ -80,13 +80,13 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
     slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
     before = past.last(slowed)
     total = (before.value if before is not None else 0.0) + share * min(elapsed, config.within_seconds)
-    slowed = Observation(slowed.name, total, slowed.kind, labels)
+    slowed = replace(slowed, value=total)
     yield from (reasons, slowed)
     if not grew and not bits & HARDWARE:
         return
     # Half a round of slack: what was added at the very edge belongs to the time before it.
     recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
-    degraded = recent >= config.slowed_share * config.within_seconds
+    degraded = last is not None and recent >= config.slowed_share * config.within_seconds
     words = [words for reason, (bit, words) in REASONS.items() if reason in grew or bits & bit]
     minutes = f", for {recent / 60:.0f} of the last {config.within_seconds / 60:.0f} minutes" if degraded else ""
     yield Finding(

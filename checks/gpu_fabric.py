@@ -18,6 +18,7 @@ from healthd.past import Past
 
 USES = "nvml"
 
+SYSTEMD = "/run/systemd/system"  # there if the machine was booted with it: sd_booted(3)
 UNIT = "nvidia-fabricmanager.service"
 ASK = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
 NOT_SUPPORTED, COMPLETED = 0, 3
@@ -120,7 +121,7 @@ def problems(mask: int) -> list[str]:
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
     """Nothing where the unit is not installed: on NVL72 the fabric manager runs on the switches."""
-    ran = host.run(ASK, seconds=5.0)
+    ran = host.run(ASK, seconds=5.0) if host.exists(SYSTEMD) else None
     if ran is None:
         return
     answers = dict(line.split("=", 1) for line in ran.stdout.splitlines() if "=" in line)

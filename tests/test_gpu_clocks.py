@@ -180,6 +180,13 @@ def test_looks_within_seconds_prove_nothing(story):
     assert story.codes == ["gpu_clocks/slowed_briefly"]
 
 
+def test_a_hot_look_right_after_a_boot_does_not_go_on_from_before_it(story):
+    hot(story).wait(4)
+    story.boot_id += "'"
+    story.conditions = {}
+    assert story.sees(THERMAL, 0.0, minutes=0.1).codes == ["gpu_clocks/slowed_briefly"]
+
+
 # --- drivers that do not count
 
 

@@ -33,8 +33,10 @@ def host(tmp_path):
 
     def with_systemd(text: str = "", profile: str = "dgx-h100", systemd: Ran | OSError | None = None) -> Host:
         plain = make(text, profile)
-        programs = {} if systemd is None else {ASK: systemd}
-        return Host(plain.root, plain._open_nvml, system=FakeSystem(plain.root, programs=programs))
+        root = tmp_path / ("plain" if systemd is None else "booted")
+        (root / ("run" if systemd is None else "run/systemd/system")).mkdir(parents=True, exist_ok=True)
+        programs = {ASK: systemd or OSError("must not be asked")}
+        return Host(str(root), plain._open_nvml, system=FakeSystem(str(root), programs=programs))
 
     return with_systemd
 
@@ -191,7 +193,7 @@ def test_a_fabric_manager_that_does_not_run_is_named_as_the_cause(host, state):
 @pytest.mark.parametrize(
     "ran",
     [
-        None,
+        None,  # no systemd: in a container
         RUNS,
         Ran(0, "LoadState=loaded\nActiveState=reloading\n", ""),
         Ran(0, "LoadState=not-found\nActiveState=inactive\n", ""),  # NVL72: it runs on the switches

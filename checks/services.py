@@ -1,0 +1,157 @@
+"""Services that this node needs: whether systemd has them running.
+
+Rules: Meta's study counts services (the health checks of NHC begin with them): without slurmd, munge or, between NVLink
+switches, nvidia-fabricmanager no job runs. Only units that the settings name are judged. A unit that is on its way (it
+has a job in systemd, or starts, stops or reloads: a restart, the boot) only warns, however long it takes: systemd ends
+that by itself. One that waits to be started again after it failed (auto-restart) is not active, and one that fails and
+is started again and again warns, also while it is up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.past import Past
+
+USES = ""
+
+UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+")
+PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
+MORE = ("Job", "NRestarts")  # a job that waits; services only, since systemd 235
+ACTIVE = ("active", "reloading", "refreshing")
+CHANGING = ("activating", "deactivating", "maintenance")
+STOPPED = ("inactive", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
+    wanted             units that should be active: they warn
+    confirm_seconds    a unit must be away for so long
+    restarts_per_hour  more automatic restarts of one than this within an hour warn
+    """
+
+    required: tuple[str, ...] = ()
+    wanted: tuple[str, ...] = ()
+    confirm_seconds: float = 60.0
+    restarts_per_hour: int = 3
+
+
+def validate(config: Config) -> str | None:
+    for setting, units in (("required", config.required), ("wanted", config.wanted)):
+        for unit in units:
+            if not UNIT.fullmatch(unit) or unit.startswith("-") or unit.partition(".")[0].endswith("@"):
+                return f'{setting}: "{unit}" is no unit: write its name, as in "slurmd" or "data.mount"'
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    units = list(dict.fromkeys([*config.required, *config.wanted]))
+    if not units:
+        return
+    seconds = config.timeout_seconds * 0.8
+    ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
+    if ran is None:
+        raise RuntimeError("there is no systemctl to ask about the units in required and wanted")
+    if ran.status != 0:
+        raise RuntimeError(f"systemctl: exit status {ran.status}: {(ran.stderr or ran.stdout).strip()[:200]}")
+    for unit, shown in zip(units, parse(ran.stdout, units), strict=True):
+        yield from _judge(unit, shown, unit in config.required, config, past)
+
+
+def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
+    """The properties of each unit, in the order of `units`; systemctl leaves an empty line between two.
+
+    Raises ValueError for anything else.
+    """
+    blocks = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in text.strip().split("\n\n")]
+    if len(blocks) != len(units):
+        raise ValueError(f"systemctl: told of {len(blocks)} units, asked for {len(units)}: {text[:60]!r}")
+    for unit, shown in zip(units, blocks, strict=True):
+        missing = [name for name in PROPERTIES if not shown.get(name) and name != "Result"]
+        if missing or shown["ActiveState"] not in (*ACTIVE, *CHANGING, *STOPPED):
+            raise ValueError(f"systemctl: no state of {unit}: {' '.join(f'{k}={v}' for k, v in shown.items())[:100]!r}")
+    return blocks
+
+
+def _judge(
+    unit: str, shown: Mapping[str, str], required: bool, config: Config, past: Past
+) -> Iterator[Finding | Observation]:
+    active, sub = shown["ActiveState"], shown["SubState"]
+    labels = (("unit", unit),)
+    yield Observation("service_active", int(active in ACTIVE), labels=labels)
+    if shown.get("NRestarts", "").isdecimal():
+        reading = Observation("service_restarts_total", int(shown["NRestarts"]), ObservationKind.COUNTER, labels)
+        yield reading
+        restarts = past.growth(reading, 3600.0) or 0.0
+        if restarts > config.restarts_per_hour:
+            message = f"systemd started {unit} again {restarts:.0f} times within an hour (it is {active}, {sub})"
+            yield _finding(Severity.WARNING, "services/restarting", unit, message, required, config)
+    if active in ACTIVE:
+        return
+    if not sub.startswith("auto-restart") and (shown.get("Job") or active in CHANGING):
+        message = f"{unit} is {active} ({sub}) and on its way to another state"
+        yield _finding(Severity.WARNING, "services/changing", unit, message, required, config)
+    elif required:
+        yield _finding(Severity.DEGRADED, "services/inactive", unit, _words(unit, shown), required, config)
+    else:
+        yield _finding(Severity.WARNING, "services/wanted_inactive", unit, _words(unit, shown), required, config)
+
+
+def _words(unit: str, shown: Mapping[str, str]) -> str:
+    if shown["LoadState"] != "loaded":
+        return f"{unit} is not active, systemd says {shown['LoadState']}"
+    why = f", {shown['Result']}" if shown.get("Result", "success") not in ("", "success") else ""
+    return f"{unit} is {shown['ActiveState']} ({shown['SubState']}{why})"
+
+
+def _finding(severity: Severity, code: str, unit: str, message: str, required: bool, config: Config) -> Finding:
+    return Finding(
+        severity,
+        code,
+        unit,
+        message,
+        confirm_seconds=config.confirm_seconds,
+        shared_cause=True,
+        expects="required" if required else "wanted",
+    )
+
+
+_TODO = "systemctl status UNIT; journalctl -u UNIT -b. If the unit does not belong on this node, correct the settings."
+
+EXPLAIN = {
+    "services/inactive": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A unit that this node needs is not active: it failed, was stopped or masked, or is not installed.",
+        "Without slurmd or munge no job starts and none ends; without nvidia-fabricmanager no CUDA program runs "
+        "on machines with NVLink switches.",
+        _TODO,
+    ),
+    "services/wanted_inactive": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A unit that this node should have is not active.",
+        "None at once: it was not named as one that jobs need.",
+        _TODO,
+    ),
+    "services/changing": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A unit is starting or stopping, or waits for others to be started, for longer than a restart takes.",
+        "Until it is up it serves nobody. systemd gives up after the unit's own time limit: then it is not active.",
+        "systemctl list-jobs shows what it waits for. " + _TODO,
+    ),
+    "services/restarting": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A unit fails and systemd starts it again, many times within an hour. Restarts by hand do not count.",
+        "Between two starts it serves nobody: jobs fail to start or to authenticate now and then.",
+        _TODO,
+    ),
+}

@@ -1,0 +1,212 @@
+"""Errors that InfiniBand ports count on links that are up: symbols, recoveries, overruns.
+
+Rules: NVSentinel's. Degraded where the link surely harms jobs: more than 120 symbol errors in an hour (the InfiniBand
+specification's bit error rate of 1e-12 gives so many), local link integrity or buffer overrun errors at all. Rates of
+the others warn. A port that is DOWN counts errors while it trains: judged only if the site lists it.
+Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at their end; perfquery -R sets them to 0.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.past import Past
+
+USES = ""
+
+DEVICES = "/sys/class/infiniband"
+PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
+COUNT = re.compile(r"[0-9]{1,19}")
+NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers without this counter answer
+NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
+FULL = {  # where a counter stops
+    "symbol_error": 2**16 - 1,
+    "local_link_integrity_errors": 2**4 - 1,
+    "excessive_buffer_overrun_errors": 2**4 - 1,
+    "link_error_recovery": 2**8 - 1,
+    "port_rcv_errors": 2**16 - 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """ports                   ("mlx5_0/1", ...); () = every port that is not down
+    symbols_per_hour        more symbol errors than this within an hour are degraded
+    symbols_per_second      more than this between two runs warn
+    recoveries_per_minute   more link recoveries than this between two runs warn
+    received_per_second     more packets received with errors than this between two runs warn
+    clean_seconds           these are forgotten after so long without new ones under load
+    """
+
+    ports: tuple[str, ...] = ()
+    symbols_per_hour: int = 120
+    symbols_per_second: float = 10.0
+    recoveries_per_minute: float = 5.0
+    received_per_second: float = 10.0
+    clean_seconds: float = 24 * 3600.0
+
+
+def validate(config: Config) -> str | None:
+    for port in config.ports:
+        if not PORT.fullmatch(port):
+            return f'ports: "{port}" is no port: write device/number, as in "mlx5_0/1"'
+    limits = (config.symbols_per_hour, config.symbols_per_second, config.recoveries_per_minute)
+    return "what is allowed must not be negative" if min(*limits, config.received_per_second) < 0 else None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    there = _names(host)
+    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
+    for name in [name for name in there if not config.ports or name in config.ports]:
+        full = []
+        found: list[tuple[Severity, str, str]] = []
+        for counter, end in FULL.items():
+            try:
+                reading = _read(host, name, counter, past)
+            except (OSError, ValueError) as error:  # must not hide the other counters
+                unreadable.append(f"{name}: {error}")
+                continue
+            if reading is None:
+                continue
+            yield reading
+            if reading.kind is ObservationKind.COUNTER:
+                full += [counter] if reading.value == end else []
+                found += _judge(counter, reading, config, past)
+        if full:
+            message = f"port {name} counts no more of {', '.join(full)}: at the end of the counter"
+            yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
+        if found and (config.ports or not _is_down(host, name)):
+            for severity, code, words in found:
+                window = config.clean_seconds
+                message = f"port {name}: {words}"
+                yield Finding(severity, f"ib_errors/{code}", name, message, Clears.WINDOW, window_seconds=window)
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _names(host: Host) -> list[str]:
+    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
+
+
+def _is_down(host: Host, name: str) -> bool:
+    device, _, number = name.partition("/")
+    return host.read(f"{DEVICES}/{device}/ports/{number}/state") == "1: DOWN"
+
+
+def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
+    """What a counter says. Or a mark that the driver does not tell it: then it is not asked again (None) until the mark
+    is forgotten, after two days or a boot. Raises ValueError where it was told before, and is no more.
+
+    Without `bits`: a smaller value means that somebody reset the counter, never that it went round.
+    """
+    device, _, number = name.partition("/")
+    labels = (("port", name), ("counter", counter))
+    mark = Observation("ib_counter_not_told", 1, labels=labels)
+    if past.last(mark):
+        return None
+    counted = count(host, f"{DEVICES}/{device}/ports/{number}/counters/{counter}")
+    reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
+    if counted is None and past.last(reading):
+        raise ValueError(f"{counter} cannot be read any more")
+    return mark if counted is None else reading
+
+
+def count(host: Host, path: str) -> int | None:
+    """None: there is no such counter, or the driver does not tell it."""
+    try:
+        text = host.read(path)
+    except OSError as error:
+        if error.errno in NOT_TOLD:
+            return None
+        raise
+    if text is None or text == NO_COUNTERS:
+        return None
+    if not COUNT.fullmatch(text):
+        raise ValueError(f"{path}: not a count: {text[:40]!r}")
+    return int(text)
+
+
+def _judge(counter: str, reading: Observation, config: Config, past: Past) -> Iterator[tuple[Severity, str, str]]:
+    """(severity, code, words). A counter that stopped in this run grew by at least what it shows."""
+    new = past.growth(reading, 0.0) or 0.0
+    hourly = past.growth(reading, 3600.0) or 0.0
+    rate = past.rate(reading) or 0.0
+    if not new:
+        return
+    if counter == "local_link_integrity_errors":
+        yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
+    elif counter == "excessive_buffer_overrun_errors":
+        yield Severity.DEGRADED, "buffer_overrun", f"{new:.0f} new buffer overrun errors"
+    elif counter == "link_error_recovery" and rate * 60 > config.recoveries_per_minute:
+        yield Severity.WARNING, "recovery_rate", f"its link recovers from errors {rate * 60:.0f} times a minute"
+    elif counter == "port_rcv_errors" and rate > config.received_per_second:
+        yield Severity.WARNING, "receive_rate", f"{rate:.0f} packets a second are received with errors"
+    elif counter == "symbol_error" and hourly > config.symbols_per_hour:
+        yield Severity.DEGRADED, "symbols", f"{hourly:.0f} symbol errors within an hour"
+    elif counter == "symbol_error" and rate > config.symbols_per_second:
+        yield Severity.WARNING, "symbol_rate", f"{rate:.0f} symbol errors a second"
+
+
+_TODO = (
+    "mlxlink -d DEVICE -m -c shows the cable, its light and error rates. Clean or replace the cable or its "
+    "transceiver, try another port of the switch; the part at fault may be at either end."
+)
+_MATTERS = "Packets are sent again, or the link fails next: jobs over several nodes get slow or die."
+
+EXPLAIN = {
+    "ib_errors/symbols": Explain(
+        Severity.DEGRADED,
+        Clears.WINDOW,
+        "The port received more broken symbols than the InfiniBand specification allows in an hour.",
+        _MATTERS,
+        _TODO,
+    ),
+    "ib_errors/link_integrity": Explain(
+        Severity.DEGRADED,
+        Clears.WINDOW,
+        "Errors on the physical link passed the threshold of the port (LocalLinkIntegrityErrors).",
+        _MATTERS,
+        _TODO,
+    ),
+    "ib_errors/buffer_overrun": Explain(
+        Severity.DEGRADED,
+        Clears.WINDOW,
+        "The port's receive buffers overran in consecutive updates of flow control (ExcessiveBufferOverrunErrors).",
+        "Flow control does not work on this link: packets are lost.",
+        f"{_TODO} Look at the firmware of adapter and switch too.",
+    ),
+    "ib_errors/symbol_rate": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A burst of broken symbols, fewer than count as a fault in an hour.",
+        _MATTERS,
+        _TODO,
+    ),
+    "ib_errors/recovery_rate": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The link trains anew again and again, without going down (LinkErrorRecoveryCounter).",
+        "Nothing is sent meanwhile: collectives wait. It often comes before a link that goes down.",
+        _TODO,
+    ),
+    "ib_errors/receive_rate": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The port receives many packets with errors (PortRcvErrors).",
+        _MATTERS,
+        f"{_TODO} A sender far away may be the cause too: ibqueryerrors shows which ports of the fabric count errors.",
+    ),
+    "ib_errors/counter_full": Explain(
+        Severity.INFO,
+        Clears.PASS,
+        "Counters of this port stand at their end (15, 255 or 65535): what they count from now on is unknown.",
+        "None by itself. Ports that were up for a year often have one: the narrowest counts to 15.",
+        "perfquery -R on this node sets the port's counters to 0.",
+    ),
+}

@@ -1,0 +1,262 @@
+"""ib_errors: errors that InfiniBand ports count."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+from trees import Refusing, flat, write
+
+from healthd.checks import ib_errors
+from healthd.checks.ib_errors import FULL, Config, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Observation, Severity
+from healthd.past import KEEP_SECONDS, Past, Series, update
+
+IB = "/sys/class/infiniband"
+STATE = IB + "/mlx5_0/ports/1/state"
+
+
+def file(counter):
+    return f"{IB}/mlx5_0/ports/1/counters/{counter}"
+
+
+def make(root, state="4: ACTIVE", **counts):
+    """A node with one port; its counters are 0 but for `counts`."""
+    return write(root, {STATE: f"{state}\n", **{file(each): f"{counts.get(each, 0)}\n" for each in FULL}})
+
+
+def healthy(tmp_path):
+    counters = {path: f"{text}\n" for path, text in flat("infiniband_h100_counters.tsv").items()}
+    for path in counters:
+        if path.endswith("excessive_buffer_overrun_errors"):
+            counters[path] = "3\n"  # they stand at their end there: known, and INFO
+    return write(tmp_path, counters), Config()
+
+
+ABSENT_IS_FINE = {
+    r".*/counters/.*": "drivers of virtual functions and older cards do not count everything",
+    r"/sys/class/infiniband(/[^/]+/ports)?": "a machine without InfiniBand; ib_link judges whether a port is there",
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return lambda *args, **counts: make(tmp_path, *args, **counts)
+
+
+@pytest.fixture
+def after(tmp_path):
+    """Findings of the last of several rounds, with these counts one after the other."""
+
+    def look(*steps, config=None, apart=300.0, state="4: ACTIVE"):
+        hosts = [make(tmp_path / str(number), state, **step) for number, step in enumerate(steps)]
+        return [item for item in rounds(ib_errors, hosts, config, apart) if isinstance(item, Finding)]
+
+    return look
+
+
+def test_counters_that_stand_still_give_no_finding(tmp_path):
+    given = run_check(ib_errors, healthy(tmp_path)[0])
+    assert [item for item in given if isinstance(item, Finding)] == []
+    assert len(list(observed(given, "ib_errors_total"))) == 9 * 5
+
+
+def test_the_counters_of_a_dgx_h100_give_nothing_above_info(tmp_path):
+    found = findings(ib_errors, write(tmp_path, flat("infiniband_h100_counters.tsv")))
+    assert {(finding.code, finding.severity) for finding in found} == {("ib_errors/counter_full", Severity.INFO)}
+    assert len(found) == 9
+    assert "excessive_buffer_overrun_errors" in found[0].message
+
+
+def test_what_was_counted_before_healthd_looked_is_no_news(node, after):
+    old = {"symbol_error": 60000, "link_error_recovery": 200, "port_rcv_errors": 60000}
+    assert findings(ib_errors, node(**old)) == []
+    assert after(old, old) == []
+
+
+@pytest.mark.parametrize(
+    ("counter", "code"),
+    [("local_link_integrity_errors", "link_integrity"), ("excessive_buffer_overrun_errors", "buffer_overrun")],
+)
+def test_one_error_of_the_link_itself_is_degraded(after, counter, code):
+    (finding,) = after({}, {counter: 1})
+    assert (finding.code, finding.subject, finding.severity) == (f"ib_errors/{code}", "mlx5_0/1", Severity.DEGRADED)
+    assert (finding.clears, finding.window_seconds) == (Clears.WINDOW, 86400.0)
+
+
+def test_more_than_120_symbol_errors_in_an_hour_are_degraded(after):
+    assert after({}, {"symbol_error": 120}) == []
+    (finding,) = after({}, {"symbol_error": 60}, {"symbol_error": 121})
+    assert (finding.code, finding.severity) == ("ib_errors/symbols", Severity.DEGRADED)
+    assert after({}, {"symbol_error": 60}, {"symbol_error": 121}, apart=3700.0) == []
+
+
+@pytest.mark.parametrize(
+    ("counter", "most", "code", "apart"),
+    [
+        ("symbol_error", 100, "symbol_rate", 10.0),
+        ("link_error_recovery", 25, "recovery_rate", 300.0),
+        ("port_rcv_errors", 3000, "receive_rate", 300.0),
+    ],
+)
+def test_high_rates_warn(after, counter, most, code, apart):
+    assert after({}, {counter: most}, apart=apart) == []
+    (finding,) = after({}, {counter: most + 1}, apart=apart)
+    assert (finding.code, finding.severity, finding.clears) == (f"ib_errors/{code}", Severity.WARNING, Clears.WINDOW)
+
+
+def test_the_numbers_are_settings(after):
+    config = Config(symbols_per_hour=0, recoveries_per_minute=0, received_per_second=0)
+    steps = ({}, {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1})
+    assert len(after(*steps, config=config)) == 3
+    assert after(*steps) == []
+    assert codes(after(*steps, config=Config(symbols_per_second=0))) == ["ib_errors/symbol_rate"]
+
+
+@pytest.mark.parametrize("counter", FULL)
+def test_a_counter_that_reaches_its_end_in_one_round_is_judged_by_what_it_shows(after, counter):
+    found = after({}, {counter: FULL[counter]})
+    assert len(found) == 2
+    assert found[0].code == "ib_errors/counter_full"
+    assert codes(after({counter: FULL[counter]}, {counter: FULL[counter]})) == ["ib_errors/counter_full"]
+
+
+def test_a_counter_that_somebody_reset_did_not_go_round(after):
+    assert after({"symbol_error": 65000}, {"symbol_error": 3}) == []
+    assert after({"link_error_recovery": 250}, {}) == []
+
+
+def test_errors_of_a_port_that_is_down_are_those_of_training_unless_the_site_lists_it(after):
+    steps = ({}, {"symbol_error": 5000})
+    assert after(*steps, state="1: DOWN") == []
+    assert codes(after(*steps, state="1: DOWN", config=Config(ports=("mlx5_0/1",)))) == ["ib_errors/symbols"]
+    assert codes(after(*steps, state="2: INIT")) == ["ib_errors/symbols"]
+
+
+def test_the_state_of_a_port_is_read_only_where_it_counts_errors(tmp_path):
+    make(tmp_path)
+    refused = Refusing(tmp_path, {STATE: errno.EIO})
+    assert findings(ib_errors, Host(str(tmp_path), system=refused)) == []
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(tmp_path, number):
+    make(tmp_path)
+    silent = Host(str(tmp_path), system=Refusing(tmp_path, {file("symbol_error"): number}))
+    given = run_check(ib_errors, silent)
+    assert [item.labels for item in observed(given, "ib_counter_not_told")] == [
+        (("port", "mlx5_0/1"), ("counter", "symbol_error"))
+    ]
+    store = update({}, [item for item in given if isinstance(item, Observation)], NOW, BOOT)
+    tells = make(tmp_path, symbol_error=7)
+    given = run_check(ib_errors, tells, None, Past(store, NOW + 300, BOOT))
+    assert "symbol_error" not in {dict(item.labels)["counter"] for item in given}
+    assert len(given) == 4
+    store = update(store, given, NOW + KEEP_SECONDS + 1, BOOT)
+    assert len(run_check(ib_errors, tells, None, Past(store, NOW + KEEP_SECONDS + 300, BOOT))) == 5
+
+
+def test_after_a_boot_it_is_asked_again(node):
+    mark = "ib_counter_not_told{port=mlx5_0/1,counter=symbol_error}"
+    past = Past({mark: Series(1.0, NOW - 300, "another boot")}, NOW, BOOT)
+    assert len(run_check(ib_errors, node(), None, past)) == 5
+
+
+def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
+    make(tmp_path)
+    (tmp_path / file("symbol_error")[1:]).unlink()
+    past = Past({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
+    with pytest.raises(ValueError, match="mlx5_0/1: symbol_error cannot be read any more"):
+        run_check(ib_errors, Host(str(tmp_path)), None, past)
+
+
+def test_a_kernel_that_says_so_in_words_is_not_judged(node):
+    host = node(**dict.fromkeys(FULL, "N/A (no PMA)"))
+    given = run_check(ib_errors, host)
+    assert {item.name for item in given} == {"ib_counter_not_told"}
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "Unknown", str(2**64), "-1", "0x1", "1 2", "١"])
+def test_a_garbled_counter_is_unknown_and_hides_no_other(node, text):
+    given, error = until_it_fails(ib_errors, node(symbol_error=text))
+    assert file("symbol_error") in error
+    assert len(given) == 4
+
+
+def test_a_counter_that_fails_in_mid_read_is_unknown_and_hides_no_other(tmp_path):
+    make(tmp_path)
+    given, error = until_it_fails(
+        ib_errors, Host(str(tmp_path), system=Refusing(tmp_path, {file("symbol_error"): errno.EIO}))
+    )
+    assert error == "mlx5_0/1: [Errno 5] Input/output error"
+    assert len(given) == 4
+
+
+def test_a_machine_without_infiniband_gives_nothing(tmp_path):
+    assert run_check(ib_errors, Host(str(tmp_path))) == []
+
+
+def test_a_listed_port_that_is_not_there_is_unknown(node):
+    given, error = until_it_fails(ib_errors, node(), Config(ports=("mlx5_9/1",)))
+    assert (given, error) == ([], "mlx5_9/1: there is no such port")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [(Config(ports=("mlx5_0",)), 'as in "mlx5_0/1"'), (Config(symbols_per_hour=-1), "must not be negative")],
+)
+def test_nonsense_is_refused_in_a_sentence(config, said):
+    assert said in (validate(config) or "")
+    assert validate(Config(ports=("mlx5_0/1",))) is None
+
+
+@pytest.mark.parametrize(
+    ("counter", "counted", "code"),
+    [
+        ("symbol_error", 200, "symbols"),
+        ("local_link_integrity_errors", 1, "link_integrity"),
+        ("excessive_buffer_overrun_errors", 1, "buffer_overrun"),
+    ],
+)
+def test_a_bad_link_drains_until_it_was_clean_for_a_day_after_its_repair(node, counter, counted, code):
+    life = Story(ib_errors).look(node()).look(node(**{counter: counted}))
+    assert (life.codes, life.drained, life.requeued) == ([f"ib_errors/{code}"], True, False)
+    life.looks(node(**{counter: counted}), 2 * 288)
+    assert life.drained  # without load it shows nothing: two such days prove nothing
+    life.reboot().looks(node(), 280)
+    assert life.drained
+    life.looks(node(), 12)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_an_engineer_who_has_changed_the_cable_ends_it_at_once(node):
+    life = Story(ib_errors).look(node()).look(node(symbol_error=200)).repaired("ib_errors/symbols")
+    life.look(node(symbol_error=200))
+    assert (life.codes, life.drained) == ([], False)
+
+
+@pytest.mark.parametrize(("counter", "code"), [("link_error_recovery", "recovery"), ("port_rcv_errors", "receive")])
+def test_high_rates_never_drain_and_are_forgotten_after_a_clean_day(node, counter, code):
+    life = Story(ib_errors).look(node()).look(node(**{counter: 4000}))
+    assert (life.codes, life.drained) == ([f"ib_errors/{code}_rate"], False)
+    life.looks(node(**{counter: 4000}), 280)
+    assert life.codes == [f"ib_errors/{code}_rate"]
+    life.looks(node(**{counter: 4000}), 12)
+    assert life.codes == []
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(counter=st.sampled_from(sorted(FULL)), content=st.binary(max_size=24))
+def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, counter, content):
+    host = make(tmp_path)
+    (tmp_path / file(counter)[1:]).write_bytes(content)
+    given, error = until_it_fails(ib_errors, host)
+    if error:
+        assert "not a count" in error
+    elif content.strip() != b"N/A (no PMA)":
+        assert float(int(content)) in [item.value for item in observed(given, "ib_errors_total")]

@@ -1,0 +1,175 @@
+"""Ethernet interfaces and bonds that should be up, at their speed.
+
+Rules: Azure healthagent's: an interface that is not up is a fault, one whose carrier changes often warns. Only what
+the site expects is judged, and every member of a bond: with one down it works on, slower and without reserve.
+Files: Linux, sysfs-class-net.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.past import Past
+
+USES = ""
+
+NET = "/sys/class/net"
+NAME = re.compile(r"(?!\.{1,2}$)[^/\s:]{1,15}")
+DOWN = ("down", "lowerlayerdown", "dormant", "notpresent", "testing")
+COUNT = re.compile(r"[0-9]{1,10}")
+SPEED_UNKNOWN = ("-1", "0", "4294967295")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not judged
+    confirm_seconds   it must be wrong for so long
+    carrier_changes   more than this within the window warn; a flap is two: down and up
+    carrier_changes_window_seconds
+    """
+
+    expected_mbps: dict[str, int] = field(default_factory=dict)
+    confirm_seconds: float = 60.0
+    carrier_changes: int = 3
+    carrier_changes_window_seconds: float = 3600.0
+
+
+def validate(config: Config) -> str | None:
+    for name, mbps in config.expected_mbps.items():
+        if not NAME.fullmatch(name):
+            return f'expected_mbps: "{name}" is no name of an interface, as "eth0" is'
+        if mbps < 0:
+            return f"expected_mbps: the speed of {name} must not be negative, is {mbps}"
+    return None
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    unreadable = []
+    bonds: dict[str, str] = {}  # member -> its bond
+    for name in config.expected_mbps:
+        try:
+            bonds.update(dict.fromkeys(_members(host, name), name))
+        except OSError as error:
+            unreadable.append(f"{name}: {error}")
+    for name in {**config.expected_mbps, **bonds}:
+        try:
+            yield from _judge(host, name, bonds.get(name, ""), config, past)
+        except (OSError, ValueError) as error:  # must not hide the other interfaces
+            unreadable.append(f"{name}: {error}")
+    if unreadable:
+        raise ValueError("; ".join(unreadable))
+
+
+def _members(host: Host, name: str) -> list[str]:
+    """Those of a bond: the kernel links to them as lower_eth0, as it does for what lies below a bridge or VLAN."""
+    entries = host.list(f"{NET}/{name}")
+    return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
+
+
+def _judge(host: Host, name: str, bond: str, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    interface = f"interface {name}, a member of {bond}," if bond else f"interface {name}"
+    mbps = config.expected_mbps.get(name, 0)
+    state = host.read(f"{NET}/{name}/operstate")
+    up = state is not None and is_up(host, name, state)
+    yield Observation("eth_interface_up", int(up), labels=(("interface", name),))
+    code = problem = ""
+    if state is None:
+        code, problem = "missing", f"{interface} is not there"
+    elif not up:
+        code, problem = "member_down" if bond else "down", f"{interface} is not up ({state})"
+    elif mbps and (speed := _speed(host, name)) < mbps:
+        code, problem = "slow", f"{interface} runs at {speed} Mbit/s, {mbps} are expected"
+    if code:
+        yield Finding(
+            Severity.DEGRADED,
+            f"eth_link/{code}",
+            name,
+            problem,
+            confirm_seconds=config.confirm_seconds,
+            shared_cause=code in ("down", "member_down"),
+            expects="expected_mbps",
+        )
+    yield from _carrier(host, name, config, past)
+
+
+def is_up(host: Host, name: str, state: str) -> bool:
+    """Drivers that do not keep operstate leave it at "unknown": then the carrier counts. Raises ValueError."""
+    if state == "unknown":
+        state = {"1": "up", "0": "down"}.get(host.read(f"{NET}/{name}/carrier") or "", "of unknown carrier")
+    if state != "up" and state not in DOWN:
+        raise ValueError(f"{name}/operstate: not a state: {state[:40]!r}")
+    return state == "up"
+
+
+def _speed(host: Host, name: str) -> int:
+    text = host.read(f"{NET}/{name}/speed") or ""
+    if text in SPEED_UNKNOWN:
+        raise ValueError(f"{name}/speed: the driver does not tell it ({text}): expect 0, for any")
+    if not COUNT.fullmatch(text):
+        raise ValueError(f"{name}/speed: not a speed: {text[:40]!r}")
+    return int(text)
+
+
+def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    text = host.read(f"{NET}/{name}/carrier_changes")
+    if text is None:
+        return
+    if not COUNT.fullmatch(text):
+        raise ValueError(f"{name}/carrier_changes: not a count: {text[:40]!r}")
+    labels = (("interface", name),)
+    reading = Observation("eth_carrier_changes_total", int(text), ObservationKind.COUNTER, labels)
+    yield reading
+    changes = past.growth(reading, config.carrier_changes_window_seconds) or 0.0
+    if changes > config.carrier_changes:
+        hours = config.carrier_changes_window_seconds / 3600
+        message = f"interface {name} lost or found its carrier {changes:.0f} times within {hours:g} h"
+        yield Finding(Severity.WARNING, "eth_link/flapping", name, message)
+
+
+_TODO = (
+    "ip -s link show INTERFACE, ethtool INTERFACE and journalctl -k | grep INTERFACE. One node: reseat or replace the "
+    "cable or its transceiver, try another port of the switch. Many nodes at once: the switch."
+)
+
+EXPLAIN = {
+    "eth_link/down": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "An interface or bond that should be up is not.",
+        "File systems, Slurm or jobs that use this network hang or fail.",
+        f"{_TODO} Set down by hand: ip link set INTERFACE up.",
+    ),
+    "eth_link/member_down": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "A member of a bond is down. The bond works on.",
+        "The bond has a part of its speed and no reserve: when the other member fails, the node is off this network.",
+        f"{_TODO} cat /proc/net/bonding/BOND shows what the bond thinks of its members.",
+    ),
+    "eth_link/missing": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "An interface that should be there is not: its card or driver is gone, or has another name.",
+        "File systems, Slurm or jobs that use this network fail.",
+        "ip link; lspci | grep -i ethernet; journalctl -k | grep -i renamed. Renamed by udev: correct expected_mbps.",
+    ),
+    "eth_link/slow": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The interface is up, but slower than the site expects; of a bond also because a member is missing.",
+        "Every job that uses this node waits for this link.",
+        _TODO,
+    ),
+    "eth_link/flapping": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The interface lost its carrier again and again.",
+        "Connections stall each time. It often comes before a link that stays down.",
+        _TODO,
+    ),
+}

@@ -1,0 +1,233 @@
+"""eth_link: Ethernet interfaces and bonds that should be up, at their speed."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+from trees import Refusing, write
+
+from healthd.checks import eth_link
+from healthd.checks.eth_link import Config, is_up, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+
+NET = "/sys/class/net"
+EXPECTED = Config(expected_mbps={"eth0": 100000, "bond0": 200000})
+NODE = {
+    "eth0": {"operstate": "up", "speed": "100000", "carrier_changes": "2"},
+    "bond0": {"operstate": "up", "speed": "200000", "carrier_changes": "2", "bonding/slaves": "eth1 eth2"},
+    "eth1": {"operstate": "up", "speed": "100000", "carrier_changes": "2"},
+    "eth2": {"operstate": "up", "speed": "100000", "carrier_changes": "2"},
+}
+
+
+def make(root, **changed):
+    """eth0={"operstate": "down"} changes files of one interface. eth1 and eth2 are the members of bond0."""
+    for name, files in NODE.items():
+        for file, text in {**files, **changed.get(name, {})}.items():
+            write(root, {f"{NET}/{name}/{file}": f"{text}\n"})
+    for member in ("eth1", "eth2"):
+        link = root / NET[1:] / "bond0" / f"lower_{member}"
+        if not link.is_symlink():
+            link.symlink_to(f"../{member}")
+    return Host(str(root))
+
+
+def healthy(tmp_path):
+    return make(tmp_path, eth0={"operstate": "unknown", "carrier": "1"}), EXPECTED
+
+
+ABSENT_IS_FINE = {
+    r".*/carrier_changes": "Linux before 3.15 does not count them",
+    r"/sys/class/net/[a-z0-9]+": "listed only to find the members of a bond; what is there is read by name",
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return lambda **changed: make(tmp_path, **changed)
+
+
+def test_interfaces_and_bonds_that_are_up_give_no_finding(node):
+    given = run_check(eth_link, node(), EXPECTED)
+    assert [item for item in given if isinstance(item, Finding)] == []
+    assert [(dict(item.labels)["interface"], item.value) for item in observed(given, "eth_interface_up")] == [
+        (name, 1) for name in ("eth0", "bond0", "eth1", "eth2")
+    ]
+
+
+def test_without_an_expectation_nothing_is_looked_at(node):
+    assert run_check(eth_link, node(eth0={"operstate": "down"})) == []
+
+
+@pytest.mark.parametrize("state", ["down", "lowerlayerdown", "dormant", "notpresent", "testing"])
+def test_an_interface_that_is_not_up_is_degraded_after_a_minute(node, state):
+    (finding,) = findings(eth_link, node(eth0={"operstate": state}), EXPECTED)
+    assert (finding.code, finding.subject, finding.expects) == ("eth_link/down", "eth0", "expected_mbps")
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
+    assert state in finding.message
+
+
+@pytest.mark.parametrize(("carrier", "found"), [("1", []), ("0", ["eth_link/down"])])
+def test_a_driver_that_does_not_keep_the_state_is_judged_by_its_carrier(node, carrier, found):
+    host = node(eth0={"operstate": "unknown", "carrier": carrier})
+    assert codes(findings(eth_link, host, EXPECTED)) == found
+
+
+def test_an_interface_that_is_not_there_is_degraded(node):
+    (finding,) = findings(eth_link, node(), Config(expected_mbps={"eth7": 0}))
+    assert (finding.code, finding.severity) == ("eth_link/missing", Severity.DEGRADED)
+
+
+def test_a_member_of_a_bond_that_is_down_or_gone_is_degraded(node, tmp_path):
+    (finding,) = findings(eth_link, node(eth2={"operstate": "down"}), EXPECTED)
+    assert (finding.code, finding.subject) == ("eth_link/member_down", "eth2")
+    assert "bond0" in finding.message
+    (tmp_path / NET[1:] / "eth2" / "operstate").unlink()
+    assert codes(findings(eth_link, Host(str(tmp_path)), EXPECTED)) == ["eth_link/missing"]
+
+
+def test_what_lies_below_a_bridge_or_vlan_is_not_its_member(node, tmp_path):
+    write(tmp_path, {f"{NET}/br0/operstate": "up\n", f"{NET}/veth1/operstate": "down\n"})
+    (tmp_path / NET[1:] / "br0" / "lower_veth1").symlink_to("../veth1")
+    assert findings(eth_link, node(), Config(expected_mbps={"br0": 0})) == []
+
+
+def test_an_interface_that_is_slower_than_expected_is_degraded_and_a_faster_one_fine(node):
+    (finding,) = findings(eth_link, node(bond0={"speed": "100000"}), EXPECTED)
+    assert (finding.code, finding.subject, finding.severity) == ("eth_link/slow", "bond0", Severity.DEGRADED)
+    assert findings(eth_link, node(bond0={"speed": "400000"}), EXPECTED) == []
+
+
+def test_any_speed_is_not_even_read(node, tmp_path):
+    node()
+    host = Host(str(tmp_path), system=Refusing(tmp_path, {f"{NET}/eth0/speed": errno.EINVAL}))
+    assert findings(eth_link, host, Config(expected_mbps={"eth0": 0})) == []
+    assert "eth0" in until_it_fails(eth_link, host, EXPECTED)[1]
+
+
+@pytest.mark.parametrize("speed", ["-1", "0", "4294967295"])
+def test_a_speed_that_the_driver_does_not_tell_is_unknown(node, speed):
+    assert "expect 0" in until_it_fails(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
+
+
+def changed_in_rounds(tmp_path, *changes, apart=300.0, config=EXPECTED):
+    hosts = [make(tmp_path / str(n), eth0={"carrier_changes": each}) for n, each in enumerate(changes)]
+    return [item for item in rounds(eth_link, hosts, config, apart) if isinstance(item, Finding)]
+
+
+def test_more_than_three_carrier_changes_within_the_window_warn(tmp_path):
+    assert changed_in_rounds(tmp_path, 100, 103) == []
+    (finding,) = changed_in_rounds(tmp_path, 100, 102, 104)
+    assert (finding.code, finding.subject, finding.severity) == ("eth_link/flapping", "eth0", Severity.WARNING)
+    assert changed_in_rounds(tmp_path, 100, 102, 104, apart=3700.0) == []
+    lenient = Config(expected_mbps={"eth0": 0}, carrier_changes=4)
+    assert changed_in_rounds(tmp_path, 100, 104, config=lenient) == []
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"operstate": "Unknown"},
+        {"operstate": ""},
+        {"operstate": "unknown", "carrier": "N/A"},
+        {"operstate": "unknown"},
+        {"speed": str(2**64)},
+        {"speed": "100000 Mb/s"},
+        {"carrier_changes": "N/A"},
+    ],
+)
+def test_a_garbled_interface_is_unknown_and_hides_no_other(node, files):
+    given, error = until_it_fails(eth_link, node(eth0=files, bond0={"operstate": "down"}), EXPECTED)
+    assert error.startswith("eth0: eth0/")
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["eth_link/down"]
+
+
+def test_a_bond_whose_members_cannot_be_listed_is_unknown_and_judged_itself(node, tmp_path):
+    class Unlistable(Refusing):
+        def scan(self, path):
+            raise OSError(errno.EIO, "Input/output error")
+
+    node(bond0={"operstate": "down"})
+    given, error = until_it_fails(eth_link, Host(str(tmp_path), system=Unlistable(tmp_path, {})), EXPECTED)
+    assert "bond0: [Errno 5]" in error
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["eth_link/down"]
+
+
+def test_a_link_that_is_down_drains_until_it_is_up_twice(node):
+    down = node(eth0={"operstate": "down"})
+    life = Story(eth_link, EXPECTED).look(down)
+    assert not life.drained
+    life.look(down, minutes=1)
+    assert (life.codes, life.drained, life.requeued) == (["eth_link/down"], True, False)
+    life.looks(down, 300).reboot().looks(down, 2)
+    assert life.drained
+    assert life.look(node()).drained
+    assert not life.look(node()).drained
+
+
+def test_a_link_that_is_back_within_a_minute_drains_nothing(node):
+    life = Story(eth_link, EXPECTED).look(node(eth0={"operstate": "down"})).look(node(), minutes=1)
+    assert (life.codes, life.drained) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        ({"eth2": {"operstate": "down"}}, "member_down"),
+        ({"bond0": {"speed": "100000"}}, "slow"),
+    ],
+)
+def test_a_weakened_bond_drains_until_it_is_whole(node, fault, code):
+    life = Story(eth_link, EXPECTED).looks(node(**fault), 2)
+    assert (life.codes, life.drained, life.requeued) == ([f"eth_link/{code}"], True, False)
+    life.looks(node(**fault), 300)
+    assert life.drained
+    life.looks(node(), 2)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_a_flapping_interface_never_drains_and_is_well_when_the_window_is_over(node):
+    life = Story(eth_link, EXPECTED).look(node()).look(node(eth0={"carrier_changes": "12"}))
+    assert (life.codes, life.drained) == (["eth_link/flapping"], False)
+    life.looks(node(eth0={"carrier_changes": "12"}), 11)
+    assert life.codes == ["eth_link/flapping"]
+    life.looks(node(eth0={"carrier_changes": "12"}), 3)
+    assert life.codes == []
+
+
+def test_what_a_profile_guessed_never_drains(node):
+    guessed = Config(expected_mbps={"eth0": 0}, guessed=("expected_mbps",))
+    life = Story(eth_link, guessed).looks(node(eth0={"operstate": "down"}), 10)
+    assert (life.codes, life.drained) == (["eth_link/down"], False)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "eth 0", "a-name-that-is-too-long", "eth0:1"])
+def test_what_is_no_interface_is_refused(name):
+    assert "no name of an interface" in (validate(Config(expected_mbps={name: 0})) or "")
+
+
+def test_a_negative_speed_is_refused():
+    assert "must not be negative" in (validate(Config(expected_mbps={"eth0": -1})) or "")
+    assert validate(EXPECTED) is None
+
+
+@given(st.one_of(st.text(max_size=20), st.sampled_from(["UP", "Unknown", "N/A", "up down", "d own", "1"])))
+def test_nothing_but_up_is_up(state):
+    up, said = refusal(is_up, Host("/nonexistent"), "eth0", state)
+    assert said.startswith("eth0/operstate: not a state") if said else up == (state == "up")
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=st.sampled_from(["operstate", "speed"]), content=st.binary(max_size=16))
+def test_no_other_content_of_a_file_passes_silently(tmp_path, name, content):
+    host = make(tmp_path)
+    (tmp_path / NET[1:] / "eth0" / name).write_bytes(content)
+    found, error = until_it_fails(eth_link, host, EXPECTED)
+    fast = content.strip().isdigit() and int(content) >= 100000
+    assert error or any(isinstance(item, Finding) for item in found) or content.strip() == b"up" or fast

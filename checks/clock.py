@@ -40,8 +40,10 @@ class Config(CheckConfig):
 
 
 def validate(config: Config) -> str | None:
-    if config.max_offset_seconds <= 0 or config.max_error_seconds <= 0:
-        return "max_offset_seconds and max_error_seconds must be above 0"
+    if config.max_offset_seconds <= 0:
+        return "max_offset_seconds must be above 0"
+    if not 0 < config.max_error_seconds < 16:
+        return "max_error_seconds must be above 0 and below 16, where the kernel stops to count"
     return None
 
 
@@ -52,16 +54,15 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     offset, error = abs(clock.offset_seconds), clock.max_error_seconds
     yield Observation("clock_synchronised", int(clock.synchronised))
     yield Observation("clock_offset_seconds", clock.offset_seconds)
-    if not clock.synchronised:
-        if _is_left_to_the_hypervisor(host):
+    yield Observation("clock_max_error_seconds", error)
+    if error > config.max_error_seconds:
+        if clock.synchronised:
+            yield _finding("uncertain", f"the clock may be wrong by {error:.1f} s: no time server answers", config)
+        elif _is_left_to_the_hypervisor(host):
             message = "nothing on this virtual machine keeps its clock; the hypervisor may"
             yield Finding(Severity.INFO, "clock/of_hypervisor", "", message)
         else:
             yield _finding("unsynchronised", "the clock is not synchronised", config)
-    elif error > config.max_error_seconds:
-        yield _finding(
-            "uncertain", f"the clock may be wrong by {error:.1f} s: no time server answered for long", config
-        )
     if offset > config.max_offset_seconds:
         yield _finding("offset", f"the clock is off by {offset:.3f} s", config)
 

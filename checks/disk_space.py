@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
-from healthd.mountinfo import MOUNTINFO, Mount, holding, parse_all
+from healthd.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
 from healthd.past import Past
 
 USES = ""
 
-LOCAL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs", "zfs", "overlay", "tmpfs", "rootfs"}
+ALWAYS_FULL = {"squashfs", "erofs", "iso9660"}
 MOST_LINKS = 40  # as in the kernel
 
 
@@ -51,7 +51,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     judged = set()
     for path in config.paths:
         mount = holding(mounts, _without_links(host, mounts, path))
-        if mount is None or not _is_local(mount) or "ro" in mount.options or mount.device in judged:
+        if mount is None or "ro" in mount.options or mount.fstype in ALWAYS_FULL or mount.device in judged:
+            continue
+        if not is_local(mounts, mount.point):
             continue
         judged.add(mount.device)
         try:
@@ -66,16 +68,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _is_local(mount: Mount | None) -> bool:
-    return mount is not None and mount.fstype in LOCAL
-
-
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
     """Where a path really is (/tmp may be a link to /scratch/tmp), as far as it is local: nothing else is touched."""
     for _ in range(MOST_LINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]
-            if not _is_local(holding(mounts, part)):
+            if not is_local(mounts, part):
                 return path
             target = host.link_target(part)
             if target is not None:

@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
+LOCAL = {
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs", "zfs"),
+    *("tmpfs", "devtmpfs", "ramfs", "rootfs", "overlay", "squashfs", "erofs", "iso9660"),
+}
 
 
 class Mount(NamedTuple):
@@ -72,7 +76,21 @@ def holding(mounts: Sequence[Mount], path: str) -> Mount | None:
     """The mount that a path lies in: the one with the longest mount point, the last of several at the same."""
     found = None
     for mount in mounts:
-        above = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
-        if above and (found is None or len(mount.point) >= len(found.point)):
+        if _is_above(mount, path) and (found is None or len(mount.point) >= len(found.point)):
             found = mount
     return found
+
+
+def is_local(mounts: Sequence[Mount], path: str) -> bool:
+    """Whether a path can be asked without waiting for a file server: on the way to it are known local types only.
+
+    Below a root directory that comes over the network too, since nothing at all works without that.
+    """
+    way = {mount.point: mount.fstype in LOCAL for mount in mounts if _is_above(mount, path)}
+    if len(way) > 1:
+        way.pop("/", None)
+    return bool(way) and all(way.values())
+
+
+def _is_above(mount: Mount, path: str) -> bool:
+    return mount.point == "/" or path == mount.point or path.startswith(mount.point + "/")

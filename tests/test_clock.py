@@ -95,8 +95,10 @@ def test_this_machine_gives_nothing_above_info():
     assert [f for f in findings(clock, Host()) if f.severity > Severity.INFO] == []
 
 
-@pytest.mark.parametrize("config", [Config(max_offset_seconds=0.0), Config(max_error_seconds=-1.0)])
-def test_a_limit_that_nothing_meets_is_refused(config):
+@pytest.mark.parametrize(
+    "config", [Config(max_offset_seconds=0.0), Config(max_error_seconds=-1.0), Config(max_error_seconds=16.0)]
+)
+def test_a_limit_that_all_or_nothing_meets_is_refused(config):
     assert "must be above 0" in (validate(config) or "")
     assert validate(Config()) is None
 

@@ -133,6 +133,13 @@ def test_a_network_mount_over_a_local_one_is_not_asked(node):
     assert asked(host) == ["/"]
 
 
+def test_a_local_disk_below_a_network_mount_is_not_asked(node):
+    nfs = "24 21 0:50 / /data rw - nfs4 server:/ rw\n25 24 8:7 / /data/scratch rw - xfs /dev/sdx rw\n"
+    host = node(ROOT + nfs)
+    run_check(disk_space, host, Config(paths=("/", "/data/scratch")))
+    assert asked(host) == ["/"]
+
+
 def test_a_link_is_followed_to_where_it_really_is(node, tmp_path):
     scratch = "24 21 8:9 / /scratch rw - xfs /dev/sdd1 rw\n"
     (tmp_path / "local").symlink_to("scratch")

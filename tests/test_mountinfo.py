@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import captured
 
-from healthd.mountinfo import Mount, holding, parse, parse_all
+from healthd.mountinfo import Mount, holding, is_local, parse, parse_all
 
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
 
@@ -43,6 +43,31 @@ def test_a_path_lies_in_the_longest_mount_point_and_the_last_of_several():
 
     assert [fstype(path) for path in ("/", "/x", "/data", "/data/b", "/data/a/b", "/database")] == list("114431")
     assert holding(mounts[2:], "/x") is None
+
+
+@pytest.mark.parametrize(
+    ("mounts", "path", "local"),
+    [
+        ({"/": "ext4"}, "/tmp", True),
+        ({"/": "ext4", "/data": "nfs4"}, "/data/x", False),
+        ({"/": "ext4", "/data": "nfs4"}, "/database", True),
+        ({"/": "ext4", "/data": "nfs4", "/data/scratch": "xfs"}, "/data/scratch", False),  # the way leads over NFS
+        ({"/": "ext4", "/dev": "devtmpfs", "/dev/shm": "tmpfs"}, "/dev/shm", True),
+        ({"/": "nfs4", "/tmp": "tmpfs"}, "/tmp", True),
+        ({"/": "nfs4", "/tmp": "tmpfs"}, "/var", False),
+        ({"/": "ext4", "/home": "autofs"}, "/home/a", False),
+        ({"/": "ext4", "/mnt": "fuse.sshfs"}, "/mnt", False),
+        ({}, "/", False),
+    ],
+)
+def test_a_path_is_local_if_no_file_server_is_on_the_way(mounts, path, local):
+    assert is_local([Mount(point, fstype, "", False, ()) for point, fstype in mounts.items()], path) is local
+
+
+def test_of_several_mounts_at_one_point_the_last_counts():
+    mounts = [Mount("/", "ext4", "", False, ()), Mount("/a", "xfs", "", False, ()), Mount("/a", "nfs", "", False, ())]
+    assert not is_local(mounts, "/a")
+    assert is_local([*mounts, mounts[1]], "/a")
 
 
 def test_a_real_table_is_read_whole():

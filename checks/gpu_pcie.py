@@ -2,12 +2,15 @@
 
 Rules: lanes and generation as OCI and AzNHC compare them; replays a minute as DCGM, by generation and lanes. nvidia-smi
 says that an idle GPU may lower its generation, and its lanes: so these are judged only where the link is at its full
-generation or the GPU works. (With MIG the driver does not tell whether it works.)
+generation or the GPU works. (With MIG the driver does not tell whether it works.) A GPU on the root bus is one that a
+virtual machine was given: the port above it is not to be seen, and how many lanes that has nobody says (clouds give a
+T4 of 16 lanes 8 of them).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +21,8 @@ from healthd.nvml import NvmlError, NvmlGpu, PcieLink
 from healthd.past import Past
 
 USES = "nvml"
+
+ON_ROOT_BUS = re.compile("[0-9a-f]+:00:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def _link(gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Ob
         yield Observation("gpu_pcie_link_lanes", link.width, labels=labels)
     if link.generation is not None:
         yield Observation("gpu_pcie_link_generation", link.generation, labels=labels)
-    narrow = _less(link.width, link.max_width, f"GPU {gpu.pci}: lanes")
+    narrow = _less(link.width, link.max_width, f"GPU {gpu.pci}: lanes") and not ON_ROOT_BUS.match(gpu.pci)
     slow = _less(link.generation, link.max_generation, f"GPU {gpu.pci}: PCIe generation")
     if not narrow and not slow:
         return

@@ -171,6 +171,11 @@ def test_lanes_that_are_missing_after_the_reboot_too_wait_for_an_engineer(host):
     assert not story.repaired("gpu_pcie/lanes").look(host()).drained
 
 
+def test_a_gpu_that_was_given_to_a_virtual_machine_has_the_lanes_that_it_has(host):
+    on_root_bus = host('pci = ["0000:00:1e.0"]\n[gpu.0]\npcie_width = 8\n')
+    assert findings(gpu_pcie, on_root_bus) == []
+
+
 def test_lanes_that_are_back_within_two_minutes_are_forgotten(host):
     narrow = host("[gpu.3]\npcie_width = 8")
     story = Story(gpu_pcie).look(narrow).look(host(), minutes=2).look(narrow)

@@ -1,0 +1,149 @@
+"""A real machine's answers, as `nvidia-smi -q -x` printed them, in a fake NVML: what NVML said on hardware nobody here
+has. The captures in tests/data/nvidia_smi name their sources in the first line.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from healthd.fake_nvml import FakeLibrary
+from healthd.fake_scenario import Gpu, Machine
+from healthd.host import Host
+from healthd.nvml import Nvml, sysfs_address
+
+CAPTURES = sorted((Path(__file__).parent / "data/nvidia_smi").glob("*.xml"))
+FABRIC_STATES = {"Not Supported": 0, "Not Started": 1, "In Progress": 2, "Completed": 3}
+FABRIC_SUMMARIES = {"Not Supported": 0, "Healthy": 1, "Unhealthy": 2, "Limited Capacity": 3}
+HISTOGRAM = ("max", "high", "partial", "low", "none")
+REASONS = {  # nvml.h: NVML_CLOCKS_EVENT_REASON_*
+    "gpu_idle": 0x1,
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+
+
+def host(capture: Path, root: str = "/nonexistent") -> Host:
+    tree = ElementTree.parse(capture).getroot()
+    cards = [gpu for gpu in tree if gpu.tag == "gpu"]
+    machine = Machine(driver_version=word(tree, "driver_version") or "")
+    addresses, gpus = [address(card) for card in cards], [gpu(card) for card in cards]
+    return Host(root, lambda: Nvml.open(FakeLibrary(machine, addresses, gpus)))
+
+
+def address(card: ElementTree.Element) -> str:
+    domain, bus, rest = card.attrib["id"].split(":")
+    return sysfs_address(int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16))
+
+
+def word(card: ElementTree.Element, *paths: str) -> str | None:
+    """The text at the first of the paths that is there; None for N/A."""
+    for path in paths:
+        found = card.findtext(path)
+        if found is not None:
+            return None if found.strip() in ("N/A", "") else found.strip()
+    return None
+
+
+def number(card: ElementTree.Element, *paths: str) -> int | None:
+    """ "16x", "29 C", "700.00 W"."""
+    found = word(card, *paths)
+    match = re.match(r"-?[0-9]+", found or "")
+    return int(match[0]) if match else None
+
+
+def flag(card: ElementTree.Element, *paths: str) -> bool | None:
+    found = word(card, *paths)
+    return None if found is None else found in ("Enabled", "Yes", "Active")
+
+
+def gpu(card: ElementTree.Element) -> Gpu:
+    reasons = [
+        bit
+        for name, bit in REASONS.items()
+        if flag(
+            card,
+            f"clocks_event_reasons/clocks_event_reason_{name}",
+            f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
+        )
+    ]
+    mig = flag(card, "mig_mode/current_mig")
+    histogram = tuple(
+        number(card, f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}") for name in HISTOGRAM
+    )
+    slowdowns = {
+        f"slowdown_{name}_seconds": (value or 0) / 1e6
+        for name, counter in (("hw_thermal", "hw_therm_slowdown"), ("hw_power_brake", "hw_power_brake"))
+        if (value := number(card, f"clocks_event_reasons_counters/clocks_event_reasons_counters_{counter}")) is not None
+    }
+    powers = ("gpu_power_readings", "power_readings")
+    state = word(card, "fabric/state")
+    return Gpu(
+        name=word(card, "product_name") or "",
+        vbios=word(card, "vbios_version") or "",
+        temperature=number(card, "temperature/gpu_temp"),
+        temperature_slowdown=number(card, "temperature/gpu_temp_slow_threshold"),
+        temperature_memory_max=number(card, "temperature/gpu_temp_max_mem_threshold"),
+        temperature_margin=number(card, "temperature/gpu_temp_tlimit"),
+        temperature_slowdown_margin=number(card, "temperature/gpu_temp_slow_tlimit_threshold"),
+        temperature_memory=number(card, "temperature/memory_temp"),
+        utilization_percent=number(card, "utilization/gpu_util"),
+        persistence=flag(card, "persistence_mode"),
+        inforom=True,
+        power_limit_watts=number(card, *(f"{at}/{n}" for at in powers for n in ("current_power_limit", "power_limit"))),
+        power_default_watts=number(card, *(f"{at}/default_power_limit" for at in powers)),
+        clock_event_reasons=sum(reasons),
+        **slowdowns,
+        pcie_replays=number(card, "pci/replay_counter"),
+        pcie_generation=number(card, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),
+        pcie_max_generation=number(card, "pci/pci_gpu_link_info/pcie_gen/max_link_gen"),
+        pcie_width=number(card, "pci/pci_gpu_link_info/link_widths/current_link_width"),
+        pcie_max_width=number(card, "pci/pci_gpu_link_info/link_widths/max_link_width"),
+        mig=mig,
+        mig_devices=len(card.findall("mig_devices/mig_device")),
+        recovery_action=0 if card.findtext("gpu_recovery_action") == "None" else None,
+        ecc=flag(card, "ecc_mode/current_ecc"),
+        **errors(card),
+        sram_threshold_exceeded=flag(card, "ecc_errors/aggregate/sram_threshold_exceeded"),
+        remap_correctable=number(card, "remapped_rows/remapped_row_corr"),
+        remap_uncorrectable=number(card, "remapped_rows/remapped_row_unc"),
+        remap_pending=bool(flag(card, "remapped_rows/remapped_row_pending")),
+        remap_failure=bool(flag(card, "remapped_rows/remapped_row_failure")),
+        remap_histogram=None if None in histogram else histogram,  # type: ignore[arg-type]
+        retired_single_bit=number(card, "retired_pages/multiple_single_bit_retirement/retired_count"),
+        retired_double_bit=number(card, "retired_pages/double_bit_retirement/retired_count"),
+        retired_pending=bool(flag(card, "retired_pages/pending_retirement")),
+        fabric_state=FABRIC_STATES.get(state or ""),
+        fabric_summary=FABRIC_SUMMARIES.get(word(card, "fabric/health/summary") or ""),
+    )
+
+
+def errors(card: ElementTree.Element) -> dict[str, Any]:
+    """The ECC counters, in the words of Ampere and later or in those of before."""
+    counts: dict[str, Any] = {}
+    for counter in ("volatile", "aggregate"):
+        at = card.find(f"ecc_errors/{counter}")
+        if at is None:
+            continue
+        sram = (
+            number(at, "sram_uncorrectable"),
+            *(number(at, f"sram_uncorrectable_{n}") for n in ("parity", "secded")),
+        )
+        old = {
+            error: number(at, f"{bits}_bit/total")
+            for error, bits in (("corrected", "single"), ("uncorrected", "double"))
+        }
+        counts |= {
+            f"ecc_{counter}_corrected_sram": number(at, "sram_correctable") or 0,
+            f"ecc_{counter}_uncorrected_sram": sum(filter(None, sram)),
+            f"ecc_{counter}_corrected_dram": number(at, "dram_correctable") or old["corrected"] or 0,
+            f"ecc_{counter}_uncorrected_dram": number(at, "dram_uncorrectable") or old["uncorrected"] or 0,
+        }
+    return counts

@@ -1,0 +1,315 @@
+"""block_device: disks that are gone or dead, file systems that the kernel stopped, degraded RAIDs."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from fakes import codes, findings, observed, run_check, until_it_fails
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from story import Story
+from trees import captured, write
+
+from healthd.checks import block_device
+from healthd.checks.block_device import Config, validate
+from healthd.host import Host
+from healthd.model import Clears, Finding, Severity
+from healthd.system import FileStat, Tree
+
+INFO = "/proc/self/mountinfo"
+NVME = "/sys/class/nvme"
+DEGRADED = "/sys/block/md0/md/degraded"
+ROOT = "21 0 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro\n"
+LOCAL = "22 21 9:0 / /local rw,relatime - ext4 /dev/md0 rw\n"
+SCRATCH = "23 21 259:0 / /scratch rw,relatime - xfs /dev/nvme1n1 rw,attr2,inode64\n"
+MOUNTS = ROOT + LOCAL + SCRATCH
+BASELINE = Config(expected=("S64GNE0T100001", "S64GNE0T100002", "naa.5002538e00000001"))
+
+ABSENT_IS_FINE = {
+    DEGRADED: "striped arrays and single disks have nothing to lose",
+    "/scratch": "a mount point that lies below another mount cannot be seen",
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Makes a node of two NVMe disks, a SATA disk and a RAID: node({path: text or None}) changes some files."""
+
+    def make(changed=None, mounts=MOUNTS):
+        files = {INFO: mounts, DEGRADED: "0\n", "/sys/block/sda/device/wwid": "naa.5002538e00000001\n"}
+        files |= {"/sys/block/loop0/size": "0\n", "/sys/block/md1/size": "0\n", "/scratch/data": ""}
+        for n, pci in enumerate(("0000:5e:00.0", "0000:5f:00.0")):
+            texts = {"state": "live", "serial": f"S64GNE0T10000{n + 1}    ", "transport": "pcie", "address": pci}
+            files |= {f"{NVME}/nvme{n}/{name}": f"{text}\n" for name, text in texts.items()}
+        host = write(tmp_path, files | {path: text for path, text in (changed or {}).items() if text is not None})
+        for path, text in (changed or {}).items():
+            if text is None:
+                (tmp_path / path[1:]).unlink()
+        return host
+
+    return make
+
+
+class Shut(Tree):
+    """A tree on which one path answers as an XFS does that was shut down."""
+
+    def __init__(self, root: str, point: str, number: int = errno.EIO) -> None:
+        super().__init__(root)
+        self.point = point
+        self.number = number
+        self.asked: list[str] = []
+
+    def stat(self, path: str) -> FileStat:
+        self.asked.append(path)
+        if path == self.point:
+            raise OSError(self.number, "Input/output error", path)
+        return super().stat(path)
+
+
+def healthy(tmp_path):
+    return node.__wrapped__(tmp_path)(), BASELINE
+
+
+def state(text, name="nvme1"):
+    return {f"{NVME}/{name}/state": f"{text}\n"}
+
+
+def test_disks_that_are_well_give_no_finding(node):
+    given_ = run_check(block_device, node(), BASELINE)
+    assert [item for item in given_ if isinstance(item, Finding)] == []
+    assert [(o.value, o.labels) for o in observed(given_, "md_missing_disks")] == [(0, (("array", "md0"),))]
+
+
+def test_a_machine_without_local_disks_gives_nothing(tmp_path):
+    assert run_check(block_device, write(tmp_path, {INFO: "1 0 0:2 / / rw - tmpfs none rw\n"})) == []
+
+
+def test_this_machine_gives_nothing():
+    assert findings(block_device, Host()) == []
+
+
+@pytest.mark.parametrize(("path", "name"), [(f"{NVME}/nvme1/serial", 1), ("/sys/block/sda/device/wwid", 2)])
+def test_a_disk_of_the_baseline_that_is_gone_is_degraded(node, path, name):
+    (finding,) = findings(block_device, node({path: None}), BASELINE)
+    assert (finding.code, finding.severity, finding.clears) == ("block_device/missing", Severity.DEGRADED, Clears.PASS)
+    assert (finding.subject, finding.expects) == (BASELINE.expected[name], "expected")
+
+
+def test_disks_that_nobody_expects_are_not_judged(node):
+    assert findings(block_device, node({f"{NVME}/nvme1/serial": None})) == []
+
+
+@pytest.mark.parametrize("path", ["/sys/block/nvme1n1/wwid", "/sys/block/sda/device/wwid", "/sys/block/vda/serial"])
+def test_a_disk_is_known_by_its_wwid_too(node, path):
+    assert (
+        findings(block_device, node({path: "eui.0025384b01000001\n"}), Config(expected=("eui.0025384b01000001",))) == []
+    )
+
+
+def test_what_is_no_disk_of_its_own_is_not_asked_for_its_name(node):
+    host = node({"/sys/block/loop0/serial": "x\n", "/sys/block/dm-0/serial": "x\n"})
+    assert codes(findings(block_device, host, Config(expected=("x",)))) == ["block_device/missing"]
+
+
+@pytest.mark.parametrize(("text", "confirm"), [("dead", 0.0), ("resetting", 60.0), ("connecting", 60.0), ("new", 60.0)])
+def test_a_controller_that_is_not_live_is_degraded_until_a_reboot(node, text, confirm):
+    (finding,) = findings(block_device, node(state(text)))
+    assert (finding.code, finding.severity, finding.clears) == ("block_device/nvme", Severity.DEGRADED, Clears.REBOOT)
+    assert (finding.subject, finding.confirm_seconds) == ("0000:5f:00.0", confirm)
+    assert finding.message == f"the NVMe controller nvme1 is {text}"
+
+
+def test_a_controller_over_a_network_only_warns(node):
+    host = node({**state("connecting"), f"{NVME}/nvme1/transport": "tcp", f"{NVME}/nvme1/address": "traddr=10.0.0.1"})
+    (finding,) = findings(block_device, host)
+    assert (finding.code, finding.severity, finding.clears) == ("block_device/nvme_path", Severity.WARNING, Clears.PASS)
+    assert (finding.subject, finding.message) == (
+        "nvme1",
+        "the NVMe controller nvme1 is connecting (tcp, traddr=10.0.0.1)",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "Live", "unknown state", None])
+def test_a_state_that_nobody_knows_is_unknown_and_hides_no_other(node, text):
+    host = node({f"{NVME}/nvme0/state": text, **state("dead")})
+    given_, error = until_it_fails(block_device, host)
+    assert f"{NVME}/nvme0/state: not a state" in error
+    assert codes([item for item in given_ if isinstance(item, Finding)]) == ["block_device/nvme"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LOCAL.replace("/dev/md0 rw", "/dev/md0 ro,errors=remount-ro"),  # Linux before 6.15
+        LOCAL.replace("/dev/md0 rw", "/dev/md0 rw,errors=remount-ro,emergency_ro"),  # seen on Linux 6.18
+        LOCAL.replace("/dev/md0 rw", "/dev/md0 rw,shutdown"),  # seen on Linux 6.18
+        LOCAL.replace("ext4 /dev/md0 rw", "btrfs /dev/md0 ro,space_cache=v2"),
+    ],
+)
+def test_a_file_system_that_the_kernel_stopped_is_degraded_and_the_root_critical(node, line):
+    (finding,) = findings(block_device, node(mounts=ROOT + line))
+    assert (finding.code, finding.severity, finding.subject) == ("block_device/stopped", Severity.DEGRADED, "/local")
+    (finding,) = findings(block_device, node(mounts=line.replace("/local", "/")))
+    assert (finding.code, finding.severity) == ("block_device/root_stopped", Severity.CRITICAL)
+    assert finding.clears is Clears.REBOOT
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "24 21 8:5 / /ro ro,relatime - ext4 /dev/sdb1 ro\n",  # mounted so
+        "24 21 8:5 / /ro ro,relatime - ext4 /dev/sdb1 rw\n",  # a read-only bind mount
+        "24 21 7:0 / /snap/core rw - squashfs /dev/loop0 ro\n",
+        "24 21 11:0 / /cd rw - iso9660 /dev/sr0 ro\n",
+        "24 21 0:44 / /data rw - nfs4 server:/data ro\n",
+        "24 21 0:45 / /sealed rw - tmpfs none ro\n",
+    ],
+)
+def test_what_is_read_only_on_purpose_is_well(node, line):
+    assert findings(block_device, node(mounts=ROOT + line)) == []
+
+
+def test_a_file_system_at_several_mount_points_is_found_once_and_as_root_if_it_is_root(node):
+    bind = "20 21 8:1 /srv /srv rw - ext4 /dev/sda1 rw,emergency_ro\n"
+    found = findings(block_device, node(mounts=bind + ROOT.replace("remount-ro", "remount-ro,emergency_ro") + bind))
+    assert [(finding.code, finding.subject) for finding in found] == [("block_device/root_stopped", "/")]
+
+
+@pytest.mark.parametrize(("point", "code"), [("/scratch", "block_device/stopped"), ("/", "block_device/root_stopped")])
+def test_an_xfs_that_was_shut_down_answers_eio(node, point, code):
+    root = node(mounts=SCRATCH.replace("/scratch", point)).root
+    (finding,) = findings(block_device, Host(root, system=Shut(root, point)))
+    assert finding.code == code
+    assert "was shut down" in finding.message
+
+
+def test_an_xfs_that_cannot_be_asked_is_unknown(node):
+    root = node().root
+    assert until_it_fails(block_device, Host(root, system=Shut(root, "/scratch", errno.EACCES)))[1]
+
+
+@pytest.mark.parametrize("over", ["/scratch", "/"])
+def test_an_xfs_below_a_network_mount_is_not_asked(node, over):
+    deep = SCRATCH.replace("/scratch", "/data/scratch") if over == "/" else SCRATCH
+    nfs = "24 23 0:50 / /scratch rw - nfs4 server:/ rw\n24 23 0:50 / /data rw - nfs4 server:/ rw\n"
+    root = node(mounts=ROOT + deep + nfs).root
+    system = Shut(root, "/scratch")
+    assert findings(block_device, Host(root, system=system)) == []
+    assert system.asked == []
+
+
+@pytest.mark.parametrize("text", ["1", "2"])
+def test_a_raid_without_some_of_its_disks_warns(node, text):
+    (finding,) = findings(block_device, node({DEGRADED: f"{text}\n"}))
+    assert (finding.code, finding.severity, finding.clears) == (
+        "block_device/raid_degraded",
+        Severity.WARNING,
+        Clears.PASS,
+    )
+    assert (finding.subject, finding.message) == ("md0", f"the RAID md0 runs without {text} of its disks")
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "-1", str(2**64)])
+def test_a_raid_that_tells_nonsense_is_unknown(node, text):
+    assert "not a number of disks" in until_it_fails(block_device, node({DEGRADED: text}))[1]
+
+
+def test_without_a_table_of_mounts_the_rest_is_still_judged(node):
+    given_, error = until_it_fails(block_device, node({**state("dead"), DEGRADED: "1"}, mounts=""))
+    assert error == f"{INFO} is empty"
+    found = codes([item for item in given_ if isinstance(item, Finding)])
+    assert found == ["block_device/nvme", "block_device/raid_degraded"]
+
+
+def test_a_real_gpu_node_is_well(tmp_path):
+    assert findings(block_device, write(tmp_path, {INFO: captured("mountinfo_gpu_node.txt")})) == []
+
+
+def test_an_empty_name_is_refused():
+    assert "must not be empty" in (validate(Config(expected=("",))) or "")
+    assert validate(BASELINE) is None
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from([f"{NVME}/nvme0/state", f"{NVME}/nvme0/serial", DEGRADED, "/sys/block/sda/device/wwid"]),
+    content=st.one_of(st.binary(max_size=20), st.text(max_size=20).map(str.encode)),
+)
+def test_no_content_of_a_file_passes_silently(node, path, content):
+    given_, error = until_it_fails(block_device, node({path: content}), BASELINE)
+    assert error or any(isinstance(item, Finding) for item in given_) or content.strip() in (b"0", b"00", b"live")
+
+
+# --- stories
+
+
+def test_a_disk_that_is_gone_drains_until_it_is_back(node):
+    gone = node({f"{NVME}/nvme1/serial": None})
+    story = Story(block_device, BASELINE).look(gone)
+    assert (story.codes, story.drained, story.requeued) == (["block_device/missing"], True, False)
+    assert story.wait(600).looks(gone, 20).drained
+    assert story.reboot().look(gone).drained
+    back = node()
+    assert story.look(back).drained
+    assert not story.look(back).drained
+
+
+def test_a_disk_that_a_profile_guessed_warns_and_never_drains(node):
+    story = Story(block_device, Config(expected=("X",), guessed=("expected",))).looks(node(), 20)
+    assert (story.codes, story.drained) == (["block_device/missing"], False)
+
+
+def test_a_dead_controller_drains_until_a_reboot_though_it_vanishes_from_sysfs(node):
+    story = Story(block_device).look(node()).look(node(state("dead")))
+    assert (story.codes, story.drained, story.requeued) == (["block_device/nvme"], True, False)
+    assert story.wait(600).looks(node(state("live")), 20).drained  # gone or back: nobody says that it is well
+    assert not story.reboot().look(node()).drained
+
+
+def test_a_controller_that_is_dead_after_the_reboot_too_waits_for_an_operator(node):
+    story = Story(block_device).look(node(state("dead"))).reboot().look(node(state("dead")))
+    assert story.drained
+    node(state("live"))
+    assert story.reboot().looks(node(), 5).drained
+    assert not story.repaired("block_device/nvme").looks(node(), 2).drained
+
+
+def test_a_controller_that_is_reset_within_a_minute_drains_nothing(node):
+    story = Story(block_device).look(node(state("resetting"))).look(node(state("live")), 0.9)
+    assert (story.codes, story.drained) == ([], False)
+    story.look(node(state("resetting"))).look(node(state("resetting")), 1)
+    assert story.drained
+
+
+def test_a_path_to_storage_that_is_lost_warns_and_never_drains(node):
+    story = Story(block_device).looks(node({**state("connecting"), f"{NVME}/nvme1/transport": "rdma"}), 20)
+    assert (story.codes, story.drained) == (["block_device/nvme_path"], False)
+    assert story.looks(node(state("live")), 2).codes == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "requeued"),
+    [
+        (LOCAL.replace("md0 rw", "md0 rw,emergency_ro"), "block_device/stopped", False),
+        (ROOT.replace("remount-ro", "remount-ro,emergency_ro"), "block_device/root_stopped", True),
+    ],
+)
+def test_a_file_system_that_the_kernel_stopped_drains_until_a_reboot(node, line, code, requeued):
+    story = Story(block_device).look(node()).look(node(mounts=line))
+    assert (story.codes, story.drained, story.requeued) == ([code], True, requeued)
+    assert story.wait(600).looks(node(mounts=ROOT), 20).drained  # unmounted is not repaired
+    assert not story.reboot().looks(node(mounts=MOUNTS), 2).drained
+
+
+def test_a_file_system_that_stops_again_after_the_reboot_waits_for_an_operator(node):
+    stopped = LOCAL.replace("md0 rw", "md0 rw,emergency_ro")
+    story = Story(block_device).look(node(mounts=stopped)).reboot().look(node(mounts=stopped))
+    assert story.reboot().looks(node(mounts=MOUNTS), 5).drained
+    assert not story.repaired("block_device/stopped").looks(node(mounts=MOUNTS), 2).drained
+
+
+def test_a_degraded_raid_warns_until_it_is_rebuilt_and_never_drains(node):
+    story = Story(block_device).looks(node({DEGRADED: "1\n"}), 20)
+    assert (story.codes, story.drained) == (["block_device/raid_degraded"], False)
+    assert story.looks(node({DEGRADED: "0\n"}), 2).codes == []

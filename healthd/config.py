@@ -138,25 +138,28 @@ class Loaded:
 
 def read_file(path: str, required: bool) -> dict[str, Any]:
     """The plain table of a TOML file; {} where there is none and none is required."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
         with open(path, "rb") as file:
-            table: dict[str, Any] = tomllib.load(file)
-            return table
+            return parse_toml(file.read(), path)
     except FileNotFoundError:
         if required:
             raise ConfigError(f"{path}: there is no such file") from None
         return {}
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # also of a number with thousands of digits, which is no TOMLDecodeError
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+
+
+def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
+    """Raises ConfigError with one sentence that names the source."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits is no TOMLDecodeError
+        raise ConfigError(f"{source}: not TOML: {error}") from None
+    return table
 
 
 def runtime_dir(table: Mapping[str, Any], source: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,15 @@ def below(settings: Settings) -> list[Layer]:
     profile = _chosen(settings)
     if profile:
         path = profile if "/" in profile else str(PROFILES / f"{profile}.toml")
-        layers.append(Layer(f"profile {profile}", _checks(path, ("match",)), guessed=True))
+        layers.append(Layer(f"profile {profile}", checks_of(path, ("match",)), guessed=True))
     if settings.baseline_file and _is_of_this_machine(settings):
-        layers.append(Layer(settings.baseline_file, _checks(settings.baseline_file)))
+        layers.append(Layer(settings.baseline_file, checks_of(settings.baseline_file)))
     return layers
+
+
+def without_baseline(settings: Settings) -> list[Layer]:
+    """For who makes the baseline: it is not its own measure."""
+    return below(replace(settings, baseline_file=""))
 
 
 def _is_of_this_machine(settings: Settings) -> bool:
@@ -105,7 +110,7 @@ def _match(name: str) -> Match:
     return load(Match, read_file(path, required=True).get("match", {}), "match")
 
 
-def _checks(path: str, beside: tuple[str, ...] = ()) -> Any:
+def checks_of(path: str, beside: tuple[str, ...] = ()) -> Any:
     """The [checks] of a file that has nothing else but the tables `beside`. Raises ConfigError."""
     table = read_file(path, required=False)
     for key in table:

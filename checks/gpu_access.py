@@ -53,12 +53,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield Observation("gpus", len(nvml.gpus()))
     yield Observation("gpus_unreachable", len(nvml.unreachable))
     for unreachable in nvml.unreachable:
-        yield _unreachable(unreachable)
+        if unreachable.kind is not NvmlErrorKind.NO_PERMISSION:
+            yield _unreachable(unreachable)
+    for unreachable in nvml.unreachable:
+        if unreachable.kind is NvmlErrorKind.NO_PERMISSION:
+            raise unreachable  # healthd's own lack of rights is no fault of the GPU
 
 
 def _unreachable(error: NvmlError) -> Finding:
-    if error.kind is NvmlErrorKind.NO_PERMISSION:
-        raise error  # healthd's own lack of rights is no fault of the GPU
     said = f"{error.call} says: {error.message}"
     which = error.pci or f"index {error.index}"
     if error.kind is NvmlErrorKind.GPU_LOST:

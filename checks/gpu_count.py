@@ -6,6 +6,7 @@ OCI compare NVML with PCI). Fewer than a person expects is degraded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,8 +37,14 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     on_pci = list(host.pci_gpus())
-    dead = [pci for pci in on_pci if _is_dead(host, pci)]
     yield Observation("gpus_on_pci", len(on_pci))
+    dead, unread = [], []
+    for pci in on_pci:
+        try:
+            if _is_dead(host, pci):
+                dead.append(pci)
+        except (OSError, ValueError) as error:  # the others are judged all the same
+            unread.append(error)
     for pci in dead:
         message = f"GPU {pci} is dead on the bus: its configuration space reads all ones"
         yield Finding(Severity.CRITICAL, "gpu_count/dead", pci, message, clears=Clears.REBOOT)
@@ -51,13 +58,20 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if len(answering) < config.expected:
         message = f"{len(answering)} GPUs answer, {config.expected} are expected"
         yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message, expects="expected")
+    if unread:
+        raise unread[0]
 
 
 def _is_dead(host: Host, pci: str) -> bool:
+    """Raises ValueError for what is no revision or no width. Older kernels and virtual machines do not have both."""
     device = f"/sys/bus/pci/devices/{pci}"
-    if host.read(f"{device}/power_state") == "D3cold":
-        return False  # asleep: its registers read as ones too
-    return host.read(f"{device}/revision") == DEAD_REVISION or host.read(f"{device}/current_link_width") in DEAD_WIDTHS
+    revision, width = host.read(f"{device}/revision"), host.read(f"{device}/current_link_width")
+    if revision is not None and not re.fullmatch(r"0x[0-9a-f]{2}", revision):
+        raise ValueError(f"{device}/revision: not a revision as 0xa1: {revision[:40]!r}")
+    if width is not None and not re.fullmatch(r"[0-9]{1,3}", width):
+        raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
+    # Asleep its registers read as ones, too.
+    return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
 
 
 EXPLAIN = {

@@ -68,24 +68,24 @@ class Story:
         self.wait(minutes)
         given = list(self.check.module.run(host, self.config, Past(self.past, self.now, self.boot_id)))
         observations = [item for item in given if isinstance(item, Observation)]
-        self.result = CheckResult(
-            self.check.name,
-            self.config.name,
-            Outcome.COMPLETED,
-            self.now,
-            0.0,
-            tuple(as_configured(item, self.config) for item in given if isinstance(item, Finding)),
-        )
-        self._take(
-            verdict.absorb_result(
-                self.conditions, self.result, self.config.clear_after, self.boot_id, tuple(self.cleared)
-            )
-        )
+        self._absorb(Outcome.COMPLETED, [item for item in given if isinstance(item, Finding)])
         self.past = update(self.past, observations, self.now, self.boot_id)
         self._take(
             verdict.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
         )
         return self._decide()
+
+    def hang(self, silent_seconds: float, minutes: float = 5.0) -> Story:
+        """Time goes by, the check runs and does not come back; by now it has been silent for so long."""
+        self.wait(minutes)
+        self._absorb(Outcome.TIMED_OUT, list(self.check.overdue(self.config, silent_seconds)))
+        return self._decide()
+
+    def _absorb(self, outcome: Outcome, found: list[Finding]) -> None:
+        findings = tuple(as_configured(finding, self.config) for finding in found)
+        self.result = CheckResult(self.check.name, self.config.name, outcome, self.now, 0.0, findings)
+        known, clear_after = tuple(self.cleared), self.config.clear_after
+        self._take(verdict.absorb_result(self.conditions, self.result, clear_after, self.boot_id, known))
 
     def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
-from fakes import codes, findings, observed, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from story import Story
 from trees import gpus, write
 
 from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap
+from healthd.checks.gpu_access import Config
 from healthd.host import Host
-from healthd.model import Clears, Severity
+from healthd.model import Clears, Finding, Severity
 from healthd.nvml import NvmlError
+from healthd.past import Past
 
 THIRD = "0000:61:00.0"  # index 3 of a DGX H100
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(), Config()
 
 
 @pytest.fixture
@@ -65,6 +74,14 @@ def test_a_gpu_without_its_power_cable_is_degraded(host):
 def test_healthds_own_lack_of_rights_is_no_finding_but_a_failure(host):
     with pytest.raises(NvmlError, match="nvmlDeviceGetHandleByIndex"):
         run_check(gpu_access, host('gpu.3.errors = { nvmlDeviceGetHandleByIndex = "NoPermission" }'))
+
+
+def test_a_gpu_that_may_not_be_opened_hides_no_other(host):
+    text = '[gpu.2]\nerrors = { nvmlDeviceGetHandleByIndex = "NoPermission" }\n[gpu.3]\nlost = true'
+    given: list[object] = []
+    with pytest.raises(NvmlError, match="index 2"):
+        given.extend(gpu_access.run(host(text), Config(), Past({}, NOW, BOOT)))
+    assert [f.subject for f in given if isinstance(f, Finding)] == [THIRD]
 
 
 @pytest.mark.parametrize(
@@ -124,3 +141,81 @@ def test_a_call_that_hangs_warns_first_and_is_degraded_in_the_second_round():
 def test_gpus_that_answer_every_question_with_an_error_never_pass_silently(host, check):
     with pytest.raises(NvmlError):
         run_check(check, host("random_failures = 1.0"))
+
+
+# stories
+
+
+@pytest.mark.parametrize("state", ["lost", "unreachable"])
+def test_story_a_lost_gpu_requeues_and_waits_for_a_reboot(host, state):
+    lost = host(f"gpu.3.{state} = true")
+    story = Story(gpu_access).look(host()).look(lost)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_access/lost"], True, True)
+    story.looks(host(), 300)
+    assert story.drained, "it answers again, but nobody has rebooted"
+    story.reset(THIRD)
+    assert story.drained, "a GPU reset brings nothing back to the bus"
+    story.reboot().look(host())
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_lost_gpu_that_is_still_lost_after_the_reboot_drains_again(host):
+    lost = host("gpu.3.lost = true")
+    story = Story(gpu_access).look(lost).reboot().look(lost)
+    assert (story.codes, story.drained) == (["gpu_access/lost"], True)
+    story.repaired("gpu_access/lost", THIRD).look(lost)
+    assert story.drained, "somebody says so, and the check sees otherwise"
+
+
+@pytest.mark.parametrize("how", ["reset", "reboot", "repaired"])
+def test_story_a_gpu_that_must_be_reset_requeues_until_it_is(host, how):
+    story = Story(gpu_access).look(host()).look(host("gpu.3.requires_reset = true"))
+    assert (story.codes, story.drained, story.requeued) == (["gpu_access/reset_required"], True, True)
+    story.looks(host(), 300)
+    assert story.drained, "nothing says that it was reset"
+    if how == "reset":
+        story.reset("0000:1b:00.0")
+        assert story.drained, "that was another GPU"
+        story.reset(THIRD)
+    elif how == "reboot":
+        story.reboot()
+    else:
+        story.repaired("gpu_access/reset_required")
+    story.look(host())
+    assert (story.codes, story.drained) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('library = "mismatch"', "gpu_access/driver_mismatch"),
+        ('library = "driver_not_loaded"', "gpu_access/driver_not_loaded"),
+        ('library = "library_not_found"', "gpu_access/library_missing"),
+        ('gpu.3.errors = { nvmlDeviceGetHandleByIndex = "InsufficientPower" }', "gpu_access/no_answer"),
+    ],
+)
+def test_story_a_driver_that_does_not_work_drains_until_it_does(host, text, code):
+    broken = host(text)
+    story = Story(gpu_access).look(host()).look(broken)
+    assert (story.codes, story.drained, story.requeued) == ([code], True, False)
+    story.looks(broken, 20).reboot().look(broken)
+    assert story.drained, "neither time nor a reboot mends it"
+    story.looks(host(), 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_driver_that_hangs_for_one_round_warns_and_is_forgiven(host):
+    story = Story(gpu_access).look(host()).hang(60.0)
+    assert (story.codes, story.drained) == (["gpu_access/hang"], False)
+    story.looks(host(), 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_driver_that_still_hangs_in_the_second_round_drains_until_it_answers(host):
+    story = Story(gpu_access).look(host()).hang(60.0).hang(360.0)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_access/hang"], True, False)
+    for _ in range(5):
+        story.hang(3600.0)
+    assert story.drained
+    story.looks(host(), 3)
+    assert (story.codes, story.drained) == ([], False)

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fakes import codes, findings, scenarios, until_it_fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from story import Story
 from trees import PCI, gpus, pci_device
 
 from healthd.checks import gpu_count
 from healthd.checks.gpu_count import Config
 from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 
 H100 = fake_pci_gpus("dgx-h100")
 
 
+OF_EACH = r"/sys/bus/pci/devices/[^/]+/"
+ABSENT_IS_FINE = {
+    OF_EACH + "(revision|current_link_width)": "older kernels and virtual machines do not have it",
+    OF_EACH + "driver": "a GPU without a driver is missed in NVML, as one with a driver is",
+    OF_EACH + "(vendor|class)": "the device is being taken out: pcie_devices says so where it is expected",
+    r"/sys/bus/pci/devices(/[^/]+)?": "a machine without PCI; a device on a root bus has no port above",
+}
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    gpus(tmp_path, H100)
+    return scenarios(tmp_path)(root=str(tmp_path)), Config(expected=8)
+
+
 @pytest.fixture
 def host(tmp_path):
+    """host("gpu.3.gone = true"): the GPUs that are on PCI stay; `addresses` adds some."""
     make = scenarios(tmp_path)
 
     def on_pci(text="", addresses=H100, **files):
-        gpus(tmp_path, addresses, **files)
+        gpus(tmp_path, [pci for pci in addresses if not (tmp_path / PCI[1:] / pci).exists()], **files)
         return make(text, root=str(tmp_path))
 
     return on_pci
@@ -117,3 +136,60 @@ def test_whatever_sysfs_says_of_another_gpu_the_missing_one_is_found_or_the_run_
     node = scenarios(tmp_path)("gpu.4.gone = true", root=str(tmp_path))
     found, error = until_it_fails(gpu_count, node)
     assert error or H100[4] in {finding.subject for finding in found if isinstance(finding, Finding)}
+
+
+def test_a_gpu_that_cannot_be_read_hides_no_other(host, tmp_path):
+    node = host("gpu.4.gone = true")
+    (tmp_path / PCI[1:] / H100[0] / "revision").write_text("garbage\n")
+    found, error = until_it_fails(gpu_count, node)
+    assert [item.subject for item in found if isinstance(item, Finding)] == [H100[4]]
+    assert error == f"{PCI}/{H100[0]}/revision: not a revision as 0xa1: 'garbage'"
+
+
+def test_story_a_gpu_that_nvml_lost_requeues_and_waits_for_a_reboot(host):
+    well, missing = host(), host("gpu.3.gone = true")
+    story = Story(gpu_count).look(well).look(missing)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_count/missing"], True, True)
+    story.looks(well, 300)
+    assert story.drained, "it is back, but nobody has rebooted"
+    story.reboot().look(well)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_gpu_that_is_still_missing_after_the_reboot_drains_again(host):
+    well, missing = host(), host("gpu.3.gone = true")
+    story = Story(gpu_count).look(well).look(missing).reboot()
+    story.look(missing)
+    assert (story.codes, story.drained) == (["gpu_count/missing"], True)
+    story.repaired("gpu_count/missing").look(well)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_dead_gpu_requeues_and_waits_for_a_reboot(host, tmp_path):
+    node, width = host(), tmp_path / PCI[1:] / H100[2] / "current_link_width"
+    story = Story(gpu_count).look(node)
+    width.write_text("63\n")
+    story.look(node)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_count/dead"], True, True)
+    width.write_text("16\n")
+    story.looks(node, 300)
+    assert story.drained
+    story.reboot().look(node)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_fewer_than_expected_drains_until_they_are_there(host):
+    well, fewer = (host(text, addresses=[]) for text in ("", "gpu.3.gone = true"))
+    story = Story(gpu_count, Config(expected=8)).look(well).look(fewer)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_count/fewer_than_expected"], True, False)
+    story.looks(fewer, 300).reboot().look(fewer)
+    assert story.drained, "neither time nor a reboot brings it"
+    story.looks(well, 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_fewer_than_a_profile_guessed_only_warn(host):
+    config = Config(expected=8, guessed=("expected",))
+    story = Story(gpu_count, config).look(host("gpu.3.gone = true", addresses=[]))
+    assert story.codes == ["gpu_count/fewer_than_expected"]
+    assert not story.drained

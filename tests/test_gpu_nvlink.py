@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
+from story import Story
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
 from healthd.fake_nvml import fake_pci_gpus
+from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 from healthd.nvml import NvmlError
 from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return scenarios(tmp_path)(profile="dgx-b200"), Config(links=18)
 
 
 @pytest.fixture
@@ -161,3 +169,80 @@ def test_settings_that_make_no_sense_are_refused_with_a_sentence(config):
 def test_an_error_is_a_failure(host):
     with pytest.raises(NvmlError):
         run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))
+
+
+# stories
+
+
+def test_story_a_link_that_is_down_for_a_minute_requeues_until_it_is_back(host):
+    down = host("gpu.3.nvlink_inactive = [5]")
+    story = Story(gpu_nvlink).look(host()).look(down)
+    assert not story.drained, "it may be trained anew"
+    story.look(down, minutes=1.5)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_nvlink/inactive"], True, True)
+    story.looks(down, 300).reboot().look(down)
+    assert story.drained, "neither a day nor a reboot mends it"
+    story.looks(host(), 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
+    story = Story(gpu_nvlink).look(host("gpu.3.nvlink_inactive = [5]")).looks(host(), 3)
+    assert (story.conditions, story.drained) == ({}, False)
+
+
+def test_story_fewer_links_than_a_profile_guessed_only_warn(host):
+    down = host("gpu.3.nvlink_inactive = [5]")
+    story = Story(gpu_nvlink, Config(links=18, guessed=("links",))).looks(down, 3)
+    assert (story.codes, story.drained) == (["gpu_nvlink/inactive"], False)
+
+
+@pytest.mark.parametrize(
+    ("profile", "setting", "code"),
+    [
+        ("dgx-h100", "nvlink_replay", "gpu_nvlink/replay"),
+        ("dgx-h100", "nvlink_recovery", "gpu_nvlink/recovery"),
+        ("dgx-b200", "nvlink_recovery", "gpu_nvlink/recovery"),
+        ("dgx-h100", "nvlink_crc", "gpu_nvlink/crc_rate"),
+    ],
+)
+def test_story_errors_drain_until_a_reset_and_no_quiet_time_without_load_ends_them(host, profile, setting, code):
+    before, after = host(profile=profile), host(f"gpu.3.{setting} = {{ 4 = 90000 }}", profile=profile)
+    story = Story(gpu_nvlink).look(before).look(after)
+    assert (story.codes, story.drained, story.requeued) == ([code], True, False)
+    story.looks(after, 300)
+    assert story.drained, "a day without load says nothing of a link"
+    story.reset("0000:1b:00.0").look(after)
+    assert story.drained, "that was another GPU"
+    story.reset(PCI).looks(before, 2)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_errors_that_come_again_after_the_reset_drain_again(host):
+    counts = [host(f"gpu.3.nvlink_replay = {{ 4 = {n} }}") for n in (0, 9, 12)]
+    story = Story(gpu_nvlink).look(counts[0]).look(counts[1]).reset(PCI).looks(counts[0], 2)
+    assert not story.drained
+    story.look(counts[2])
+    assert (story.codes, story.drained) == (["gpu_nvlink/replay"], True)
+
+
+@pytest.mark.parametrize(
+    ("profile", "setting", "code"),
+    [("dgx-h100", "nvlink_crc", "gpu_nvlink/crc"), ("dgx-b200", "nvlink_packet_errors", "gpu_nvlink/packet")],
+)
+def test_story_a_few_errors_never_drain_and_a_clean_day_under_load_ends_them(host, profile, setting, code):
+    before, after = host(profile=profile), host(f"gpu.3.{setting} = {{ 4 = 20 }}", profile=profile)
+    story = Story(gpu_nvlink).look(before).look(after)
+    assert (story.codes, story.drained) == ([code], False)
+    story.looks(after, 280)
+    assert story.codes == [code], "not yet a day"
+    story.looks(after, 10)
+    assert story.codes == []
+
+
+def test_story_too_many_wrong_bits_never_drain_and_pass_with_them(host):
+    bad = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200")
+    story = Story(gpu_nvlink).looks(bad, 300)
+    assert (story.codes, story.drained) == (["gpu_nvlink/bit_errors"], False)
+    story.looks(host(profile="dgx-b200"), 3)
+    assert story.codes == []

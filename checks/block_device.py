@@ -2,7 +2,7 @@
 
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Which disks
 belong to the node only a baseline says. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). That the
-kernel stopped a file system after errors is told by /proc/self/mountinfo: whoever mounts read-only sets it for the mount
+kernel stopped a file system after errors is told by /proc/self/mountinfo: who mounts read-only sets it for the mount
 too (see Mount.turned). ext4's errors_count would not do: it stays until fsck and says nothing of now. An XFS that was
 shut down says so nowhere, but its root answers EIO. What stands until a reboot does so because a dead disk soon goes
 from sysfs and its file system is unmounted, and both would look like a clean run.
@@ -142,8 +142,8 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
 
 
 _DISK_TODO = (
-    "journalctl -k for its errors; nvme list, lsblk -o NAME,SERIAL,WWN, smartctl -a. Reseat it, look at the link of its "
-    "slot (lspci -vv), replace it."
+    "journalctl -k for its errors; nvme list, lsblk -o NAME,SERIAL,WWN, smartctl -a. Reseat it, look at its slot's link "
+    "(lspci -vv), replace it."
 )
 
 EXPLAIN = {

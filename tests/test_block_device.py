@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
@@ -32,23 +33,23 @@ ABSENT_IS_FINE = {
 }
 
 
+def make(tmp_path, changed=None, mounts=MOUNTS):
+    """A node of two NVMe disks, a SATA disk and a RAID; `changed`: path -> text, or None to take a file away."""
+    files = {INFO: mounts, DEGRADED: "0\n", "/sys/block/sda/device/wwid": "naa.5002538e00000001\n"}
+    files |= {"/sys/block/loop0/size": "0\n", "/sys/block/md1/size": "0\n", "/scratch/data": ""}
+    for n, pci in enumerate(("0000:5e:00.0", "0000:5f:00.0")):
+        texts = {"state": "live", "serial": f"S64GNE0T10000{n + 1}    ", "transport": "pcie", "address": pci}
+        files |= {f"{NVME}/nvme{n}/{name}": f"{text}\n" for name, text in texts.items()}
+    host = write(tmp_path, files | {path: text for path, text in (changed or {}).items() if text is not None})
+    for path, text in (changed or {}).items():
+        if text is None:
+            (tmp_path / path[1:]).unlink()
+    return host
+
+
 @pytest.fixture
 def node(tmp_path):
-    """Makes a node of two NVMe disks, a SATA disk and a RAID: node({path: text or None}) changes some files."""
-
-    def make(changed=None, mounts=MOUNTS):
-        files = {INFO: mounts, DEGRADED: "0\n", "/sys/block/sda/device/wwid": "naa.5002538e00000001\n"}
-        files |= {"/sys/block/loop0/size": "0\n", "/sys/block/md1/size": "0\n", "/scratch/data": ""}
-        for n, pci in enumerate(("0000:5e:00.0", "0000:5f:00.0")):
-            texts = {"state": "live", "serial": f"S64GNE0T10000{n + 1}    ", "transport": "pcie", "address": pci}
-            files |= {f"{NVME}/nvme{n}/{name}": f"{text}\n" for name, text in texts.items()}
-        host = write(tmp_path, files | {path: text for path, text in (changed or {}).items() if text is not None})
-        for path, text in (changed or {}).items():
-            if text is None:
-                (tmp_path / path[1:]).unlink()
-        return host
-
-    return make
+    return partial(make, tmp_path)
 
 
 class Shut(Tree):
@@ -68,7 +69,7 @@ class Shut(Tree):
 
 
 def healthy(tmp_path):
-    return node.__wrapped__(tmp_path)(), BASELINE
+    return make(tmp_path), BASELINE
 
 
 def state(text, name="nvme1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
@@ -29,22 +30,22 @@ ABSENT_IS_FINE = {
 HARMLESS = {f"{CPUS}/cpu[0-9]+/topology/core_siblings_list": "cut short, a package's count is only read twice"}
 
 
+def make(tmp_path, changed=None, online="0-7"):
+    """Two packages of four CPUs, as Linux numbers them with SMT; `changed`: path -> text."""
+    files = {f"{CPUS}/online": f"{online}\n"}
+    for first, siblings in ((0, "0-1,4-5"), (2, "2-3,6-7")):
+        files |= {COUNT.format(first): "0\n", SIBLINGS.format(first): f"{siblings}\n"}
+    files |= {GOVERNOR.format(number): "performance\n" for number in range(8)}
+    return write(tmp_path, files | (changed or {}))
+
+
 @pytest.fixture
 def node(tmp_path):
-    """Makes two packages of four CPUs, as Linux numbers them with SMT: node({path: text}) changes some files."""
-
-    def make(changed=None, online="0-7"):
-        files = {f"{CPUS}/online": f"{online}\n"}
-        for first, siblings in ((0, "0-1,4-5"), (2, "2-3,6-7")):
-            files |= {COUNT.format(first): "0\n", SIBLINGS.format(first): f"{siblings}\n"}
-        files |= {GOVERNOR.format(number): "performance\n" for number in range(8)}
-        return write(tmp_path, files | (changed or {}))
-
-    return make
+    return partial(make, tmp_path)
 
 
 def healthy(tmp_path):
-    return node.__wrapped__(tmp_path)(), Config(expected=8)
+    return make(tmp_path), Config(expected=8)
 
 
 def test_cpus_that_are_well_give_no_finding(node):

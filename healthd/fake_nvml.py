@@ -320,8 +320,9 @@ class FakeLibrary:
         gpu = self._ask("nvmlDeviceGetFieldValues", handle)
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
-            value.fieldId, value.scopeId = field if isinstance(field, tuple) else (field, 0)
-            _answer(gpu, value)
+            number, scope = field if isinstance(field, tuple) else (field, 0)
+            value.fieldId, value.scopeId = number, scope
+            _answer(gpu, value, number, scope)
         return values
 
     def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
@@ -389,21 +390,21 @@ def _fill_fabric(gpu: Gpu, struct: Any) -> None:
     struct.state, struct.status = _supported(gpu.fabric_state), gpu.fabric_status
 
 
-def _answer(gpu: Gpu, value: Any) -> None:
+def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
     """Fill one value of a field: each has its own return code and type, as in the real call."""
-    value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-    if value.fieldId in gpu.unsupported_fields:
-        return
-    if value.fieldId in FIELDS_LINK:
-        number = _link_field(gpu, value.fieldId, value.scopeId)
-        if number is not None and value.scopeId >= gpu.nvlinks:
+    number: int | None = None
+    if field in gpu.unsupported_fields:
+        pass
+    elif field in FIELDS_LINK:
+        number = _link_field(gpu, field, scope)
+        if number is not None and scope >= gpu.nvlinks:
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
             return
     else:
-        number = _field(gpu, value.fieldId)
+        number = _field(gpu, field)
     if number is None:
+        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
         return
-    value.nvmlReturn = 0
     if number < 0:
         value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, number
     else:

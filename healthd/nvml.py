@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -497,20 +497,36 @@ class NvmlGpu:
     def nvlinks(self) -> tuple[Nvlink, ...] | None:
         """The links that this GPU has, by link number. None: it has none.
 
-        Two questions on Hopper and later: how many there are, and all fields of all of them. What these do not answer
-        is asked link by link: before Hopper everything. There, and where the driver does not tell how many there are,
-        links are asked for until one is not there; the binding's NVML_NVLINK_MAX_LINKS is no GPU's number of links.
+        Three questions on Hopper and later: how many there are, all fields of the first, and of the others those that
+        it has. What these do not answer is asked link by link: before Hopper everything. There, and where the driver
+        does not tell how many there are, links are asked for until one is not there; the binding's
+        NVML_NVLINK_MAX_LINKS is no GPU's number of links.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         most = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
-        values = iter(self._fields([(field, link) for link in range(most) for field in FIELDS_LINK]) if most else ())
         links = []
-        for link in range(most):
-            answer = self._nvlink(link, dict(zip(FIELDS_LINK, values, strict=False)))
+        for link, values in enumerate(self._link_fields(most)):
+            answer = self._nvlink(link, values)
             if answer is None:
                 break
             links.append(answer)
         return tuple(links) or None
+
+    def _link_fields(self, most: int) -> Iterator[dict[int, float | None]]:
+        """The fields of each link. Those that an active one does not have, mostly three of four, are not asked for again."""
+        unknown = dict[int, float | None].fromkeys(FIELDS_LINK)
+        fields, asked = FIELDS_LINK, 0
+        while asked < most and len(fields) == len(FIELDS_LINK):
+            values = dict(zip(fields, self._fields([(field, asked) for field in fields]), strict=True))
+            yield values
+            asked += 1
+            known = tuple(field for field in fields if values[field] is not None)
+            if values[FIELD_LINK_STATE] or not known:
+                fields = known
+        wanted = [(field, link) for link in range(asked, most) for field in fields]
+        answers = iter(self._fields(wanted) if wanted else ())
+        for _ in range(asked, most):
+            yield {**unknown, **{field: next(answers) for field in fields}}
 
     def _nvlink(self, link: int, values: dict[int, float | None]) -> Nvlink | None:
         """From the values of its fields; by the older calls where those are not there."""

@@ -142,7 +142,7 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
 
 
 _DISK_TODO = (
-    "journalctl -k for its errors; nvme list, lsblk -o NAME,SERIAL,WWN, smartctl -a. Reseat it, look at its slot's link "
+    "journalctl -k for its errors; nvme list, lsblk -o NAME,SERIAL,WWN, smartctl -a. Reseat it, look at its link "
     "(lspci -vv), replace it."
 )
 

@@ -1,0 +1,60 @@
+"""What the kernel says of a file system that it stopped after an error, and of a full one: real ones on a loop device.
+
+Each in a mount namespace of its own, so that nobody else on this machine sees a broken disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from requirements import require_programs, require_root
+
+KERNEL = tuple(int(number) for number in re.findall(r"[0-9]+", os.uname().release)[:2])
+TELLS_OF_A_SHUTDOWN = KERNEL >= (6, 15)
+
+AN_ERROR = 'echo 1 > "/sys/fs/ext4/$(basename "$(findmnt -no SOURCE "$point")")/trigger_fs_error"'
+SHUT_DOWN = (
+    f"{sys.executable} -c 'import fcntl, os, struct, sys; "
+    'fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587D, struct.pack("I", 2))\' "$point"'  # EXT4_IOC_SHUTDOWN
+)
+FULL = 'dd if=/dev/zero of="$point/big" bs=1M 2>/dev/null || true'
+NO_INODES = 'mkdir "$point/d"; seq -f "$point/d/%g" 5000 | xargs touch 2>/dev/null || true'
+
+
+@pytest.mark.parametrize(
+    ("options", "trouble", "expected"),
+    [
+        ("errors=remount-ro", ":", []),
+        ("errors=remount-ro", AN_ERROR, ["block_device/stopped"]),
+        ("errors=continue", SHUT_DOWN, ["block_device/stopped"] if TELLS_OF_A_SHUTDOWN else []),
+        ("ro", ":", []),
+        ("rw", 'mount -o remount,ro "$point"', []),
+        ("rw", 'mount -o remount,bind,ro "$point"', []),
+        ("rw", FULL, ["disk_space/no_space"]),
+        ("rw", NO_INODES, ["disk_space/no_inodes"]),
+    ],
+)
+def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
+    tmp_path: Path, options: str, trouble: str, expected: list[str]
+) -> None:
+    require_root()
+    require_programs("mkfs.ext4", "mount", "unshare", "findmnt", packages="e2fsprogs mount util-linux")
+    image, point, config = tmp_path / "image", tmp_path / "mount", tmp_path / "healthd.toml"
+    with open(image, "wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, timeout=60)
+    point.mkdir()
+    config.write_text(f'[checks.disk_space]\npaths = ["{point}"]\n')
+    look = f"{sys.executable} -m healthd check --json --config {config} block_device disk_space"
+    script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {trouble}; exec {look}'
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    conditions = json.loads(done.stdout)["conditions"]
+    assert [condition["code"] for condition in conditions] == expected
+    assert all(condition["subject"] == str(point) for condition in conditions)

@@ -7,7 +7,8 @@ virtual machines and with pci=noaer the files are absent: nothing is judged then
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig
@@ -40,19 +41,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     unreadable = []
     for pci, what in _watched(host).items():
         for kind, total in TOTALS.items():
-            text = host.read(f"{DEVICES}/{pci}/aer_dev_{kind}")
-            if text is None:
-                continue
             try:
-                counts = parse(text, total, f"{pci}/aer_dev_{kind}")
-            except ValueError as error:  # must not hide the other devices
-                unreadable.append(str(error))
+                text = host.read(f"{DEVICES}/{pci}/aer_dev_{kind}")
+                if text is None:
+                    continue
+                counts = parse(text, total)
+            except (OSError, ValueError) as error:  # must not hide the other devices
+                unreadable.append(f"{pci}/aer_dev_{kind}: {error}")
                 continue
             watched += kind == "fatal"
             labels = (("pci", pci),)
-            reading = Observation(f"pcie_aer_{kind}_total", counts.pop(total), ObservationKind.COUNTER, labels)
+            reading = Observation(f"pcie_aer_{kind}_total", counts[total], ObservationKind.COUNTER, labels)
             yield reading
-            names = ", ".join(f"{name} {count}" for name, count in counts.items() if count) if reading.value else ""
+            names = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != total)
             yield from _judge(kind, pci, what, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
     if unreadable:
@@ -74,7 +75,8 @@ def _watched(host: Host) -> dict[str, str]:
     return {**ports, **devices}
 
 
-def parse(text: str, total: str, where: str) -> dict[str, int]:
+@functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, and three texts
+def parse(text: str, total: str) -> Mapping[str, int]:
     """{"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names have blanks ("Receiver Error 2").
 
     Raises ValueError for anything else, and when the total is not there (a file cut short).
@@ -84,10 +86,10 @@ def parse(text: str, total: str, where: str) -> dict[str, int]:
         name, _, count = line.rpartition(" ")
         number = int(count) if count.isascii() and count.isdigit() else -1
         if not name or not 0 <= number < 2**64:
-            raise ValueError(f"{where}: not a name and a count: {line[:60]!r}")
+            raise ValueError(f"not a name and a count: {line[:60]!r}")
         counts[name] = number
     if total not in counts:
-        raise ValueError(f"{where}: has no {total}")
+        raise ValueError(f"has no {total}")
     return counts
 
 

@@ -513,7 +513,7 @@ class NvmlGpu:
         return tuple(links) or None
 
     def _link_fields(self, most: int) -> Iterator[dict[int, float | None]]:
-        """The fields of each link. Those that an active one does not have, mostly three of four, are not asked for again."""
+        """The fields of each link. Those that an active one does not have (mostly three of four) are asked for once."""
         unknown = dict[int, float | None].fromkeys(FIELDS_LINK)
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):

@@ -144,7 +144,7 @@ def test_a_file_that_vanishes_is_not_judged(node, tmp_path):
 
 
 def test_names_with_blanks_as_in_linux_4_19_are_read():
-    counts = parse(captured("aer_dev_correctable_4.19.txt").strip(), "TOTAL_ERR_COR", "x")
+    counts = parse(captured("aer_dev_correctable_4.19.txt").strip(), "TOTAL_ERR_COR")
     assert counts["Receiver Error"] == 2
     assert counts["RELAY_NUM Rollover"] == 0
     assert counts["TOTAL_ERR_COR"] == 2
@@ -205,9 +205,9 @@ COUNTS = st.one_of(st.integers(0, 2**64), st.sampled_from(["N/A", "", "-1", "ERR
 @example([("TOTAL_ERR_FATAL", 2**64)], "", 400)
 def test_a_file_is_read_exactly_or_refused_in_one_sentence(lines, junk, cut):
     text = ("".join(f"{name} {count}\n" for name, count in lines) + junk)[:cut].strip()
-    counts, said = refusal(parse, text, "TOTAL_ERR_FATAL", "file")
+    counts, said = refusal(parse, text, "TOTAL_ERR_FATAL")
     if said:
-        assert said.startswith("file: ")
+        assert said.startswith(("not a name", "has no"))
         assert "\n" not in said
     else:
         assert counts["TOTAL_ERR_FATAL"] in range(2**64)

@@ -435,7 +435,8 @@ class Daemon:
         if rests_on != self.judged:
             self.judged = rests_on
             names = [job.name for job in jobs]
-            self.verdict = verdict.judge(known.by_key(), self.results, names, known.trusted_since)
+            optional = {name for name in names if not self.checks[name[0]].holds_resume(self.loaded.checks[name])}
+            self.verdict = verdict.judge(known.by_key(), self.results, names, known.trusted_since, optional)
 
     def decide(self) -> None:
         before = self.verdict.health

@@ -254,7 +254,7 @@ class Verdict:
     fault_time    when the newest CRITICAL cause was last seen happening (jobs that started later are not its
                   victims); 0 without one
     unknown       why the node cannot be called healthy: one sentence for each check that could not look
-    may_resume    every check that can drain completed clean and no condition >= DEGRADED is open
+    may_resume    every check that a resume waits for completed clean and no condition >= DEGRADED is open
     """
 
     health: Health

@@ -81,10 +81,10 @@ class Past:
         old = sum(amount for when, amount in series.grown if when > self._now - within_seconds)
         return old + increment(series, reading, self._boot_id)
 
-    def last(self, reading: Observation) -> Reading | None:
-        """The previous reading in this boot, of a gauge too."""
+    def last(self, reading: Observation, any_boot: bool = False) -> Reading | None:
+        """The previous reading in this boot, or in any that is remembered; of a gauge too."""
         series = self._store.get(key(reading))
-        if series is None or series.boot_id != self._boot_id:
+        if series is None or (series.boot_id != self._boot_id and not any_boot):
             return None
         return Reading(series.value, series.time)
 

@@ -65,6 +65,11 @@ class Check:
     def runs(self) -> bool:
         return hasattr(self.module, "run")
 
+    def holds_resume(self, config: CheckConfig) -> bool:
+        """Whether a drained node waits for this check where it cannot look: not for one that can only warn, nor for one
+        that says so."""
+        return config.enforce and bool(getattr(self.module, "HOLDS_RESUME", True))
+
     def resource(self, instance: str) -> str:
         """What a hung run bars: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()

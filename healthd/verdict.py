@@ -10,7 +10,7 @@ A condition's life:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from healthd.config import CheckConfig
@@ -457,21 +457,22 @@ def judge(
     results: Mapping[tuple[str, str], CheckResult],
     expected: Iterable[tuple[str, str]],
     trusted_since: float,
+    optional: Container[tuple[str, str]] = (),
 ) -> Verdict:
     """The node's health and what may drain it.
 
     `results`: the last run of each (check, instance) since the start; `expected`: those that should have run.
     `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
+    `optional`: those that no resume waits for when they cannot look.
     """
     standing = sorted(
         (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
         key=lambda c: (-c.severity, -c.opened_at, c.code, c.subject),
     )
-    unknown = tuple(
-        _why_unknown(check, instance, results.get((check, instance)))
-        for check, instance in sorted(expected)
-        if (check, instance) not in results or results[check, instance].outcome is not Outcome.COMPLETED
-    )
+    missing = [
+        name for name in sorted(expected) if name not in results or results[name].outcome is not Outcome.COMPLETED
+    ]
+    unknown = tuple(_why_unknown(*name, results.get(name)) for name in missing)
     open_ones = [c for c in standing if c.state is ConditionState.OPEN]
     worst = max((c.severity for c in open_ones), default=Severity.INFO)
     if worst is Severity.CRITICAL:
@@ -490,7 +491,7 @@ def judge(
         conditions=tuple(standing),
         causes=causes,
         unknown=unknown,
-        may_resume=not unknown
+        may_resume=all(name in optional for name in missing)
         and not any(c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED for c in standing)
         and not any(_is_bad_news(finding, conditions) for result in results.values() for finding in result.findings),
         fault_time=max(

@@ -151,7 +151,8 @@ class Story:
     def _decide(self) -> Story:
         names = [(self.check.name, self.config.name)] if self.check.runs else []
         results = {names[0]: self.result} if names and self.result else {}
-        judged = verdict.judge(self.conditions, results, names, trusted_since=0.0)
+        optional = [] if self.check.holds_resume(self.config) else names
+        judged = verdict.judge(self.conditions, results, names, trusted_since=0.0, optional=optional)
         flags = frozenset({"IDLE", "DRAIN"}) if self.drained else frozenset({"ALLOCATED"})
         node = NodeState("n1", flags, self.slurm.reason)
         decision = decide(judged, node, self.slurm, Policy(Mode.ACT), self.now)

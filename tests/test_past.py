@@ -84,6 +84,12 @@ def test_another_boot_has_no_last_reading(reading):
     assert Past({}, 100.0, "a").last(reading) is None
 
 
+def test_the_last_reading_of_any_boot_is_had_where_it_is_asked_for():
+    last = Past(after(gauge(4)), 100.0, "b").last(gauge(5), any_boot=True)
+    assert last is not None
+    assert last.value == 4
+
+
 def test_labels_tell_counters_apart():
     assert Past(after(counter(5, port="b")), 100.0, "a").last(counter(9, port="a")) is None
 

@@ -643,6 +643,14 @@ def test_a_known_fault_that_drains_wins_over_what_could_not_be_looked_at() -> No
     assert not node.judge(("mount", "")).may_resume
 
 
+def test_a_resume_does_not_wait_for_a_check_that_cannot_drain_or_says_so() -> None:
+    node = Node().run(check="gpu_count").run(check="ipmi_sel", outcome=Outcome.FAILED)
+    expected = [("gpu_count", ""), ("ipmi_sel", "")]
+    found = verdict.judge(node.conditions, node.results, expected, 0.0, optional={("ipmi_sel", "")})
+    assert (found.health, found.unknown, found.may_resume) == (Health.UNKNOWN, ("ipmi_sel failed",), True)
+    assert not verdict.judge(node.conditions, node.results, expected, 0.0, optional={("gpu_count", "")}).may_resume
+
+
 def test_what_could_not_be_looked_at_wins_over_warnings() -> None:
     node = Node().run(ODD).run(check="mount", outcome=Outcome.FAILED)
     found = node.judge(("gpu_count", ""), ("mount", ""), ("ib_link", ""))

@@ -1,0 +1,160 @@
+"""New entries in the BMC's event log (SEL) that speak of broken hardware.
+
+Rules: critical interrupts, fatal bus errors, power supplies that were lost and uncorrectable errors (Meta's study sees
+PCIe faults as IPMI critical interrupts; GCM reads the same log). What the log holds at the first look is history. It is
+read through ipmitool, never cleared. These warn: `enforce = true` lets them drain.
+
+The newest entry is remembered, also over a boot (a fatal error often ends in one): what comes behind it is new. Where
+it is gone the log was cleared or began again, and all is new. Record ids are given again after that, so an entry is
+known by its id and the seconds of its time: ipmitool 1.8.19 writes date and hour in another way than 1.8.18.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.past import Past
+
+USES = ""
+HOLDS_RESUME = False  # a BMC that does not answer is no reason to keep a node drained
+
+DEVICES = ("/dev/ipmi0", "/dev/ipmi/0", "/dev/ipmidev/0")  # as ipmitool looks for them
+MOST_ENTRIES = 200
+EMPTY = "SEL has no entries"
+DIRECTIONS = ("Asserted", "Deasserted")
+WITHOUT_SENSOR = ("OEM record ", "Linux kernel panic")
+TIME = re.compile(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
+RULES = {  # code -> the entry's "sensor type and name | event"; the first that fits counts
+    "ipmi_sel/bus_fatal": re.compile(r"critical interrupt.*\|.*(bus fatal|bus uncorrectable)", re.I),
+    "ipmi_sel/critical_interrupt": re.compile(r"critical interrupt(?!.*\|.*(bus correctable|front panel))", re.I),
+    "ipmi_sel/uncorrectable": re.compile(r".*\|.*(\buncorrectable|\bierr)", re.I),
+    "ipmi_sel/power_supply": re.compile(r"power supply.*\|.*(failure detected|ac lost|inactive)", re.I),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """interval_seconds  to read the log keeps a BMC busy for seconds
+    timeout_seconds   BMCs are slow
+    enforce           true: what is found drains
+    """
+
+    interval_seconds: float | None = 3600.0
+    timeout_seconds: float = 60.0
+    enforce: bool = False
+
+
+class Entry(NamedTuple):
+    """`second` of its hour."""
+
+    record: int
+    second: int
+    time: str
+    sensor: str
+    event: str
+    asserted: bool
+
+    @property
+    def mark(self) -> int:
+        return self.record * 3600 + self.second
+
+
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    if not any(host.stat(device) for device in DEVICES):
+        return
+    ran = host.run(("ipmitool", "sel", "elist", "last", str(MOST_ENTRIES)), config.timeout_seconds * 0.9)
+    if ran is None:
+        return  # not installed
+    if ran.status != 0 or not (ran.stdout.strip() or EMPTY in ran.stderr):
+        raise RuntimeError(f"ipmitool: exit status {ran.status}: {ran.stderr.strip()[:200] or 'it says nothing'}")
+    entries = [parse(line) for line in ran.stdout.splitlines() if line.strip()]
+    reading = Observation("ipmi_sel_newest_entry", entries[-1].mark if entries else 0)
+    last = past.last(reading, any_boot=True)
+    yield reading
+    new = entries if last else []
+    for place, entry in enumerate(entries):
+        if last and entry.mark == last.value:
+            new = entries[place + 1 :]
+    yield from _judge(new)
+
+
+def parse(line: str) -> Entry:
+    """From "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
+    Pre-Init  |0000000123| ...". Raises ValueError for what is no entry; OEM records are entries without a sensor."""
+    number, *fields = (field.strip() for field in line.split("|"))
+    if re.fullmatch("[0-9a-f]{1,4}", number) and fields:
+        record = int(number, 16)
+        if fields[0].startswith(WITHOUT_SENSOR):
+            return Entry(record, 0, "", "", fields[0], False)
+        time = TIME.fullmatch(fields[1]) if len(fields) > 2 else None
+        since_start = fields[1] if len(fields) > 2 and fields[0] == "Pre-Init" and fields[1].isdecimal() else ""
+        if time or since_start:
+            second = int(since_start) % 3600 if since_start else int(time[1]) * 60 + int(time[2]) if time else 0
+            if fields[2].startswith(WITHOUT_SENSOR):
+                return Entry(record, second, " ".join(fields[:2]), "", fields[2], False)
+            for place in range(len(fields) - 1, 3, -1):
+                if fields[place] in DIRECTIONS:
+                    event = " | ".join(fields[3:place])
+                    return Entry(record, second, " ".join(fields[:2]), fields[2], event, fields[place] == "Asserted")
+    raise ValueError(f"ipmitool: not an entry of the SEL: {line[:80]!r}")
+
+
+def _judge(new: list[Entry]) -> Iterator[Finding]:
+    """One finding for each code and sensor."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in new:
+        code = next((code for code, rule in RULES.items() if rule.match(f"{entry.sensor}|{entry.event}")), None)
+        if code and entry.asserted:
+            found.setdefault((code, entry.sensor), []).append(entry)
+        elif code == "ipmi_sel/power_supply":
+            found.pop((code, entry.sensor), None)  # the power is back
+    for (code, sensor), entries in found.items():
+        newest = entries[-1]
+        count = f", {len(entries)} new entries" if len(entries) > 1 else ""
+        message = f"{sensor}: {newest.event or 'not explained'} ({newest.time}, record {newest.record:x}{count})"
+        yield Finding(Severity.DEGRADED, code, sensor, message, clears=Clears.OPERATOR)
+
+
+_TODO = (
+    "ipmitool sel elist; ipmitool sel get 0xRECORD says more. Times are the BMC's. Look for a Xid, a PCIe or memory "
+    "error at the same time. When the part was replaced or is believed to be well: healthd repaired CODE PART."
+)
+
+EXPLAIN = {
+    "ipmi_sel/bus_fatal": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The BMC noted a fatal or uncorrectable bus error. It warns, unless enforce = true.",
+        "A PCIe device or its link failed: what used it has died, or the whole node was reset.",
+        _TODO,
+    ),
+    "ipmi_sel/critical_interrupt": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The BMC noted a critical interrupt (NMI, PERR, SERR, or one that it cannot explain). It warns, unless "
+        "enforce = true.",
+        "A device signalled an error that it could not handle. On GPU nodes it is most often PCIe.",
+        _TODO,
+    ),
+    "ipmi_sel/uncorrectable": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The BMC noted an uncorrectable error of memory or processor. It warns, unless enforce = true.",
+        "Data was lost; most often the node was reset by it.",
+        _TODO,
+    ),
+    "ipmi_sel/power_supply": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The BMC noted that a power supply failed or lost its input, and it did not come back at once. It warns, "
+        "unless enforce = true.",
+        "None while the others carry the load. GPUs may be slowed down, and the next failure takes the node.",
+        f"Look at the supply's lamps, its cable and the rack's power. {_TODO}",
+    ),
+}

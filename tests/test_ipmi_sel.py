@@ -1,0 +1,239 @@
+"""ipmi_sel: new entries in the BMC's event log that speak of broken hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes import codes, findings, refusal, rounds, run_check, until_it_fails
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+from trees import FakeSystem, captured, write
+
+from healthd.checks import ipmi_sel
+from healthd.checks.ipmi_sel import Config, Entry, parse
+from healthd.host import Host
+from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
+from healthd.program import Ran
+from healthd.verdict import as_configured, judge
+
+ASK = ("ipmitool", "sel", "elist", "last", "200")
+OLD = captured("ipmitool_sel_elist.txt")
+BOOT = "  90 | 11/20/2026 | 09:00:00 | System Event BIOS Evt Sensor | OEM System boot event | Asserted\n"
+FATAL = "  91 | 11/20/2026 | 10:01:17 | Critical Interrupt PCIe Err | Bus Fatal Error | Asserted\n"
+AC_LOST = "  92 | 11/20/2026 | 10:01:18 | Power Supply PS1 Status | Power Supply AC lost | Asserted\n"
+AC_BACK = "  93 | 11/20/2026 | 10:02:18 | Power Supply PS1 Status | Power Supply AC lost | Deasserted\n"
+
+ABSENT_IS_FINE = {r"/dev/ipmi.*": "a machine without a BMC, or without its driver", r"ipmitool .*": "it is optional"}
+
+
+@pytest.fixture
+def bmc(tmp_path):
+    """Makes a node whose SEL holds `text`."""
+
+    def make(text: str = "", ran: Ran | OSError | None = None) -> Host:
+        write(tmp_path, {"/dev/ipmi0": ""})
+        said = ran or Ran(0, text, "" if text else "SEL has no entries\n")
+        return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: said}))
+
+    return make
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    write(tmp_path, {"/dev/ipmi0": ""})
+    return Host(str(tmp_path), system=FakeSystem(str(tmp_path), {ASK: Ran(0, OLD, "")})), Config()
+
+
+def found(*hosts: Host) -> list[Finding]:
+    """What the last of these looks finds."""
+    return [item for item in rounds(ipmi_sel, hosts) if isinstance(item, Finding)]
+
+
+def test_what_the_first_look_finds_is_history(bmc):
+    assert found(bmc(OLD + FATAL)) == []
+
+
+def test_a_machine_without_a_bmc_or_without_ipmitool_gives_nothing(tmp_path):
+    system = FakeSystem(str(tmp_path), {ASK: OSError("asked")})
+    assert run_check(ipmi_sel, Host(str(tmp_path), system=system)) == []
+    assert run_check(ipmi_sel, write(tmp_path, {"/dev/ipmi0": ""})) == []
+
+
+def test_a_new_entry_of_a_fatal_bus_error_is_found_once(bmc):
+    (finding,) = found(bmc(OLD), bmc(OLD + FATAL))
+    assert (finding.code, finding.clears) == ("ipmi_sel/bus_fatal", Clears.OPERATOR)
+    assert finding.subject == "Critical Interrupt PCIe Err"
+    assert finding.message == "Critical Interrupt PCIe Err: Bus Fatal Error (11/20/2026 10:01:17, record 91)"
+    assert found(bmc(OLD), bmc(OLD + FATAL), bmc(OLD + FATAL)) == []
+
+
+def test_unless_the_site_enforces_it_it_warns(bmc):
+    (finding,) = found(bmc(OLD), bmc(OLD + FATAL))
+    assert as_configured(finding, Config()).severity is Severity.WARNING
+    assert as_configured(finding, Config(enforce=True)).severity is Severity.DEGRADED
+
+
+@pytest.mark.parametrize(
+    ("sensor", "event", "code"),
+    [
+        ("Critical Interrupt #0x90", "Bus Fatal Error", "bus_fatal"),
+        ("Critical Interrupt #0xa1", "Bus Fatal Error (Bus fatal:B5d/D03/F02)", "bus_fatal"),
+        ("Critical Interrupt PCIe Err", "Bus Uncorrectable error", "bus_fatal"),
+        ("Critical Interrupt NMI", "PCI SERR", "critical_interrupt"),
+        ("Critical Interrupt PCI Fat Sensor", "", "critical_interrupt"),
+        ("Critical Interrupt PCIe Cor Sensor", "Bus Correctable error", None),
+        ("Critical Interrupt #0x05", "Front Panel NMI", None),
+        ("Memory #0x02", "Uncorrectable ECC (UnCorrectable ECC |  DIMMD7)", "uncorrectable"),
+        ("Memory #0x88", "Correctable ECC (CPU0_G1)", None),
+        ("Processor #0x40", "Uncorrectable machine check exception", "uncorrectable"),
+        ("Processor #0xc9", "IERR", "uncorrectable"),
+        ("Power Supply PS1 Status", "Power Supply AC lost", "power_supply"),
+        ("Power Supply #0x3b", "Failure detected", "power_supply"),
+        ("Power Supply PS1 Status", "Presence detected", None),
+        ("Power Supply #0x62", "Fully Redundant", None),
+        ("Power Unit Pwr Unit Status", "Power off/down", None),
+        ("Physical Security Physical Scrty", "General Chassis intrusion", None),
+    ],
+)
+def test_what_an_entry_means(bmc, sensor, event, code):
+    line = f"  91 | 11/20/2026 | 10:01:17 | {sensor} | {event} | Asserted\n"
+    assert codes(found(bmc(OLD), bmc(OLD + line))) == ([f"ipmi_sel/{code}"] if code else [])
+    ended = line.replace("Asserted", "Deasserted")
+    assert found(bmc(OLD), bmc(OLD + ended)) == []
+
+
+def test_the_same_again_and_again_is_one_finding_with_a_count(bmc):
+    again = FATAL.replace("  91", "  94").replace("10:01", "10:09")
+    (finding,) = found(bmc(OLD), bmc(OLD + FATAL + again))
+    assert finding.message.endswith("(11/20/2026 10:09:17, record 94, 2 new entries)")
+
+
+def test_power_that_came_back_between_two_looks_is_nothing(bmc):
+    assert found(bmc(OLD), bmc(OLD + AC_LOST + AC_BACK)) == []
+    assert codes(found(bmc(OLD), bmc(OLD + AC_LOST))) == ["ipmi_sel/power_supply"]
+
+
+# --- what is new
+
+
+def test_in_a_log_that_was_cleared_all_is_new(bmc):
+    first = FATAL.replace("  91", "   1")
+    assert codes(found(bmc(OLD + BOOT), bmc(), bmc(first))) == ["ipmi_sel/bus_fatal"]
+    assert codes(found(bmc(OLD + BOOT), bmc(first))) == ["ipmi_sel/bus_fatal"]
+
+
+def test_an_id_that_is_given_again_after_the_log_was_cleared_is_another_entry(bmc):
+    first = FATAL.replace("  91", "  8f")
+    again = BOOT.replace("09:00:00", "11:30:01")
+    assert codes(found(bmc(OLD + BOOT), bmc(first + again))) == ["ipmi_sel/bus_fatal"]
+
+
+def test_what_was_added_around_a_boot_is_new(bmc):
+    story = Story(ipmi_sel).look(bmc(OLD)).reboot().look(bmc(OLD + FATAL + BOOT))
+    assert story.codes == ["ipmi_sel/bus_fatal"]
+
+
+def test_another_version_of_ipmitool_makes_no_old_entry_new(bmc):
+    rewritten = FATAL.replace("11/20/2026 | 10:01:17", "11/20/26 | 11:01:17 CET")
+    assert found(bmc(OLD + FATAL), bmc(OLD + rewritten)) == []
+
+
+# --- what cannot be read
+
+
+@pytest.mark.parametrize(
+    ("ran", "words"),
+    [
+        (Ran(1, "", "Get SEL Info command failed\n"), "exit status 1: Get SEL Info command failed"),
+        (Ran(1, OLD, "Error: Unable to establish IPMI session"), "exit status 1: Error: Unable"),
+        (Ran(0, "", ""), "exit status 0: it says nothing"),
+        (Ran(0, "N/A\n", ""), "not an entry of the SEL: 'N/A'"),
+        (Ran(0, FATAL[:-12], ""), "not an entry of the SEL"),
+        (TimeoutError("ipmitool: did not end within 54 s"), "did not end"),
+    ],
+)
+def test_a_bmc_that_does_not_tell_is_unknown(bmc, ran, words):
+    assert words in until_it_fails(ipmi_sel, bmc(ran=ran))[1]
+
+
+@pytest.mark.parametrize("config", [Config(), Config(enforce=True)])
+def test_a_dead_bmc_never_holds_a_resume(config):
+    story = Story(ipmi_sel, config)
+    failed = CheckResult("ipmi_sel", "", Outcome.FAILED, 0.0, 0.0, error="ipmitool: exit status 1")
+    names = [("ipmi_sel", "")]
+    assert not story.check.holds_resume(config)
+    judged = judge({}, {names[0]: failed}, names, 0.0, optional=names)
+    assert judged.may_resume
+    assert judged.unknown == ("ipmi_sel failed: ipmitool: exit status 1",)
+
+
+@pytest.mark.parametrize(
+    ("line", "entry"),
+    [
+        (
+            "  3a | 12/14/22 | 23:09:44 CET | Memory #0x88 | Correctable ECC (CPU0_G1) | Asserted",
+            Entry(0x3A, 9 * 60 + 44, "12/14/22 23:09:44 CET", "Memory #0x88", "Correctable ECC (CPU0_G1)", True),
+        ),
+        (
+            "  34 | 02/25/2025 | 04:50:09 PM EST | Memory #0x02 | Uncorrectable ECC (UnCorrectable ECC |  DIMMD7) | "
+            "Asserted",
+            Entry(
+                *(0x34, 50 * 60 + 9, "02/25/2025 04:50:09 PM EST", "Memory #0x02"),
+                *("Uncorrectable ECC (UnCorrectable ECC | DIMMD7)", True),
+            ),
+        ),
+        (
+            "  3e | 10/02/2025 | 22:07:09 | Temperature Inlet | Upper Non-critical going high | Deasserted | Reading 28 "
+            "> Threshold 28 degrees C",
+            Entry(
+                *(0x3E, 7 * 60 + 9, "10/02/2025 22:07:09", "Temperature Inlet", "Upper Non-critical going high", False)
+            ),
+        ),
+        (
+            "   3 |  Pre-Init  |0000005906| Fan FAN1 Tach | Lower Critical going low  | Deasserted",
+            Entry(3, 2306, "Pre-Init 0000005906", "Fan FAN1 Tach", "Lower Critical going low", False),
+        ),
+        (
+            "  8b | 08/31/2016 | 06:21:15 | OEM record df | 040020 | 12616faaaaaa",
+            Entry(0x8B, 21 * 60 + 15, "08/31/2016 06:21:15", "", "OEM record df", False),
+        ),
+        ("  8c | OEM record e0 | 0102", Entry(0x8C, 0, "", "", "OEM record e0", False)),
+        ("  8d | Linux kernel panic: Fatal excep", Entry(0x8D, 0, "", "", "Linux kernel panic: Fatal excep", False)),
+    ],
+)
+def test_every_form_of_an_entry_is_read(line, entry):
+    assert parse(line) == entry
+
+
+@given(st.one_of(st.text(max_size=80), st.text("|0123456789abc: AssertedOEM", max_size=120)))
+def test_garbage_is_an_entry_or_a_sentence(line):
+    entry, said = refusal(parse, line)
+    assert isinstance(entry, Entry) or said.startswith("ipmitool: not an entry of the SEL")
+
+
+# --- stories
+
+
+def test_a_fatal_bus_error_warns_until_an_engineer_says_that_it_is_repaired(bmc):
+    story = Story(ipmi_sel).look(bmc(OLD)).look(bmc(OLD + FATAL), minutes=60)
+    assert story.codes == ["ipmi_sel/bus_fatal"]
+    assert not story.drained
+    story.looks(bmc(OLD + FATAL), 30, minutes=60).reboot().looks(bmc(OLD + FATAL + BOOT), 3, minutes=60)
+    assert story.codes == ["ipmi_sel/bus_fatal"]
+    assert story.repaired("ipmi_sel/bus_fatal").codes == []
+    assert story.looks(bmc(OLD + FATAL + BOOT), 3, minutes=60).codes == []
+
+
+def test_enforced_a_lost_power_supply_drains_until_an_engineer_says_that_it_is_repaired(bmc):
+    story = Story(ipmi_sel, Config(enforce=True)).look(bmc(OLD)).look(bmc(OLD + AC_LOST), minutes=60)
+    assert story.drained
+    assert not story.requeued
+    assert story.looks(bmc(OLD + AC_LOST + AC_BACK), 30, minutes=60).drained
+    story.repaired("ipmi_sel/power_supply", "Power Supply PS1 Status").look(bmc(OLD + AC_LOST + AC_BACK), minutes=1)
+    assert not story.drained
+    assert story.look(bmc(OLD + AC_LOST + AC_BACK + FATAL.replace("  91", "  99")), minutes=60).drained
+
+
+def test_findings_need_a_look_before(bmc):
+    assert findings(ipmi_sel, bmc(OLD + FATAL)) == []

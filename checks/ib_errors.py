@@ -8,11 +8,10 @@ Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at th
 
 from __future__ import annotations
 
-import errno
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from healthd import infiniband
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
@@ -20,11 +19,6 @@ from healthd.past import Past
 
 USES = ""
 
-DEVICES = "/sys/class/infiniband"
-PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
-COUNT = re.compile(r"[0-9]{1,19}")
-NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers without this counter answer
-NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
 FULL = {  # where a counter stops
     "symbol_error": 2**16 - 1,
     "local_link_integrity_errors": 2**4 - 1,
@@ -53,15 +47,14 @@ class Config(CheckConfig):
 
 
 def validate(config: Config) -> str | None:
-    for port in config.ports:
-        if not PORT.fullmatch(port):
-            return f'ports: "{port}" is no port: write device/number, as in "mlx5_0/1"'
-    limits = (config.symbols_per_hour, config.symbols_per_second, config.recoveries_per_minute)
-    return "what is allowed must not be negative" if min(*limits, config.received_per_second) < 0 else None
+    rates = (config.symbols_per_second, config.recoveries_per_minute, config.received_per_second)
+    if min(config.symbols_per_hour, *rates) < 0:
+        return "what is allowed must not be negative"
+    return infiniband.misnamed("ports", config.ports)
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    there = _names(host)
+    there = infiniband.ports(host)
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
     for name in [name for name in there if not config.ports or name in config.ports]:
         full = []
@@ -81,7 +74,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         if full:
             message = f"port {name} counts no more of {', '.join(full)}: at the end of the counter"
             yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
-        if found and (config.ports or not _is_down(host, name)):
+        if found and (config.ports or host.read(infiniband.path(name, "state")) != "1: DOWN"):
             for severity, code, words in found:
                 window = config.clean_seconds
                 message = f"port {name}: {words}"
@@ -90,46 +83,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _names(host: Host) -> list[str]:
-    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
-
-
-def _is_down(host: Host, name: str) -> bool:
-    device, _, number = name.partition("/")
-    return host.read(f"{DEVICES}/{device}/ports/{number}/state") == "1: DOWN"
-
-
 def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
     """What a counter says. Or a mark that the driver does not tell it: then it is not asked again (None) until the mark
     is forgotten, after two days or a boot. Raises ValueError where it was told before, and is no more.
-
-    Without `bits`: a smaller value means that somebody reset the counter, never that it went round.
     """
-    device, _, number = name.partition("/")
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_not_told", 1, labels=labels)
     if past.last(mark):
         return None
-    counted = count(host, f"{DEVICES}/{device}/ports/{number}/counters/{counter}")
+    counted = infiniband.count(host, infiniband.path(name, f"counters/{counter}"))
     reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{counter} cannot be read any more")
     return mark if counted is None else reading
-
-
-def count(host: Host, path: str) -> int | None:
-    """None: there is no such counter, or the driver does not tell it."""
-    try:
-        text = host.read(path)
-    except OSError as error:
-        if error.errno in NOT_TOLD:
-            return None
-        raise
-    if text is None or text == NO_COUNTERS:
-        return None
-    if not COUNT.fullmatch(text):
-        raise ValueError(f"{path}: not a count: {text[:40]!r}")
-    return int(text)
 
 
 def _judge(counter: str, reading: Observation, config: Config, past: Past) -> Iterator[tuple[Severity, str, str]]:

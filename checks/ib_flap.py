@@ -9,11 +9,11 @@ which stops at 255; and sysfs-class-net: carrier_down_count of the port's networ
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from healthd import infiniband
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
@@ -21,12 +21,7 @@ from healthd.past import Past
 
 USES = ""
 
-DEVICES = "/sys/class/infiniband"
-PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
-COUNT = re.compile(r"[0-9]{1,19}")
 UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
-NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers without this counter answer
-NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
 FULL = 255
 
 
@@ -51,16 +46,13 @@ class Config(CheckConfig):
 
 
 def validate(config: Config) -> str | None:
-    for port in config.ports:
-        if not PORT.fullmatch(port):
-            return f'ports: "{port}" is no port: write device/number, as in "mlx5_0/1"'
     if min(config.links_downed, config.carriers_lost) < 1:
         return "links_downed and carriers_lost must be at least 1"
-    return None
+    return infiniband.misnamed("ports", config.ports)
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    there = _names(host)
+    there = infiniband.ports(host)
     ports = [name for name in there if not config.ports or name in config.ports]
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
     settled = _uptime(host) - config.boot_seconds if ports else 0.0  # growth that is older belongs to the boot
@@ -96,10 +88,6 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _names(host: Host) -> list[str]:
-    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
-
-
 def _uptime(host: Host) -> float:
     match = UPTIME.fullmatch(host.read("/proc/uptime") or "")
     if match is None:
@@ -108,10 +96,7 @@ def _uptime(host: Host) -> float:
 
 
 def _link_downed(host: Host, name: str, past: Past) -> Observation | None:
-    """Without `bits`: the counter stops at its end, and a smaller value means that somebody reset it (perfquery -R),
-    never that it went round."""
-    device, _, number = name.partition("/")
-    counted = _count(host, f"{DEVICES}/{device}/ports/{number}/counters/link_downed")
+    counted = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     return _reading("ib_link_downed_total", (("port", name),), counted, past)
 
 
@@ -119,13 +104,15 @@ def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
     """Of several interfaces of one device dev_port tells whose port is whose; of those of one port the first by name
     is the port's: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort behind it."""
     device, _, number = name.partition("/")
-    net = f"{DEVICES}/{device}/device/net"
+    net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
     if len(interfaces) > 1:
-        interfaces = [each for each in interfaces if _count(host, f"{net}/{each}/dev_port") == int(number) - 1]
+        interfaces = [
+            each for each in interfaces if infiniband.count(host, f"{net}/{each}/dev_port") == int(number) - 1
+        ]
     if not interfaces:
         return None
-    counted = _count(host, f"{net}/{interfaces[0]}/carrier_down_count")
+    counted = infiniband.count(host, f"{net}/{interfaces[0]}/carrier_down_count")
     return _reading("ib_carrier_lost_total", (("port", name), ("interface", interfaces[0])), counted, past)
 
 
@@ -135,21 +122,6 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
     if counted is None and past.last(reading):
         raise ValueError(f"{name} cannot be read any more")
     return None if counted is None else reading
-
-
-def _count(host: Host, path: str) -> int | None:
-    """None: there is no such counter, or the driver does not tell it."""
-    try:
-        text = host.read(path)
-    except OSError as error:
-        if error.errno in NOT_TOLD:
-            return None
-        raise
-    if text is None or text == NO_COUNTERS:
-        return None
-    if not COUNT.fullmatch(text):
-        raise ValueError(f"{path}: not a count: {text[:40]!r}")
-    return int(text)
 
 
 _TODO = (

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from healthd import infiniband
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
@@ -19,8 +20,6 @@ from healthd.past import Past
 
 USES = ""
 
-DEVICES = "/sys/class/infiniband"
-PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
 STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
@@ -45,11 +44,9 @@ class Config(CheckConfig):
 
 def validate(config: Config) -> str | None:
     for port, rate in config.expected_gbps.items():
-        if not PORT.fullmatch(port):
-            return f'expected_gbps: "{port}" is no port: write device/number, as in "mlx5_0/1"'
         if rate < 0:
             return f"expected_gbps: the rate of {port} must not be negative, is {rate:g}"
-    return None
+    return infiniband.misnamed("expected_gbps", config.expected_gbps)
 
 
 class Port(NamedTuple):
@@ -65,7 +62,7 @@ class Port(NamedTuple):
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     ports: dict[str, Port | None] = {}
     unreadable = []
-    for name in sorted({*_names(host), *config.expected_gbps}):
+    for name in sorted({*infiniband.ports(host), *config.expected_gbps}):
         try:
             ports[name] = _read(host, name)
         except (OSError, ValueError) as error:  # must not hide the other ports
@@ -83,15 +80,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(problems))
 
 
-def _names(host: Host) -> list[str]:
-    return [f"{device}/{port}" for device in host.list(DEVICES) for port in host.list(f"{DEVICES}/{device}/ports")]
-
-
 def _read(host: Host, name: str) -> Port | None:
     """None: there is no such port, or it went away while being read."""
-    device, _, number = name.partition("/")
-    texts = [host.read(f"{DEVICES}/{device}/ports/{number}/{file}") for file in ("state", "phys_state", "rate")]
-    state, physical, rate = texts
+    state, physical, rate = (host.read(infiniband.path(name, file)) for file in ("state", "phys_state", "rate"))
     return None if state is None or physical is None or rate is None else parse(name, state, physical, rate)
 
 

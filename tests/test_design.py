@@ -61,6 +61,7 @@ CHECKS_MAY = {
     "codes",
     "config",
     "host",
+    "infiniband",
     "model",
     "mountinfo",
     "nvml",

@@ -1,0 +1,55 @@
+"""InfiniBand and RoCE ports as sysfs shows them (Linux, sysfs-class-infiniband): what they are called, what they count.
+
+A port is written "mlx5_0/1": device and number.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable
+
+from healthd.host import Host
+
+DEVICES = "/sys/class/infiniband"
+NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers that lack a counter answer
+NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
+_PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
+_COUNT = re.compile(r"[0-9]{1,19}")
+
+
+def ports(host: Host) -> list[str]:
+    return [f"{device}/{number}" for device in host.list(DEVICES) for number in host.list(f"{DEVICES}/{device}/ports")]
+
+
+def path(port: str, name: str) -> str:
+    """Of a file of a port: "state", "counters/link_downed"."""
+    device, _, number = port.partition("/")
+    return f"{DEVICES}/{device}/ports/{number}/{name}"
+
+
+def misnamed(setting: str, names: Iterable[str]) -> str | None:
+    """The sentence that refuses what is no port in a setting."""
+    for name in names:
+        if not _PORT.fullmatch(name):
+            return f'{setting}: "{name}" is no port: write device/number, as in "mlx5_0/1"'
+    return None
+
+
+def count(host: Host, file: str) -> int | None:
+    """A counter; None: there is none, or the driver does not tell it. Raises OSError, ValueError.
+
+    Its reading has no `bits`: these counters stop at their end, and a smaller value means that somebody set them to 0
+    (perfquery -R, a reload of the driver), never that they went round.
+    """
+    try:
+        text = host.read(file)
+    except OSError as error:
+        if error.errno in NOT_TOLD:
+            return None
+        raise
+    if text is None or text == NO_COUNTERS:
+        return None
+    if not _COUNT.fullmatch(text):
+        raise ValueError(f"{file}: not a count: {text[:40]!r}")
+    return int(text)

@@ -230,7 +230,7 @@ class TemperatureLimits:
 
 @dataclass(frozen=True, slots=True)
 class Nvlink:
-    """One link, its counters since the driver was loaded. None: this GPU does not count that.
+    """One link, its counters since the driver was loaded. None: this GPU does not count that, or the link is down.
 
     replay, recovery, crc         before Blackwell; Blackwell has recovery only
     effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of those that
@@ -512,30 +512,35 @@ class NvmlGpu:
             links.append(answer)
         return tuple(links) or None
 
-    def _link_fields(self, most: int) -> Iterator[dict[int, float | None]]:
+    def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
         """The fields of each link. Those that an active one does not have (mostly three of four) are asked for once."""
-        unknown = dict[int, float | None].fromkeys(FIELDS_LINK)
+        unknown = dict[int, float | NvmlError | None].fromkeys(FIELDS_LINK)
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):
-            values = dict(zip(fields, self._fields([(field, asked) for field in fields]), strict=True))
+            values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
             yield values
             asked += 1
             known = tuple(field for field in fields if values[field] is not None)
             if values[FIELD_LINK_STATE] or not known:
                 fields = known
         wanted = [(field, link) for link in range(asked, most) for field in fields]
-        answers = iter(self._fields(wanted) if wanted else ())
+        answers = iter(self._answers(wanted) if wanted else ())
         for _ in range(asked, most):
             yield {**unknown, **{field: next(answers) for field in fields}}
 
-    def _nvlink(self, link: int, values: dict[int, float | None]) -> Nvlink | None:
-        """From the values of its fields; by the older calls where those are not there."""
-        state = values[FIELD_LINK_STATE]
+    def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
+        """From the values of its fields; by the older calls where those are not there.
+
+        A link that is down counts nothing, and what its counters answer must not hide that it is down.
+        """
+        state = _known(values[FIELD_LINK_STATE])
         if state is None:
             state = self._ask("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
         if state is None:
             return None
-        counts = {field: int(value) for field, value in values.items() if value is not None}
+        if not state:
+            return Nvlink(active=False)
+        counts = {field: int(value) for field in values if (value := _known(values[field])) is not None}
         replay, recovery, crc = (counts.get(field) for field in FIELDS_LINK_ERRORS)
         recoveries = counts.get(FIELD_LINK_RECOVERIES)
         if replay is None and recovery is None and crc is None and recoveries is None:
@@ -543,9 +548,7 @@ class NvmlGpu:
             crc = None if flits is None else flits + (data or 0)
         effective, symbol = (_unpacked_ber(counts.get(field)) for field in FIELDS_LINK_BER)
         packets = {name: counts[field] for name, field in FIELDS_LINK_PACKET_ERRORS.items() if field in counts}
-        return Nvlink(
-            bool(state), replay, recovery if recoveries is None else recoveries, crc, effective, symbol, packets
-        )
+        return Nvlink(True, replay, recovery if recoveries is None else recoveries, crc, effective, symbol, packets)
 
     def _link_counter(self, link: int, counter: int) -> int | None:
         absent = ABSENT | {INVALID_ARGUMENT}
@@ -576,23 +579,33 @@ class NvmlGpu:
         The call succeeds although single values failed: each has its own return code, and its type says which
         member of the union holds it. An id or link that the driver does not know is an invalid argument.
         """
+        return [_known(answer) for answer in self._answers(fields)]
+
+    def _answers(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
+        """The same with its error for each that failed."""
         values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT})
         return [None] * len(fields) if values is None else [self._value(value) for value in values]
 
-    def _value(self, value: Any) -> float | None:
+    def _value(self, value: Any) -> float | NvmlError | None:
         number = value.nvmlReturn
         if number == INVALID_ARGUMENT or number in ABSENT:
             return None
         if number != 0:
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = str(cast(Any, self._library.NVMLError)(number))
-            raise NvmlError(kind_of(number), call, message, self.pci, self.index, number)
+            return NvmlError(kind_of(number), call, message, self.pci, self.index, number)
         kind = value.valueType
         if not 0 <= kind < len(UNION_MEMBERS):
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = f"answered with a value of the unknown type {kind}"
-            raise NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
+            return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
         return cast(float, getattr(value.value, UNION_MEMBERS[kind]))
+
+
+def _known(answer: float | NvmlError | None) -> float | None:
+    if isinstance(answer, NvmlError):
+        raise answer
+    return answer
 
 
 def _unpacked_ber(packed: int | None) -> float | None:

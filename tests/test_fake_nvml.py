@@ -19,7 +19,17 @@ from hypothesis import strategies as st
 from healthd import fake_scenario
 from healthd.convert import ConvertError
 from healthd.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
-from healthd.nvml import Fabric, Nvlink, Nvml, NvmlError, NvmlErrorKind, NvmlGpu, RetiredPages, TemperatureLimits
+from healthd.nvml import (
+    FIELDS_LINK_ERRORS,
+    Fabric,
+    Nvlink,
+    Nvml,
+    NvmlError,
+    NvmlErrorKind,
+    NvmlGpu,
+    RetiredPages,
+    TemperatureLimits,
+)
 
 LINK_CALLS = '["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"]'
 PROFILES = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
@@ -158,9 +168,9 @@ def test_counters_of_a_scenario_are_read_back(scenario):
             remap_failure = true
             remap_histogram = [2558, 1, 0, 0, 1]
             recovery_action = 4
-            nvlink_inactive = [4, 17]
+            nvlink_inactive = [3, 17]
             nvlink_replay = {4 = 9}
-            nvlink_crc = {17 = 5}
+            nvlink_crc = {16 = 5}
             """
         ),
         3,
@@ -177,8 +187,9 @@ def test_counters_of_a_scenario_are_read_back(scenario):
     assert one.recovery_action() == 4
     links = one.nvlinks()
     assert links is not None
-    assert [number for number, link in enumerate(links) if not link.active] == [4, 17]
-    assert (links[4].replay, links[4].recovery, links[17].crc) == (9, 0, 5)
+    assert [number for number, link in enumerate(links) if not link.active] == [3, 17]
+    assert (links[4].replay, links[4].recovery, links[16].crc) == (9, 0, 5)
+    assert links[17] == Nvlink(active=False)
 
 
 def test_the_error_counters_of_an_a100_come_from_the_older_call(scenario):
@@ -194,6 +205,25 @@ def test_the_links_of_blackwell_are_read_back(scenario):
     assert links[1].recovery == 2
     assert links[2].packet_errors["receive errors"] == 5
     assert [links[number].effective_ber for number in (3, 4)] == [1e-5, 0.3]
+
+
+def test_what_the_counters_of_a_dead_link_answer_does_not_hide_that_it_is_down(scenario):
+    class Dead(FakeLibrary):
+        def nvmlDeviceGetFieldValues(self, handle, fieldIds):
+            values = super().nvmlDeviceGetFieldValues(handle, fieldIds)
+            for value in values:
+                if value.scopeId == 5 and value.fieldId in FIELDS_LINK_ERRORS:
+                    value.nvmlReturn = pynvml.NVML_ERROR_UNKNOWN
+            return values
+
+    def links(text):
+        parsed, _ = fake_scenario.read(scenario(f'profile = "dgx-h100"\n{text}'))
+        machine, gpus = fake_scenario.state(parsed, 0.0)
+        return Nvml.open(Dead(machine, fake_scenario.addresses(parsed), gpus)).gpus()[0].nvlinks()
+
+    assert [link.active for link in links("gpu.0.nvlink_inactive = [5]") or ()] == [n != 5 for n in range(18)]
+    with pytest.raises(NvmlError, match="field 161 of GPU"):
+        links("")
 
 
 def test_all_fields_of_all_links_of_hopper_and_blackwell_are_one_call(scenario):

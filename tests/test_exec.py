@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,17 +10,40 @@ import pytest
 from fakes import findings, run_check
 from hypothesis import given
 from hypothesis import strategies as st
+from story import Story
 
 from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, validate
 from healthd.host import Host
 from healthd.model import Clears, Observation, Severity
+from healthd.system import FileStat, Tree
 
 HOST = Host()
+
+ABSENT_IS_FINE = {
+    r"/.*/check": "that there is no program is for the run to say, and it does",
+    r"/.*/healthy": "its directory: where it is gone so is the program",
+    r"/proc/self": "then the owner must be root",
+}
+HARMLESS = {r"/.*/check": "exit status 0 is good whatever it prints; what else there is has its tests here"}
 
 
 def sh(script: str, timeout_seconds: float = 20.0, **settings) -> Config:
     return Config(name="mine", command=("/bin/sh", "-c", script), timeout_seconds=timeout_seconds, **settings)
+
+
+def program(folder: Path, script: str, name: str = "check") -> Path:
+    """An executable that only its owner may write, in a directory of that kind."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    path = program(tmp_path / "healthy", "echo all is well")
+    return HOST, Config(name="mine", command=(str(path),))
 
 
 def gone(pid: int) -> bool:
@@ -80,9 +104,10 @@ def test_a_program_that_is_not_there_is_a_failure(tmp_path):
 
 
 def test_a_program_that_may_not_be_run_is_a_failure(tmp_path):
-    (tmp_path / "check").write_text("#!/bin/sh\n")
+    path = program(tmp_path, "exit 0")
+    path.chmod(0o644)
     with pytest.raises(PermissionError, match="check"):
-        run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "check"),)))
+        run_check(exec_check, HOST, Config(name="mine", command=(str(path),)))
 
 
 def test_a_program_that_is_no_program_is_a_failure(tmp_path):
@@ -132,3 +157,129 @@ def test_a_command_that_cannot_be_run_is_refused(command, words):
 
 def test_a_command_by_its_absolute_path_is_accepted():
     assert validate(sh("exit 0")) is None
+
+
+# --- whose programs are run
+
+
+def refused(path: Path, host: Host = HOST) -> str:
+    """Why it is not run; it says so if it is."""
+    with pytest.raises(RuntimeError) as raised:
+        run_check(exec_check, host, Config(name="mine", command=(str(path),)))
+    return str(raised.value)
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """A program that leaves a trace when it is run."""
+    return program(tmp_path / "site", f"touch {tmp_path}/it-ran")
+
+
+def test_a_program_that_only_its_owner_may_write_is_run(ours, tmp_path):
+    run_check(exec_check, HOST, Config(name="mine", command=(str(ours),)))
+    assert (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_a_program_that_others_may_write_is_refused_and_not_run(ours, tmp_path, mode):
+    ours.chmod(mode)
+    assert refused(ours) == f"mine: refused: {ours} is writable by others than its owner (mode {mode:o})"
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
+def test_a_program_in_a_directory_where_others_may_put_another_is_refused(ours, tmp_path, mode):
+    ours.parent.chmod(mode)
+    assert refused(ours) == f"mine: refused: {ours.parent} is writable by others than its owner (mode {mode:o})"
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.parametrize("target", ["real/check", "{}/real/check"])
+def test_a_link_is_refused_for_what_it_points_at(tmp_path, target):
+    real = program(tmp_path / "real", "exit 0")
+    link = tmp_path / "check"
+    link.symlink_to(target.format(tmp_path))
+    run_check(exec_check, HOST, Config(name="mine", command=(str(link),)))
+    real.parent.chmod(0o777)
+    assert f"refused: {real.parent} is writable" in refused(link)
+
+
+def test_links_that_go_round_in_a_circle_are_a_failure(tmp_path):
+    (tmp_path / "check").symlink_to("other")
+    (tmp_path / "other").symlink_to("check")
+    with pytest.raises(OSError, match="symbolic links"):
+        run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "check"),)))
+
+
+class OwnedBy(Tree):
+    """This machine, but that one file belongs to another."""
+
+    def __init__(self, path: Path, uid: int) -> None:
+        super().__init__("")
+        self.path, self.uid = str(path), uid
+
+    def stat(self, path: str) -> FileStat:
+        found = super().stat(path)
+        return found._replace(uid=self.uid) if path == self.path else found
+
+
+def test_a_program_of_another_user_is_refused(ours, tmp_path):
+    host = Host(system=OwnedBy(ours, 4711))
+    assert refused(ours, host) == f"mine: refused: {ours} belongs to user 4711, it must belong to root"
+    assert f"refused: {ours.parent} belongs to user 4711" in refused(ours, Host(system=OwnedBy(ours.parent, 4711)))
+    assert not (tmp_path / "it-ran").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_was_given_to_another_user_is_refused(ours):
+    os.chown(ours, 4711, -1)
+    assert refused(ours).endswith("belongs to user 4711, it must belong to root")
+
+
+def test_programs_of_root_and_of_healthds_own_user_are_run(ours):
+    for uid in (0, os.geteuid()):
+        run_check(exec_check, Host(system=OwnedBy(ours, uid)), Config(name="mine", command=(str(ours),)))
+
+
+# --- stories
+
+
+def says(folder: Path, status: int) -> Config:
+    path = program(folder, f"echo it is so; exit {status}")
+    return Config(name="mine", command=(str(path),))
+
+
+def test_a_critical_program_drains_and_two_good_runs_resume(tmp_path):
+    story = Story(exec_check, says(tmp_path, 2)).look(HOST)
+    assert story.drained
+    assert not story.requeued
+    assert story.looks(HOST, 5).drained
+    says(tmp_path, 0)
+    assert story.look(HOST).drained
+    assert not story.look(HOST).drained
+
+
+def test_a_program_that_warns_never_drains(tmp_path):
+    story = Story(exec_check, says(tmp_path, 1)).looks(HOST, 10)
+    assert story.codes == ["exec/warning"]
+    assert not story.drained
+    says(tmp_path, 0)
+    assert story.looks(HOST, 2).codes == []
+
+
+def test_a_program_that_cannot_look_neither_drains_nor_ends_a_drain(tmp_path):
+    story = Story(exec_check, says(tmp_path, 2)).look(HOST)
+    says(tmp_path, 3)
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="mine says unknown: it is so"):
+            story.look(HOST)
+    assert story.drained
+
+
+def test_a_program_that_is_replaced_by_one_that_others_may_write_ends_no_drain(tmp_path):
+    story = Story(exec_check, says(tmp_path, 2)).look(HOST)
+    says(tmp_path, 0)
+    (tmp_path / "check").chmod(0o777)
+    with pytest.raises(RuntimeError, match="refused"):
+        story.look(HOST)
+    assert story.drained

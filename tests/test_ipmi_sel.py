@@ -184,8 +184,8 @@ def test_a_dead_bmc_never_holds_a_resume(config):
             ),
         ),
         (
-            "  3e | 10/02/2025 | 22:07:09 | Temperature Inlet | Upper Non-critical going high | Deasserted | Reading 28 "
-            "> Threshold 28 degrees C",
+            "  3e | 10/02/2025 | 22:07:09 | Temperature Inlet | Upper Non-critical going high | Deasserted | Reading "
+            "28 > Threshold 28 degrees C",
             Entry(
                 *(0x3E, 7 * 60 + 9, "10/02/2025 22:07:09", "Temperature Inlet", "Upper Non-critical going high", False)
             ),

@@ -19,6 +19,7 @@ from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
 
 USES = ""
+AFTER_EVENTS = ("pciehp_link_down",)
 
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the beginning of the class

@@ -144,6 +144,16 @@ def test_the_state_of_a_port_is_read_only_where_it_counts_errors(tmp_path):
     assert findings(ib_errors, Host(str(tmp_path), system=refused)) == []
 
 
+def test_a_port_whose_state_cannot_be_read_is_judged_and_unknown(tmp_path):
+    make(tmp_path, symbol_error=200)
+    host = Host(str(tmp_path), system=Refusing(tmp_path, {STATE: errno.EIO}))
+    past = Past({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
+    given = []
+    with pytest.raises(ValueError, match="mlx5_0/1/state"):
+        given.extend(ib_errors.run(host, Config(), past))
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["ib_errors/symbols"]
+
+
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
 def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(tmp_path, number):
     make(tmp_path)

@@ -306,7 +306,7 @@ def _check_config(check: Check, values: Mapping[str, Any], instance: str, where:
         raise ConvertError(f"{where}.name: is set by the name of the table")
     if "guessed" in values:
         raise ConvertError(f'{where}: unknown setting "guessed"')
-    config = load(check.config, {**values, "name": instance}, where)
+    config = check.make_config({**values, "name": instance}, where)
     _plausible(config, where)
     check.check_config(config, where)
     return config
@@ -325,7 +325,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
     if not named:  # what no instance inherits is wrong all the same
-        _plausible(load(check.config, shared, f"checks.{name}"), f"checks.{name}")
+        _plausible(check.make_config(shared, f"checks.{name}"), f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
 
 

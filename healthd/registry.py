@@ -112,6 +112,15 @@ class Check:
 
         return self._asked("explain", ask, [])
 
+    def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
+        """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
+        try:
+            return load(self.config, values, where)
+        except ConvertError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConvertError(f"{where}: its Config raised {type(error).__name__}: {error}") from None
+
     def check_config(self, config: CheckConfig, where: str) -> None:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
         for code in config.severity:
@@ -164,7 +173,7 @@ def site_files(directory: str) -> list[str]:
 
 
 def load_site(path: str) -> Check:
-    """Import one site file (in the worker). Raises ConfigError with a sentence that names it."""
+    """Import one site file. Raises ConfigError with a sentence that names it."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     name = os.path.basename(path)[: -len(".py")]
@@ -204,10 +213,19 @@ def _misdeclared(check: Check) -> str:
     return ""
 
 
-def find(directory: str) -> dict[str, Check]:
-    """Every check by name, built in and the site's. Raises ConfigError with one sentence."""
+def find(directory: str, bounded: bool = True) -> dict[str, Check]:
+    """Every check by name, built in and the site's. Raises ConfigError with one sentence.
+
+    `bounded`: a site's file that hangs when it is imported is found out in another process first. Not needed in the
+    worker, which has a deadline.
+    """
     checks = built_in()
-    for path in site_files(directory):
+    paths = site_files(directory)
+    if bounded and paths:
+        from healthd.trial import require_loadable
+
+        require_loadable(paths)
+    for path in paths:
         check = load_site(path)
         if check.name in checks:
             raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from healthd import registry
+from healthd import registry, trial
 from healthd.config import ConfigError, settle
 from healthd.model import Inventory, Severity
 from healthd.registry import Check
@@ -137,3 +139,97 @@ def test_a_built_in_check_does():
 
 def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
     assert {registry._misdeclared(check) for check in registry.built_in().values() if check.runs} == {""}
+
+
+# --- files that hang or crash when they are imported
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("while True: pass", 4),
+        ("import time\ntime.sleep(1000)", 5),
+        ("import re\nre.match('(a+)+$', 'a' * 64 + 'b')", 5),  # a loop in C
+        ("import threading\nthreading.Event().wait()", 5),
+        ("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass", 6),
+    ],
+)
+def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(folder, monkeypatch, text, line):
+    path = folder / "fan.py"
+    monkeypatch.setattr(trial.require_loadable, "__defaults__", (1.0,))
+    with pytest.raises(ConfigError) as refused:
+        site(folder, text)
+    assert str(refused.value) == f"{path}: refused: not imported within 1 s, it is in line {line}"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os\nos._exit(3)", "its import ends the process with status 3"),
+        ("import os\nos.kill(os.getpid(), 9)", "its import ends the process by SIGKILL"),
+        ("import ctypes\nctypes.string_at(0)", "its import ends the process by SIGSEGV"),
+    ],
+)
+def test_a_file_whose_import_ends_the_process_is_refused(folder, text, words):
+    with pytest.raises(ConfigError) as refused:
+        site(folder, text)
+    assert str(refused.value).startswith(f"{folder / 'fan.py'}: refused: {words}")
+
+
+def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
+    for name, text in (("a", RUN), ("b", "while True: pass"), ("c", RUN)):
+        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s, it is in line 1"):
+        trial.require_loadable([str(folder / f"{name}.py") for name in "abc"], 1.0)
+
+
+def test_what_a_file_prints_or_leaves_running_is_no_matter(folder):
+    check = site(
+        folder, "import threading, time\nprint('x' * 100)\nthreading.Thread(target=time.sleep, args=(3,)).start()"
+    )
+    assert check.runs
+
+
+def test_a_file_that_was_imported_once_is_not_tried_again_until_it_changes(folder, monkeypatch):
+    site(folder, "")
+    tried = []
+    monkeypatch.setattr(trial, "run_program", lambda *args: tried.append(args))
+    registry.find(str(folder))
+    assert tried == []
+    with pytest.raises(AttributeError):  # the stand-in gives nothing
+        site(folder, "# changed")
+    assert len(tried) == 1
+
+
+def test_a_file_that_hangs_does_not_hang_the_commands(folder):
+    (folder / "checks").mkdir()
+    (folder / "checks/fan.py").write_text("while True: pass\n")
+    settings = folder / "healthd.toml"
+    settings.write_text(f'checks_dir = "{folder}/checks"\n')
+    command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 64
+    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s, it is in line 1")
+
+
+# --- a Config that refuses what it is given
+
+
+@pytest.mark.parametrize("raised", ["ValueError('no fans')", "SystemExit(2)", "TypeError('no fans')"])
+def test_a_config_that_raises_when_it_is_made_is_one_sentence(folder, raised):
+    text = f"""
+from dataclasses import dataclass
+from healthd.config import CheckConfig
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    fans: int = 1
+    def __post_init__(self):
+        raise {raised}
+"""
+    check = site(folder, text)
+    with pytest.raises(ConfigError) as refused:
+        settle({"checks": {"fan": {"fans": 2}}}, "healthd.toml", {}, {"fan": check})
+    sentence = str(refused.value)
+    assert sentence.startswith("healthd.toml: checks.fan: its Config raised ")
+    assert "\n" not in sentence

@@ -311,10 +311,13 @@ class Daemon:
         return not self.settings.nvml.fake and self.host.driver_is_held() is False
 
     def is_idle(self) -> bool:
-        """Whether Slurm has shown this node drained and idle since the last round: an older word may be past."""
+        """Whether Slurm has shown this node drained and idle since the last round: an older word may be past. It is
+        asked each round only while we want or hold something of it, never in observe mode."""
         slurm = self.slurm.status
         is_old = self.now() - slurm.read_at > 2 * self.settings.interval_seconds
-        return self.settings.mode is not Mode.OBSERVE and slurm.node is not None and not is_old and is_idle(slurm.node)
+        if self.settings.mode is Mode.OBSERVE or slurm.node is None or is_old:
+            return False
+        return not is_quiet(self.verdict, self.memory.ledger.slurm) and is_idle(slurm.node)
 
     def make_jobs(self, unheld: bool, idle: bool) -> Iterator[Job]:
         for (name, instance), config in self.loaded.checks.items():
@@ -361,6 +364,8 @@ class Daemon:
         if name not in self.loaded.checks:
             return  # a reload took it away while it ran
         check, config, memory = self.checks[name[0]], self.loaded.checks[name], self.memory
+        if check.when and not self.is_idle():
+            return  # jobs came while it ran
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self.overdue_since.setdefault(name, self.monotonic() - reply.seconds)
         elif reply.outcome is not Outcome.TIMED_OUT:

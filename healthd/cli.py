@@ -19,8 +19,10 @@ from healthd.terminal import INTERRUPTED, OF_HEALTH, REFUSED, UNKNOWN, Stop, com
 if TYPE_CHECKING:
     from healthd.config import Loaded
     from healthd.model import Explain
-    from healthd.once import KernelLog
+    from healthd.once import KernelLog, Look
     from healthd.registry import Check
+    from healthd.runner import Runner
+    from healthd.worker import Setup
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
@@ -32,6 +34,7 @@ usage: healthd COMMAND [...]        healthd COMMAND --help says more
 
 look
   check [NAME ...]            run the checks once, now, without the daemon
+  record FILE                 the same, and keep all that they read: for a colleague, or a bug report
   status                      what the running daemon believes, and what it wants of Slurm
   explain CODE                what a code means, why it matters, and what to do
   list                        the checks: what they look at, how often
@@ -50,6 +53,7 @@ examples
   healthd check                                     # a table; exit status 0 healthy, 1 warning,
   healthd check --json | jq .health                 #   2 degraded or critical, 3 unknown
   healthd check --fake-nvml dgx-h100                # without a GPU: a fake DGX H100
+  healthd check --replay gpu-042.rec                # what another node was like when it was recorded
   healthd explain gpu_xid/79
   healthd repaired gpu_xid/79 0000:1b:00.0
   healthd run --mode observe --runtime-dir /tmp/h --state-dir /tmp/h/state
@@ -99,7 +103,7 @@ def _dispatch(words: list[str]) -> int:
     command.flags(parser)
     if {"-h", "--help"} & set(rest):
         return say(parser.format_help())
-    return command.run(parser.parse_args(rest))
+    return command.run(parser.parse_intermixed_args(rest))
 
 
 def _config_help() -> str:
@@ -135,34 +139,22 @@ def _run(args: argparse.Namespace) -> int:
 def _check_arguments(parser: Parser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all that are enabled)")
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
+    parser.add_argument("--replay", metavar="FILE", help="look at what healthd record wrote, not at this machine")
     flags.look(parser)
 
 
 def _check(args: argparse.Namespace) -> int:
-    import tempfile
-    import time
-
     from healthd import once
-    from healthd.runner import Runner
-    from healthd.worker import Setup
 
-    with wrong_settings_are_wrong_use():
-        loaded, checks = load_settings(args)
-        _require_scenario(loaded)
-    settings = loaded.settings
-    kernel_log = once.kernel_log_of(settings)
-    loaded = _only(args.names, loaded, checks, kernel_log)
-    with tempfile.TemporaryFile() as words:
-        # A worker that hangs outlives us: who reads our standard error must not wait for its end.
-        with _standard_error_to(words):
-            runner = Runner(Setup(settings.root, settings.nvml.fake, settings.checks_dir), "", time.monotonic)
-            try:
-                found = once.look(loaded, checks, runner, kernel_log)
-            finally:
-                runner.close(WORKER_SECONDS)
-        words.seek(0)
-        for line in words.read(WORKER_WORDS).decode("utf-8", "replace").splitlines():
-            complain(line)
+    if args.replay is not None:
+        found = _replay(args)
+    else:
+        from healthd.worker import Setup
+
+        loaded, checks, kernel_log = _to_look_at(args)
+        settings = loaded.settings
+        with _runner(Setup(settings.root, settings.nvml.fake, settings.checks_dir)) as runner:
+            found = once.look(loaded, checks, runner, kernel_log)
     document = once.look_json(found)
     status = OF_HEALTH[document["health"]]
     if args.json:
@@ -170,6 +162,106 @@ def _check(args: argparse.Namespace) -> int:
     from healthd import render
 
     return say(render.check(document, page()), status)
+
+
+def _to_look_at(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
+    """This machine, as the settings have it."""
+    from healthd import once
+
+    with wrong_settings_are_wrong_use():
+        loaded, checks = load_settings(args)
+        _require_scenario(loaded)
+    kernel_log = once.kernel_log_of(loaded.settings)
+    return _only(args.names, loaded, checks, kernel_log), checks, kernel_log
+
+
+@contextmanager
+def _runner(setup: Setup) -> Iterator[Runner]:
+    """What its workers write to standard error is shown at the end."""
+    import tempfile
+    import time
+
+    from healthd.runner import Runner
+
+    with tempfile.TemporaryFile() as words:
+        # A worker that hangs outlives us: who reads our standard error must not wait for its end.
+        with _standard_error_to(words):
+            runner = Runner(setup, "", time.monotonic)
+            try:
+                yield runner
+            finally:
+                runner.close(WORKER_SECONDS)
+        words.seek(0)
+        for line in words.read(WORKER_WORDS).decode("utf-8", "replace").splitlines():
+            complain(line)
+
+
+def _replay(args: argparse.Namespace) -> Look:
+    from healthd import once, recording, replay
+    from healthd.worker import Setup
+
+    for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
+        if getattr(args, flag[2:].replace("-", "_")) is not None:
+            raise Stop(f"healthd check: {flag} says what to look at, and so does --replay")
+    try:
+        recorded = recording.read(args.replay)
+        kernel_log = replay.kernel_log_of(recorded)
+    except recording.RecordingError as error:
+        raise Stop(f"healthd check: {error}") from None
+    with wrong_settings_are_wrong_use():
+        given, checks = flags.settings_elsewhere(args)
+    loaded, lost = replay.settings_of(recorded, checks) if given is None else (replay.at_that_node(given, recorded), [])
+    lost = [result for result in lost if not args.names or result.check in args.names]
+    if args.names or given is not None:
+        loaded = _only(args.names, loaded, checks, kernel_log)
+    setup = Setup(checks_dir=loaded.settings.checks_dir, replay=os.path.abspath(args.replay))
+    with _runner(setup) as runner:
+        return once.look(loaded, checks, runner, kernel_log, recorded, lost)
+
+
+# --- record
+
+
+def _record_arguments(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="where to write it (for you alone to read, mode 0600)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all that are enabled)")
+    parser.add_argument("--force", action="store_true", help="replace FILE if there is one")
+    flags.look(parser)
+
+
+def _record(args: argparse.Namespace) -> int:
+    import tempfile
+
+    from healthd import once, recording, render, replay
+    from healthd.worker import Setup
+
+    _require_place(args.file, args.force)
+    loaded, checks, kernel_log = _to_look_at(args)
+    settings = loaded.settings
+    with tempfile.TemporaryDirectory(prefix="healthd-record.") as notes:
+        setup = Setup(settings.root, settings.nvml.fake, settings.checks_dir, record=notes)
+        with _runner(setup) as runner:
+            found = once.look(loaded, checks, runner, kernel_log)
+        recorded = replay.record(loaded, found, recording.read_notes(notes))
+    try:
+        size = recording.write(args.file, recorded)
+    except OSError as error:
+        raise Stop(f"healthd record: {args.file}: cannot be written: {error.strerror}", REFUSED) from None
+    answers, silent = replay.told(recorded)
+    return say(render.recorded(once.look_json(found), args.file, size, answers, silent, page()))
+
+
+def _require_place(path: str, force: bool) -> None:
+    """Before anything is looked at: whether the recording may be written there."""
+    if os.path.lexists(path):
+        if not os.path.isfile(path):
+            raise Stop(f"healthd record: {path}: is there, and is not a file", REFUSED)
+        if not force:
+            raise Stop(f"healthd record: {path}: is there already; --force replaces it", REFUSED)
+    folder = os.path.dirname(path) or "."
+    if not os.access(folder, os.W_OK | os.X_OK):
+        why = "cannot be written to" if os.path.isdir(folder) else "there is no such directory"
+        raise Stop(f"healthd record: {folder}: {why}", REFUSED)
 
 
 def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> Loaded:
@@ -386,7 +478,18 @@ COMMANDS = {
         _check,
         "Run the checks once, now. Needs no daemon and changes nothing: findings count at face value.\n"
         "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown, 64 wrong use.",
-        "  healthd check\n  healthd check gpu_ecc gpu_nvlink\n  healthd check --json | jq -r '.conditions[].message'\n",
+        "  healthd check\n  healthd check gpu_ecc gpu_nvlink\n  healthd check --json | jq -r '.conditions[].message'\n"
+        "  healthd check --replay gpu-042.rec\n",
+    ),
+    "record": Command(
+        _record_arguments,
+        _record,
+        "Run the checks once, as check does, and keep all that they read in FILE: files, NVML's answers, what\n"
+        "programs printed, the lines of the kernel log that mean something. healthd check --replay FILE judges it\n"
+        "on any machine, with the settings of then or, with --config, with others.\n"
+        "FILE names the node, its parts with their serial numbers, and processes. No environment, no user's files.\n"
+        "Exit status: 0 written, whatever was found; 1 not written; 64 wrong use.",
+        "  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
     ),
     "status": Command(
         _status_arguments,

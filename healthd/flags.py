@@ -124,6 +124,17 @@ def load_settings(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]]:
     return loaded, checks
 
 
+def settings_elsewhere(args: argparse.Namespace) -> tuple[Loaded | None, dict[str, Check]]:
+    """The settings that were named, for another node than this one: without this one's profile and baseline. None if
+    none were. And the checks that there are here. Raises ConfigError."""
+    from healthd import config, registry
+
+    file = args.config or DEFAULT_FILE
+    table = config.read_file(file, required=args.config is not None)
+    checks = registry.find(config.checks_dir(table))
+    return config.settle(table, file, {}, checks) if args.config is not None else None, checks
+
+
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     """setting -> (flag, value) of what was given. A path may be written relative to the current directory: the worker,
     which reads it, has another one. (A fake machine or a profile may have a name.)

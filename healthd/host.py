@@ -36,7 +36,8 @@ class PciFunction(NamedTuple):
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
-    `system`: what answers instead of the files below `root`.
+    `system`: what answers instead of the files below `root`. `nvml_stands_in`: what `open_nvml` opens is not the
+    machine's own (None: it never is).
 
     Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
     """
@@ -47,11 +48,13 @@ class Host:
         open_nvml: Callable[[], Nvml] | None = None,
         now: Callable[[], float] = time.time,
         system: System | None = None,
+        nvml_stands_in: bool | None = None,
     ) -> None:
         self.root = root.rstrip("/")
         self.now = now
         self._system = system or Tree(self.root)
         self._open_nvml = open_nvml
+        self._nvml_stands_in = open_nvml is not None if nvml_stands_in is None else nvml_stands_in
         self._nvml: Nvml | None = None
         self._pci: dict[tuple[str, int], PciFunction] = {}
         self.nvml_is_outdated = False
@@ -173,7 +176,7 @@ class Host:
 
     def driver_is_held(self) -> bool | None:
         """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
-        if self._open_nvml is not None and not self.root:
+        if self._nvml_stands_in and not self.root:
             return None  # the NVML that stands in is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
         if not references.lstrip("-").isdecimal():
@@ -193,11 +196,7 @@ class Host:
 
     def has_nvidia_hardware(self) -> bool:
         """Whether PCI shows a GPU for NVIDIA's driver, the driver is loaded, or an NVML stands in for both."""
-        return (
-            self._open_nvml is not None
-            or any(True for _ in self.pci_gpus())
-            or self.exists("/proc/driver/nvidia/version")
-        )
+        return self._nvml_stands_in or any(True for _ in self.pci_gpus()) or self.exists("/proc/driver/nvidia/version")
 
     def pci_gpus(self) -> Iterator[str]:
         """PCI addresses of the GPUs that NVML should show, as sysfs has them.

@@ -156,6 +156,27 @@ def check(document: Document, page: Page) -> str:
     return _text(lines)
 
 
+def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
+    """healthd record: what the round found, what was kept of it where, and what did not answer (sentences)."""
+    lines = [
+        "",
+        page.heading("Recorded"),
+        *page.wrap(f"{path}: {_bytes(size)}, {len(document['results'])} runs, {answers} answers", "  "),
+        *(line for sentence in silent for line in page.wrap(sentence, "  ")),
+        *page.wrap(
+            "It holds this node's name, addresses and serial numbers of its parts, names of processes, the settings of "
+            "the checks, and what their programs printed. Look at it with: zcat FILE | jq .".replace("FILE", path),
+            "  ",
+        ),
+        *page.wrap(f"On any machine: healthd check --replay {path}", "  "),
+    ]
+    return check(document, page) + _text(lines)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1024:.0f} KiB" if size < 10 << 20 else f"{size / (1 << 20):.0f} MiB"
+
+
 def _name(result: Document) -> str:
     return f"{result['check']} {result['instance']}".strip()
 

@@ -30,11 +30,17 @@ from healthd.past import Past
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML."""
+    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML.
+
+    record   a directory where all that it asks and is answered is noted ("" = nowhere)
+    replay   a recording that answers instead of the machine ("" = none); root and fake_nvml are those of then
+    """
 
     root: str = "/"
     fake_nvml: str = ""
     checks_dir: str = ""
+    record: str = ""
+    replay: str = ""
 
 
 def main() -> None:
@@ -45,8 +51,8 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    host = Host(setup.root, _open_fake(setup.fake_nvml) if setup.fake_nvml else None)
-    worker = Worker(setup, host)
+    host, begin = _host(setup)
+    worker = Worker(setup, host, begin)
     for line in _lines(stream):
         try:
             stream.sendall(worker.answer_line(line))
@@ -69,6 +75,20 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
         yield from lines
 
 
+def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
+    """What is looked at, and what wants to know which run begins."""
+    if not setup.record and not setup.replay:
+        return Host(setup.root, _open_fake(setup.fake_nvml) if setup.fake_nvml else None), lambda check, instance: None
+    from healthd import recording
+
+    if setup.replay:
+        recorded = recording.read(setup.replay)
+        player = recording.Player(recorded)
+        return recording.replaying_host(recorded, player), player.begin
+    recorder = recording.Recorder(setup.record)
+    return recording.recording_host(setup.root, setup.fake_nvml, recorder), recorder.begin
+
+
 def _open_fake(profile_or_file: str) -> Callable[[], Any]:
     def opened() -> Any:
         from healthd.fake_nvml import open_fake
@@ -81,9 +101,12 @@ def _open_fake(profile_or_file: str) -> Callable[[], Any]:
 class Worker:
     """The operations. Each returns a plain table; what it raises becomes "error" in one sentence."""
 
-    def __init__(self, setup: Setup, host: Host) -> None:
+    def __init__(
+        self, setup: Setup, host: Host, begin: Callable[[str, str], None] = lambda check, instance: None
+    ) -> None:
         self.setup = setup
         self.host = host
+        self.begin = begin
         self.checks: dict[str, registry.Check] = {}
         self._stores: dict[str, dict[str, past.Series]] = {}  # what a text in the daemon's hands stands for
 
@@ -108,6 +131,7 @@ class Worker:
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
         """One run of one check: findings, observations, repairs. A site's check is imported when first asked for."""
         check = self._check(request["check"])
+        self.begin(check.name, request["instance"])
         config = load(check.config, request["config"])
         store, boot_id = self._store(request["past"]), request["boot_id"]
         now = self.host.now()
@@ -148,6 +172,16 @@ class Worker:
         from healthd.inventory import take
 
         return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
+
+    def do_baseline(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One part of what this node has now, for `healthd baseline`."""
+        from healthd.present import Entry, look
+
+        found = look(self.host, request["part"], request["config"])
+        return {
+            "entries": [dump(item) for item in found if isinstance(item, Entry)],
+            "left_out": [dump(item) for item in found if not isinstance(item, Entry)],
+        }
 
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: what is there could not be

@@ -78,8 +78,8 @@ ONLY = {
     "cli": {"__main__"},
     "daemon": {"cli"},
     "worker": {"cli", "daemon", "runner"},
-    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "worker"},
-    "fake_nvml": {"cli", "worker"},
+    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "nvml_recording", "worker"},
+    "fake_nvml": {"cli", "nvml_recording", "worker"},
     "fake_scenario": {"cli", "fake_nvml"},
     "service": {"cli", "daemon"},
 }
@@ -87,7 +87,7 @@ ONLY = {
 # Packages that cost start-up time: which modules may import them at all, and which of these at their top (they are
 # imported late themselves).
 LAZY = {
-    "pynvml": ({"fake_nvml", "fake_scenario", "nvml"}, {"fake_nvml", "fake_scenario"}),
+    "pynvml": ({"fake_nvml", "fake_scenario", "nvml", "nvml_recording"}, {"fake_nvml", "fake_scenario"}),
     "prometheus_client": ({"metrics"}, set()),
     "psutil": ({"cli", "status", "worker"}, set()),
     "pyudev": ({"inventory"}, set()),

@@ -11,12 +11,11 @@ import pytest
 
 from healthd import once, registry
 from healthd.config import KernelLogConfig, Settings, settle
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel_log import RawLine
 from healthd.model import (
     Clears,
     Finding,
     Health,
-    KernelEvent,
     Outcome,
     Severity,
 )
@@ -29,9 +28,8 @@ ROOT = Path(__file__).parents[1]
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=4711, name=python3, GPU has fallen off the bus."
 
 
-def events(*numbers: int, history: bool = True) -> list[KernelEvent]:
-    lines = [RawLine(1000.0 + 60 * place, XID.format(number), history) for place, number in enumerate(numbers)]
-    return [event for line in lines if (event := event_of(line, "b")) is not None]
+def lines(*numbers: int, history: bool = True) -> list[RawLine]:
+    return [RawLine(1000.0 + 60 * place, XID.format(number), history) for place, number in enumerate(numbers)]
 
 
 def look(kernel_log: once.KernelLog | None, tables: dict[str, Any] | None = None, **checks: Check) -> once.Look:
@@ -46,7 +44,7 @@ def look(kernel_log: once.KernelLog | None, tables: dict[str, Any] | None = None
 
 
 def test_what_this_boots_kernel_log_holds_is_history_and_no_judgement():
-    found = look(lambda: events(79, 79, 13))
+    found = look(lambda: lines(79, 79, 13))
     assert found.verdict.health is Health.HEALTHY
     told = [(c.code, c.severity, c.count, c.history) for c in found.verdict.conditions]
     assert sorted(told) == [("gpu_xid/13", Severity.INFO, 1, True), ("gpu_xid/79", Severity.INFO, 2, True)]
@@ -55,12 +53,12 @@ def test_what_this_boots_kernel_log_holds_is_history_and_no_judgement():
 
 
 def test_what_the_kernel_says_while_the_round_runs_counts():
-    assert look(lambda: events(79, history=False)).verdict.health is Health.UNHEALTHY
+    assert look(lambda: lines(79, history=False)).verdict.health is Health.UNHEALTHY
 
 
 def test_a_severity_of_the_site_holds_for_kernel_events_too():
     tables = {"gpu_xid": {"severity": {"gpu_xid/79": "warning"}}}
-    assert look(lambda: events(79, history=False), tables).verdict.health is Health.WARNING
+    assert look(lambda: lines(79, history=False), tables).verdict.health is Health.WARNING
 
 
 def test_a_quiet_log_is_a_completed_run():
@@ -69,7 +67,7 @@ def test_a_quiet_log_is_a_completed_run():
 
 
 def test_a_log_that_cannot_be_read_is_a_failed_run_and_the_node_is_unknown():
-    def refused() -> list[KernelEvent]:
+    def refused() -> list[RawLine]:
         raise PermissionError(1, "Operation not permitted", "/dev/kmsg")
 
     found = look(refused)

@@ -5,6 +5,7 @@ goes away, the repair.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -26,8 +27,10 @@ from healthd.model import (
     Outcome,
     Repair,
     Resume,
+    Severity,
     SlurmMemory,
 )
+from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
 from healthd.policy import Mode, Policy, decide
 from healthd.registry import Check
@@ -39,6 +42,7 @@ class Story:
 
     drained    Slurm gives it no more jobs: a drain has no running jobs from the next look on, so no load
     requeued   the last drain also requeued the jobs
+    held       the words of an operator who drained it, "" = nobody did
     """
 
     def __init__(self, module: ModuleType, config: CheckConfig | None = None) -> None:
@@ -52,6 +56,8 @@ class Story:
         self.events: list[KernelEvent] = []
         self.slurm = SlurmMemory()
         self.requeued = False
+        self.held = ""
+        self.paused_until = self.trusted_since = 0.0
         self.result: CheckResult | None = None
 
     @property
@@ -64,11 +70,19 @@ class Story:
         return sorted(c.code for c in self.conditions.values() if c.state is ConditionState.OPEN)
 
     def look(self, host: Host, minutes: float = 5.0) -> Story:
-        """Time goes by, the check runs, and what follows happens. Raises what the check raises."""
+        """Time goes by, the check runs, and what follows happens. Raises what the check raises, after that."""
         self.wait(minutes)
-        given = list(self.check.module.run(host, self.config, Past(self.past, self.now, self.boot_id)))
+        given: list[Any] = []
+        try:
+            given.extend(self.check.module.run(host, self.config, Past(self.past, self.now, self.boot_id)))
+        except (OSError, ValueError, RuntimeError, NvmlError):
+            self._after(Outcome.FAILED, given)
+            raise
+        return self._after(Outcome.COMPLETED, given)
+
+    def _after(self, outcome: Outcome, given: list[Any]) -> Story:
         observations = [item for item in given if isinstance(item, Observation)]
-        self._absorb(Outcome.COMPLETED, [item for item in given if isinstance(item, Finding)])
+        self._absorb(outcome, [item for item in given if isinstance(item, Finding)])
         self.past = update(self.past, observations, self.now, self.boot_id)
         self._take(
             verdict.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
@@ -124,7 +138,7 @@ class Story:
     def wait(self, minutes: float) -> Story:
         """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
         self.now += minutes * 60
-        self._take(verdict.after_quiet(self.conditions, minutes * 60, not self.drained, self.now))
+        self._take(verdict.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now))
         return self
 
     def reboot(self) -> Story:
@@ -144,22 +158,89 @@ class Story:
         self._take(verdict.repaired(self.conditions, code, subject, "an engineer", self.now))
         return self._decide()
 
+    def pause(self, minutes: float) -> Story:
+        """`healthd pause` for so long."""
+        self.paused_until = self.now + minutes * 60
+        return self
+
+    def hold(self, words: str) -> Story:
+        """An operator drains the node, or resumes it ("")."""
+        self.held = words
+        return self._decide()
+
     def _take(self, conditions: dict[tuple[str, str], Condition]) -> None:
         self.cleared += [c for c in conditions.values() if c.state is ConditionState.CLEARED]
         self.conditions = {key: c for key, c in conditions.items() if c.state is not ConditionState.CLEARED}
 
     def _decide(self) -> Story:
+        if self.paused_until and self.now >= self.paused_until:
+            self.paused_until, self.trusted_since = 0.0, self.paused_until
         names = [(self.check.name, self.config.name)] if self.check.runs else []
         results = {names[0]: self.result} if names and self.result else {}
-        optional = [] if self.check.holds_resume(self.config) else names
-        judged = verdict.judge(self.conditions, results, names, trusted_since=0.0, optional=optional)
-        flags = frozenset({"IDLE", "DRAIN"}) if self.drained else frozenset({"ALLOCATED"})
-        node = NodeState("n1", flags, self.slurm.reason)
-        decision = decide(judged, node, self.slurm, Policy(Mode.ACT), self.now)
-        if isinstance(decision, Drain):
+        judged = verdict.judge(self.conditions, results, names, self.trusted_since)
+        stands = self.held or self.slurm.reason
+        node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if stands else {"ALLOCATED"}), stands)
+        decision = decide(judged, node, self.slurm, Policy(Mode.ACT, self.paused_until), self.now)
+        if isinstance(decision, Drain) and not self.held:
             self.requeued = decision.requeue
             self.slurm = SlurmMemory(reason=decision.reason)
         elif isinstance(decision, Resume):
             self.slurm = SlurmMemory()
             self.requeued = False
+        return self
+
+
+class Node:
+    """Several checks that look at one node in the same rounds. What each finds is judged and drained for by itself.
+
+    seen     codes of all that ever counted, as a warning at least
+    failed   names of the checks that could not look in the last round
+    """
+
+    def __init__(self, stories: Iterable[Story]) -> None:
+        self.stories = list(stories)
+        self.seen: set[str] = set()
+        self.failed: list[str] = []
+
+    @property
+    def drained(self) -> bool:
+        return any(story.drained for story in self.stories)
+
+    @property
+    def codes(self) -> list[str]:
+        return sorted(code for story in self.stories for code in story.codes)
+
+    def look(self, host: Host, minutes: float = 5.0) -> Node:
+        self.failed = []
+        for story in self.stories:
+            if (story.check.when == "idle" and not (story.held or self.drained)) or not story.check.runs:
+                story.wait(minutes)
+                continue
+            try:
+                story.look(host, minutes)
+            except (OSError, ValueError, RuntimeError, NvmlError):
+                self.failed.append(story.check.name)
+        return self._note()
+
+    def looks(self, host: Host, times: int, minutes: float = 5.0) -> Node:
+        for _ in range(times):
+            self.look(host, minutes)
+        return self
+
+    def each(self, what: Callable[[Story], Any]) -> Node:
+        """Something that is no look happens: each(Story.reboot), each(lambda story: story.pause(30))."""
+        for story in self.stories:
+            what(story)
+        return self._note()
+
+    def of(self, check: str) -> Story:
+        return next(story for story in self.stories if story.check.name == check)
+
+    def _note(self) -> Node:
+        for story in self.stories:
+            self.seen |= {
+                c.code
+                for c in story.conditions.values()
+                if c.state is ConditionState.OPEN and c.severity >= Severity.WARNING
+            }
         return self

@@ -1,0 +1,583 @@
+"""What happens to every node now and then drains none: restarts, upgrades, resets, failovers, crashes of jobs.
+
+All built-in checks look at one DGX H100 together, set up as by `healthd baseline`. Each story has its counterpart just
+beyond the limit, which does drain: else a check that sees nothing would pass here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from story import Node, Story
+from trees import PCI, FakeSystem, aer, gpus, pci_device, write
+
+from healthd.convert import load
+from healthd.fake_nvml import fake_pci_gpus, open_fake
+from healthd.host import Host
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Gpu, Inventory
+from healthd.program import Ran
+from healthd.registry import built_in
+from healthd.system import FileSystem, KernelClock
+
+GPUS = fake_pci_gpus("dgx-h100")
+NICS = ("0000:18:00.0", "0000:29:00.0")
+DISK = "0000:06:00.0"
+INVENTORY = Inventory(tuple(Gpu(pci, index) for index, pci in enumerate(GPUS)))
+PORT = "/sys/class/infiniband/mlx5_{}/ports/1/{}"
+NVME = "/sys/class/nvme/nvme0"
+EDAC = "/sys/devices/system/edac/mc/mc0"
+REQUIRED, WANTED = ("slurmd", "munge"), ("chronyd",)
+SHOW = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts", *REQUIRED, *WANTED)
+ROOT = "22 1 8:2 / / rw - ext4 /dev/sda2 rw"
+TMP = "23 22 8:3 / /tmp rw - ext4 /dev/sda3 rw"
+DATA = "24 22 0:40 / /data rw,relatime - nfs4 fs:/data rw,hard"
+KERNEL_COUNTERS = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
+    "excessive_buffer_overrun_errors",
+)
+EXPECTED = {
+    "gpu_count": {"expected": 8},
+    "gpu_nvlink": {"links": 18},
+    "gpu_mig": {"mode": "off"},
+    "gpu_software": {"driver_version": "580.105.08", "vbios": "96.00.99.00.01"},
+    "pcie_devices": {"expected": {**dict.fromkeys(NICS, "15b3:1021"), DISK: "144d:a80a"}},
+    "ib_link": {"expected_gbps": {"mlx5_0/1": 400.0, "mlx5_1/1": 400.0}},
+    "ib_flap": {"ports": ("mlx5_0/1", "mlx5_1/1")},
+    "ib_errors": {"ports": ("mlx5_0/1", "mlx5_1/1")},
+    "eth_link": {"expected_mbps": {"eth0": 100_000}},
+    "block_device": {"expected": ("S64GNE0R000001",)},
+    "memory_size": {"expected_bytes": 2 << 40},
+    "cpu": {"expected": 4},
+    "services": {"required": REQUIRED, "wanted": WANTED},
+    "mount": {"name": "/data", "fstype": "nfs"},
+    "disk_space": {"paths": ("/", "/tmp")},
+}
+
+
+class System(FakeSystem):
+    """Free space by mount point (half of it, where nothing is said), and what statvfs fails with."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.free: dict[str, float] = {}
+        self.fails: dict[str, int] = {}
+
+    def statvfs(self, path: str) -> FileSystem:
+        if path in self.fails:
+            raise OSError(self.fails[path], os.strerror(self.fails[path]))
+        free = int(1e6 * self.free.get(path, 0.5))
+        return FileSystem(1_000_000, free, 1_000_000, 500_000)
+
+
+class Machine:
+    """The node as it is now: change its parts, then `now()` is a Host that sees them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.system = System(self.root)
+        self.scenario = folder / "gpus.toml"
+        self.up_seconds = 10 * 86400
+        self.units = dict.fromkeys((*REQUIRED, *WANTED), "active running")
+        self.clock = KernelClock(True, 0.0001, 0.01)
+        self.gpus()
+        gpus(self.root, GPUS)
+        for pci in NICS:
+            pci_device(self.root, pci, "0x020700", "0000:00:01.1", vendor="0x15b3", device="0x1021")
+        pci_device(self.root, DISK, "0x010802", "0000:00:02.1", vendor="0x144d", device="0xa80a")
+        for pci in (*GPUS, *NICS, DISK, "0000:00:01.1", "0000:00:02.1"):
+            self.aer(pci)
+            link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
+            self.write({f"{PCI}/{pci}/{which}_link_{n}": t for which in ("current", "max") for n, t in link.items()})
+        for port in (0, 1):
+            self.port(port)
+            self.count(port, **dict.fromkeys(KERNEL_COUNTERS, 0))
+        self.ethernet()
+        self.memory()
+        self.mounts()
+        cpu = "/sys/devices/system/cpu"
+        self.write(
+            {
+                f"{cpu}/online": "0-3\n",
+                **{f"{cpu}/cpufreq/policy{n}/scaling_governor": "performance\n" for n in range(4)},
+                "/proc/1/stat": f"1 (systemd) S {' '.join(['0'] * 48)}\n",
+                f"{NVME}/state": "live\n",
+                f"{NVME}/serial": "S64GNE0R000001\n",
+                "/sys/block/nvme0n1/wwid": "eui.1\n",
+                "/sys/module/nvidia/refcnt": "300\n",
+            }
+        )
+
+    def write(self, files: dict[str, str]) -> None:
+        write(self.root, files)
+
+    def now(self) -> Host:
+        self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
+        shown = [
+            f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
+            f"SubState={state.split()[1]}\nJob=\n"
+            for unit, state in self.units.items()
+        ]
+        self.system._programs = {SHOW: Ran(0, "\n".join(shown), "")}
+        self.system._clock = self.clock
+        return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
+
+    # its parts: called without arguments they are well
+
+    def gpus(self, text: str = "") -> None:
+        self.scenario.write_text(f'profile = "dgx-h100"\n{text}\n')
+
+    def all_gpus(self, text: str) -> None:
+        self.gpus("".join(f"[gpu.{index}]\n{text}\n" for index in range(len(GPUS))))
+
+    def aer(self, pci: str, **correctable: int) -> None:
+        counts = {"correctable": correctable, "nonfatal": {}, "fatal": {}}
+        self.write({f"{PCI}/{pci}/aer_dev_{kind}": aer(kind, **counts[kind]) for kind in counts})
+
+    def port(self, number: int, up: bool = True) -> None:
+        texts = ("4: ACTIVE", "5: LinkUp") if up else ("1: DOWN", "2: Polling")
+        self.write({PORT.format(number, "state"): f"{texts[0]}\n", PORT.format(number, "phys_state"): f"{texts[1]}\n"})
+        self.write({PORT.format(number, "rate"): "400 Gb/sec (4X NDR)\n"})
+
+    def count(self, number: int, **counters: int) -> None:
+        self.write({PORT.format(number, f"counters/{name}"): f"{value}\n" for name, value in counters.items()})
+
+    def ethernet(self, up: bool = True, changes: int = 2) -> None:
+        files = {"operstate": "up" if up else "down", "speed": "100000", "carrier_changes": str(changes)}
+        self.write({f"/sys/class/net/eth0/{name}": f"{text}\n" for name, text in files.items()})
+
+    def memory(self, gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> None:
+        counts = {"ue_count": uncorrected, "ue_noinfo_count": 0, "ce_count": corrected, "ce_noinfo_count": 0}
+        dimm = {"dimm_ce_count": str(corrected), "dimm_ue_count": str(uncorrected), "dimm_label": "A1"}
+        self.write({f"{EDAC}/{name}": f"{count}\n" for name, count in counts.items()})
+        self.write({f"{EDAC}/dimm0/{name}": f"{text}\n" for name, text in dimm.items()})
+        self.write({"/proc/meminfo": f"MemTotal:       {gib << 20} kB\n"})
+
+    def mounts(self, *lines: str) -> None:
+        self.write({"/proc/self/mountinfo": "\n".join(lines or (ROOT, TMP, DATA)) + "\n"})
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture
+def node(machine: Machine) -> Node:
+    """Every built-in check (but `exec`, which is the site's), after a first round in which all is well."""
+    node = Node(
+        Story(check.module, load(check.config, EXPECTED.get(name, {}), name))
+        for name, check in built_in().items()
+        if name != "exec"
+    )
+    node.look(machine.now())
+    assert (node.seen, node.failed) == (set(), [])
+    return node
+
+
+def hear(node: Node, *lines: str) -> None:
+    story = node.of("gpu_xid")
+    for line in lines:
+        event = event_of(RawLine(story.now, line), story.boot_id)
+        assert event is not None
+        story.hear(event, INVENTORY)
+    node.each(lambda story: None)
+
+
+def test_a_healthy_day_shows_nothing(machine, node):
+    node.looks(machine.now(), 12).each(Story.reboot).looks(machine.now(), 12)
+    assert (node.seen, node.failed, node.drained) == (set(), [], False)
+
+
+# --- services
+
+
+@pytest.mark.parametrize("unit", [*REQUIRED, *WANTED])
+@pytest.mark.parametrize("states", [["inactive dead"], ["deactivating stop-sigterm", "activating start"]])
+def test_a_service_that_is_restarted(machine, node, unit, states):
+    for state in states:
+        machine.units[unit] = state
+        node.look(machine.now(), minutes=0.4)
+    machine.units[unit] = "active running"
+    node.looks(machine.now(), 3)
+    assert (node.seen, node.drained) == (set(), False), "it was back before anybody was told"
+
+
+def test_a_slurmd_that_stays_down_drains(machine, node):
+    machine.units["slurmd"] = "inactive dead"
+    node.looks(machine.now(), 3, minutes=0.6)
+    assert (node.codes, node.drained) == (["services/inactive"], True)
+
+
+def test_a_time_service_that_stays_down_only_warns_and_so_does_the_clock_hours_later(machine, node):
+    machine.units["chronyd"] = "inactive dead"
+    node.looks(machine.now(), 2)
+    assert node.codes == ["services/wanted_inactive"]
+    machine.clock = KernelClock(True, 0.0001, 6.0)
+    node.looks(machine.now(), 4)
+    assert node.codes == ["clock/uncertain", "services/wanted_inactive"]
+    assert not node.drained
+
+
+def test_a_restart_of_the_time_service(machine, node):
+    machine.clock = KernelClock(False, 0.0, 16.0)
+    node.look(machine.now())
+    machine.clock = KernelClock(True, -0.3, 0.4)  # it steps or slews what was missed
+    node.looks(machine.now(), 3)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+# --- file systems
+
+
+def hang(node: Node, seconds: float, minutes: float) -> None:
+    """Of /data: its check does not come back, the others go on elsewhere."""
+    node.of("mount").hang(seconds, minutes)
+    node.each(lambda story: None)
+
+
+def test_an_nfs_failover_of_90_seconds(machine, node):
+    hang(node, 10.0, 0.2)
+    hang(node, 90.0, 1.3)
+    machine.system.fails["/data"] = errno.ESTALE
+    node.look(machine.now(), minutes=0.1)
+    machine.system.fails.clear()
+    node.look(machine.now(), minutes=0.5)
+    assert (node.seen, node.drained) == ({"mount/hang"}, False)
+    node.look(machine.now())
+    assert node.codes == [], "and the warning is gone"
+
+
+def test_an_nfs_server_that_is_away_for_ten_minutes_drains_without_requeue(machine, node):
+    hang(node, 10.0, 0.2)
+    hang(node, 611.0, 10.1)
+    assert (node.codes, node.drained, node.of("mount").requeued) == (["mount/hang"], True, False)
+
+
+@pytest.mark.parametrize("how", ["stale", "unmounted"])
+def test_a_mount_that_is_mounted_anew_within_seconds_and_one_that_is_not(machine, node, how):
+    def broken() -> None:
+        if how == "stale":
+            machine.system.fails["/data"] = errno.ESTALE
+        else:
+            machine.mounts(ROOT, TMP)
+
+    broken()
+    node.look(machine.now())
+    machine.system.fails.clear()
+    machine.mounts()
+    node.looks(machine.now(), 2, minutes=0.5)
+    assert (node.seen, node.drained) == (set(), False)
+    broken()
+    node.looks(machine.now(), 2, minutes=0.6)
+    assert (node.drained, node.of("mount").requeued) == (True, True)
+
+
+def test_a_job_that_fills_tmp_and_cleans_up(machine, node):
+    machine.system.free["/tmp"] = 0.07
+    node.look(machine.now())
+    assert node.codes == ["disk_space/low_space"]
+    machine.system.free.clear()
+    node.looks(machine.now(), 2)
+    assert (node.codes, node.drained) == ([], False)
+
+
+def test_a_job_that_fills_tmp_to_the_end_keeps_others_away_only_until_it_is_clean(machine, node):
+    machine.system.free["/tmp"] = 0.01
+    node.look(machine.now())
+    assert (node.codes, node.drained, node.of("disk_space").requeued) == (["disk_space/no_space"], True, False)
+    machine.system.free.clear()
+    node.looks(machine.now(), 2)
+    assert (node.codes, node.drained) == ([], False)
+
+
+# --- the network
+
+
+def fabric(machine: Machine, up: bool, downed: int) -> None:
+    """Every port of the node at once, as when its leaf switch goes."""
+    for port in (0, 1):
+        machine.port(port, up)
+        machine.count(port, link_downed=downed)
+
+
+def test_a_leaf_switch_that_reboots_in_60_seconds(machine, node):
+    fabric(machine, up=False, downed=1)
+    machine.count(0, symbol_error=40, port_rcv_errors=12, link_error_recovery=1)
+    node.look(machine.now())
+    fabric(machine, up=True, downed=1)
+    machine.count(0, symbol_error=41)
+    node.look(machine.now(), minutes=1)
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_a_leaf_switch_that_reboots_twice_in_an_hour_while_nobody_looks(machine, node):
+    fabric(machine, up=True, downed=2)
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_a_leaf_switch_that_stays_away_drains_and_after_four_minutes_requeues(machine, node):
+    fabric(machine, up=False, downed=1)
+    node.looks(machine.now(), 2, minutes=1.1)
+    assert (node.codes, node.drained, node.of("ib_link").requeued) == (["ib_link/down"] * 2, True, False)
+    node.look(machine.now(), minutes=4)
+    assert node.of("ib_link").requeued
+
+
+def test_links_that_go_down_three_times_in_three_hours_drain(machine, node):
+    for downed in (1, 2, 3):
+        fabric(machine, up=True, downed=downed)
+        node.look(machine.now(), minutes=30)
+    assert (node.codes, node.drained) == (["ib_flap/link_downed"] * 2, True)
+
+
+def test_symbol_errors_that_go_on_while_the_link_is_up_drain(machine, node):
+    for number in range(1, 9):
+        machine.count(0, symbol_error=20 * number)
+        node.look(machine.now())
+    assert (node.codes, node.drained) == (["ib_errors/symbols"], True)
+
+
+def test_an_ethernet_switch_that_reboots_in_50_seconds_and_one_that_stays_away(machine, node):
+    machine.ethernet(up=False, changes=3)
+    node.look(machine.now())
+    machine.ethernet(changes=4)
+    node.looks(machine.now(), 3, minutes=1)
+    assert (node.seen, node.drained) == (set(), False)
+    machine.ethernet(up=False, changes=5)
+    node.looks(machine.now(), 2, minutes=1.1)
+    assert (node.codes, node.drained) == (["eth_link/down"], True)
+
+
+# --- the kernel log
+
+
+JOB = "0000:61:00"
+OF_JOBS = (
+    f"NVRM: Xid (PCI:{JOB}): 13, pid=4711, name=python3, Graphics SM Warp Exception on (GPC 4, TPC 0, SM 1): "
+    "Out Of Range Address",
+    f"NVRM: Xid (PCI:{JOB}): 31, pid=4711, name=python3, Ch 0000005a, intr 10000000. MMU Fault: ENGINE GRAPHICS",
+    f"NVRM: Xid (PCI:{JOB}): 43, pid=4711, name=python3, Ch 00000010",
+    f"NVRM: Xid (PCI:{JOB}): 45, pid=4711, name=python3, Ch 00000010",
+    f"NVRM: Xid (PCI:{JOB}): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
+    f"NVRM: Xid (PCI:{JOB}): 94, pid=4711, name=python3, Contained: SM (0x1). RST: No, D-RST: No",
+)
+
+
+def test_an_xid_13_from_each_node_of_a_job_array_and_what_else_jobs_do(machine, node):
+    for _ in range(20):  # one failed job after another, for an hour
+        hear(node, *OF_JOBS)
+        node.look(machine.now(), minutes=3)
+    assert node.seen == {"gpu_xid/13", "gpu_xid/31", "gpu_xid/94"}, "43, 45 and 63 are only recorded"
+    assert not node.drained
+    node.looks(machine.now(), 14)
+    assert node.codes == [], "an hour later it is forgotten"
+
+
+@pytest.mark.parametrize("code", [79, 48, 95])
+def test_an_xid_that_no_job_can_cause_drains(node, code):
+    hear(node, f"NVRM: Xid (PCI:{JOB}): {code}, pid=4711, name=python3, x")
+    assert (node.codes, node.drained, node.of("gpu_xid").requeued) == ([f"gpu_xid/{code}"], True, True)
+
+
+# --- boots
+
+
+def test_the_noise_of_a_boot(machine, node):
+    machine.up_seconds = 60
+    for port in (0, 1):
+        machine.count(port, link_downed=4, symbol_error=300, port_rcv_errors=900)
+    for pci in (*GPUS, *NICS, "0000:00:01.1"):
+        machine.aer(pci, RxErr=40, BadTLP=60)
+    machine.memory(corrected=3)
+    node.each(Story.reboot).look(machine.now())
+    machine.up_seconds = 600
+    for port in (0, 1):
+        machine.count(port, link_downed=6)
+    node.look(machine.now())
+    machine.up_seconds = 1700
+    for port in (0, 1):
+        machine.count(port, link_downed=9)
+    node.look(machine.now())
+    machine.up_seconds = 4 * 3600
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_links_that_still_flap_half_an_hour_after_the_boot_drain(machine, node):
+    machine.up_seconds = 3600
+    node.each(Story.reboot).look(machine.now())
+    machine.count(0, link_downed=3)
+    node.look(machine.now())
+    assert (node.codes, node.drained) == (["ib_flap/link_downed"], True)
+
+
+def test_an_operator_takes_the_node_down_for_another_dimm(machine, node):
+    machine.memory(corrected=900)
+    node.look(machine.now()).each(lambda story: story.hold("ticket 7: DIMM A1"))
+    node.looks(machine.now(), 3)
+    machine.memory(corrected=0)
+    machine.up_seconds = 200
+    node.each(Story.reboot).look(machine.now(), minutes=240)
+    node.each(lambda story: story.hold(""))
+    machine.memory(corrected=2)
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_a_dimm_that_is_not_found_after_that_drains(machine, node):
+    node.each(lambda story: story.hold("ticket 7: DIMM A1"))
+    machine.memory(gib=1952)
+    node.each(Story.reboot).look(machine.now(), minutes=240)
+    assert not node.drained, "it is the operator's"
+    node.each(lambda story: story.hold(""))
+    assert (node.codes, node.drained) == (["memory_size/less"], True)
+
+
+# --- GPUs
+
+
+def test_idle_gpus_save_power(machine, node):
+    machine.all_gpus("pcie_generation = 1\nclock_event_reasons = 1\nutilization_percent = 0")
+    node.looks(machine.now(), 12)
+    machine.all_gpus("pcie_generation = 5\nclock_event_reasons = 4\nutilization_percent = 100")  # at its power cap
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_a_gpu_that_works_on_half_its_lanes_drains(machine, node):
+    machine.gpus("[gpu.3]\npcie_width = 8\nutilization_percent = 100")
+    node.looks(machine.now(), 2)
+    assert (node.codes, node.drained) == (["gpu_pcie/lanes"], True)
+
+
+STOPPED = "persistence = false"  # nvidia-persistenced was stopped: while it runs no GPU can be reset
+TRAINING = f"{STOPPED}\nnvlink_inactive = [0, 1, 2, 3, 4, 5, 6, 7]\nfabric_state = 2\npcie_generation = 1"
+
+
+def test_an_operator_resets_the_gpus_of_a_drained_node(machine, node):
+    """What NVML shows meanwhile: nothing (it waits for the reset), no driver (where the modules are unloaded, as for
+    machines with NVSwitches), then GPUs whose links train and which wait for the fabric manager, with counters at 0.
+    """
+    machine.all_gpus("ecc_volatile_corrected_sram = 90\npcie_replays = 150")
+    node.look(machine.now()).each(lambda story: story.hold("reset of the GPUs"))
+    machine.all_gpus(STOPPED)
+    node.look(machine.now())
+    node.of("gpu_access").hang(45.0, 1.0)
+    machine.gpus('library = "driver_not_loaded"')
+    node.look(machine.now(), minutes=0.2)
+    machine.all_gpus(f"{TRAINING}\npcie_replays = 0")
+    hear(node, "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 22013, Non-fatal, Link 04 Minion Link DLREQ interrupt")
+    node.look(machine.now(), minutes=0.5)
+    machine.all_gpus("pcie_replays = 2")
+    node.looks(machine.now(), 2, minutes=0.7)
+    warned = {"gpu_persistence/off", "gpu_access/hang", "gpu_xid/sxid-22013"}
+    assert node.seen == {*warned, "gpu_access/driver_not_loaded"}
+    assert node.codes == ["gpu_xid/sxid-22013"]
+    node.each(lambda story: story.hold("")).looks(machine.now(), 3)
+    assert not node.drained
+
+
+def test_an_operator_resets_one_gpu_of_an_idle_node(machine, node):
+    machine.gpus(f"[gpu.3]\n{STOPPED}")
+    node.look(machine.now())
+    node.of("gpu_access").hang(12.0, 1.0)
+    machine.gpus(f"[gpu.3]\n{TRAINING}")
+    node.look(machine.now(), minutes=0.2)
+    machine.gpus()
+    node.looks(machine.now(), 3, minutes=0.9)
+    assert (node.seen, node.drained) == ({"gpu_persistence/off", "gpu_access/hang"}, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("lost = true", "gpu_access/lost"),
+        ("requires_reset = true", "gpu_access/reset_required"),
+        ("gone = true", "gpu_count/missing"),
+        ("nvlink_inactive = [4]", "gpu_nvlink/inactive"),
+        ("fabric_state = 2", "gpu_fabric/not_joined"),
+        ("mig = true", "gpu_mig/mode"),
+    ],
+)
+def test_a_gpu_that_is_not_well_after_its_reset_drains(machine, node, text, code):
+    node.each(lambda story: story.hold("reset of the GPUs"))
+    machine.gpus(f"[gpu.3]\n{text}")
+    node.looks(machine.now(), 2, minutes=6)
+    assert not node.drained, "it is the operator's"
+    node.each(lambda story: story.hold(""))
+    assert node.drained
+    assert code in node.codes
+
+
+def test_mig_is_set_up_anew(tmp_path, machine):
+    """On a site that says nothing of MIG: between jobs the GPUs have other MIG devices, or none."""
+    node = Node(Story(check.module) for name, check in built_in().items() if not check.per)
+    for text in ("mig = false", "mig_pending = true", "mig = true\nmig_devices = 3", "mig = true\nmig_devices = 7"):
+        machine.all_gpus(text)
+        node.looks(machine.now(), 3)
+    machine.all_gpus("")
+    node.looks(machine.now(), 3)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+def test_where_the_site_says_what_mig_must_be_other_devices_drain_until_they_are_right(machine):
+    config = load(built_in()["gpu_mig"].config, {"mode": "on", "instances": 7}, "gpu_mig")
+    node = Node([Story(built_in()["gpu_mig"].module, config)])
+    machine.all_gpus("mig = true\nmig_devices = 6")
+    assert node.look(machine.now()).drained
+    machine.all_gpus("mig = true\nmig_devices = 7")
+    assert not node.looks(machine.now(), 2).drained
+
+
+UPGRADE: tuple[Callable[[Machine], None], ...] = (
+    lambda machine: machine.gpus('library = "mismatch"'),
+    lambda machine: machine.gpus('library = "driver_not_loaded"'),
+    lambda machine: machine.all_gpus("gone = true"),
+    lambda machine: machine.gpus("".join(f"[gpu.{n}]\ngone = true\n" for n in range(3, 8))),
+    lambda machine: machine.all_gpus(TRAINING),
+    lambda machine: machine.units.update(slurmd="inactive dead"),
+)
+
+
+def test_a_driver_upgrade_in_a_pause(machine, node):
+    node.each(lambda story: story.pause(60))
+    for step in UPGRADE:
+        step(machine)
+        node.looks(machine.now(), 2)
+        assert not node.drained
+    assert {"gpu_access/driver_mismatch", "gpu_count/missing", "services/inactive"} <= node.seen
+    machine.units["slurmd"] = "active running"
+    machine.gpus('driver_version = "590.48.01"')
+    node.looks(machine.now(), 14)
+    assert node.of("gpu_access").trusted_since, "the pause is over"
+    assert not node.drained
+    # What waits for a reboot is still told, and no longer acts; that the driver is another than the site wants warns.
+    assert set(node.codes) == {"gpu_count/missing", "gpu_software/driver"}
+    node.each(lambda story: story.repaired("gpu_count/missing") if story.check.name == "gpu_count" else None)
+    assert node.look(machine.now()).codes == ["gpu_software/driver"]
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+def test_a_driver_that_is_not_back_when_the_pause_ends_drains(machine, node, step):
+    node.each(lambda story: story.pause(30))
+    UPGRADE[step](machine)
+    node.looks(machine.now(), 5)
+    assert not node.drained
+    node.looks(machine.now(), 3)
+    assert node.drained
+
+
+def test_the_driver_is_loaded_again_and_counts_from_zero(machine, node):
+    machine.all_gpus("ecc_volatile_corrected_dram = 5000\npcie_replays = 200\nnvlink_crc = { 4 = 3 }")
+    node.looks(machine.now(), 2)
+    assert node.codes == ["gpu_nvlink/crc"] * 8
+    machine.all_gpus("pcie_replays = 0")
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == ({"gpu_nvlink/crc"}, False)

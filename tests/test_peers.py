@@ -1,0 +1,86 @@
+"""docs/peers.md: what it says healthd has, healthd has; and no check of a peer is left out of its table."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from healthd import registry
+from healthd.cli import COMMANDS
+
+PAGE = (Path(__file__).parents[1] / "docs/peers.md").read_text("utf-8")
+CHECKS = registry.built_in()
+CODES = set(registry.explained(CHECKS))
+WITHOUT = ("no", "not yet")  # the last column says why
+
+
+def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
+    """(heads, rows) of each table."""
+    found = []
+    for block in re.findall(r"(?m)(?:^\|.*\n)+", text):
+        rows = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in block.splitlines()]
+        found.append((rows[0], rows[2:]))
+    return found
+
+
+SECTIONS = {part.partition("\n")[0]: part for part in re.split(r"(?m)^## ", PAGE)[1:]}
+PEERS = {row[0]: row for row in tables(PAGE)[0][1]}
+ROWS = [(heads, row) for heads, rows in tables(PAGE) for row in rows]
+
+
+def resolves(name: str) -> bool:
+    """A code, a check, a setting of a check as in "ib_flap.links_downed", or a command as in "healthd record"."""
+    if name.startswith("healthd "):
+        return name.removeprefix("healthd ") in COMMANDS
+    check, _, setting = name.partition(".")
+    if not setting:
+        return name in CODES or name in CHECKS
+    return check in CHECKS and setting in {field.name for field in dataclasses.fields(CHECKS[check].config)}
+
+
+@pytest.mark.parametrize(("heads", "row"), ROWS, ids=lambda value: value[0][:40])
+def test_no_cell_of_a_row_is_empty(heads, row):
+    assert len(row) == len(heads)
+    assert all(row)
+
+
+@pytest.mark.parametrize("row", [row[heads.index("healthd")] for heads, row in ROWS if "healthd" in heads])
+def test_what_healthd_is_said_to_have_exists(row):
+    names = re.findall(r"`([^`]+)`", row)
+    assert names or row in WITHOUT
+    assert [name for name in names if not resolves(name)] == []
+    assert re.sub(r"`[^`]+`", "", row).strip(", ") in ("", *WITHOUT)
+
+
+@pytest.mark.parametrize("row", PEERS.values(), ids=list(PEERS))
+def test_a_peer_has_a_row_for_each_check_that_was_found_at_a_commit(row):
+    name, repository, commit, checks = row
+    assert re.fullmatch(r"github\.com/[\w.-]+/[\w.-]+", repository)
+    assert re.fullmatch(r"[0-9a-f]{12}", commit)
+    ((_, rows),) = tables(SECTIONS[name])
+    theirs = [row[0] for row in rows]
+    assert len(theirs) >= int(checks)
+    assert len(set(theirs)) == len(theirs)
+
+
+def test_each_section_with_a_table_of_checks_is_of_a_peer_in_the_list():
+    assert [name for name, text in SECTIONS.items() if "| their check |" in text] == list(PEERS)
+
+
+def test_what_is_to_be_considered_goes_somewhere():
+    _, rows = tables(SECTIONS["What they have and healthd has not"])[-1]
+    for _, _, where in rows:
+        assert all(resolves(name) for name in re.findall(r"`([^`]+)`", where))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_check_of_healthd_stands_beside_a_peers(name):
+    assert re.search(rf"`{name}[`/.]", PAGE)
+
+
+@pytest.mark.parametrize("name", ["gpu_ecc/nothing", "nothing", "ib_flap.nothing", "nothing.expected", "healthd no"])
+def test_a_name_that_does_not_exist_is_seen(name):
+    assert not resolves(name)

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 from fakes import BOOT, NOW
 from smi_capture import CAPTURES, host
+from trees import DATA, PCI, FakeSystem, captured, flat, pci_device, write
 
-from healthd.model import Finding, Severity
-from healthd.past import Past
+from healthd.convert import load
+from healthd.host import Host
+from healthd.model import Finding, Observation, Severity
+from healthd.mountinfo import is_local, parse_all
+from healthd.past import Past, Series, update
 from healthd.registry import built_in
+from healthd.system import FileSystem
 
 GPU_CHECKS = sorted(name for name, check in built_in().items() if check.uses == "nvml" and check.runs)
 
@@ -27,3 +32,84 @@ def test_a_healthy_machine_gives_nothing_above_info(capture: Path, check: str) -
     given = list(module.run(host(capture), module.Config(), Past({}, NOW, BOOT)))
     bad = [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
     assert [finding for finding in bad if finding.code not in TRUE] == []
+
+
+# --- files of /sys and /proc
+
+
+class HalfFull(FakeSystem):
+    """The disks and file servers of a capture are not here: each is half full."""
+
+    def statvfs(self, path: str) -> FileSystem:
+        return FileSystem(1000, 500, 1000, 500)
+
+
+def above_info(root: Path, check: str, settings: dict[str, object] | None = None) -> list[Finding]:
+    """What a check finds on the files below `root` in three looks at them."""
+    module = built_in()[check].module
+    config = load(built_in()[check].config, settings or {}, check)
+    store: dict[str, Series] = {}
+    found = []
+    for now in (NOW, NOW + 60, NOW + 3600):
+        node = Host(str(root), system=HalfFull(str(root)))
+        given = list(module.run(node, config, Past(store, now, BOOT)))
+        store = update(store, [item for item in given if isinstance(item, Observation)], now, BOOT)
+        found += [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO]
+    return found
+
+
+@pytest.mark.parametrize("check", ["ib_link", "ib_flap", "ib_errors"])
+@pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("infiniband_*.tsv")))
+def test_the_ports_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str, check: str) -> None:
+    files = {path: f"{text}\n" for path, text in flat(capture).items()}
+    if capture == "infiniband_procfs.tsv":  # no kernel has that: it is a slip of that file
+        assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/state") == "4: ACTIVE\n"
+        assert files.pop("/sys/class/infiniband/mlx5_0/ports/1/phys_state") == "4: ACTIVE\n"
+    active = [path.split("/") for path, text in files.items() if path.endswith("/state") and text == "4: ACTIVE\n"]
+    ports = [f"{device}/{number}" for *_, device, _, number, _ in active]
+    assert ports
+    write(tmp_path, {**files, "/proc/uptime": "864000.00 1.00\n"})
+    rated = any(path.endswith("/rate") for path in files)
+    expected = {"expected_gbps": dict.fromkeys(ports, 0.0)} if rated else {}
+    assert above_info(tmp_path, check, expected if check == "ib_link" else {"ports": ports}) == []
+
+
+@pytest.mark.parametrize("kind", ["correctable", "nonfatal", "fatal"])
+def test_the_pcie_errors_of_real_machines_give_nothing_above_info(tmp_path: Path, kind: str) -> None:
+    pci_device(tmp_path, "0000:1b:00.0", "0x030200", "0000:00:01.1")
+    write(tmp_path, {f"{PCI}/0000:1b:00.0/aer_dev_{kind}": captured(f"aer_dev_{kind}_procfs.txt")})
+    if kind == "correctable":
+        write(tmp_path, {f"{PCI}/0000:00:01.1/aer_dev_{kind}": captured(f"aer_dev_{kind}_4.19.txt")})
+    assert above_info(tmp_path, "pcie_aer") == []
+
+
+def edac(capture: str) -> dict[str, str]:
+    """Of `grep . FILES`, or of each path with its text below it."""
+    lines = captured(capture).split()
+    pairs = [line.rsplit(":", 1) for line in lines] if ":" in lines[0] else zip(lines[::2], lines[1::2], strict=True)
+    return {path: f"{text}\n" for path, text in pairs}
+
+
+@pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("edac_*.txt")))
+def test_the_memory_of_real_machines_gives_nothing_above_info(tmp_path: Path, capture: str) -> None:
+    files = edac(capture)
+    controllers = {path.partition("/mc/")[2].partition("/")[0] for path in files}
+    always = [
+        f"/sys/devices/system/edac/mc/{mc}/{name}" for mc in controllers for name in ("ue_count", "ce_noinfo_count")
+    ]
+    write(tmp_path, {**dict.fromkeys(always, "0\n"), **files})
+    assert above_info(tmp_path, "memory_edac") == []
+
+
+@pytest.mark.parametrize("capture", sorted(path.name for path in DATA.glob("mountinfo_*.txt")))
+def test_the_mounts_of_real_machines_give_nothing_above_info(tmp_path: Path, capture: str) -> None:
+    lines = captured(capture).splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("1 1 0:5 /  /root"))  # a blank that no kernel writes
+    mounts, garbled = parse_all(text)
+    assert (bool(mounts), garbled) == (True, "")
+    write(tmp_path, {"/proc/self/mountinfo": text})
+    for check in ("disk_space", "block_device"):
+        assert above_info(tmp_path, check, {"paths": [m.point for m in mounts]} if check == "disk_space" else {}) == []
+    for mount in {mount.point: mount for mount in mounts if not is_local(mounts, mount.point)}.values():
+        settings = {"name": mount.point, "fstype": mount.fstype, "read_only": "ro" in mount.options}
+        assert above_info(tmp_path, "mount", settings) == []

@@ -7,7 +7,10 @@ beyond the limit, which does drain: else a check that sees nothing would pass he
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -581,3 +584,24 @@ def test_the_driver_is_loaded_again_and_counts_from_zero(machine, node):
     machine.all_gpus("pcie_replays = 0")
     node.looks(machine.now(), 12)
     assert (node.seen, node.drained) == ({"gpu_nvlink/crc"}, False)
+
+
+# --- the machine that runs the tests
+
+
+TRUE_OF_TEST_MACHINES = {
+    "clock/unsynchronised": "nobody sets up a time service in a container",
+    "cpu/governor": "laptops save power",
+    "disk_space/": "its disk may really be full",
+    "gpu_persistence/": "a workstation has no nvidia-persistenced",
+}
+
+
+def test_without_expectations_this_machine_gives_nothing_above_info(tmp_path):
+    (tmp_path / "healthd.toml").write_text("")
+    command = ["check", "--json", "--config", str(tmp_path / "healthd.toml"), "--profile", "none", "--baseline", ""]
+    done = subprocess.run([sys.executable, "-m", "healthd", *command], capture_output=True, text=True, check=False)
+    results = json.loads(done.stdout)["results"]
+    assert [result for result in results if result["outcome"] != "completed"] == []
+    found = [f for result in results for f in result["findings"] if f["severity"] != "info"]
+    assert [f for f in found if not f["code"].startswith(tuple(TRUE_OF_TEST_MACHINES))] == []

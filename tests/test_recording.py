@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,13 @@ from typing import Any
 
 import pynvml
 import pytest
+import stub_nvml
 from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import Done, run, settings
 
-from healthd import nvml_recording, recording, registry, replay
+from healthd import nvml_recording, once, recording, registry, replay
+from healthd.config import settle
 from healthd.fake_nvml import library
 from healthd.host import Host
 from healthd.kernel_log import RawLine
@@ -31,7 +34,9 @@ from healthd.nvml import Nvml, NvmlError
 from healthd.nvml_recording import RecordedLibrary, ReplayedLibrary
 from healthd.program import Ran
 from healthd.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
+from healthd.runner import Runner
 from healthd.system import FileStat, FileSystem, KernelClock
+from healthd.worker import Setup
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_name("data") / "recordings"
@@ -737,6 +742,50 @@ def test_a_check_of_a_site_that_is_not_here_is_unknown_with_a_sentence(tree_of_n
     assert done.status == 3
     assert 'fan failed: cannot be replayed: this healthd has no check "fan"' in done.out
     assert "gpu_count  completed" in done.out
+
+
+XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+def look_with(setup: Setup, *arguments: Any) -> once.Look:
+    runner = Runner(setup, "", time.monotonic)
+    try:
+        return once.look(*arguments[:2], runner, *arguments[2:])
+    finally:
+        runner.close(1.0)
+
+
+def test_the_document_of_a_replay_is_that_of_the_round_to_the_last_digit(node, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    scenario, notes, file = tmp_path / "lost.toml", tmp_path / "notes", str(tmp_path / "a.rec")
+    scenario.write_text(FAULTS["lost"])
+    notes.mkdir()
+    checks = registry.built_in()
+    table = {"root": str(node), "nvml": {"fake": str(scenario)}, "checks": {"mount": {"/data": {}, "/none": {}}}}
+    loaded = settle(table, "file", {}, checks)
+    lines = [RawLine(1000.0, XID, True), RawLine(2000.5, XID, False)]
+    setup = Setup(str(node), str(scenario), record=str(notes))
+    then = look_with(setup, loaded, checks, lambda: lines)
+    recording.write(file, replay.record(loaded, then, recording.read_notes(str(notes))))
+
+    whole = recording.read(file)
+    of_then, lost = replay.settings_of(whole, checks)
+    again = look_with(Setup(replay=file), of_then, checks, replay.kernel_log_of(whole), whole, lost)
+    assert once.look_json(again) == once.look_json(then)
+    assert {"gpu_xid", "gpu_access", "mount"} <= {c.check for c in again.verdict.conditions}
+
+
+def test_the_real_binding_is_recorded_and_its_recording_needs_no_driver(tmp_path):
+    """pynvml itself, on a libnvidia-ml.so.1 that fails for one GPU."""
+    file, names = str(tmp_path / "a.rec"), ("gpu_access", "gpu_count", "gpu_ecc", "gpu_nvlink", "gpu_row_remap")
+    env = stub_nvml.environment(tmp_path, STUB_ERRORS="*@1=15")
+    argv = [sys.executable, "-m", "healthd", "record", file, *names]
+    then = subprocess.run(argv, env={**env, "COLUMNS": "100"}, capture_output=True, text=True, timeout=60)
+    assert then.returncode == 0, then
+    again = run("check", "--replay", file)
+    assert again.out.rstrip() == then.stdout.partition("\nRecorded\n")[0].rstrip()
+    assert "gpu_access/lost 0000:43:00.0" in again.out
+    assert recording.read(file).fake_nvml is False
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from healthd.terminal import Stop
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded
+    from healthd.config import Below, Loaded
     from healthd.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
@@ -111,15 +111,18 @@ def duration(text: str) -> float | None:
 # --- what they make
 
 
-def load_settings(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]]:
-    """The effective settings and the checks there are. Raises ConfigError, one sentence."""
+def load_settings(args: argparse.Namespace, below: Below | None = None) -> tuple[Loaded, dict[str, Check]]:
+    """The effective settings and the checks there are. `below`: other layers than the usual ones under the file.
+
+    Raises ConfigError, one sentence.
+    """
     from healthd import config, layers, registry
 
     given = getattr(args, "config", None)
     file = given or DEFAULT_FILE
     table = config.read_file(file, required=given is not None)
     checks = registry.find(config.checks_dir(table))
-    loaded = config.settle(table, file, overrides(args), checks, layers.below)
+    loaded = config.settle(table, file, overrides(args), checks, below or layers.below)
     config.require_what_is_named(loaded)
     return loaded, checks
 

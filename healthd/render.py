@@ -334,6 +334,14 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) -> str:
+    """healthd baseline --diff: (setting, what was, what is, whether that is not known)."""
+    if not changes:
+        return f"{plain(path)}: nothing has changed\n"
+    rows = [(setting, was or "-", now or "-") for setting, was, now, _unknown in changes]
+    return _text([f"{plain(path)}: changed", "", *page.table(("setting", "was", "is"), rows), ""])
+
+
 def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
     """healthd list: (check, instance, every, timeout, what it looks at)."""
     return _text(page.table(("check", "every", "timeout", "looks at"), list(rows)))

@@ -161,7 +161,7 @@ class Worker:
         """Built-in ones do not depend on what the site's directory holds, or on what somebody put there just now."""
         if name not in self.checks:
             built_in = registry.built_in()
-            self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir)
+            self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
         return self.checks[name]
 
     def do_close_nvml(self, _request: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ ONLY = {
     "cli": {"__main__"},
     "daemon": {"cli"},
     "worker": {"cli", "daemon", "runner"},
-    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "nvml_recording", "worker"},
+    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "nvml_recording", "present", "worker"},
     "fake_nvml": {"cli", "nvml_recording", "worker"},
     "fake_scenario": {"cli", "fake_nvml"},
     "service": {"cli", "daemon"},

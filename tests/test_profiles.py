@@ -232,6 +232,18 @@ def test_what_a_person_or_a_baseline_wrote_drains(tmp_path, written):
     assert (story.codes, story.drained) == (["gpu_count/fewer_than_expected"], True)
 
 
+def test_a_reload_that_makes_a_guess_certain_or_takes_that_back_is_followed(tmp_path):
+    text = "[checks.gpu_count]\nexpected = 8"
+    guessed, written = laid(("profile dgx-h100", text, True)), laid(("baseline", text, False))
+    host = seven_gpus(tmp_path)
+    story = Story(gpu_count, guessed.checks["gpu_count", ""]).looks(host, 3)
+    story.config = written.checks["gpu_count", ""]
+    assert story.look(host).drained
+    story.config = guessed.checks["gpu_count", ""]
+    assert not story.look(host).drained
+    assert story.codes == ["gpu_count/fewer_than_expected"]
+
+
 def test_a_port_that_a_profile_guessed_never_gets_critical(tmp_path):
     text = '[checks.ib_link.expected_gbps]\n"mlx5_0/1" = 400'
     guessed, written = laid(("profile dgx-h100", text, True)), laid(("baseline", text, False))

@@ -63,6 +63,8 @@ ERRAND_SECONDS = 20.0
 JOURNAL_LINES = 10_000
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
 CLOCK_STEP_SECONDS = 2.0
+QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
+BURST_SECONDS = 0.02
 FOREVER = float("inf")
 
 INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
@@ -117,7 +119,7 @@ class Daemon:
         self.memory = Memory(settings.runtime_dir, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
         self.memory.keep_only(self.loaded.checks)
-        self.memory.set_conditions(verdict.reconfigured(self.memory.ledger.by_key(), self.loaded.checks))
+        self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, self.loaded.checks))
         self.rounds = Rounds(
             self.runner,
             settings.node_name,
@@ -265,7 +267,7 @@ class Daemon:
             if found:
                 memory.set_conditions(
                     verdict.absorb_events(
-                        memory.ledger.by_key(),
+                        memory.conditions,
                         name,
                         [verdict.as_configured(finding, config) for finding in found],
                         {event.sequence: event for event in kept},
@@ -340,6 +342,13 @@ class Daemon:
         }
 
     def look(self) -> None:
+        """Most checks answer within a millisecond: the rest of the loop does not run between all of them."""
+        until = self.monotonic() + BURST_SECONDS
+        self.take_replies()
+        while self.monotonic() < until and self.runner.busy and self.runner.answers_within(QUICK_SECONDS):
+            self.take_replies()
+
+    def take_replies(self) -> None:
         for reply in self.rounds.step():
             op = reply.request.table["op"]
             if op == "run":
@@ -381,15 +390,14 @@ class Daemon:
         self.results[name] = result
         self.outcomes[name[0], name[1], outcome.value] += 1
         memory.set_conditions(
-            verdict.absorb_result(
-                memory.ledger.by_key(), result, config.clear_after, self.boot_id, memory.ledger.cleared
-            )
+            verdict.absorb_result(memory.conditions, result, config.clear_after, self.boot_id, memory.ledger.cleared)
         )
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
             if "past" in reply.table:
                 memory.set_past(label(name), reply.table["past"])
-            memory.set_conditions(verdict.after_repairs(memory.ledger.by_key(), result.repairs, self.now()))
-        again_at = verdict.next_look(memory.ledger.by_key()).get(name)
+            if result.repairs:
+                memory.set_conditions(verdict.after_repairs(memory.conditions, result.repairs, self.now()))
+        again_at = verdict.next_look(memory.conditions).get(name)
         if again_at is not None and again_at > self.now():
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
 
@@ -492,7 +500,7 @@ class Daemon:
 
     def slurm_was_looked_at(self, report: ReconcileReport) -> None:
         """What Slurm says of people's hands on the node, kept in one save; and when to look again."""
-        known, now = self.memory.ledger.by_key(), self.now()
+        known, now = self.memory.conditions, self.now()
         if report.acknowledged:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
             self.memory.set_conditions(verdict.resumed_by_operator(known, report.acknowledged_before, now))
@@ -684,7 +692,7 @@ class Daemon:
         self.known_jobs.clear()
         self.memory.change_mode(self.settings.mode)
         self.memory.keep_only(loaded.checks)
-        self.memory.set_conditions(verdict.reconfigured(self.memory.ledger.by_key(), loaded.checks))
+        self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, loaded.checks))
         self.rounds.forget(loaded.checks)
         self.results = {name: result for name, result in self.results.items() if name in loaded.checks}
         log.info("settings read again: mode %s, %d checks", self.settings.mode.value, len(loaded.checks))

@@ -30,12 +30,21 @@ class Memory:
         self._now = now
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
+        self._conditions_of: tuple[Condition, ...] = ()
+        self._conditions: dict[tuple[str, str], Condition] = {}
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
         self._saved: Ledger | None = None  # what stands in the file
         self.save_failed = False
         self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
+
+    @property
+    def conditions(self) -> dict[tuple[str, str], Condition]:
+        """What stands, by (code, subject). Not to be changed in place."""
+        if self._conditions_of is not self.ledger.conditions:
+            self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
+        return self._conditions
 
     # --- recall
 
@@ -117,7 +126,7 @@ class Memory:
 
     def set_conditions(self, conditions: dict[tuple[str, str], Condition]) -> None:
         """Take these conditions, and say in the log what opened, rose or cleared."""
-        before = self.ledger.by_key()
+        before = self.conditions
         if conditions == before:
             return
         self._replace(ledgers.with_conditions(self.ledger, conditions, self._now()))
@@ -161,7 +170,7 @@ class Memory:
             key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
             if (c.check, c.instance) in names
             else c
-            for key, c in self.ledger.by_key().items()
+            for key, c in self.conditions.items()
         }
         self.set_conditions(conditions)
 

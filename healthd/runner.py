@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -134,6 +135,14 @@ class Runner:
         """Of the worker, and of the lost ones that still live."""
         worker = () if self._worker is None else (self._worker.process.pid,)
         return (*worker, *(lost.identity.pid for lost in self._lost))
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the worker says something in that time."""
+        if self._worker is None:
+            return False
+        ready = select.poll()
+        ready.register(self._worker.stream, select.POLLIN)
+        return bool(ready.poll(seconds * 1000))
 
     # --- requests
 
@@ -367,7 +376,8 @@ class Runner:
             if self._workers_fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._workers_fd = os.open(self._workers_file, flags, 0o600)
-            os.pwrite(self._workers_fd, json.dumps(dump(workers)).encode().ljust(WORKERS_BYTES), 0)
+            table = [{"pid": one.pid, "start": one.start, "resource": one.resource} for one in workers]
+            os.pwrite(self._workers_fd, json.dumps(table).encode().ljust(WORKERS_BYTES), 0)
             self._written = workers
 
     def _adopt_lost(self) -> None:

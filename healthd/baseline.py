@@ -233,7 +233,7 @@ def _items(check: str, setting: str, value: Any) -> Iterator[tuple[Place, Any]]:
 
 def _same(place: Place, before: Any, now: Any) -> bool:
     if place[2].endswith("_bytes"):
-        return abs(before - now) <= NEAR * before
+        return bool(abs(before - now) <= NEAR * before)
     return bool(before == now)
 
 

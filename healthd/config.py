@@ -39,7 +39,8 @@ class CheckConfig:
     clear_after       completed runs in a row without the finding that end a condition which clears by PASS
     enforce           false caps everything the check finds at WARNING
     severity          another severity for one code: {"gpu_ecc/disabled": "info"}
-    guessed           the settings that a profile of the machine's type gave, not a person; set when settings are read
+    guessed           the settings that a profile of the machine's type gave, not a person ("name": there is such an
+                      instance at all); set when settings are read
     """
 
     name: str = ""
@@ -241,7 +242,7 @@ def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str
             for key, value in table.items():
                 if known[name].per and key not in own:
                     merged[key] = {**merged.get(key, {}), **value}
-                    layer_of.update({place_of(name, key, setting): layer for setting in value})
+                    layer_of.update({place_of(name, key, setting): layer for setting in ("name", *value)})
                 else:
                     merged[key] = value
                     layer_of[place_of(name, "", key)] = layer

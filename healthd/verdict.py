@@ -40,7 +40,7 @@ def as_configured(finding: Finding, config: CheckConfig) -> Finding:
     does an expectation that nobody wrote down."""
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
-    if not config.enforce or finding.expects in config.guessed:
+    if not config.enforce or finding.expects in config.guessed or "name" in config.guessed:
         severity = min(severity, Severity.WARNING)
         worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
     return replace(finding, severity=severity, worsens=worsens)

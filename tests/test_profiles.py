@@ -15,7 +15,7 @@ from story import Story
 from trees import pci_device, write
 
 from healthd import flags, layers, render
-from healthd.checks import gpu_count, ib_link
+from healthd.checks import gpu_count, ib_link, mount
 from healthd.cli import main
 from healthd.config import ConfigError, Layer, Loaded, Settings, effective, settle
 from healthd.layers import Match, below
@@ -200,7 +200,7 @@ def test_only_what_a_profile_said_last_is_guessed():
 
 def test_a_guess_in_a_named_table_and_beside_it():
     guess = ("profile x", '[checks.mount]\nread_only = true\n[checks.mount."/data"]\nfstype = "nfs"', True)
-    assert set(laid(guess).checks["mount", "/data"].guessed) == {"fstype", "read_only"}
+    assert set(laid(guess).checks["mount", "/data"].guessed) == {"name", "fstype", "read_only"}
     top = '[checks.mount."/data"]\nread_only = false'
     assert laid(guess, top=top).checks["mount", "/data"].guessed == ("fstype",)
 
@@ -242,6 +242,15 @@ def test_a_reload_that_makes_a_guess_certain_or_takes_that_back_is_followed(tmp_
     story.config = guessed.checks["gpu_count", ""]
     assert not story.look(host).drained
     assert story.codes == ["gpu_count/fewer_than_expected"]
+
+
+def test_a_mount_that_a_profile_guessed_never_drains(tmp_path):
+    text = '[checks.mount."/data"]'
+    nothing = write(tmp_path, {"/proc/self/mountinfo": "21 0 8:1 / / rw - ext4 /dev/sda1 rw\n"})
+    story = Story(mount, laid(("profile x", text, True)).checks["mount", "/data"]).looks(nothing, 6)
+    assert (story.codes, story.drained) == (["mount/missing"], False)
+    story = Story(mount, laid(("profile x", text, True), ("b", text, False)).checks["mount", "/data"])
+    assert story.looks(nothing, 3).drained
 
 
 def test_a_port_that_a_profile_guessed_never_gets_critical(tmp_path):

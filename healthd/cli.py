@@ -35,7 +35,7 @@ usage: healthd COMMAND [...]        healthd COMMAND --help says more
 
 look
   check [NAME ...]            run the checks once, now, without the daemon
-  record FILE                 the same, and keep all that they read: for a colleague, or a bug report
+  record FILE                 the same, and keep what they read, for a colleague or a bug report
   status                      what the running daemon believes, and what it wants of Slurm
   explain CODE                what a code means, why it matters, and what to do
   list                        the checks: what they look at, how often
@@ -55,7 +55,7 @@ examples
   healthd check                                     # a table; exit status 0 healthy, 1 warning,
   healthd check --json | jq .health                 #   2 degraded or critical, 3 unknown
   healthd check --fake-nvml dgx-h100                # without a GPU: a fake DGX H100
-  healthd check --replay gpu-042.rec                # what another node was like when it was recorded
+  healthd check --replay gpu-042.rec                # what another node was like when recorded
   healthd explain gpu_xid/79
   healthd repaired gpu_xid/79 0000:1b:00.0
   healthd run --mode observe --runtime-dir /tmp/h --state-dir /tmp/h/state

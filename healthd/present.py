@@ -202,9 +202,9 @@ def _memory(host: Host, config: Mapping[str, Any]) -> Found:
 def _cpus(host: Host, config: Mapping[str, Any]) -> Found:
     from healthd.checks.cpu import CPUS, parse
 
-    online = len(parse(host.read(f"{CPUS}/online") or "", f"{CPUS}/online"))
-    present = len(parse(host.read(f"{CPUS}/present") or "", f"{CPUS}/present"))
-    yield Entry("cpu", "expected", online, note="online" if online == present else f"online of {present}")
+    online = parse(host.read(f"{CPUS}/online") or "", f"{CPUS}/online")
+    offline = _text(host, f"{CPUS}/offline")
+    yield Entry("cpu", "expected", len(online), note=f"online; offline: {offline}" if offline else "online")
 
 
 def _disks(host: Host, config: Mapping[str, Any]) -> Found:

@@ -99,7 +99,7 @@ def node(root: Path, scenario: str = "", states: Mapping[str, str] | None = None
             {
                 "/proc/meminfo": "MemTotal:       2113447480 kB\nMemFree: 1 kB\n",
                 "/sys/devices/system/cpu/online": "0-223\n",
-                "/sys/devices/system/cpu/present": "0-223\n",
+                "/sys/devices/system/cpu/offline": "\n",
                 "/proc/self/mountinfo": MOUNTS,
                 **disk(
                     "/sys/class/nvme/nvme0", serial="S64GNE0R700123", state="live", model="SAMSUNG MZQL23T8HCLS-00A07"
@@ -211,7 +211,7 @@ def test_nothing_of_a_node_is_nothing_in_the_file(tmp_path):
     write(
         tmp_path, {"/proc/self/mountinfo": "1 1 0:5 / / rw - overlay overlay rw\n", "/proc/meminfo": "MemTotal: 9 kB"}
     )
-    write(tmp_path, {"/sys/devices/system/cpu/online": "0", "/sys/devices/system/cpu/present": "0"})
+    write(tmp_path, {"/sys/devices/system/cpu/online": "0"})
     found = seen(Host(str(tmp_path)))
     assert tables_of(found) == {"memory_size": {"expected_bytes": 9216}, "cpu": {"expected": 1}}
     assert found.left_out == ()

@@ -15,9 +15,10 @@ from story import Story
 from trees import pci_device, write
 
 from healthd import flags, layers, render
-from healthd.checks import gpu_count, ib_link, mount
+from healthd.checks import gpu_count, ib_link, mount, services
 from healthd.cli import main
 from healthd.config import ConfigError, Layer, Loaded, Settings, effective, settle
+from healthd.host import Host
 from healthd.layers import Match, below
 from healthd.registry import built_in
 
@@ -242,6 +243,15 @@ def test_a_reload_that_makes_a_guess_certain_or_takes_that_back_is_followed(tmp_
     story.config = guessed.checks["gpu_count", ""]
     assert not story.look(host).drained
     assert story.codes == ["gpu_count/fewer_than_expected"]
+
+
+def test_where_there_is_no_systemd_a_guess_about_its_units_is_no_unknown(tmp_path):
+    guess = ("profile x", '[checks.services]\nrequired = ["slurmd"]', True)
+    config = laid(guess).checks["services", ""]
+    assert Story(services, config).look(Host(str(tmp_path))).codes == []
+    written = laid(guess, top='[checks.services]\nwanted = ["munge"]').checks["services", ""]
+    with pytest.raises(RuntimeError, match="there is no systemctl"):
+        Story(services, written).look(Host(str(tmp_path)))
 
 
 def test_a_mount_that_a_profile_guessed_never_drains(tmp_path):

@@ -19,6 +19,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -209,9 +210,13 @@ class Recorder:
 
     def _write(self, item: Any) -> None:
         line = json.dumps(item, separators=(",", ":")).encode() + b"\n"
-        if len(line) <= self._room:  # else the replay has no answer there
-            self._room -= len(line)
+        if len(line) > self._room:
+            return  # the replay has no answer there
+        self._room -= len(line)
+        try:
             os.write(self._file, line)
+        except OSError as error:  # not as one: it would be taken for the answer
+            raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
 
 
 class RecordedSystem:
@@ -275,7 +280,8 @@ def _lines(path: str) -> Iterator[Any]:
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):  # a worker that hung may still be writing
-                yield json.loads(line)
+                with suppress(ValueError):  # cut off where the disk was full
+                    yield json.loads(line)
 
 
 # --- replaying, in the worker

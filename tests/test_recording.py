@@ -20,6 +20,7 @@ from typing import Any
 import pynvml
 import pytest
 import stub_nvml
+from contract_nvml import assert_contract
 from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import Done, run, settings
@@ -326,6 +327,12 @@ def test_every_call_of_every_machine_is_answered_again(taped, profile):
     assert len(then) > 100
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_recording_keeps_the_contract_of_every_nvml(taped, profile):
+    player = taped(lambda recorder: assert_contract(nvml_recording.open_recorded(recorder, profile)))
+    assert_contract(nvml_recording.open_replayed(player))
+
+
 SCENARIOS = {
     "lost": "gpu.3.lost = true",
     "requires a reset": "gpu.2.requires_reset = true",
@@ -469,6 +476,19 @@ def test_what_does_not_fit_is_left_out_and_what_does_is_kept(tmp_path, monkeypat
     recorder.ask("large", lambda: b"x" * 3000)
     recorder.ask("small", lambda: b"y")
     assert recording.read_notes(str(tmp_path))["a", ""].asked == {"small": [{"bytes": "y"}]}
+
+
+def test_a_full_disk_is_no_answer_of_the_node(tmp_path):
+    recorder = Recorder(str(tmp_path))
+    recorder.begin("a", "")
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, recorder._file)
+    os.close(full)
+    with pytest.raises(RuntimeError, match="what is asked cannot be noted: No space left on device"):
+        recorder.ask("read /x", lambda: b"1")
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes() + b'["read /x", {"byt\n["q",1]\n')
+    assert recording.read_notes(str(tmp_path))["a", ""].asked == {"q": [1]}
 
 
 def test_an_answer_of_a_kind_that_cannot_be_kept_is_unknown_at_the_replay(taped):

@@ -8,160 +8,22 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from machine import EXPECTED, GPUS, NICS, REQUIRED, ROOT, TMP, WANTED, Machine
 from story import Node, Story
-from trees import PCI, FakeSystem, aer, gpus, pci_device, write
 
 from healthd.convert import load
-from healthd.fake_nvml import fake_pci_gpus, open_fake
-from healthd.host import Host
 from healthd.kernel_log import RawLine, event_of
 from healthd.model import Gpu, Inventory
-from healthd.program import Ran
 from healthd.registry import built_in
-from healthd.system import FileSystem, KernelClock
+from healthd.system import KernelClock
 
-GPUS = fake_pci_gpus("dgx-h100")
-NICS = ("0000:18:00.0", "0000:29:00.0")
-DISK = "0000:06:00.0"
 INVENTORY = Inventory(tuple(Gpu(pci, index) for index, pci in enumerate(GPUS)))
-PORT = "/sys/class/infiniband/mlx5_{}/ports/1/{}"
-NVME = "/sys/class/nvme/nvme0"
-EDAC = "/sys/devices/system/edac/mc/mc0"
-REQUIRED, WANTED = ("slurmd", "munge"), ("chronyd",)
-SHOW = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts", *REQUIRED, *WANTED)
-ROOT = "22 1 8:2 / / rw - ext4 /dev/sda2 rw"
-TMP = "23 22 8:3 / /tmp rw - ext4 /dev/sda3 rw"
-DATA = "24 22 0:40 / /data rw,relatime - nfs4 fs:/data rw,hard"
-KERNEL_COUNTERS = (
-    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
-    "excessive_buffer_overrun_errors",
-)
-EXPECTED = {
-    "gpu_count": {"expected": 8},
-    "gpu_nvlink": {"links": 18},
-    "gpu_mig": {"mode": "off"},
-    "gpu_software": {"driver_version": "580.105.08", "vbios": "96.00.99.00.01"},
-    "pcie_devices": {"expected": {**dict.fromkeys(NICS, "15b3:1021"), DISK: "144d:a80a"}},
-    "ib_link": {"expected_gbps": {"mlx5_0/1": 400.0, "mlx5_1/1": 400.0}},
-    "ib_flap": {"ports": ("mlx5_0/1", "mlx5_1/1")},
-    "ib_errors": {"ports": ("mlx5_0/1", "mlx5_1/1")},
-    "eth_link": {"expected_mbps": {"eth0": 100_000}},
-    "block_device": {"expected": ("S64GNE0R000001",)},
-    "memory_size": {"expected_bytes": 2 << 40},
-    "cpu": {"expected": 4},
-    "services": {"required": REQUIRED, "wanted": WANTED},
-    "mount": {"name": "/data", "fstype": "nfs"},
-    "disk_space": {"paths": ("/", "/tmp")},
-}
-
-
-class System(FakeSystem):
-    """Free space by mount point (half of it, where nothing is said), and what statvfs fails with."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(str(root))
-        self.free: dict[str, float] = {}
-        self.fails: dict[str, int] = {}
-
-    def statvfs(self, path: str) -> FileSystem:
-        if path in self.fails:
-            raise OSError(self.fails[path], os.strerror(self.fails[path]))
-        free = int(1e6 * self.free.get(path, 0.5))
-        return FileSystem(1_000_000, free, 1_000_000, 500_000)
-
-
-class Machine:
-    """The node as it is now: change its parts, then `now()` is a Host that sees them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root = folder / "root"
-        self.system = System(self.root)
-        self.scenario = folder / "gpus.toml"
-        self.up_seconds = 10 * 86400
-        self.units = dict.fromkeys((*REQUIRED, *WANTED), "active running")
-        self.clock = KernelClock(True, 0.0001, 0.01)
-        self.gpus()
-        gpus(self.root, GPUS)
-        for pci in NICS:
-            pci_device(self.root, pci, "0x020700", "0000:00:01.1", vendor="0x15b3", device="0x1021")
-        pci_device(self.root, DISK, "0x010802", "0000:00:02.1", vendor="0x144d", device="0xa80a")
-        for pci in (*GPUS, *NICS, DISK, "0000:00:01.1", "0000:00:02.1"):
-            self.aer(pci)
-            link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
-            self.write({f"{PCI}/{pci}/{which}_link_{n}": t for which in ("current", "max") for n, t in link.items()})
-        for port in (0, 1):
-            self.port(port)
-            self.count(port, **dict.fromkeys(KERNEL_COUNTERS, 0))
-        self.ethernet()
-        self.memory()
-        self.mounts()
-        cpu = "/sys/devices/system/cpu"
-        self.write(
-            {
-                f"{cpu}/online": "0-3\n",
-                **{f"{cpu}/cpufreq/policy{n}/scaling_governor": "performance\n" for n in range(4)},
-                "/proc/1/stat": f"1 (systemd) S {' '.join(['0'] * 48)}\n",
-                f"{NVME}/state": "live\n",
-                f"{NVME}/serial": "S64GNE0R000001\n",
-                "/sys/block/nvme0n1/wwid": "eui.1\n",
-                "/sys/module/nvidia/refcnt": "300\n",
-            }
-        )
-
-    def write(self, files: dict[str, str]) -> None:
-        write(self.root, files)
-
-    def now(self) -> Host:
-        self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
-        shown = [
-            f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
-            f"SubState={state.split()[1]}\nJob=\n"
-            for unit, state in self.units.items()
-        ]
-        self.system._programs = {SHOW: Ran(0, "\n".join(shown), "")}
-        self.system._clock = self.clock
-        return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
-
-    # its parts: called without arguments they are well
-
-    def gpus(self, text: str = "") -> None:
-        self.scenario.write_text(f'profile = "dgx-h100"\n{text}\n')
-
-    def all_gpus(self, text: str) -> None:
-        self.gpus("".join(f"[gpu.{index}]\n{text}\n" for index in range(len(GPUS))))
-
-    def aer(self, pci: str, **correctable: int) -> None:
-        counts = {"correctable": correctable, "nonfatal": {}, "fatal": {}}
-        self.write({f"{PCI}/{pci}/aer_dev_{kind}": aer(kind, **counts[kind]) for kind in counts})
-
-    def port(self, number: int, up: bool = True) -> None:
-        texts = ("4: ACTIVE", "5: LinkUp") if up else ("1: DOWN", "2: Polling")
-        self.write({PORT.format(number, "state"): f"{texts[0]}\n", PORT.format(number, "phys_state"): f"{texts[1]}\n"})
-        self.write({PORT.format(number, "rate"): "400 Gb/sec (4X NDR)\n"})
-
-    def count(self, number: int, **counters: int) -> None:
-        self.write({PORT.format(number, f"counters/{name}"): f"{value}\n" for name, value in counters.items()})
-
-    def ethernet(self, up: bool = True, changes: int = 2) -> None:
-        files = {"operstate": "up" if up else "down", "speed": "100000", "carrier_changes": str(changes)}
-        self.write({f"/sys/class/net/eth0/{name}": f"{text}\n" for name, text in files.items()})
-
-    def memory(self, gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> None:
-        counts = {"ue_count": uncorrected, "ue_noinfo_count": 0, "ce_count": corrected, "ce_noinfo_count": 0}
-        dimm = {"dimm_ce_count": str(corrected), "dimm_ue_count": str(uncorrected), "dimm_label": "A1"}
-        self.write({f"{EDAC}/{name}": f"{count}\n" for name, count in counts.items()})
-        self.write({f"{EDAC}/dimm0/{name}": f"{text}\n" for name, text in dimm.items()})
-        self.write({"/proc/meminfo": f"MemTotal:       {gib << 20} kB\n"})
-
-    def mounts(self, *lines: str) -> None:
-        self.write({"/proc/self/mountinfo": "\n".join(lines or (ROOT, TMP, DATA)) + "\n"})
 
 
 @pytest.fixture

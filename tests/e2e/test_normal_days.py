@@ -1,0 +1,172 @@
+"""What happens to every node now and then, with a real Slurm and the whole daemon: it drains none; what lasts does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, condition, xid
+from machine import Machine
+from slurm_cluster import SlurmCluster
+
+# As `healthd baseline` would write them; two rounds a second, so confirm times are as much shorter.
+CONFIG = """
+[checks.gpu_count]
+expected = 8
+[checks.gpu_nvlink]
+links = 18
+[checks.ib_link]
+expected_gbps = { "mlx5_0/1" = 400, "mlx5_1/1" = 400 }
+confirm_seconds = 2.0
+[checks.disk_space]  # of the machine that runs the tests
+enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def unused(cluster: SlurmCluster) -> Iterator[str]:
+    return iter(list(cluster.names))
+
+
+@pytest.fixture
+def node(unused: Iterator[str]) -> str:
+    """A node that no test has used yet."""
+    return next(unused)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """What the node is made of, well."""
+    machine = Machine(tmp_path)
+    machine.now()
+    return machine
+
+
+@pytest.fixture
+def daemon(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -> Iterator[Healthd]:
+    flags = ("--mode", "act", "--node-name", node, "--interval", "0.5", "--root", str(machine.root))
+    options: dict[str, Any] = {"config": CONFIG, "env": cluster.env, "fake_nvml": str(machine.scenario)}
+    with Healthd(*flags, directory=tmp_path, **options) as running:
+        status = running.until(lambda s: s["health"] == "healthy", "all is well")
+        assert status["conditions"] == []
+        yield running
+
+
+@pytest.fixture
+def job(cluster: SlurmCluster, node: str) -> str:
+    """Runs on the node, and would be requeued."""
+    job = cluster.sbatch("sleep 300", "-w", node)
+    cluster.wait_job(job, "RUNNING")
+    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
+    return job
+
+
+def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
+    last = daemon.status()["round"]["number"] + count
+    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+
+
+def assert_nothing_happened(cluster: SlurmCluster, node: str, job: str) -> None:
+    found = cluster.node(node)
+    assert (found.flags.isdisjoint({"DRAIN", "DOWN"}), found.reason) == (True, "")
+    state = cluster.job(job)
+    assert (state["JobState"], state["Restarts"]) == ("RUNNING", "0")
+
+
+def test_a_slurmd_that_is_restarted(cluster: SlurmCluster, node: str, daemon: Healthd, job: str) -> None:
+    cluster.stop_slurmd(node)
+    rounds(daemon, 2)
+    cluster.start_slurmd(node)
+    status = rounds(daemon, 2)
+    assert (status["health"], status["slurm"]["trouble"]) == ("healthy", "")
+    assert_nothing_happened(cluster, node, job)
+    # nor does a drain of ours end by it
+    daemon.kernel_line(xid(79))
+    cluster.wait_job(job, "PENDING")
+    drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+    cluster.stop_slurmd(node)
+    rounds(daemon, 2)
+    cluster.start_slurmd(node)
+    status = rounds(daemon, 3)
+    found = condition(status, "gpu_xid/79")
+    assert found is not None
+    assert (found["state"], status["slurm"]["owner"]) == ("open", "ours")
+    after = cluster.node(node)
+    assert (after.reason, after.reason_time) == (drained.reason, drained.reason_time)
+
+
+def test_a_storm_of_xid_13_of_a_job_array(cluster: SlurmCluster, node: str, daemon: Healthd, job: str) -> None:
+    text = "pid=4711, name=python3, Graphics SM Warp Exception on (GPC 4, TPC 0, SM 1): Out Of Range Address"
+    for _ in range(5):
+        daemon.kernel_line(*(f"NVRM: Xid (PCI:0000:{bus}:00): 13, {text}" for bus in ("1b", "43", "61") * 200))
+        status = rounds(daemon, 0)
+    daemon.until(lambda s: len([c for c in s["conditions"] if c["code"] == "gpu_xid/13"]) == 3, "they are told")
+    status = rounds(daemon, 2)
+    assert (status["health"], status["decision"]["action"]) == ("warning", "leave")
+    assert_nothing_happened(cluster, node, job)
+    # one line of another kind among them is not lost
+    lines = [f"NVRM: Xid (PCI:0000:1b:00): 13, {text}"] * 500
+    daemon.kernel_line(*lines, xid(79), *lines)
+    cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+    assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+
+
+def test_a_driver_upgrade_in_a_pause(
+    cluster: SlurmCluster, node: str, daemon: Healthd, machine: Machine, job: str
+) -> None:
+    assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
+    for scenario, code in (  # the library is new, the module is unloaded, it has no GPUs yet, their links train
+        ('library = "mismatch"', "gpu_access/driver_mismatch"),
+        ('library = "driver_not_loaded"', "gpu_access/driver_not_loaded"),
+        ("".join(f"[gpu.{n}]\ngone = true\n" for n in range(8)), "gpu_count/missing"),
+        ("[gpu.5]\npersistence = false\nnvlink_inactive = [0, 1, 2, 3]", "gpu_nvlink/inactive"),
+    ):
+        machine.gpus(scenario)
+        status = daemon.until(lambda s, code=code: condition(s, code) is not None, f"{code} is seen")
+        assert status["decision"]["action"] == "leave"
+    assert_nothing_happened(cluster, node, job)
+    machine.gpus()
+    rounds(daemon, 2)
+    assert "done" in daemon.ask(command="resume-checks")
+    status = rounds(daemon, 3)
+    assert (status["pause"], status["decision"]["action"]) == (None, "leave")
+    # what waits for a reboot is still told, and does not act
+    assert {c["code"] for c in status["conditions"] if c["severity"] != "info"} <= {"gpu_count/missing"}
+    assert_nothing_happened(cluster, node, job)
+    # the same, but one GPU does not come back
+    assert "done" in daemon.ask(command="repaired", code="gpu_count/missing")
+    assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
+    machine.gpus("[gpu.3]\ngone = true")
+    rounds(daemon, 2)
+    assert_nothing_happened(cluster, node, job)
+    assert "done" in daemon.ask(command="resume-checks")
+    cluster.wait_state(node, "DRAIN", reason="healthd: gpu_count/missing 0000:61:00.0: ")
+
+
+def test_an_infiniband_port_that_is_down_for_less_than_its_confirm_time(
+    cluster: SlurmCluster, node: str, daemon: Healthd, machine: Machine, job: str
+) -> None:
+    machine.port(0, up=False)
+    machine.count(0, link_downed=1)
+    status = daemon.until(lambda s: condition(s, "ib_link/down") is not None, "it is seen")
+    found = condition(status, "ib_link/down")
+    assert found is not None
+    assert found["state"] == "pending"
+    machine.port(0)
+    status = rounds(daemon, 3)
+    assert (status["health"], status["conditions"]) == ("healthy", [])
+    assert_nothing_happened(cluster, node, job)
+    machine.port(0, up=False)
+    cluster.wait_state(node, "DRAIN", reason="healthd: ib_link/down mlx5_0/1: ")
+    assert cluster.job(job)["Restarts"] == "0", "a job that lives through it goes on"
+    machine.port(0)
+    cluster.wait_state(node, without=("DRAIN",))

@@ -58,10 +58,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     if error > config.max_error_seconds:
         if clock.synchronised:
             yield _finding("uncertain", f"the clock may be wrong by {error:.1f} s: no time server answers", config)
-        elif _is_left_to_the_hypervisor(host):
-            message = "nothing on this virtual machine keeps its clock; the hypervisor may"
-            yield Finding(Severity.INFO, "clock/of_hypervisor", "", message)
-        else:
+        elif not _is_left_to_the_hypervisor(host):
             yield _finding("unsynchronised", "the clock is not synchronised", config)
     if offset > config.max_offset_seconds:
         yield _finding("offset", f"the clock is off by {offset:.3f} s", config)
@@ -101,12 +98,5 @@ EXPLAIN = {
         "The clock is known to be wrong, and is being corrected slowly or not at all.",
         "Logs of several nodes do not fit together, files seem to come from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets it at once.",
-    ),
-    "clock/of_hypervisor": Explain(
-        Severity.INFO,
-        Clears.PASS,
-        "This virtual machine has no program that keeps its clock.",
-        "None where the hypervisor keeps it. A machine that is frozen and thawed comes back with the old time.",
-        "Install chrony if the machine is more than a test.",
     ),
 }

@@ -70,8 +70,8 @@ EXPLAIN = {
         "MIG is on where the settings say off, or off where they say on.",
         "Slurm hands out GPUs or slices of them that are not there: jobs fail at their start, or get a slice of a GPU.",
         "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
-        "(or 1), then reset the GPU. Is the service that partitions the GPUs at boot running (nvidia-mig-manager)? If the "
-        "settings are wrong: [checks.gpu_mig].",
+        "(or 1), then reset the GPU. Is the service that partitions the GPUs at boot running (nvidia-mig-manager)? If "
+        "the settings are wrong: [checks.gpu_mig].",
     ),
     "gpu_mig/instances": Explain(
         Severity.DEGRADED,

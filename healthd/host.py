@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import re
+import string
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -68,7 +69,7 @@ class Host:
     def read(self, path: str) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
-            return self._system.read(path).decode("utf-8", "replace").strip()
+            return self._system.read(path).decode("utf-8", "replace").strip(string.whitespace)
         except OSError as error:
             if error.errno in GONE:
                 return None

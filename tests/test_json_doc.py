@@ -72,7 +72,7 @@ SNAPSHOT = Snapshot(
     pause=Pause(3.0, "upgrade", "root"),
     cleared=(dataclasses.replace(CONDITION, state=ConditionState.CLEARED),),
 )
-CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,)))
+CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,), (), "b", None))
 STATUS_DOCUMENT = status_json(SNAPSHOT)
 
 

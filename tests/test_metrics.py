@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from trees import plain_machine
 
 from healthd import registry
 from healthd.host import Host
@@ -92,7 +93,8 @@ def condition(subject: str, **changes: object) -> Condition:
 @pytest.fixture
 def healthy(tmp_path: Path) -> Snapshot:
     """All checks that a DGX H100 runs, by the checks themselves."""
-    host = scenarios(tmp_path)(profile="dgx-h100")
+    plain_machine(tmp_path / "tree")
+    host = scenarios(tmp_path)(profile="dgx-h100", root=str(tmp_path / "tree"))
     results = []
     for name, check in registry.built_in().items():
         if check.runs and not check.per:

@@ -70,6 +70,12 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
     return Host(str(root))
 
 
+def plain_machine(root: Path) -> Host:
+    """Linux with nothing in it that a check could judge: one process, one disk."""
+    mounts = "22 1 8:2 / / rw - ext4 /dev/sda2 rw\n"
+    return write(root, {"/proc/self/mountinfo": mounts, "/proc/1/stat": f"1 (init) S 0 {'0 ' * 48}\n"})
+
+
 def captured(name: str) -> str:
     """A file of tests/data without its first line, which names the source."""
     return (DATA / name).read_text("utf-8").partition("\n")[2]

@@ -22,6 +22,8 @@ from healthd_daemon import Healthd, condition
 from requirements import require_programs, require_root
 from systemd_container import SystemdContainer
 
+from healthd.registry import built_in
+
 STOP_SECONDS = 5.0
 LONG = 3600.0  # no round comes by itself during a test
 MARK = "HEALTHD_TEST_DIRECTORY"
@@ -35,7 +37,8 @@ command = ["/bin/true"]
 [checks.mount."/"]
 """ + "".join(
     f"[checks.{name}]\ntimeout_seconds = 1\n"  # after a hang they look again twice this later
-    for name in ("gpu_count", "gpu_ecc", "gpu_nvlink", "gpu_recovery_action", "gpu_row_remap")
+    for name, check in built_in().items()
+    if check.uses == "nvml" and name != "gpu_access"
 )
 
 

@@ -2,7 +2,8 @@
 
 Rules: NVSentinel's. Degraded where the link surely harms jobs: more than 120 symbol errors in an hour (the InfiniBand
 specification's bit error rate of 1e-12 gives so many), local link integrity or buffer overrun errors at all. Rates of
-the others warn. A port that is DOWN counts errors while it trains: judged only if the site lists it.
+the others warn. A port that is DOWN counts errors while it trains: judged only if the site lists it. So do all ports
+after a boot: on a DGX H100 that was well each had counted 14 receive errors and buffer overruns to the counter's end.
 Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at their end; perfquery -R sets them to 0.
 """
 
@@ -35,6 +36,7 @@ class Config(CheckConfig):
     symbols_per_second      more than this between two runs warn
     recoveries_per_minute   more link recoveries than this between two runs warn
     received_per_second     more packets received with errors than this between two runs warn
+    boot_seconds            nothing counts so long after a boot
     clean_seconds           these are forgotten after so long without new ones under load
     """
 
@@ -43,6 +45,7 @@ class Config(CheckConfig):
     symbols_per_second: float = 10.0
     recoveries_per_minute: float = 5.0
     received_per_second: float = 10.0
+    boot_seconds: float = 1800.0
     clean_seconds: float = 24 * 3600.0
 
 
@@ -62,6 +65,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         for counter, end in FULL.items():
             try:
                 reading = _read(host, name, counter, past)
+                grew = reading is not None and past.growth(reading, 0.0)
+                settled = infiniband.settled_seconds(host, config.boot_seconds) if grew else 0.0
             except (OSError, ValueError) as error:  # must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
@@ -70,7 +75,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield reading
             if reading.kind is ObservationKind.COUNTER:
                 full += [counter] if reading.value == end else []
-                found += _judge(counter, reading, config, past)
+                found += _judge(counter, reading, settled, config, past) if settled > 0 else []
         if full:
             message = f"port {name} counts no more of {', '.join(full)}: at the end of the counter"
             yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
@@ -102,13 +107,13 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
     return mark if counted is None else reading
 
 
-def _judge(counter: str, reading: Observation, config: Config, past: Past) -> Iterator[tuple[Severity, str, str]]:
-    """(severity, code, words). A counter that stopped in this run grew by at least what it shows."""
+def _judge(
+    counter: str, reading: Observation, settled: float, config: Config, past: Past
+) -> Iterator[tuple[Severity, str, str]]:
+    """(severity, code, words) of a counter that grew. One that stopped in this run grew by at least what it shows."""
     new = past.growth(reading, 0.0) or 0.0
-    hourly = past.growth(reading, 3600.0) or 0.0
+    hourly = past.growth(reading, min(3600.0, settled)) or 0.0
     rate = past.rate(reading) or 0.0
-    if not new:
-        return
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":

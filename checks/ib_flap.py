@@ -9,7 +9,6 @@ which stops at 255; and sysfs-class-net: carrier_down_count of the port's networ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +20,6 @@ from healthd.past import Past
 
 USES = ""
 
-UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
 FULL = 255
 
 
@@ -55,7 +53,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     there = infiniband.ports(host)
     ports = [name for name in there if not config.ports or name in config.ports]
     unreadable = [f"{name}: there is no such port" for name in config.ports if name not in there]
-    settled = _uptime(host) - config.boot_seconds if ports else 0.0  # growth that is older belongs to the boot
+    settled = infiniband.settled_seconds(host, config.boot_seconds) if ports else 0.0
     for name in ports:
         for code, look, limit, window in (
             ("link_downed", _link_downed, config.links_downed, config.links_downed_window_seconds),
@@ -86,13 +84,6 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 )
     if unreadable:
         raise ValueError("; ".join(unreadable))
-
-
-def _uptime(host: Host) -> float:
-    match = UPTIME.fullmatch(host.read("/proc/uptime") or "")
-    if match is None:
-        raise ValueError("/proc/uptime: says not how long the machine is up")
-    return float(match[1])
 
 
 def _link_downed(host: Host, name: str, past: Past) -> Observation | None:

@@ -16,6 +16,7 @@ NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers that l
 NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
 _PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
 _COUNT = re.compile(r"[0-9]{1,19}")
+_UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
 
 
 def ports(host: Host) -> list[str]:
@@ -53,3 +54,13 @@ def count(host: Host, file: str) -> int | None:
     if not _COUNT.fullmatch(text):
         raise ValueError(f"{file}: not a count: {text[:40]!r}")
     return int(text)
+
+
+def settled_seconds(host: Host, boot_seconds: float) -> float:
+    """For how long the links have been trained: since `boot_seconds` after the boot. What ports counted before that is
+    no fault. Raises OSError, ValueError.
+    """
+    match = _UPTIME.fullmatch(host.read("/proc/uptime") or "")
+    if match is None:
+        raise ValueError("/proc/uptime: says not how long the machine is up")
+    return float(match[1]) - boot_seconds

@@ -25,9 +25,10 @@ def file(counter):
     return f"{IB}/mlx5_0/ports/1/counters/{counter}"
 
 
-def make(root, state="4: ACTIVE", **counts):
+def make(root, state="4: ACTIVE", up_seconds=864000, **counts):
     """A node with one port; its counters are 0 but for `counts`."""
-    return write(root, {STATE: f"{state}\n", **{file(each): f"{counts.get(each, 0)}\n" for each in FULL}})
+    counters = {file(each): f"{counts.get(each, 0)}\n" for each in FULL}
+    return write(root, {STATE: f"{state}\n", "/proc/uptime": f"{up_seconds}.00 1.00\n", **counters})
 
 
 def healthy(tmp_path):
@@ -136,6 +137,27 @@ def test_errors_of_a_port_that_is_down_are_those_of_training_unless_the_site_lis
     assert after(*steps, state="1: DOWN") == []
     assert codes(after(*steps, state="1: DOWN", config=Config(ports=("mlx5_0/1",)))) == ["ib_errors/symbols"]
     assert codes(after(*steps, state="2: INIT")) == ["ib_errors/symbols"]
+
+
+def test_what_ports_count_within_half_an_hour_of_a_boot_is_no_fault(after):
+    noise = {"symbol_error": 300, "excessive_buffer_overrun_errors": 14, "local_link_integrity_errors": 1}
+    steps = [{"up_seconds": 60}, {"up_seconds": 360, **noise}, {"up_seconds": 1790, **noise, "symbol_error": 900}]
+    assert after(*steps, apart=600.0) == []
+    assert after(*steps, {"up_seconds": 2400, **noise, "symbol_error": 901}, apart=600.0) == []
+    assert codes(after({"up_seconds": 1500}, {"up_seconds": 1810, **noise})) == [
+        *("ib_errors/symbols", "ib_errors/link_integrity", "ib_errors/buffer_overrun")
+    ]
+    assert codes(after(*steps[:2], {"up_seconds": 700, **noise, "symbol_error": 999}, config=Config(boot_seconds=0)))
+
+
+def test_where_the_time_since_boot_is_not_known_a_counter_that_grew_is_unknown_and_hides_no_other(tmp_path):
+    host = make(tmp_path, symbol_error=500)
+    (tmp_path / "proc/uptime").write_text("N/A\n")
+    past = Past({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
+    given = []
+    with pytest.raises(ValueError, match="/proc/uptime"):
+        given.extend(ib_errors.run(host, Config(), past))
+    assert len(given) == 4
 
 
 def test_the_state_of_a_port_is_read_only_where_it_counts_errors(tmp_path):

@@ -111,7 +111,7 @@ class Machine:
         self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
         shown = [
             f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
-            f"SubState={state.split()[1]}\nJob=\n"
+            f"SubState={state.split()[1]}\nJob={''.join(state.split()[2:])}\n"
             for unit, state in self.units.items()
         ]
         self.system._programs = {SHOW: Ran(0, "\n".join(shown), "")}

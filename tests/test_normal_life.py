@@ -275,6 +275,38 @@ def test_the_noise_of_a_boot(machine, node):
     assert (node.seen, node.drained) == (set(), False)
 
 
+def test_what_is_not_there_yet_when_healthd_starts_after_a_boot(machine, node):
+    """slurmd waits for it, an NFS server and the fabric manager are late, chrony has no time yet."""
+    machine.up_seconds = 40
+    machine.units["slurmd"] = "inactive dead 4711"  # its start waits in systemd
+    machine.mounts(ROOT, TMP)
+    machine.all_gpus("fabric_state = 2")
+    machine.clock = KernelClock(False, 0.0, 16.0)
+    node.each(Story.reboot).look(machine.now())
+    machine.mounts()
+    node.look(machine.now(), minutes=0.4)
+    machine.units["slurmd"] = "active running"
+    node.looks(machine.now(), 2, minutes=2)
+    machine.gpus()
+    machine.clock = KernelClock(True, 0.0001, 0.01)
+    node.looks(machine.now(), 12)
+    assert (node.seen, node.drained) == (set(), False)
+
+
+@pytest.mark.parametrize("late", ["mount", "fabric"])
+def test_what_is_still_not_there_minutes_after_the_boot_drains_until_it_is(machine, node, late):
+    machine.up_seconds = 40
+    if late == "mount":
+        machine.mounts(ROOT, TMP)
+    else:
+        machine.all_gpus("fabric_state = 2")
+    node.each(Story.reboot).looks(machine.now(), 2, minutes=5.1)
+    assert node.drained
+    machine.mounts()
+    machine.gpus()
+    assert not node.looks(machine.now(), 2).drained
+
+
 def test_links_that_still_flap_half_an_hour_after_the_boot_drain(machine, node):
     machine.up_seconds = 3600
     node.each(Story.reboot).look(machine.now())
@@ -379,6 +411,17 @@ def test_a_gpu_that_is_not_well_after_its_reset_drains(machine, node, text, code
     node.each(lambda story: story.hold(""))
     assert node.drained
     assert code in node.codes
+
+
+@pytest.mark.parametrize("state", ["lost", "requires_reset", "gone", "unreachable"])
+def test_whatever_nvml_says_of_a_gpu_during_a_reset_in_a_pause(machine, node, state):
+    node.each(lambda story: story.pause(10))
+    machine.gpus(f"[gpu.3]\n{state} = true")
+    node.look(machine.now(), minutes=1)
+    machine.gpus()
+    node.looks(machine.now(), 6)
+    assert node.codes, "what waits for a reset or reboot is told until somebody says that it is repaired"
+    assert not node.drained
 
 
 def test_mig_is_set_up_anew(tmp_path, machine):

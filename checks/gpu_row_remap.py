@@ -2,7 +2,9 @@
 
 Rules: a remap that failed leaves a bad row in use (NVIDIA's debug guidelines, Meta's study); one that is pending takes
 effect at the next reset. 512 is the number of remaps after which NVIDIA replaces an A100 (OCI, gpud). While MIG
-instances exist the driver tells nothing, and nothing is judged.
+instances exist the driver tells nothing of rows, and nothing is judged. The driver's flag "unrepairable memory" (Hopper
+and later, driver 590) is a failure in DCGM's memory watch (DCGM_FR_FAULTY_MEMORY: isolate, then a field diagnostic).
+Degraded: no source says that it harms the jobs that run; what does has a Xid.
 """
 
 from __future__ import annotations
@@ -29,16 +31,17 @@ class Config(CheckConfig):
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     failed: list[NvmlError] = []
-    for gpu in host.gpus():
-        try:
-            yield from _look(gpu, config, past)
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
+    for look in (_rows, _memory):
+        for gpu in host.gpus():
+            try:
+                yield from look(gpu, config, past)
+            except NvmlError as error:  # the others are judged all the same
+                failed.append(error)
     if failed:
         raise failed[0]
 
 
-def _look(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
+def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     rows = gpu.remapped_rows()
     if rows is None:
         return
@@ -50,6 +53,18 @@ def _look(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observ
         # A pending remap is made by a reset and by nothing else.
         yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
     yield from _judge(gpu, rows, config)
+
+
+def _memory(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding]:
+    if gpu.unrepairable_memory():
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_row_remap/unrepairable",
+            gpu.pci,
+            "the driver says that some of its memory cannot be repaired",
+            clears=Clears.OPERATOR,
+            evidence="unrepairable memory flag 1",
+        )
 
 
 def _observations(gpu: NvmlGpu, rows: RemappedRows) -> Iterator[Observation]:
@@ -111,6 +126,14 @@ EXPLAIN = {
         "The memory is wearing out, and spare rows are running short.",
         "Open a case for replacement. To go on meanwhile: healthd repaired gpu_row_remap/too_many PCI; it counts again "
         "when another row is remapped.",
+    ),
+    "gpu_row_remap/unrepairable": Explain(
+        Severity.DEGRADED,
+        Clears.OPERATOR,
+        "The driver has found memory of this GPU that no spare can replace ('Unrepairable Memory' in nvidia-smi -q).",
+        "Jobs that get this memory may hit uncorrectable errors and die.",
+        "Run NVIDIA's field diagnostic and open a case for replacement with nvidia-bug-report.sh. After it, "
+        "or to go on meanwhile: healthd repaired gpu_row_remap/unrepairable PCI.",
     ),
     "gpu_row_remap/no_spare_rows": Explain(
         Severity.WARNING,

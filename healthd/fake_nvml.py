@@ -276,6 +276,9 @@ class FakeLibrary:
         gpu = self._ask("nvmlDeviceGetRowRemapperHistogram", device)
         return pynvml.c_nvmlRowRemapperHistogramValues(*_supported(None if gpu.mig else gpu.remap_histogram))
 
+    def nvmlDeviceGetUnrepairableMemoryFlag_v1(self, device: Handle) -> int:
+        return int(_supported(self._ask("nvmlDeviceGetUnrepairableMemoryFlag_v1", device).unrepairable_memory))
+
     def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]:
         gpu = self._ask("nvmlDeviceGetRetiredPages", device)
         return list(range(_supported((gpu.retired_single_bit, gpu.retired_double_bit)[sourceFilter])))

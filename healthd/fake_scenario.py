@@ -100,6 +100,7 @@ class Gpu:
                 but every question to it answers GpuIsLost; or ResetRequired
     ecc_*       counters; without ECC (`ecc = false`) they are not supported, as are the rows' with `mig`
     remap_histogram   banks with all, many, some, few, no spare rows
+    unrepairable_memory   the driver's flag (590 and later)
     retired_single_bit, retired_double_bit   pages, before Ampere
     fabric_health, fabric_summary   where these are not set the driver refuses the newer versions of the structure
     temperature_margin, temperature_slowdown_margin   degrees that are left, and at how many the hardware slows down
@@ -157,6 +158,7 @@ class Gpu:
     remap_pending: bool = False
     remap_failure: bool = False
     remap_histogram: tuple[int, int, int, int, int] | None = None
+    unrepairable_memory: bool | None = None
     retired_single_bit: int | None = None
     retired_double_bit: int | None = None
     retired_pending: bool = False

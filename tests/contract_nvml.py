@@ -39,6 +39,7 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert type(gpu.ecc_mode()) in (bool, type(None))
     assert type(gpu.mig_enabled()) in (bool, type(None))
     assert type(gpu.sram_threshold_exceeded()) in (bool, type(None))
+    assert type(gpu.unrepairable_memory()) in (bool, type(None))
     assert isinstance(gpu.vbios(), str | None)
     _assert_count(gpu.recovery_action())
     _assert_count(gpu.temperature())

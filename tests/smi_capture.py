@@ -117,6 +117,7 @@ def gpu(card: ElementTree.Element) -> Gpu:
         remap_pending=bool(flag(card, "remapped_rows/remapped_row_pending")),
         remap_failure=bool(flag(card, "remapped_rows/remapped_row_failure")),
         remap_histogram=None if None in histogram else histogram,  # type: ignore[arg-type]
+        unrepairable_memory=flag(card, "ecc_errors/unrepairable_memory"),
         retired_single_bit=number(card, "retired_pages/multiple_single_bit_retirement/retired_count"),
         retired_double_bit=number(card, "retired_pages/double_bit_retirement/retired_count"),
         retired_pending=bool(flag(card, "retired_pages/pending_retirement")),

@@ -350,6 +350,17 @@ int nvmlDeviceGetRemappedRows(void *device, unsigned int *corrected, unsigned in
     return SUCCESS;
 }
 
+typedef struct {
+    unsigned int version, unrepairable;
+} UnrepairableMemory;
+
+int nvmlDeviceGetUnrepairableMemoryFlag_v1(void *device, UnrepairableMemory *memory) {
+    ENTER_GPU(device);
+    if (memory->version != (sizeof *memory | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    memory->unrepairable = 1;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetRowRemapperHistogram(void *device, unsigned int *banks) {
     ENTER_GPU(device);
     for (unsigned int i = 0; i < 5; i++) banks[i] = 10 + i;

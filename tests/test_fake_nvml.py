@@ -166,6 +166,7 @@ def test_counters_of_a_scenario_are_read_back(scenario):
             remap_uncorrectable = 4
             remap_pending = true
             remap_failure = true
+            unrepairable_memory = true
             remap_histogram = [2558, 1, 0, 0, 1]
             recovery_action = 4
             nvlink_inactive = [3, 17]
@@ -184,6 +185,7 @@ def test_counters_of_a_scenario_are_read_back(scenario):
     assert histogram is not None
     assert (rows.uncorrectable, rows.pending, rows.failure) == (4, True, True)
     assert (histogram.max, histogram.none) == (2558, 1)
+    assert one.unrepairable_memory() is True
     assert one.recovery_action() == 4
     links = one.nvlinks()
     assert links is not None

@@ -24,7 +24,8 @@ def host(tmp_path):
 
 
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+    flags = "\n".join(f"gpu.{number}.unrepairable_memory = false" for number in range(8))
+    return scenarios(tmp_path)(flags), Config()
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
@@ -79,6 +80,30 @@ def test_a_bank_without_spare_rows_warns(host):
     assert (finding.code, finding.severity) == ("gpu_row_remap/no_spare_rows", Severity.WARNING)
 
 
+@pytest.mark.parametrize("mig", ["", "\nmig = true"])
+def test_memory_that_the_driver_calls_unrepairable_is_degraded_until_an_operator_knows_also_under_mig(host, mig):
+    (finding,) = findings(gpu_row_remap, host(f"[gpu.3]\nunrepairable_memory = true{mig}"))
+    assert (finding.code, finding.subject) == ("gpu_row_remap/unrepairable", PCI)
+    assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.OPERATOR)
+    assert finding.evidence == "unrepairable memory flag 1"
+
+
+def test_a_flag_that_is_not_set_or_that_the_driver_does_not_know_is_no_finding(host):
+    assert findings(gpu_row_remap, host("gpu.3.unrepairable_memory = false")) == []
+    older = 'missing_functions = ["nvmlDeviceGetUnrepairableMemoryFlag_v1"]\ngpu.3.unrepairable_memory = true'
+    assert findings(gpu_row_remap, host(older)) == []
+    refuses = '[gpu.3]\nerrors = { nvmlDeviceGetUnrepairableMemoryFlag_v1 = "ArgumentVersionMismatch" }'
+    assert findings(gpu_row_remap, host(refuses)) == []
+
+
+def test_a_flag_that_cannot_be_asked_hides_no_rows_and_rows_hide_no_flag(host):
+    text = '[gpu.3]\nremap_failure = true\nunrepairable_memory = true\nerrors = {{ {} = "Unknown" }}'
+    for call, left in (("UnrepairableMemoryFlag_v1", "failure"), ("RemappedRows", "unrepairable")):
+        given, error = until_it_fails(gpu_row_remap, host(text.format(f"nvmlDeviceGet{call}")))
+        assert call in error
+        assert codes([item for item in given if isinstance(item, Finding)]) == [f"gpu_row_remap/{left}"]
+
+
 @pytest.mark.parametrize("text", ["mig = true", 'unsupported = ["nvmlDeviceGetRemappedRows"]'])
 def test_under_mig_and_before_ampere_nothing_is_judged(host, text):
     given = run_check(gpu_row_remap, host(f"[gpu.3]\n{text}\nremap_failure = true"))
@@ -113,6 +138,19 @@ def test_a_failed_remap_drains_and_requeues_until_an_operator_knows(host):
     story.looks(bad, 300).reboot().looks(bad, 3)
     assert story.drained, "the flag is for life"
     story.repaired("gpu_row_remap/failure", PCI).looks(bad, 300)
+    assert not story.drained, "the operator knows this flag"
+
+
+def test_unrepairable_memory_drains_until_an_operator_knows_and_not_again_for_the_same_flag(host):
+    bad, good = host("gpu.3.unrepairable_memory = true"), host("gpu.3.unrepairable_memory = false")
+    story = Story(gpu_row_remap).look(good).look(bad)
+    assert story.drained
+    assert not story.requeued, "the job may never touch it"
+    story.looks(bad, 300).reboot().looks(bad, 3)
+    assert story.drained
+    story.looks(good, 300)
+    assert story.drained, "nobody has said that the GPU is another"
+    story.repaired("gpu_row_remap/unrepairable", PCI).looks(bad, 300)
     assert not story.drained, "the operator knows this flag"
 
 

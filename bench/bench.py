@@ -85,7 +85,7 @@ def main() -> int:
 
 def rounds() -> list[Figure]:
     """CPU of rounds, one a second; the programs that exec checks start are not in it. Then the memory of the tree."""
-    with node() as folder, Healthd("--interval", "1", "--root", str(folder), config=node_tree.CONFIG) as daemon:
+    with node() as (folder, config), Healthd("--interval", "1", "--root", str(folder), config=config) as daemon:
         pids = [daemon_pid(daemon), daemon.worker()]
         settle(daemon)
         spent = []
@@ -107,9 +107,9 @@ def rounds() -> list[Figure]:
 
 def memory_with_page() -> list[Figure]:
     """The same with the metrics page, after some scrapes."""
-    with node() as folder:
+    with node() as (folder, config):
         flags = ("--interval", "1", "--root", str(folder), "--listen", "127.0.0.1:0")
-        with Healthd(*flags, config=node_tree.CONFIG) as daemon:
+        with Healthd(*flags, config=config) as daemon:
             settle(daemon)
             address = next(word for word in daemon.log.read_text().split() if word.startswith("http://"))
             spent = []
@@ -299,11 +299,15 @@ def table(figures: list[Figure]) -> str:
 
 
 @contextlib.contextmanager
-def node() -> Iterator[Path]:
+def node() -> Iterator[tuple[Path, str]]:
+    """The node's tree, and settings with its own baseline: every check has something to hold the node to."""
     folder = Path(tempfile.mkdtemp(prefix="healthd-bench.", dir="/tmp"))
     try:
         node_tree.build(folder)
-        yield folder
+        argv = (sys.executable, "-m", "healthd", "baseline", "--root", str(folder), "--fake-nvml", "dgx-h100")
+        baseline = folder / "baseline.toml"
+        baseline.write_text(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd="/").stdout)
+        yield folder, f'baseline_file = "{baseline}"\n{node_tree.CONFIG}'
     finally:
         shutil.rmtree(folder)
 

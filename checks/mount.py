@@ -65,7 +65,10 @@ def _find(host: Host, path: str) -> Mount | None:
 
     Raises ValueError if it is not found and there is a line that cannot be read: it may be that one.
     """
-    mounts, garbled = parse_all(host.read(MOUNTINFO))
+    text = host.read(MOUNTINFO)
+    if text is None:
+        raise ValueError(f"{MOUNTINFO} is not there")
+    mounts, garbled = parse_all(text)
     found = automounter = None
     for mount in mounts:
         if mount.point == path:

@@ -74,6 +74,8 @@ class Seen(NamedTuple):
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     pids = _user_processes(host)
+    if not pids:
+        return  # a captured tree
     last = past.last(Observation("processes_looked_up_to_pid", 0))
     at = bisect.bisect_right(pids, last.value) if last else 0
     order = pids[at:] + pids[:at]
@@ -105,8 +107,6 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _user_processes(host: Host) -> list[int]:
     """In ascending order. Not the kernel's own threads, where it tells which these are: they get no signals."""
     pids = {int(name) for name in host.list("/proc") if name.isdecimal()}
-    if not pids:
-        raise ValueError("/proc: shows no process")
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
         pids -= {KTHREADD, *(int(word) for word in children.split() if word.isdecimal())}

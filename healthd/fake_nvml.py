@@ -32,9 +32,12 @@ from healthd.nvml import (
     FIELDS_LINK_PACKET_ERRORS,
     FIELDS_SLOWDOWN,
     Nvml,
+    raw,
 )
 
 T = TypeVar("T")
+
+put = object.__setattr__  # see nvml.raw
 
 # Answered from what NVML noted of the GPU when it was opened: works for a GPU that is gone from the bus, too.
 FROM_MEMORY = frozenset(
@@ -324,7 +327,8 @@ class FakeLibrary:
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
             number, scope = field if isinstance(field, tuple) else (field, 0)
-            value.fieldId, value.scopeId = number, scope
+            put(value, "fieldId", number)
+            put(value, "scopeId", scope)
             _answer(gpu, value, number, scope)
         return values
 
@@ -406,12 +410,13 @@ def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
     else:
         number = _field(gpu, field)
     if number is None:
-        value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
+        put(value, "nvmlReturn", pynvml.NVML_ERROR_NOT_SUPPORTED)
         return
     if number < 0:
         value.valueType, value.value.siVal = pynvml.NVML_VALUE_TYPE_SIGNED_INT, number
     else:
-        value.valueType, value.value.ullVal = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, number
+        put(value, "valueType", pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
+        put(raw(value, "value"), "ullVal", number)
 
 
 def _field(gpu: Gpu, field: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import math
 import re
 import string
 import time
@@ -38,7 +39,8 @@ class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
     `system`: what answers instead of the files below `root`. `nvml_stands_in`: what `open_nvml` opens is not the
-    machine's own (None: it never is).
+    machine's own (None: it never is). `pci_seconds`: what is on PCI is listed again after so long, not for every check
+    of a round.
 
     Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
     """
@@ -50,6 +52,7 @@ class Host:
         now: Callable[[], float] = time.time,
         system: System | None = None,
         nvml_stands_in: bool | None = None,
+        pci_seconds: float = 0.0,
     ) -> None:
         self.root = root.rstrip("/")
         self.now = now
@@ -58,6 +61,8 @@ class Host:
         self._nvml_stands_in = open_nvml is not None if nvml_stands_in is None else nvml_stands_in
         self._nvml: Nvml | None = None
         self._pci: dict[tuple[str, int], PciFunction] = {}
+        self._pci_at = -math.inf
+        self._pci_seconds = pci_seconds
         self.nvml_is_outdated = False
         self.driver_was_held: bool | None = None
 
@@ -131,9 +136,12 @@ class Host:
     def pci_functions(self) -> builtins.list[PciFunction]:
         """Every PCI function, by address. Each is read once for as long as it is there: its inode number in sysfs is
         another when it comes back."""
-        entries = sorted(self._scan(PCI_DEVICES))
-        if self._pci.keys() != set(entries):
-            self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in entries}
+        now = time.monotonic()
+        if now - self._pci_at >= self._pci_seconds:
+            entries = sorted(self._scan(PCI_DEVICES))
+            if self._pci.keys() != set(entries):
+                self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in entries}
+            self._pci_at = now
         return [*self._pci.values()]
 
     def _pci_function(self, pci: str) -> PciFunction:

@@ -6,12 +6,14 @@ A port is written "mlx5_0/1": device and number.
 from __future__ import annotations
 
 import errno
+import math
 import re
 from collections.abc import Iterable
 
 from healthd.host import Host
 
 DEVICES = "/sys/class/infiniband"
+STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
 NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers that lack a counter answer
 NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
 _PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
@@ -60,7 +62,10 @@ def settled_seconds(host: Host, boot_seconds: float) -> float:
     """For how long the links have been trained: since `boot_seconds` after the boot. What ports counted before that is
     no fault. Raises OSError, ValueError.
     """
-    match = _UPTIME.fullmatch(host.read("/proc/uptime") or "")
+    text = host.read("/proc/uptime")
+    if text is None:
+        return math.inf  # a captured tree
+    match = _UPTIME.fullmatch(text)
     if match is None:
         raise ValueError("/proc/uptime: says not how long the machine is up")
     return float(match[1]) - boot_seconds

@@ -6,6 +6,7 @@ id parent DEVICE root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class Mount(NamedTuple):
         return "read-only" if by_kernel else ""
 
 
+@functools.lru_cache(maxsize=1024)  # five checks and mounts read the same lines in each round
 def parse(line: str) -> Mount:
     """Raises ValueError if it is no line of mountinfo."""
     fields = line.split(" ")
@@ -60,7 +62,10 @@ def _unescape(text: str) -> str:
 
 
 def parse_all(text: str | None) -> tuple[list[Mount], str]:
-    """(every mount in the kernel's order, what is wrong with the first line that is none; "" if all are)."""
+    """(every mount in the kernel's order, what is wrong with the first line that is none; "" if all are). Of None, a
+    captured tree without this file, nothing."""
+    if text is None:
+        return [], ""
     if not text:
         return [], f"{MOUNTINFO} is empty"
     mounts, wrong = [], ""

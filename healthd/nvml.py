@@ -84,6 +84,9 @@ FABRIC_VERSIONS = (
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 
+# A member of a structure without pynvml's conversion of texts, which costs ten times as much: a round reads thousands.
+raw = object.__getattribute__
+
 # nvmlValueType_t -> the member of the union nvmlValue_t that holds the value
 UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
@@ -593,19 +596,19 @@ class NvmlGpu:
         return [None] * len(fields) if values is None else [self._value(value) for value in values]
 
     def _value(self, value: Any) -> float | NvmlError | None:
-        number = value.nvmlReturn
+        number = raw(value, "nvmlReturn")
         if number == INVALID_ARGUMENT or number in ABSENT:
             return None
         if number != 0:
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = str(cast(Any, self._library.NVMLError)(number))
             return NvmlError(kind_of(number), call, message, self.pci, self.index, number)
-        kind = value.valueType
+        kind = raw(value, "valueType")
         if not 0 <= kind < len(UNION_MEMBERS):
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = f"answered with a value of the unknown type {kind}"
             return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
-        return cast(float, getattr(value.value, UNION_MEMBERS[kind]))
+        return cast(float, raw(raw(value, "value"), UNION_MEMBERS[kind]))
 
 
 def _known(answer: float | NvmlError | None) -> float | None:

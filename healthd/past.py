@@ -7,6 +7,7 @@ the store stays small. Pure: `update` makes the next store from the last one and
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -37,8 +38,12 @@ class Series:
 
 def key(reading: Observation) -> str:
     """The name of an observation in the store: "link_downed_total{port=mlx5_0/1}"."""
-    labels = ",".join(f"{name}={value}" for name, value in reading.labels)
-    return f"{reading.name}{{{labels}}}"
+    return _key(reading.name, reading.labels)
+
+
+@functools.lru_cache(maxsize=8192)
+def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
+    return f"{name}{{{','.join(f'{label}={value}' for label, value in labels)}}}"
 
 
 def increment(series: Series, reading: Observation, boot_id: str) -> float:

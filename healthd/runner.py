@@ -25,6 +25,7 @@ from healthd.model import Outcome
 from healthd.worker import Setup
 
 MAX_REPLY_BYTES = 8 << 20
+BELIEVED_SECONDS = 10.0  # what a worker loaded so lately is what is installed
 END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
 WORKERS_FILE = "workers.json"
 WORKERS_BYTES = 4096  # what is shorter is filled up, so that nothing of what stood there before is left
@@ -68,12 +69,15 @@ class _Lost:
 
 @dataclass(slots=True)
 class _Worker:
-    """`nvml_open`: it may hold the driver. `requests`: how many it got; their number is in each, and in its answer."""
+    """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
+    did fit the driver. `requests`: how many it got; their number is in each, and in its answer."""
 
     process: subprocess.Popen[bytes]
     stream: socket.socket
     start: int
+    began: float
     nvml_open: bool = False
+    fitted: bool = False
     requests: int = 0
     outgoing: bytes = b""
     old: bool = False
@@ -213,7 +217,7 @@ class Runner:
         finally:
             theirs.close()
         ours.setblocking(False)
-        self._worker = _Worker(process, ours, start_time(process.pid) or 0)
+        self._worker = _Worker(process, ours, start_time(process.pid) or 0, self._monotonic())
         self.started_total += 1
         return self._worker
 
@@ -294,15 +298,19 @@ class Runner:
         closes_nvml = request.table["op"] == "close_nvml"
         if closes_nvml or table.get("outdated"):
             worker.nvml_open = False
-        if table.get("outdated") and worker.requests > 1:
+        is_old = worker.fitted or self._monotonic() - worker.began >= BELIEVED_SECONDS
+        outdated = table.get("outdated") and is_old
+        worker.fitted = worker.fitted or (request.resource == "nvml" and not table.get("outdated"))
+        if outdated and worker.requests > 1:
             # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That says
             # nothing of this node, whose driver may have been upgraded: a fresh process loads what is there today.
+            # It is believed for the rest of the round: else each of the GPU checks would have a process of its own.
             self._discard()
             try:
                 return self._ask(self._start(), request)
             except OSError as error:
                 return self._ended(Outcome.FAILED, f"no worker could be started: {error}")
-        if rest or table.get("outdated") or (closes_nvml and table["error"]):
+        if rest or outdated or (closes_nvml and table["error"]):
             self._discard()  # after a failed nvmlShutdown the driver is held for as long as that process lives
         return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
 

@@ -27,6 +27,8 @@ from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
 from healthd.past import Past
 
+PCI_SECONDS = 0.25  # within a round; after a removal nobody looks so soon again
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
@@ -78,7 +80,8 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
 def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     """What is looked at, and what wants to know which run begins."""
     if not setup.record and not setup.replay:
-        return Host(setup.root, _open_fake(setup.fake_nvml) if setup.fake_nvml else None), lambda check, instance: None
+        open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
+        return Host(setup.root, open_nvml, pci_seconds=PCI_SECONDS), lambda check, instance: None
     from healthd import recording
 
     if setup.replay:

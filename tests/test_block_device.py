@@ -28,6 +28,7 @@ MOUNTS = ROOT + LOCAL + SCRATCH
 BASELINE = Config(expected=("S64GNE0T100001", "S64GNE0T100002", "naa.5002538e00000001"))
 
 ABSENT_IS_FINE = {
+    "/proc/self/mountinfo": "a captured tree without it",
     DEGRADED: "striped arrays and single disks have nothing to lose",
     "/scratch": "a mount point that lies below another mount cannot be seen",
 }

@@ -48,7 +48,8 @@ class Devices(Tree):
 
 def node(**changed: FileStat | OSError | None) -> Host:
     """A node with all that is expected; node(nvidia0=None) takes /dev/nvidia0 away."""
-    files: dict[str, FileStat | OSError] = {path: device(int(mode, 8)) for path, mode in EXPECTED.items()}
+    there = {"/dev/null": "0666", **EXPECTED}
+    files: dict[str, FileStat | OSError] = {path: device(int(mode, 8)) for path, mode in there.items()}
     for name, found in changed.items():
         files.pop(f"/dev/{name}")
         if found is not None:
@@ -136,3 +137,9 @@ def test_a_device_file_that_a_profile_guessed_warns_and_never_drains():
     guessed = Config(expected=EXPECTED, guessed=("expected",))
     story = Story(device_nodes, guessed).looks(node(nvidia0=None), 20)
     assert (story.codes, story.drained) == (["device_nodes/missing"], False)
+
+
+def test_a_tree_without_device_files_lacks_none_of_those_that_only_a_profile_names(tmp_path):
+    expected = {"/dev/nvidia0": "0666"}
+    assert findings(device_nodes, Host(str(tmp_path)), Config(expected=expected, guessed=("expected",))) == []
+    assert codes(findings(device_nodes, Host(str(tmp_path)), Config(expected=expected))) == ["device_nodes/missing"]

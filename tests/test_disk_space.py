@@ -25,6 +25,9 @@ GIB = 2**30
 ROOMY = FileSystem(100 * GIB, 60 * GIB, 1_000_000, 900_000)
 
 
+ABSENT_IS_FINE = {INFO: "a captured tree without it"}
+
+
 class Disks(Tree):
     """A tree whose file systems have so much space; others are never asked for."""
 

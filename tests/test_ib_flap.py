@@ -41,6 +41,7 @@ def healthy(tmp_path):
 
 
 ABSENT_IS_FINE = {
+    "/proc/uptime": "a captured tree without it is one that was up for long",
     r".*/link_downed": "drivers of virtual functions and older cards do not count this",
     r".*/(carrier_down_count|dev_port)": "Linux before 4.16 and 3.15 do not tell it",
     r".*/device/net": "InfiniBand without IPoIB has no network interface",

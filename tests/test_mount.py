@@ -215,7 +215,7 @@ def test_a_garbled_line_beside_the_one_that_is_looked_for_is_no_matter(host):
 
 
 def test_no_table_is_unknown(tmp_path):
-    with pytest.raises(ValueError, match="mountinfo is empty"):
+    with pytest.raises(ValueError, match="mountinfo is not there"):
         run_check(mount, Host(str(tmp_path)), DATA)
 
 

@@ -389,11 +389,16 @@ def test_a_mismatch_is_believed_only_of_a_fresh_worker(upgraded: tuple[Runner, P
     assert runner.started_total == 2
 
 
-def test_a_worker_that_saw_a_mismatch_is_not_asked_again(upgraded: tuple[Runner, Path]) -> None:
+def test_a_worker_that_saw_a_mismatch_is_believed_for_that_round_and_not_asked_again_later(
+    upgraded: tuple[Runner, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     runner, scenario = upgraded
     ask(runner, request("gpu_access", "nvml"))
+    ask(runner, request("gpu_count", "nvml"))
     assert not runner.nvml_open
+    assert runner.started_total == 2
     scenario.write_text('profile = "dgx-h100"\n')
+    monkeypatch.setattr(runner, "_monotonic", lambda: time.monotonic() + 300.0)
     assert ask(runner, request("gpu_access", "nvml")).table["findings"] == []
     assert runner.started_total == 3
 

@@ -118,7 +118,9 @@ class Healthd:
             if self.process is not None and self.process.poll() is not None:
                 break
             time.sleep(0.05)
-        raise TimeoutError(f"not within {seconds} s: {what}; status {status}\n{self.log.read_text()[-4000:]}")
+        words = ("health", "conditions", "unknown", "decision", "slurm", "barred")
+        shown = {key: (status or {}).get(key) for key in words}
+        raise TimeoutError(f"not within {seconds} s: {what}; {shown}\n{self.log.read_text()[-4000:]}")
 
     def verdict(self) -> str:
         return (self.run_dir / "verdict").read_text()

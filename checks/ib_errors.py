@@ -2,15 +2,17 @@
 
 Rules: NVSentinel's. Degraded where the link surely harms jobs: more than 120 symbol errors in an hour (the InfiniBand
 specification's bit error rate of 1e-12 gives so many), local link integrity or buffer overrun errors at all. Rates of
-the others warn. A port that is DOWN counts errors while it trains: judged only if the site lists it. So do all ports
-after a boot: on a DGX H100 that was well each had counted 14 receive errors and buffer overruns to the counter's end.
+the others warn. A link that goes down and trains again counts errors (its switch rebooted): what is counted up to the
+first look after that is not judged, ib_link and ib_flap are there for it. So do all ports after a boot: on a DGX H100
+that was well each had counted 14 receive errors and buffer overruns to the counter's end. Omni-Path (hfi1) counts each
+packet that it sends again as a local link integrity error: not judged there.
 Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at their end; perfquery -R sets them to 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from healthd import infiniband
 from healthd.config import CheckConfig
@@ -20,6 +22,7 @@ from healthd.past import Past
 
 USES = ""
 
+DOWN = -1
 FULL = {  # where a counter stops
     "symbol_error": 2**16 - 1,
     "local_link_integrity_errors": 2**4 - 1,
@@ -31,7 +34,7 @@ FULL = {  # where a counter stops
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """ports                   ("mlx5_0/1", ...); () = every port that is not down
+    """ports                   ("mlx5_0/1", ...); () = all that the node has
     symbols_per_hour        more symbol errors than this within an hour are degraded
     symbols_per_second      more than this between two runs warn
     recoveries_per_minute   more link recoveries than this between two runs warn
@@ -62,10 +65,18 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for name in [name for name in there if not config.ports or name in config.ports]:
         full = []
         found: list[tuple[Severity, str, str]] = []
+        stayed_up = True
+        try:
+            link = _link(host, name)
+            yield link
+            last = past.last(link)
+            stayed_up = link.value != DOWN and (last is None or last.value == link.value)
+        except (OSError, ValueError) as error:  # then what it counted stands
+            unreadable.append(f"{name}: {error}")
         for counter, end in FULL.items():
             try:
                 reading = _read(host, name, counter, past)
-                grew = reading is not None and past.growth(reading, 0.0)
+                grew = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
                 settled = infiniband.settled_seconds(host, config.boot_seconds) if grew else 0.0
             except (OSError, ValueError) as error:  # must not hide the other counters
                 unreadable.append(f"{name}: {error}")
@@ -73,23 +84,48 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             if reading is None:
                 continue
             yield reading
-            if reading.kind is ObservationKind.COUNTER:
-                full += [counter] if reading.value == end else []
-                found += _judge(counter, reading, settled, config, past) if settled > 0 else []
+            if reading.kind is not ObservationKind.COUNTER:
+                continue
+            full += [counter] if reading.value == end else []
+            counts = grew if stayed_up and settled > 0 else 0.0
+            hourly = 0.0
+            if counter == "symbol_error":
+                symbols = _symbols(name, counts, past)
+                yield symbols
+                hourly = past.growth(symbols, min(3600.0, settled)) or 0.0
+            if counts and not (counter == "local_link_integrity_errors" and _is_omni_path(host, name)):
+                found += _judge(counter, counts, hourly, past.rate(reading) or 0.0, config)
         if full:
             message = f"port {name} counts no more of {', '.join(full)}: at the end of the counter"
             yield Finding(Severity.INFO, "ib_errors/counter_full", name, message)
-        if found and not config.ports:
-            try:
-                found = [] if host.read(infiniband.path(name, "state")) == "1: DOWN" else found
-            except OSError as error:  # then what it counted stands
-                unreadable.append(f"{name}/state: {error}")
         for severity, code, words in found:
             window = config.clean_seconds
             message = f"port {name}: {words}"
             yield Finding(severity, f"ib_errors/{code}", name, message, Clears.WINDOW, window_seconds=window)
     if unreadable:
         raise ValueError("; ".join(unreadable))
+
+
+def _link(host: Host, name: str) -> Observation:
+    """How often the port counted that its link went down, or DOWN. Where it is as in the last look, the link stayed up:
+    a reset of the counters makes another number, too. Raises OSError, ValueError."""
+    times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
+    state = host.read(infiniband.path(name, "state")) or ""
+    if state not in infiniband.STATES:
+        raise ValueError(f"state: not a state: {state[:40]!r}")
+    return Observation("ib_errors_link", DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),))
+
+
+def _symbols(name: str, new: float, past: Past) -> Observation:
+    """The port's symbol errors without those of training, as a counter of our own."""
+    counter = Observation("ib_symbol_errors_while_up_total", 0, ObservationKind.COUNTER, (("port", name),))
+    last = past.last(counter)
+    return replace(counter, value=(last.value if last else 0.0) + new)
+
+
+def _is_omni_path(host: Host, name: str) -> bool:
+    driver = host.link_target(f"{infiniband.DEVICES}/{name.partition('/')[0]}/device/driver") or ""
+    return driver.endswith("/hfi1")
 
 
 def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
@@ -107,13 +143,8 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
     return mark if counted is None else reading
 
 
-def _judge(
-    counter: str, reading: Observation, settled: float, config: Config, past: Past
-) -> Iterator[tuple[Severity, str, str]]:
+def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
     """(severity, code, words) of a counter that grew. One that stopped in this run grew by at least what it shows."""
-    new = past.growth(reading, 0.0) or 0.0
-    hourly = past.growth(reading, min(3600.0, settled)) or 0.0
-    rate = past.rate(reading) or 0.0
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":

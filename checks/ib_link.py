@@ -20,7 +20,6 @@ from healthd.past import Past
 
 USES = ""
 
-STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
 NOT_TOLD = "0: <unknown>"  # of virtual functions
@@ -91,8 +90,7 @@ def parse(name: str, state: str, physical: str, rate: str) -> Port:
 
     A port that is down prints a rate too: look at `active` first.
     """
-    number, colon, word = state.partition(": ")
-    if not colon or number not in map(str, range(len(STATES))) or STATES[int(number)] != word:
+    if state not in infiniband.STATES:
         raise ValueError(f"{name}: not a state: {state[:60]!r}")
     if physical not in PHYSICAL_STATES:
         raise ValueError(f"{name}: not a physical state: {physical[:60]!r}")
@@ -100,6 +98,7 @@ def parse(name: str, state: str, physical: str, rate: str) -> Port:
     if match is None:
         raise ValueError(f"{name}: not a rate: {rate[:60]!r}")
     up = physical in (LINK_UP, NOT_TOLD)
+    word = state.partition(": ")[2]
     words = f"{word}/{physical.partition(': ')[2]}"
     return Port(word == "ACTIVE" and up, words, float(match[1]), match[2] is not None)
 

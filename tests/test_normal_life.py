@@ -172,10 +172,10 @@ def fabric(machine: Machine, up: bool, downed: int) -> None:
 
 def test_a_leaf_switch_that_reboots_in_60_seconds(machine, node):
     fabric(machine, up=False, downed=1)
-    machine.count(0, symbol_error=40, port_rcv_errors=12, link_error_recovery=1)
+    machine.count(0, symbol_error=4000, port_rcv_errors=912, link_error_recovery=1)
     node.look(machine.now())
     fabric(machine, up=True, downed=1)
-    machine.count(0, symbol_error=41)
+    machine.count(0, symbol_error=4300)
     node.look(machine.now(), minutes=1)
     node.looks(machine.now(), 12)
     assert (node.seen, node.drained) == (set(), False)

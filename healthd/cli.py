@@ -35,32 +35,32 @@ usage: healthd COMMAND [...]        healthd COMMAND --help says more
 
 look
   check [NAME ...]            run the checks once, now, without the daemon
-  record FILE                 the same, and keep what they read, for a colleague or a bug report
-  status                      what the running daemon believes, and what it wants of Slurm
+  record FILE                 the same, and keep what they read, for a colleague
+  status                      what the daemon believes, and wants of Slurm
   explain CODE                what a code means, why it matters, and what to do
   list                        the checks: what they look at, how often
 
 tell the running daemon
-  repaired CODE [PART]        it is repaired: look again, and resume the node if all is well
-  pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade, GPU reset)
+  repaired CODE [PART]        it is repaired: look again, resume if all is well
+  pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
   resume-checks               the pause is over
 
 set up
-  run                         the daemon, in the foreground (systemd starts it like this)
+  run                         the daemon, in the foreground, as systemd does
   config check FILE           is this settings file right?
   config show                 every setting that holds, and where it comes from
-  baseline                    what this node has, as settings that the checks then hold it to
+  baseline                    what this node has, for the checks to hold it to
 
 examples
-  healthd check                                     # a table; exit status 0 healthy, 1 warning,
-  healthd check --json | jq .health                 #   2 degraded or critical, 3 unknown
-  healthd check --fake-nvml dgx-h100                # without a GPU: a fake DGX H100
-  healthd check --replay gpu-042.rec                # what another node was like when recorded
+  healthd check                        # exit status: 0 healthy, 1 warning,
+  healthd check --json | jq .health    #   2 degraded or critical, 3 unknown
+  healthd check --fake-nvml dgx-h100   # without a GPU: a fake DGX H100
+  healthd check --replay gpu-042.rec   # another node, as it was when recorded
   healthd explain gpu_xid/79
   healthd repaired gpu_xid/79 0000:1b:00.0
   healthd run --mode observe --runtime-dir /tmp/h --state-dir /tmp/h/state
 
-settings: /etc/healthd/healthd.toml                 manual: README.md, docs/
+settings: /etc/healthd/healthd.toml         manual: man healthd, docs/
 """
 
 
@@ -204,7 +204,8 @@ def _replay(args: argparse.Namespace) -> Look:
 
     for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
-            raise Stop(f"healthd check: {flag} says what to look at, and so does --replay")
+            settings = "; for other settings: --config" if flag in ("--profile", "--baseline") else ""
+            raise Stop(f"healthd check: {flag} does not go with --replay: the recording has its own{settings}")
     try:
         recorded = recording.read(args.replay)
         kernel_log = replay.kernel_log_of(recorded)
@@ -500,16 +501,22 @@ def _config_check(args: argparse.Namespace) -> int:
     return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {len(loaded.checks)} checks\n")
 
 
+def _config_show_arguments(parser: Parser) -> None:
+    parser.add_argument("--changed", action="store_true", help="only what is not at its default")
+    flags.daemon(parser)
+
+
 def _config_show(args: argparse.Namespace) -> int:
     from healthd import config, render
 
     with wrong_settings_are_wrong_use():
         loaded, _ = load_settings(args)
-    return say(render.settings(config.effective(loaded), page()))
+    rows = [row for row in config.effective(loaded) if not args.changed or row[2] != "default"]
+    return say(render.settings(rows, page()))
 
 
 def _explain_arguments(parser: Parser) -> None:
-    parser.add_argument("code", metavar="CODE", help="gpu_xid/79, mount/missing, ... (healthd list --codes)")
+    parser.add_argument("code", metavar="CODE|NAME", help="gpu_xid/79, ...; the name of a check for all of its codes")
     parser.add_argument("--config", metavar="FILE", help=argparse.SUPPRESS)
 
 
@@ -521,6 +528,10 @@ def _explain(args: argparse.Namespace) -> int:
     if args.code.partition("/")[0] not in checks:
         with wrong_settings_are_wrong_use():
             _, checks = load_settings(args)  # the site's own
+    if args.code in checks:
+        check = checks[args.code]
+        rows = _code_rows(registry.explained({args.code: check}))
+        return say(render.explain_check(check.name, check.summary, rows, page()))
     found = registry.explain(checks, args.code)
     if found is None:
         raise Stop(f'healthd explain: there is no code "{args.code}"{nearest(args.code, registry.all_codes(checks))}')
@@ -559,7 +570,7 @@ def _check_rows(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[tuple[s
     for name, check in checks.items():
         mine = {instance: config for (owner, instance), config in loaded.checks.items() if owner == name}
         if not mine:
-            yield name, f"no [checks.{name}.NAME]" if check.per else "off", "", check.summary
+            yield name, "not set up" if check.per else "off", "", check.summary
         for instance, config in mine.items():
             every = words(config.interval_seconds or loaded.settings.interval_seconds)
             every += ", when idle" if check.when else ""
@@ -572,9 +583,10 @@ COMMANDS = {
         flags.daemon,
         _run,
         "The daemon, in the foreground, until SIGTERM. SIGHUP reads the settings again. A flag wins over the file.",
-        "  healthd run                                              # as systemd does\n"
-        "  healthd run --fake-nvml dgx-h100 --kernel-log /tmp/log --runtime-dir /tmp/h --state-dir /tmp/h/state\n"
-        "                                                           # a second one beside it, to play with\n",
+        "  healthd run                        # as systemd does\n"
+        "  # a second one beside it, to play with:\n"
+        "  healthd run --fake-nvml dgx-h100 --kernel-log /tmp/log --listen off \\\n"
+        "              --runtime-dir /tmp/h --state-dir /tmp/h/state\n",
     ),
     "check": Command(
         _check_arguments,
@@ -587,8 +599,8 @@ COMMANDS = {
     "record": Command(
         _record_arguments,
         _record,
-        "Run the checks once, as check does, and keep all that they read in FILE: files, NVML's answers, what\n"
-        "programs printed, the lines of the kernel log that mean something. healthd check --replay FILE judges it\n"
+        "Run the checks once, as check does, and keep all that they read in FILE: files, NVML's answers, what "
+        "programs printed, the lines of the kernel log that mean something. healthd check --replay FILE judges it "
         "on any machine, with the settings of then or, with --config, with others.\n"
         "FILE names the node, its parts with their serial numbers, and processes. No environment, no user's files.\n"
         "Exit status: 0 written, whatever was found; 1 not written; 64 wrong use.",
@@ -604,14 +616,14 @@ COMMANDS = {
     "repaired": Command(
         _repaired_arguments,
         _repaired,
-        "Tell the daemon that something is repaired. It ends the condition, looks at everything again, and\n"
+        "Tell the daemon that something is repaired. It ends the condition, looks at everything again, and "
         "resumes the node in Slurm once every check has passed.",
         "  healthd repaired gpu_xid/79 0000:1b:00.0\n",
     ),
     "pause": Command(
         _pause_arguments,
         _pause,
-        "Leave Slurm alone for a while. Checks go on; what opens meanwhile acts only if a check still finds it\n"
+        "Leave Slurm alone for a while. Checks go on; what opens meanwhile acts only if a check still finds it "
         "afterwards.",
         '  healthd pause --for 30m --why "driver upgrade"\n',
     ),
@@ -619,11 +631,11 @@ COMMANDS = {
     "config check": Command(
         _config_check_arguments, _config_check, "Read a settings file; say in one sentence what is wrong with it."
     ),
-    "config show": Command(flags.daemon, _config_show, "Every setting that holds, and where it comes from."),
+    "config show": Command(_config_show_arguments, _config_show, "Every setting that holds, and where it comes from."),
     "baseline": Command(
         _baseline_arguments,
         _baseline,
-        "What this node has now, as a settings file that the checks then hold it to: GPUs, ports and their rates,\n"
+        "What this node has now, as a settings file that the checks then hold it to: GPUs, ports and their rates, "
         "disks, memory, CPUs, mounts, device nodes, services. What looks broken now is left out, with the reason.\n"
         "Exit status: 0 done, or nothing has changed; 1 something has, or refused; 3 could not look; 64 wrong use.",
         "  healthd baseline                        # look at it first\n"
@@ -633,8 +645,9 @@ COMMANDS = {
     "explain": Command(
         _explain_arguments,
         _explain,
-        "What a code means, why it matters, what healthd does, what ends it, and what an engineer should do.",
-        "  healthd explain gpu_xid/79\n  healthd explain mount/missing\n",
+        "What a code means, why it matters, what healthd does, what ends it, and what an engineer should do.\n"
+        "With the name of a check: what it looks at, and its codes.",
+        "  healthd explain gpu_xid/79\n  healthd explain mount\n",
     ),
     "list": Command(
         _list_arguments, _list, "The checks: what they look at, how often they run, how long they may take."

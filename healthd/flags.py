@@ -50,6 +50,16 @@ class Parser(argparse.ArgumentParser):
         )
         self.add_argument("-h", "--help", action="store_true", help="this text")
 
+    def format_help(self) -> str:
+        """Each line of the description is a paragraph, as wide as the terminal."""
+        import shutil
+        import textwrap
+
+        width = max(min(shutil.get_terminal_size((80, 24)).columns, 100), 40)
+        lines = (self.description or "").splitlines()
+        self.description = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         unknown = re.fullmatch(r"unrecognized arguments: (-[^\s=]*).*", message)
         if unknown:

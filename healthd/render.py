@@ -16,6 +16,8 @@ Document = Mapping[str, Any]
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 SEVERITIES = ("info", "warning", "degraded", "critical")
+FEW = 8  # so many checks that found nothing have a row each; more are one paragraph
+WIDEST_CELL, NARROWEST_FOLD = 48, 20
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
 _COLOURS = {
@@ -39,7 +41,7 @@ DOES = {
     "critical": "It drains the node at once and requeues the batch jobs that the fault hit.",
 }
 ENDS = {
-    "pass": "a clean run of the check",
+    "pass": "clean runs of the check",
     "window": "time without news, under load or after a repair",
     "gpu_reset": "a GPU reset or a reboot",
     "reboot": "a reboot",
@@ -49,10 +51,12 @@ ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is written on: `width` in columns; `colour`: it is a terminal that wants colours."""
+    """What is written on: `width` in columns; `colour`: it is a terminal that wants colours; `fold`: a row of a
+    table that is too long goes on below its last column (not in a pipe, where a row is a line)."""
 
     width: int = 100
     colour: bool = False
+    fold: bool = False
 
     def paint(self, text: str, word: str = "") -> str:
         """The text in the colour of a word ("critical"), of itself without one."""
@@ -74,14 +78,28 @@ class Page:
         )
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-        """Columns as wide as their widest cell; a word that has a colour gets it."""
+        """Columns as wide as their widest cell (one that is very wide moves its own row only); a word that has a colour
+        gets it."""
         rows = [[plain(cell) for cell in row] for row in rows]
-        widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        fitting = [
+            [len(cell) for cell in column if len(cell) <= WIDEST_CELL] for column in zip(head, *rows, strict=True)
+        ]
+        widths = [max(column) for column in fitting]
         lines = [self.heading(_columns(head, widths))]
         for row in rows:
-            cells = [self.paint(cell.ljust(width), cell.strip()) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells).rstrip())
+            *cells, last = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            before = "".join(f"{cell}  " for cell in cells)
+            painted = "".join(f"{self.paint(cell, cell.strip())}  " for cell in cells)
+            first, *rest = self._folded(last.rstrip(), len(before))
+            lines.append((painted + self.paint(first)).rstrip())
+            lines += [" " * len(before) + line for line in rest]
         return lines
+
+    def _folded(self, text: str, column: int) -> list[str]:
+        room = self.width - column
+        if not self.fold or room < NARROWEST_FOLD:
+            return [text]
+        return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -130,13 +148,15 @@ def duration(seconds: float) -> str:
 
 
 def check(document: Document, page: Page) -> str:
-    """One row a run with its worst finding; then what was found, and what could not be looked at."""
+    """A row a run with its worst finding; then what was found, and what could not be looked at."""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}", ""]
+    shown, quiet = _told_apart(document["results"])
     rows = [
         (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
-        for r in document["results"]
+        for r in shown
     ]
-    lines += page.table(("check", "outcome", "took", "finding", ""), rows)
+    lines += page.table(("check", "outcome", "took", "finding", ""), rows) if rows else []
+    lines += _found_nothing(quiet, "", page, bool(rows))
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
         lines += ["", page.heading("Found")]
@@ -175,6 +195,19 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
 
 def _bytes(size: int) -> str:
     return f"{size / 1024:.0f} KiB" if size < 10 << 20 else f"{size / (1 << 20):.0f} MiB"
+
+
+def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
+    """Runs with a row each, and those that found nothing where they are too many for that."""
+    quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
+    return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
+
+
+def _found_nothing(quiet: Sequence[Document], when: str, page: Page, below: bool) -> list[str]:
+    if not quiet:
+        return []
+    names = ", ".join(sorted(map(_name, quiet)))
+    return [*([""] if below else []), *page.wrap(f"{len(quiet)} checks found nothing{when}: {names}")]
 
 
 def _name(result: Document) -> str:
@@ -247,25 +280,29 @@ def status(document: Document, now: float, page: Page) -> str:
             lines += page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
         for sentence in d["troubles"]:
             lines += page.wrap(sentence, "  ")
+    shown, quiet = _told_apart(d["results"])
     rows = [
         (
             _name(r),
             r["outcome"].replace("_", " "),
-            ago(r["started"] + r["duration_seconds"], now),
+            ago(_end(r), now),
             duration(r["duration_seconds"]),
             *_worst(r["findings"]),
         )
-        for r in d["results"]
+        for r in shown
     ]
-    lines += [
-        "",
-        *(
-            page.table(("check", "outcome", "last run", "took", "finding", ""), rows)
-            if rows
-            else ["no check has run yet"]
-        ),
-    ]
+    if rows:
+        lines += ["", *page.table(("check", "outcome", "last run", "took", "finding", ""), rows)]
+    if quiet:
+        oldest = f" (the oldest run {ago(min(map(_end, quiet)), now)})"
+        lines += ["", *_found_nothing(quiet, oldest, page, below=False)]
+    if not d["results"]:
+        lines += ["", "no check has run yet"]
     return _text(lines)
+
+
+def _end(result: Document) -> float:
+    return float(result["started"] + result["duration_seconds"])
 
 
 def _round(d: Document, now: float) -> str:
@@ -343,7 +380,7 @@ def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) 
 
 
 def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
-    """healthd list: (check, instance, every, timeout, what it looks at)."""
+    """healthd list: (check, every, timeout, what it looks at)."""
     return _text(page.table(("check", "every", "timeout", "looks at"), list(rows)))
 
 
@@ -352,24 +389,26 @@ def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
     return _text(page.table(("code", "severity", "ends with", "meaning"), list(rows)))
 
 
+def explain_check(name: str, summary: str, rows: Iterable[Sequence[str]], page: Page) -> str:
+    """healthd explain NAME: what the check looks at, and its codes."""
+    return _text([page.heading(name), *page.wrap(summary, "  "), "", codes(rows, page).rstrip("\n")])
+
+
 def explain(code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page) -> str:
     """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do."""
     meaning, matters, todo = texts
     narrow = Page(min(page.width, 100), page.colour)
+    ends = f"an engineer says so: healthd repaired {code} PART" if clears == "operator" else f"{ENDS[clears]}."
     lines = [f"{narrow.heading(code)}  {narrow.paint(severity)}"]
     for title, text in (
         ("What it means", meaning),
         ("Why it matters", matters),
         ("What healthd does", DOES[severity]),
-        ("What ends it", _sentence(ENDS[clears].replace("CODE", code))),
+        ("What ends it", f"{ends[:1].upper()}{ends[1:]}"),
         ("What to do", todo),
     ):
         lines += ["", narrow.heading(title), *narrow.wrap(text, "  ")]
     return _text(lines)
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -61,11 +61,12 @@ def complain(sentence: str, status: int = OK) -> int:
 
 
 def page() -> Page:
-    """Standard output: as wide as the terminal; in colour on a terminal that was not told otherwise (no-color.org)."""
+    """Standard output: as wide as the terminal, where long rows are folded; in colour on a terminal that was not told
+    otherwise (no-color.org)."""
     import shutil
 
     from healthd.render import Page
 
     terminal = sys.stdout is not None and sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Page(shutil.get_terminal_size((100, 24)).columns, colour)
+    return Page(shutil.get_terminal_size((100, 24)).columns, colour, fold=terminal)

@@ -853,7 +853,13 @@ def test_a_file_that_is_no_recording_is_wrong_use(tmp_path):
 
 def test_a_recording_says_what_is_looked_at_and_nothing_else_may(tmp_path):
     done = run("check", "--replay", "a.rec", "--root", "/")
-    assert (done.status, done.err) == (64, "healthd check: --root says what to look at, and so does --replay\n")
+    assert (done.status, done.err) == (
+        64,
+        "healthd check: --root does not go with --replay: the recording has its own\n",
+    )
+    done = run("check", "--replay", "a.rec", "--profile", "none")
+    assert done.status == 64
+    assert done.err.endswith("the recording has its own; for other settings: --config\n")
 
 
 # --- recordings that are kept

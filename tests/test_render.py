@@ -153,6 +153,20 @@ def test_a_run_has_one_row_with_its_worst_finding():
     assert "gpu_ecc  completed  0.02 s  critical  gpu_ecc/uncorrected 0000:61:00.0 (+2 more)\n" in text
 
 
+def test_many_checks_that_found_nothing_are_one_paragraph_and_what_is_odd_has_a_row():
+    quiet = [result(check=f"quiet{n}") for n in range(render.FEW)]
+    assert check(results=quiet).count("completed") == render.FEW
+    more = [*quiet, result(check="mount", instance="/data"), result(finding()), result(check="cpu", outcome="failed")]
+    text = check(results=more)
+    assert [line.split()[0] for line in text.splitlines()[2:5]] == ["check", "gpu_ecc", "cpu"]
+    assert " ".join(text.split()).endswith(
+        "9 checks found nothing: mount /data, " + ", ".join(f"quiet{n}" for n in range(8))
+    )
+    shown = status(results=more)
+    assert "9 checks found nothing (the oldest run 11 s ago): mount /data, " in shown
+    assert re.search(r"(?m)^cpu +failed +11 s ago", shown)
+
+
 def test_a_run_of_an_instance_is_named_with_it():
     assert re.search(r"(?m)^mount /data  timed out  10 s$", check(results=[result(
         check="mount", instance="/data", outcome="timed_out", duration_seconds=10.0)]))  # fmt: skip
@@ -276,6 +290,20 @@ def test_paragraphs_are_wrapped_and_long_words_stay_whole():
     assert all(len(line) <= 40 or "/path/" in line for line in lines)
     assert all(line.startswith("    ") for line in lines)
     assert len(Page(10).wrap("word " * 20)) == len(Page(40).wrap("word " * 20))
+
+
+def test_a_long_row_goes_on_below_its_last_column_on_a_terminal_only():
+    row = ("gpu_ecc", "5 min", "10 s", "word " * 20)
+    folded = render.checks([row], Page(60, fold=True)).splitlines()
+    assert len(folded) > 2
+    assert all(len(line) <= 60 for line in folded)
+    assert all(line.startswith(" " * len("gpu_ecc  5 min  timeout  ") + "word") for line in folded[2:])
+    assert len(render.checks([row], Page(60)).splitlines()) == 2
+
+
+def test_a_very_long_value_moves_its_own_row_only():
+    shown = render.settings([("a", "x" * 90, "here"), ("b", 1, "there")], PAGE).splitlines()
+    assert shown[1:] == ['a        "' + "x" * 90 + '"  here', "b        1      there"]
 
 
 def test_without_colour_there_is_none():

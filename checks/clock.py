@@ -5,10 +5,14 @@ NodeClockNotSynchronising ask the same. The kernel itself tells (adjtimex(2)): w
 it may be, and the kernel adds 0.5 ms to that for each second without news. At 16 s (nine hours) it is not synchronised;
 the longest usual poll (systemd-timesyncd, 34 minutes) makes 1 s. The flag STA_UNSYNC alone says nothing: chrony without
 rtcsync never clears it.
+And whether time is read from a slow chip (GCM wants the clock source "tsc"): after "Marking clocksource 'tsc' as
+unstable because the skew is too large" Linux takes hpet or acpi_pm, and takes tsc out of the list of those available.
+Other sources are right, kvm-clock on a virtual machine as arch_sys_counter on Arm.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +24,9 @@ from healthd.past import Past
 USES = ""
 
 CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0/available_clocksource"
+CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+SLOW = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
+NAME = re.compile(r"[a-z][a-z0-9_-]+")
 OF_HYPERVISORS = ("kvm-clock", "xen", "hyperv_clocksource")
 TIME_CLIENTS = (
     *("/etc/chrony.conf", "/etc/chrony/chrony.conf", "/etc/ntp.conf", "/etc/ntpsec/ntp.conf"),
@@ -48,6 +55,25 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    unreadable: OSError | ValueError | None = None
+    try:
+        yield from _source(host, config)
+    except (OSError, ValueError) as error:  # must not hide how wrong the clock is
+        unreadable = error
+    yield from _kept(host, config)
+    if unreadable:
+        raise unreadable
+
+
+def _source(host: Host, config: Config) -> Iterator[Finding]:
+    source = host.read(CLOCK_SOURCE)
+    if source is not None and not NAME.fullmatch(source):
+        raise ValueError(f"{CLOCK_SOURCE}: not a name: {source[:40]!r}")
+    if source in SLOW:
+        yield _finding("slow_source", f"the kernel reads the time from {source}, not from the CPU", config)
+
+
+def _kept(host: Host, config: Config) -> Iterator[Finding | Observation]:
     clock = host.clock()
     if clock is None:
         return
@@ -98,5 +124,13 @@ EXPLAIN = {
         "The clock is known to be wrong, and is being corrected slowly or not at all.",
         "Logs of several nodes do not fit together, files seem to come from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets it at once.",
+    ),
+    "clock/slow_source": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The kernel does not trust the CPUs' own counter (tsc) and reads the time from a chip, by a system call each time.",
+        "To ask for the time takes tens of times as long: Python, NCCL and whatever measures itself get slower.",
+        "journalctl -k | grep -i -e tsc -e clocksource says why. Reboot; if it comes back, update the board's firmware "
+        "(interrupts of its own that take too long, sockets that do not agree). On a virtual machine: its hypervisor.",
     ),
 }

@@ -10,15 +10,21 @@ from story import Story
 from trees import FakeSystem, write
 
 from healthd.checks import clock
-from healthd.checks.clock import CLOCK_SOURCES, Config, validate
+from healthd.checks.clock import CLOCK_SOURCE, CLOCK_SOURCES, SLOW, Config, validate
 from healthd.host import Host
-from healthd.model import Clears, Severity
+from healthd.model import Clears, Finding, Severity
 from healthd.system import KernelClock
 
 RIGHT = KernelClock(True, 0.000012, 0.02)
 NEVER = KernelClock(False, 0.0, 16.0)  # as the kernel starts
 
-ABSENT_IS_FINE = {"": "a tree of files that stands in for a machine has no clock"}
+ABSENT_IS_FINE = {
+    "": "a tree of files that stands in for a machine has no clock",
+    CLOCK_SOURCE: "a sandbox may not show it",
+}
+HARMLESS = {
+    CLOCK_SOURCE: "judged by names that are wrong: cut short it is a name that nobody knows; see below for garbage"
+}
 
 
 def node(tmp_path, reading=RIGHT):
@@ -26,6 +32,7 @@ def node(tmp_path, reading=RIGHT):
 
 
 def healthy(tmp_path):
+    write(tmp_path, {CLOCK_SOURCE: "tsc\n"})
     return node(tmp_path), Config()
 
 
@@ -108,7 +115,59 @@ def test_every_reading_that_is_not_right_is_a_finding(synchronised, offset, erro
     assert bool(findings(clock, host)) == (abs(offset) > 1 or error > 5)
 
 
+# --- what the kernel reads the time from
+
+
+@pytest.mark.parametrize("source", ["hpet", "acpi_pm", "jiffies", "refined-jiffies"])
+def test_time_that_is_read_from_a_chip_warns(tmp_path, source):
+    write(tmp_path, {CLOCK_SOURCE: f"{source}\n", CLOCK_SOURCES: "hpet acpi_pm\n"})  # tsc is not listed any more
+    (finding,) = findings(clock, node(tmp_path))
+    assert (finding.code, finding.severity, finding.clears) == ("clock/slow_source", Severity.WARNING, Clears.PASS)
+    assert source in finding.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["tsc", "tsc-early", "kvm-clock", "xen", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase"],
+)
+def test_the_source_of_each_cpu_and_hypervisor_is_right(tmp_path, source):
+    write(tmp_path, {CLOCK_SOURCE: f"{source}\n"})
+    assert findings(clock, node(tmp_path)) == []
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "Unknown", str(2**64), "tsc hpet", b"\xff\x00ELF"])
+def test_a_garbled_source_is_unknown_and_hides_no_wrong_clock(tmp_path, text):
+    write(tmp_path, {CLOCK_SOURCE: text})
+    given, error = until_it_fails(clock, node(tmp_path, KernelClock(True, 0.0, 9.0)))
+    assert f"{CLOCK_SOURCE}: not a name" in error
+    assert codes([item for item in given if isinstance(item, Finding)]) == ["clock/uncertain"]
+
+
+def test_a_clock_that_may_not_be_read_hides_no_slow_source(tmp_path):
+    write(tmp_path, {CLOCK_SOURCE: "hpet\n"})
+    given, error = until_it_fails(clock, node(tmp_path, PermissionError(1, "Operation not permitted")))
+    assert (codes(given), "not permitted" in error) == (["clock/slow_source"], True)
+
+
+@given(st.text(max_size=12))
+def test_any_source_is_right_slow_or_unknown(tmp_path_factory, text):
+    host = write(tmp_path_factory.mktemp("n"), {CLOCK_SOURCE: text.encode("utf-8", "replace")})
+    given, error = until_it_fails(clock, host)
+    assert codes(given) == (["clock/slow_source"] if text.strip() in SLOW else [])
+    assert error == "" or "not a name" in error
+
+
 # --- stories
+
+
+def test_a_slow_source_warns_until_a_reboot_has_brought_tsc_back_and_never_drains(tmp_path):
+    slow = node(tmp_path)
+    write(tmp_path, {CLOCK_SOURCE: "hpet\n"})
+    story = Story(clock).looks(slow, 300)
+    assert (story.codes, story.drained) == (["clock/slow_source"], False)
+    assert story.reboot().looks(slow, 3).codes == ["clock/slow_source"]
+    write(tmp_path, {CLOCK_SOURCE: "tsc\n"})
+    assert story.reboot().looks(node(tmp_path), 2).codes == []
 
 
 def test_a_boot_after_which_chrony_needs_minutes_is_no_warning(tmp_path):

@@ -3,7 +3,9 @@
 Rules: a link that the other GPUs of this node have must be active (Meta's study counts NVLink errors as high severity;
 DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Replays and recoveries do not happen on
 good links; of CRC errors a few do. Blackwell counts recoveries, damaged packets and bit error rates instead; above
-1e-6 Azure healthagent warns. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in.
+1e-6 Azure healthagent warns. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in. Before
+Ampere GPUs are wired to each other, each by other links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and
+2): of those only how many are active is compared.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ AFTER_EVENTS = ("xid", "sxid")
 # Cards that have links without anything at their other end until somebody plugs in a bridge.
 BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADES = ("replay", "recovery")
+FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         except NvmlError as error:  # the others are judged all the same
             failed.append(error)
     for gpu, own in links.items():
-        if not own and not config.links:
+        peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
+        if not own and not config.links and not any(map(any, peers)):
             continue
         active = [link.active for link in own]
-        peers = [[link.active for link in other] for peer, other in links.items() if peer.name == gpu.name]
         yield Observation("gpu_nvlinks_active", sum(active), labels=(("pci", gpu.pci),))
         yield from _inactive(gpu, active, peers, config)
         yield from _errors(gpu, own, config, past)
@@ -84,6 +87,9 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
         down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
         message = f"{len(down)} NVLinks are down that the other GPUs have"
         wrong = bool(down)
+        if len(active) <= FEW_LINKS:
+            most = max(map(sum, peers))
+            message, down, wrong = f"{sum(active)} NVLinks are active, other GPUs have {most}", [], sum(active) < most
     if wrong:
         yield Finding(
             Severity.CRITICAL,
@@ -113,9 +119,9 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -
         labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in known):#x}"))
         reading = Observation("gpu_nvlink_errors_total", sum(known.values()), ObservationKind.COUNTER, labels)
         yield reading
-        growth = past.growth(reading, 0.0)  # since the last run
-        if not growth:
-            continue
+        growth, last = past.growth(reading, 0.0), past.last(reading)  # since the last run
+        if not growth or last is None or reading.value < last.value:
+            continue  # one that fell counts what training the links anew after a reset did, as after a boot
         fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
         where = ", ".join(f"link {link}: {count}" for link, count in known.items() if count)
         yield Finding(

@@ -58,6 +58,35 @@ def test_a_gpu_on_a_baseboard_without_any_active_link_is_critical(host):
     assert [f.subject for f in found] == [PCI]
 
 
+@pytest.mark.parametrize(
+    "setting", ["nvlinks = 0", 'unsupported = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState"]']
+)
+@pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100"])
+def test_a_gpu_on_a_baseboard_of_whose_links_the_driver_tells_nothing_is_critical(host, profile, setting):
+    (finding,) = findings(gpu_nvlink, host(f"[gpu.3]\n{setting}", profile=profile))
+    assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", fake_pci_gpus(profile)[3])
+    assert finding.message.startswith("0 NVLinks are active, other GPUs have 1")
+
+
+def v100(*active):
+    """As in nvidia-smi nvlink --status on RWTH's nodes (help.itc.rwth-aachen.de): each GPU has 6 links."""
+    pci = ", ".join(f'"0000:{61 + n}:00.0"' for n in range(len(active)))
+    cards = (
+        f'[gpu.{n}]\nname = "Tesla V100-SXM2-16GB"\nnvlinks = 6\nnvlink_inactive = {sorted({*range(6)} - {*links})}\n'
+        for n, links in enumerate(active)
+    )
+    return f"pci = [{pci}]\n{''.join(cards)}"
+
+
+def test_gpus_that_are_wired_to_each_other_by_other_links_are_healthy(host):
+    assert findings(gpu_nvlink, host(v100((0, 2), (1, 2)), profile="dgx-a100")) == []
+
+
+def test_of_gpus_that_are_wired_to_each_other_one_with_fewer_links_is_critical(host):
+    (finding,) = findings(gpu_nvlink, host(v100((0, 1, 2, 3), (2, 3, 4), (1, 2, 4, 5)), profile="dgx-a100"))
+    assert (finding.subject, finding.message) == ("0000:62:00.0", "3 NVLinks are active, other GPUs have 4")
+
+
 def test_links_that_no_gpu_has_are_not_missed(host):
     text = "".join(f"[gpu.{n}]\nnvlink_inactive = [17]\n" for n in range(8))
     assert findings(gpu_nvlink, host(text)) == []
@@ -114,6 +143,13 @@ def test_old_errors_that_do_not_grow_are_no_finding(host):
 
 def test_counters_that_start_again_at_zero_are_no_finding(host):
     assert grown(host, "gpu.3.nvlink_replay = { 4 = 7 }", "") == []
+
+
+@pytest.mark.parametrize("kind", ["replay", "recovery", "crc"])
+def test_what_training_the_links_anew_after_a_reset_counts_is_no_fault(host, kind):
+    hosts = [host(f"gpu.3.nvlink_{kind} = {{ 4 = {n} }}") for n in (90, 2, 2, 3)]
+    assert [item for item in rounds(gpu_nvlink, hosts[:2]) if isinstance(item, Finding)] == []
+    assert codes([item for item in rounds(gpu_nvlink, hosts) if isinstance(item, Finding)]) == [f"gpu_nvlink/{kind}"]
 
 
 def test_a_few_crc_errors_warn_and_a_hundred_a_second_are_degraded(host):

@@ -60,6 +60,14 @@ def test_a_gpu_of_which_nvml_does_not_tell_the_address_is_named_by_pci(host):
     assert [f.subject for f in findings(gpu_count, host("gpu.3.unreachable = true"))] == [H100[3]]
 
 
+def test_a_gpu_that_healthd_may_not_open_is_unknown_and_not_missing(host, tmp_path):
+    node = host('gpu.3.errors = { nvmlDeviceGetHandleByIndex = "NoPermission" }')
+    (tmp_path / PCI[1:] / H100[5] / "revision").write_text("0xff\n")
+    found, error = until_it_fails(gpu_count, node, Config(expected=8))
+    assert codes([item for item in found if isinstance(item, Finding)]) == ["gpu_count/dead"]
+    assert "index 3" in error
+
+
 @pytest.mark.parametrize("state", ["lost", "requires_reset"])
 def test_what_gpu_access_says_is_not_said_twice(host, state):
     assert findings(gpu_count, host(f"gpu.3.{state} = true")) == []

@@ -2,7 +2,10 @@
 
 Rule: Meta's reliability study counts "GPU inaccessible" as high severity (arXiv 2410.21680: 57 % of PCIe faults show as
 an unreachable GPU, without any Xid). A driver that does not match the library is degraded: running jobs go on, new ones
-fail. A call that does not come back warns at first: NVML hangs for 45 s and more on healthy GPUs too (DCGM#313).
+fail. A call that does not come back warns at first: NVML hangs for 45 s and more on healthy GPUs too (DCGM#313); in the
+second round it is degraded. Together with Xid 79, 119 or 120 it is critical: gpu_xid says that by itself, from the
+kernel log in the daemon, which no hung worker holds up. So it is not judged here once more, and a Xid of hours ago
+never makes a requeue of a hang of now.
 """
 
 from __future__ import annotations

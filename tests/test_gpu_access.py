@@ -7,13 +7,13 @@ from pathlib import Path
 import pynvml
 import pytest
 from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
-from story import Story
+from story import Node, Story
 from trees import gpus, write
 
-from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap
+from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap, gpu_xid
 from healthd.checks.gpu_access import Config
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.model import Clears, Finding, KernelEvent, Severity
 from healthd.nvml import NvmlError
 from healthd.past import Past
 
@@ -219,3 +219,23 @@ def test_story_a_driver_that_still_hangs_in_the_second_round_drains_until_it_ans
     assert story.drained
     story.looks(host(), 3)
     assert (story.codes, story.drained) == ([], False)
+
+
+@pytest.mark.parametrize("code", ["79", "119", "120"])
+@pytest.mark.parametrize("xid_first", [True, False])
+def test_story_a_hang_together_with_the_xid_of_a_dead_gpu_requeues_at_once(host, code, xid_first):
+    """The catalogue's third step: gpu_xid takes it, while every call into the driver hangs."""
+    node = Node([Story(gpu_access), Story(gpu_xid)]).look(host())
+    xid = KernelEvent("xid", code, THIRD)
+    if xid_first:
+        node.of("gpu_xid").hear(xid)
+    node.of("gpu_access").hang(60.0)
+    assert not node.of("gpu_access").drained, "a hang alone only warns in its first round"
+    if not xid_first:
+        node.of("gpu_xid").hear(xid)
+    assert node.codes == ["gpu_access/hang", f"gpu_xid/{code}"]
+    assert (node.drained, node.of("gpu_xid").requeued) == (True, True)
+    node.looks(host(), 3)
+    assert node.drained, "the calls come back, but nobody has reset or rebooted anything"
+    node.each(Story.reboot).look(host())
+    assert (node.codes, node.drained) == ([], False)

@@ -138,6 +138,12 @@ def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> 
     yield from (_comment(f"{check} {left.instance}".strip(), left.why) for left in left_out)
 
 
+def words_of(left: LeftOut) -> str:
+    """For where its table does not stand above it."""
+    place = " ".join(word for word in (left.check, left.instance, left.key or left.setting) if word)
+    return _one_line(f"left out: {place}: {left.why}")
+
+
 def _kind(config: type[CheckConfig], setting: str) -> type:
     return type(getattr(config(), setting))
 

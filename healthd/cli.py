@@ -353,7 +353,10 @@ def _baseline(args: argparse.Namespace) -> int:
     if not args.write:
         return say(text)
     changes += baseline.by_hand(before, checks) if before is not None else []
-    return _write_baseline(path, text, changes, args.force, checks)
+    status = _write_baseline(path, text, changes, args.force, checks)
+    for left in present.left_out:
+        complain(baseline.words_of(left))
+    return status
 
 
 def _baseline_file(loaded: Loaded) -> str:
@@ -406,18 +409,15 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
     from healthd.ledger import replace_file
 
     settle(parse_toml(text, path), path, {}, checks)  # never a file with which the daemon would not start
-    left_out = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# left out: ")]
     if os.path.exists(path) and changes and not force:
-        say(render.drift(path, changes, page()))
+        say(f"{render.drift(path, changes, page())}\n")
         raise Stop(f"healthd baseline: {path}: is there and differs; --force replaces it", REFUSED)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         replace_file(path, text, mode=0o644, durable=True)
     except OSError as error:
         raise Stop(f"healthd baseline: {path}: cannot be written: {error.strerror}", REFUSED) from None
-    for line in left_out:
-        complain(line)
-    return say((render.drift(path, changes, page()) if changes else "") + f"{path}: written\n")
+    return say((f"{render.drift(path, changes, page())}\n" if changes else "") + f"{path}: written\n")
 
 
 # --- status, and what the daemon is told

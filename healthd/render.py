@@ -245,8 +245,12 @@ def _times(c: Document) -> str:
 def _not_known(document: Document, page: Page) -> Iterator[str]:
     if document["unknown"]:
         yield from ("", page.heading("Not known"))
+        names: dict[str, list[str]] = {}
         for sentence in document["unknown"]:
-            yield from page.wrap(sentence, "  ")
+            name, _, why = str(sentence).partition(" ")
+            names.setdefault(why, []).append(name)
+        for why, several in names.items():  # a hung driver keeps all GPU checks waiting: said once
+            yield from page.wrap(f"{', '.join(several)}{':' if len(several) > 1 else ''} {why}", "  ")
 
 
 # --- healthd status
@@ -376,7 +380,7 @@ def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) 
     if not changes:
         return f"{plain(path)}: nothing has changed\n"
     rows = [(setting, was or "-", now or "-") for setting, was, now, _unknown in changes]
-    return _text([f"{plain(path)}: changed", "", *page.table(("setting", "was", "is"), rows), ""])
+    return _text([f"{plain(path)}: changed", "", *page.table(("setting", "was", "is"), rows)])
 
 
 def checks(rows: Iterable[Sequence[str]], page: Page) -> str:

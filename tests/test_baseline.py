@@ -54,8 +54,8 @@ MOUNTS = """\
 class Node(FakeSystem):
     """A tree whose files below /dev are device files of mode 0666."""
 
-    def stat(self, path: str) -> FileStat:
-        found = super().stat(path)
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+        found = super().stat(path, anywhere)
         return found._replace(mode=stat.S_IFCHR | 0o666) if path.startswith("/dev/") else found
 
 
@@ -676,7 +676,7 @@ def test_it_writes_whole_readable_files_and_checks_then_use_them(tree, capsys):
     assert [path.name for path in file_of(tree).parent.iterdir()] == ["baseline.toml"]
     out, err = capsys.readouterr()
     assert out == f"{file_of(tree)}: written\n"
-    assert "left out: /dev/nvidia0" in err
+    assert "left out: device_nodes /dev/nvidia0: " in err
     assert main(["config", "show", *tree]) == 0
     assert re.search(rf"checks\.gpu_count\.expected +8 +{file_of(tree)}", capsys.readouterr().out)
     assert main(["check", *tree, "gpu_count", "ib_link", "pcie_devices", "mount"]) == 0

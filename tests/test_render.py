@@ -197,6 +197,11 @@ def test_what_could_not_be_looked_at_is_told():
     assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNot known\n  gpu_ecc failed: no\n")
 
 
+def test_what_keeps_several_checks_from_looking_is_told_once():
+    text = check(unknown=["gpu_ecc waits for worker 9", "mount /data failed: no", "gpu_mig waits for worker 9"])
+    assert text.endswith("\nNot known\n  gpu_ecc, gpu_mig: waits for worker 9\n  mount /data failed: no\n")
+
+
 @pytest.mark.parametrize("word", [*Severity.__members__, *Clears.__members__, *Outcome.__members__])
 def test_every_word_of_the_model_can_be_shown(word):
     word = word.lower()

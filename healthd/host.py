@@ -99,19 +99,19 @@ class Host:
         except OSError:
             return False
 
-    def stat(self, path: str) -> FileStat | None:
-        """None if there is nothing there."""
+    def stat(self, path: str, anywhere: bool = False) -> FileStat | None:
+        """None if there is nothing there. `anywhere`: of this machine, where `run` would run it."""
         try:
-            return self._system.stat(path)
+            return self._system.stat(path, True) if anywhere else self._system.stat(path)
         except OSError as error:
             if error.errno in GONE:
                 return None
             raise
 
-    def link_target(self, path: str) -> str | None:
+    def link_target(self, path: str, anywhere: bool = False) -> str | None:
         """Where a symbolic link points (as written), None if it is none."""
         try:
-            return self._system.readlink(path)
+            return self._system.readlink(path, True) if anywhere else self._system.readlink(path)
         except OSError:
             return None
 

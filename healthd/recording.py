@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
 MAX_BYTES = 64 << 20  # of JSON, uncompressed: what is read may be a bomb, and a node can have large files
-WITHOUT_SECONDS = ("run",)  # of these the program is the question: not its deadline, not its environment
+FIRST_ONLY = ("run", "stat", "readlink")  # of these the program or path is the question: not its deadline, not where
 
 Pack = Callable[[Any], Any]
 
@@ -168,7 +168,7 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 def question(name: str, arguments: Sequence[Any]) -> str:
     """ "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
-    asked = arguments[:1] if name in WITHOUT_SECONDS else arguments
+    asked = arguments[:1] if name in FIRST_ONLY else arguments
     return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
 
 

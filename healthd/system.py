@@ -47,8 +47,8 @@ class System(Protocol):
         """(name, inode number) of what is in a directory, in no order."""
         ...
 
-    def readlink(self, path: str) -> str: ...
-    def stat(self, path: str) -> FileStat: ...
+    def readlink(self, path: str, anywhere: bool = False) -> str: ...
+    def stat(self, path: str, anywhere: bool = False) -> FileStat: ...
     def statvfs(self, path: str) -> FileSystem: ...
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
@@ -57,7 +57,8 @@ class System(Protocol):
 
 
 class Tree:
-    """The files below `root`, "" for this machine. A tree has neither programs to ask nor a clock: those are None."""
+    """The files below `root`, "" for this machine. A tree has neither programs to ask nor a clock: those are None.
+    `anywhere`: a program of this machine is meant, whatever the root."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -81,11 +82,11 @@ class Tree:
         with os.scandir(self._root + path) as entries:
             return [(entry.name, entry.inode()) for entry in entries]
 
-    def readlink(self, path: str) -> str:
-        return os.readlink(self._root + path)
+    def readlink(self, path: str, anywhere: bool = False) -> str:
+        return os.readlink(path if anywhere else self._root + path)
 
-    def stat(self, path: str) -> FileStat:
-        found = os.stat(self._root + path)
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+        found = os.stat(path if anywhere else self._root + path)
         device = (os.major(found.st_rdev), os.minor(found.st_rdev))
         return FileStat(found.st_mode, found.st_uid, found.st_gid, device)
 

@@ -211,6 +211,13 @@ def test_links_that_go_round_in_a_circle_are_a_failure(tmp_path):
         run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "check"),)))
 
 
+def test_with_a_tree_for_the_machine_it_is_looked_at_where_it_is_run(ours, tmp_path):
+    """healthd check --root DIR runs this machine's program."""
+    ours.chmod(0o777)
+    assert "is writable by others" in refused(ours, Host(str(tmp_path / "tree")))
+    assert not (tmp_path / "it-ran").exists()
+
+
 class OwnedBy(Tree):
     """This machine, but that one file belongs to another."""
 
@@ -218,8 +225,8 @@ class OwnedBy(Tree):
         super().__init__("")
         self.path, self.uid = str(path), uid
 
-    def stat(self, path: str) -> FileStat:
-        found = super().stat(path)
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+        found = super().stat(path, anywhere)
         return found._replace(uid=self.uid) if path == self.path else found
 
 

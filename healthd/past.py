@@ -78,6 +78,8 @@ class Past:
 
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
         """Growth within the time up to this reading; 0.0 on first sight or after a boot; None if it sticks."""
+        if not reading.value and not within_seconds:
+            return 0.0  # what stands at zero has not grown: most counters of a healthy node
         if sticks(reading):
             return None
         series = self._store.get(key(reading))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd import past, registry
+from healthd.config import CheckConfig
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
@@ -111,6 +112,7 @@ class Worker:
         self.host = host
         self.begin = begin
         self.checks: dict[str, registry.Check] = {}
+        self._configs: dict[tuple[str, str], tuple[dict[str, Any], CheckConfig]] = {}
         self._stores: dict[str, dict[str, past.Series]] = {}  # what a text in the daemon's hands stands for
 
     def answer_line(self, line: bytes) -> bytes:
@@ -135,7 +137,7 @@ class Worker:
         """One run of one check: findings, observations, repairs. A site's check is imported when first asked for."""
         check = self._check(request["check"])
         self.begin(check.name, request["instance"])
-        config = load(check.config, request["config"])
+        config = self._config(check, request["config"])
         store, boot_id = self._store(request["past"]), request["boot_id"]
         now = self.host.now()
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
@@ -155,6 +157,13 @@ class Worker:
             "repairs": dump(found["repairs"]),
             "past": text,
         }
+
+    def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
+        """Its settings, made anew only when the daemon sends others."""
+        before = self._configs.get((check.name, table.get("name", "")))
+        if before is None or before[0] != table:
+            before = self._configs[check.name, table.get("name", "")] = (table, load(check.config, table))
+        return before[1]
 
     def _store(self, text: str) -> dict[str, past.Series]:
         """The counters' past as the daemon keeps it: the text that this worker made in the last run, or another's."""

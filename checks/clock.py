@@ -128,7 +128,7 @@ EXPLAIN = {
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' own counter (tsc) and reads the time from a chip, by a system call each time.",
+        "The kernel does not trust the CPUs' counter (tsc) and reads the time from a chip, each time by a system call.",
         "To ask for the time takes tens of times as long: Python, NCCL and whatever measures itself get slower.",
         "journalctl -k | grep -i -e tsc -e clocksource says why. Reboot; if it comes back, update the board's firmware "
         "(interrupts of its own that take too long, sockets that do not agree). On a virtual machine: its hypervisor.",

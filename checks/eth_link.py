@@ -1,7 +1,8 @@
-"""Ethernet interfaces and bonds that should be up, at their speed.
+"""Ethernet interfaces and bonds that should be up, at their speed and MTU.
 
 Rules: Azure healthagent's: an interface that is not up is a fault, one whose carrier changes often warns. Only what
-the site expects is judged, and every member of a bond: with one down it works on, slower and without reserve.
+the site expects is judged, and every member of a bond: with one down it works on, slower and without reserve. Another
+MTU than the network's loses large packets or makes many small ones (GCM's check-ethlink).
 Files: Linux, sysfs-class-net.
 """
 
@@ -28,12 +29,14 @@ SPEED_UNKNOWN = ("-1", "0", "4294967295")
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not judged
+    expected_mtu      interface or bond -> its MTU in bytes: {"bond0" = 9000}. Others are not judged
     confirm_seconds   it must be wrong for so long
     carrier_changes   more than this within the window warn; a flap is two: down and up
     carrier_changes_window_seconds
     """
 
     expected_mbps: dict[str, int] = field(default_factory=dict)
+    expected_mtu: dict[str, int] = field(default_factory=dict)
     confirm_seconds: float = 60.0
     carrier_changes: int = 3
     carrier_changes_window_seconds: float = 3600.0
@@ -45,6 +48,11 @@ def validate(config: Config) -> str | None:
             return f'expected_mbps: "{name}" is no name of an interface, as "eth0" is'
         if mbps < 0:
             return f"expected_mbps: the speed of {name} must not be negative, is {mbps}"
+    for name, mtu in config.expected_mtu.items():
+        if not NAME.fullmatch(name):
+            return f'expected_mtu: "{name}" is no name of an interface, as "eth0" is'
+        if mtu <= 0:
+            return f"expected_mtu: the MTU of {name} must be above 0, is {mtu}"
     return None
 
 
@@ -60,6 +68,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         try:
             yield from _judge(host, name, bonds.get(name, ""), config, past)
         except (OSError, ValueError) as error:  # must not hide the other interfaces
+            unreadable.append(f"{name}: {error}")
+    for name in config.expected_mtu:
+        try:
+            yield from _mtu(host, name, config)
+        except (OSError, ValueError) as error:
             unreadable.append(f"{name}: {error}")
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -115,6 +128,24 @@ def _speed(host: Host, name: str) -> int:
     return int(text)
 
 
+def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
+    text = host.read(f"{NET}/{name}/mtu")
+    if text is None:
+        return  # whether it is there is asked by expected_mbps
+    if not COUNT.fullmatch(text):
+        raise ValueError(f"{name}/mtu: not a number of bytes: {text[:40]!r}")
+    expected = config.expected_mtu[name]
+    if int(text) != expected:
+        yield Finding(
+            Severity.WARNING,
+            "eth_link/mtu",
+            name,
+            f"interface {name} has the MTU {int(text)}, {expected} is expected",
+            confirm_seconds=config.confirm_seconds,
+            expects="expected_mtu",
+        )
+
+
 def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Finding | Observation]:
     text = host.read(f"{NET}/{name}/carrier_changes")
     if text is None:
@@ -164,6 +195,14 @@ EXPLAIN = {
         "The interface is up, but slower than the site expects; of a bond also because a member is missing.",
         "Every job that uses this node waits for this link.",
         _TODO,
+    ),
+    "eth_link/mtu": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The interface has another MTU (largest packet) than the site's settings say.",
+        "Larger than the network's: large packets are lost, and connections hang. Smaller: less throughput.",
+        "ip link show INTERFACE; compare with a node that works. ip link set INTERFACE mtu N holds until the boot, "
+        "the network's configuration (NetworkManager, systemd-networkd, netplan) for good.",
     ),
     "eth_link/flapping": Explain(
         Severity.WARNING,

@@ -152,7 +152,7 @@ def _infiniband(host: Host, config: Mapping[str, Any]) -> Found:
 
 
 def _ethernet(host: Host, config: Mapping[str, Any]) -> Found:
-    from healthd.checks.eth_link import NAME, NET, SPEED_UNKNOWN, is_up
+    from healthd.checks.eth_link import COUNT, NAME, NET, SPEED_UNKNOWN, is_up
 
     entries = {name: host.list(f"{NET}/{name}") for name in host.list(NET)}
     bonds = {name for name, inside in entries.items() if "bonding" in inside}
@@ -179,6 +179,9 @@ def _ethernet(host: Host, config: Mapping[str, Any]) -> Found:
         known = speed not in SPEED_UNKNOWN and speed.isascii() and speed.isdecimal()
         note = "" if known else "the driver does not tell the speed"
         yield Entry("eth_link", "expected_mbps", int(speed) if known else 0, name, note=note)
+        mtu = _text(host, f"{path}/mtu")
+        if COUNT.fullmatch(mtu) and int(mtu):
+            yield Entry("eth_link", "expected_mtu", int(mtu), name)
 
 
 def _is_hardware(host: Host, path: str) -> bool:
@@ -387,7 +390,7 @@ SETTINGS = {
     "gpu_software": ("driver_version", "vbios"),
     "pcie_devices": ("expected",),
     "ib_link": ("expected_gbps",),
-    "eth_link": ("expected_mbps",),
+    "eth_link": ("expected_mbps", "expected_mtu"),
     "block_device": ("expected",),
     "memory_size": ("expected_bytes",),
     "cpu": ("expected",),

@@ -137,7 +137,8 @@ def infiniband(root: Path, device: str, state: str = "4: ACTIVE", physical: str 
 
 def interface(root: Path, name: str, state: str = "up", speed: str = "100000", device: str = "0000:18:00.0") -> None:
     path = f"/sys/class/net/{name}"
-    write(root, {f"{path}/type": "1\n", f"{path}/operstate": f"{state}\n", f"{path}/speed": f"{speed}\n"})
+    told = {"type": "1", "operstate": state, "speed": speed, "mtu": "9000"}
+    write(root, {f"{path}/{name}": f"{text}\n" for name, text in told.items()})
     (root / path.lstrip("/") / "device").symlink_to(f"../../../{device}")
 
 
@@ -180,7 +181,7 @@ def test_a_node_becomes_settings(tmp_path):
     assert tables["gpu_mig"] == {"mode": "off"}
     assert tables["gpu_software"] == {"driver_version": "580.105.08", "vbios": "96.00.99.00.01"}
     assert tables["ib_link"] == {"expected_gbps": {"mlx5_0/1": 400, "mlx5_3/1": 400}}
-    assert tables["eth_link"] == {"expected_mbps": {"bond0": 100000}}
+    assert tables["eth_link"] == {"expected_mbps": {"bond0": 100000}, "expected_mtu": {"bond0": 9000}}
     assert tables["memory_size"] == {"expected_bytes": 2113447480 * 1024}
     assert tables["cpu"] == {"expected": 224}
     assert tables["block_device"] == {"expected": ["S64GNE0R700123", "naa.5000c500a1b2c3d4"]}
@@ -348,6 +349,13 @@ def test_a_question_that_fails_leaves_out_what_it_was_for(tmp_path, call):
     assert tables_of(found)["gpu_count"] == {"expected": 8}
 
 
+def test_an_mtu_that_cannot_be_read_is_left_out_and_the_speed_is_not(tmp_path):
+    node(tmp_path)
+    write(tmp_path, {"/sys/class/net/bond0/mtu": "N/A\n"})
+    assert tables_of(seen(node(tmp_path)))["eth_link"]["expected_mbps"] == {"bond0": 100000}
+    assert not tables_of(seen(node(tmp_path)))["eth_link"]["expected_mtu"]
+
+
 def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
     from healthd.checks.services import MORE, PROPERTIES
 
@@ -407,7 +415,7 @@ def test_an_interface_that_is_down_is_left_out_and_what_is_no_hardware_is_not_me
     interface(tmp_path, "ib0")
     write(tmp_path, {"/sys/class/net/ib0/type": "32\n"})
     found = seen(node(tmp_path))
-    assert tables_of(found)["eth_link"] == {"expected_mbps": {"bond0": 100000}}
+    assert tables_of(found)["eth_link"]["expected_mbps"] == {"bond0": 100000}
     assert [name for name, _ in left_out(found, "eth_link")] == ["eth2", "eth3"]
 
 

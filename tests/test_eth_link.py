@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
@@ -39,10 +40,12 @@ def make(root, **changed):
 
 
 def healthy(tmp_path):
-    return make(tmp_path, eth0={"operstate": "unknown", "carrier": "1"}), EXPECTED
+    config = replace(EXPECTED, expected_mtu={"eth0": 9000})
+    return make(tmp_path, eth0={"operstate": "unknown", "carrier": "1", "mtu": "9000"}), config
 
 
 ABSENT_IS_FINE = {
+    r".*/mtu": "of an interface that is not there; expected_mbps asks whether it is",
     r".*/carrier_changes": "Linux before 3.15 does not count them",
     r"/sys/class/net/[a-z0-9]+": "listed only to find the members of a bond; what is there is read by name",
 }
@@ -114,6 +117,44 @@ def test_any_speed_is_not_even_read(node, tmp_path):
 @pytest.mark.parametrize("speed", ["-1", "0", "4294967295"])
 def test_a_speed_that_the_driver_does_not_tell_is_unknown(node, speed):
     assert "expect 0" in until_it_fails(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
+
+
+LARGE = Config(expected_mtu={"eth0": 9000})
+
+
+@pytest.mark.parametrize("mtu", ["1500", "9001", "8999", "1"])
+def test_another_mtu_than_expected_warns(node, mtu):
+    (finding,) = findings(eth_link, node(eth0={"mtu": mtu}), LARGE)
+    assert (finding.code, finding.subject, finding.expects) == ("eth_link/mtu", "eth0", "expected_mtu")
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.WARNING, Clears.PASS, 60.0)
+    assert f"has the MTU {mtu}, 9000 is expected" in finding.message
+    assert findings(eth_link, node(eth0={"mtu": mtu}), EXPECTED) == []
+
+
+def test_the_mtu_that_is_expected_and_that_of_an_interface_that_is_not_there_are_no_finding(node):
+    assert findings(eth_link, node(eth0={"mtu": "9000"}), LARGE) == []
+    assert findings(eth_link, node(), Config(expected_mtu={"eth7": 9000})) == []
+
+
+@pytest.mark.parametrize("mtu", ["", "N/A", "Unknown", str(2**64), "-1", "9000 bytes"])
+def test_a_garbled_mtu_is_unknown_and_hides_no_other(node, mtu):
+    config = Config(expected_mtu={"eth0": 9000, "bond0": 9000})
+    given, error = until_it_fails(eth_link, node(eth0={"mtu": mtu}, bond0={"mtu": "1500"}), config)
+    assert "eth0: eth0/mtu: not a number of bytes" in error
+    assert codes(given) == ["eth_link/mtu"]
+
+
+def test_another_mtu_warns_until_it_is_right_and_never_drains(node):
+    story = Story(eth_link, LARGE).looks(node(eth0={"mtu": "1500"}), 300)
+    assert (story.codes, story.drained) == (["eth_link/mtu"], False)
+    assert story.reboot().looks(node(eth0={"mtu": "1500"}), 3).codes == ["eth_link/mtu"]
+    assert story.looks(node(eth0={"mtu": "9000"}), 2).codes == []
+
+
+@pytest.mark.parametrize(("mtu", "said"), [({"a/b": 9000}, "no name"), ({"eth0": 0}, "must be above 0")])
+def test_an_mtu_that_is_none_is_refused(mtu, said):
+    assert said in (validate(Config(expected_mtu=mtu)) or "")
+    assert validate(LARGE) is None
 
 
 def changed_in_rounds(tmp_path, *changes, apart=300.0, config=EXPECTED):

@@ -70,7 +70,7 @@ def test_a_link_leads_somewhere(page):
         if anchor:
             text = there.read_text("utf-8")
             headings = [
-                re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)", text)
+                re.sub(r"[^a-z0-9_ -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"(?m)^#+ (.*)", text)
             ]
             assert anchor in headings or f'id="{anchor}"' in text, f"{target}#{anchor}"
 

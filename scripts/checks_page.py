@@ -1,0 +1,126 @@
+"""Writes docs/checks.md, and the list of checks in README.md, from the checks themselves. Run it after a check changes.
+
+Order and headings are those of conf/healthd.toml. tests/test_checks_page.py fails where a page is older than the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from healthd import registry  # noqa: E402
+from healthd.registry import Check  # noqa: E402
+from healthd.render import duration  # noqa: E402
+
+SAMPLE, PAGE, README = ROOT / "conf/healthd.toml", ROOT / "docs/checks.md", ROOT / "README.md"
+LIST = re.compile(r"(?s)(?<=<!-- checks: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
+HEAD = """\
+# The checks
+
+What each check looks at and why, what it finds, and what it can be told. `scripts/checks_page.py` wrote this page from
+the checks; `healthd explain CODE` says more of each code: why it matters, and what an engineer should do. The words are
+those of [severity.md](severity.md): warning never touches Slurm, degraded drains, critical also requeues. The severity
+is the usual one: some findings are milder at first, and the settings can say another.
+
+"Ends with": *pass*, clean runs of the check; *window*, time without news under load or after a repair; *GPU reset*;
+*reboot*; *operator*, `healthd repaired CODE PART`, which ends the others too.
+
+All checks have the settings `enabled`, `interval_seconds` (the daemon's, 300), `timeout_seconds` (10), `clear_after`
+(2), `enforce` and `severity`. What stands below is each check's own, at its default, as in
+[conf/healthd.toml](../conf/healthd.toml).
+"""
+
+
+def groups() -> dict[str, list[str]]:
+    """Heading -> its checks."""
+    found: dict[str, list[str]] = {}
+    for heading, name in re.findall(r"(?m)^# --- (.*)$|^\[checks\.(\w+)\]", SAMPLE.read_text("utf-8")):
+        if heading:
+            here = found.setdefault(heading[:1].upper() + heading[1:], [])
+        else:
+            here.append(name)
+    return {heading: names for heading, names in found.items() if names}
+
+
+def page(checks: dict[str, Check]) -> str:
+    parts = [HEAD]
+    for heading, names in groups().items():
+        parts.append(f"## {heading}\n")
+        parts += [_section(checks[name]) for name in names]
+    return "\n".join(parts)
+
+
+def _section(check: Check) -> str:
+    summary, _, rules = (check.module.__doc__ or "").strip().partition("\n")
+    rows = [(code, found) for code in check.codes() if (found := check.explain(code)) is not None]
+    codes = [
+        f"| `{code}` | {text.severity.name.lower()} | {_ends(text.clears.name)} | {_cell(text.meaning)} |"
+        for code, text in rows
+    ]
+    return "\n".join(
+        [
+            f"### {check.name}\n",
+            f"{_text(summary)} {_when(check)}".rstrip() + "\n",
+            f"{_text(rules.strip())}\n",
+            "| code | severity | ends with | means |",
+            "| --- | --- | --- | --- |",
+            *codes,
+            "",
+            *_settings(check.name),
+        ]
+    )
+
+
+def _when(check: Check) -> str:
+    usual = check.config().interval_seconds
+    if not check.runs:
+        return "At each line of the kernel log."
+    if check.when == "idle":
+        return "Only while healthd wants or holds a drain and Slurm shows the node drained and idle."
+    return f"Every {duration(usual)}." if usual else ""
+
+
+def _settings(name: str) -> list[str]:
+    """Its table in the sample settings, as a block."""
+    _, _, rest = SAMPLE.read_text("utf-8").partition(f"[checks.{name}]")
+    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    common = ("enabled", "interval_seconds", "timeout_seconds", "clear_after", "enforce", "severity")
+    own = [line for line in lines if not line.startswith(tuple(f"#{word} = " for word in common))]
+    shown = [line.removeprefix("#") for line in (own if name == "gpu_access" else lines)]
+    return ["```toml", f"[checks.{name}]", *shown, "```\n"] if shown else []
+
+
+def _ends(clears: str) -> str:
+    return "GPU reset" if clears == "GPU_RESET" else clears.lower()
+
+
+def _cell(text: str) -> str:
+    return _text(" ".join(text.split())).replace("|", r"\|")
+
+
+def _text(text: str) -> str:
+    return re.sub(r"([*<])", r"\\\1", text)
+
+
+def readme(checks: dict[str, Check], text: str) -> str:
+    lines = ["| | | looks at |", "| --- | --- | --- |"]
+    for heading, names in groups().items():
+        for name in names:
+            title = heading if name == names[0] else ""
+            lines.append(f"| {title} | `{name}` | {_cell(checks[name].summary)} |")
+    return LIST.sub(lambda _: "\n".join([*lines, ""]), text)
+
+
+def main() -> int:
+    checks = registry.built_in()
+    PAGE.write_text(page(checks), "utf-8")
+    README.write_text(readme(checks, README.read_text("utf-8")), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

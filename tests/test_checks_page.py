@@ -1,0 +1,48 @@
+"""docs/checks.md and the list of checks in README.md say what the checks say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from healthd import registry
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/checks_page.py"
+CHECKS = registry.built_in()
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("checks_page", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES = script()
+AGAIN = "run scripts/checks_page.py: a check or the sample settings changed"
+
+
+def test_the_page_of_the_checks_is_what_the_checks_say():
+    assert (ROOT / "docs/checks.md").read_text("utf-8") == PAGES.page(CHECKS), AGAIN
+
+
+def test_the_list_in_the_readme_is_what_the_checks_say():
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert PAGES.LIST.search(text)
+    assert text == PAGES.readme(CHECKS, text), AGAIN
+    assert f"\n{len(CHECKS)} checks; " in text
+
+
+def test_every_check_has_its_place_under_a_heading():
+    assert sorted(name for names in PAGES.groups().values() for name in names) == sorted(CHECKS)
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_every_code_of_a_check_has_a_row(name):
+    section = PAGES.page(CHECKS).partition(f"### {name}\n")[2].partition("\n##")[0]
+    assert [code for code in CHECKS[name].codes() if f"| `{code}` |" not in section] == []

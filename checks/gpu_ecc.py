@@ -3,7 +3,7 @@
 Rules: any uncorrected error means that data was lost: reset before the next job (Meta's study, OCI, Azure, DCGM). SRAM
 over NVIDIA's threshold is NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's limits.
 A count that falls shows a reset, but only with persistence mode: without it the driver forgets the count when the last
-user of the GPU goes.
+user of the GPU goes. With MIG no GPU tells the counts since then (nvml.h): the growth of those for life stands in.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Find
             message = f"{location} {error} errors fell from {last.value:.0f} to {count}"
             yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
     yield from _judge(gpu, counts, config)
-    yield from _lifetime(gpu)
-    if not counts and gpu.ecc_mode():
+    life = gpu.ecc_total(uncorrected=True, volatile=False)
+    yield from _lifetime(gpu, life, past, judged=not counts)
+    if not counts and gpu.ecc_mode() and (life is None or not gpu.mig_enabled()):
         raise ValueError(f"GPU {gpu.pci}: ECC is on, but no error counter answers")
 
 
@@ -70,14 +71,19 @@ def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
-    """(location, corrected or uncorrected) -> count, where supported. Before Ampere there is the sum only."""
+    """(location, corrected or uncorrected) -> count, where supported.
+
+    Before Turing caches and registers have no sum of their own: they are what is left of the sum of all.
+    """
     found = {
         (location, error): gpu.ecc_count(location, error == "uncorrected", volatile=True)
         for location in ("sram", "dram")
         for error in ("corrected", "uncorrected")
     }
-    if all(count is None for count in found.values()):
-        found = {("memory", e): gpu.ecc_total(e == "uncorrected", volatile=True) for e in ("corrected", "uncorrected")}
+    for error in ("corrected", "uncorrected"):
+        dram = found["dram", error]
+        if found["sram", error] is None and (total := gpu.ecc_total(error == "uncorrected", volatile=True)) is not None:
+            found["memory" if dram is None else "caches", error] = total if dram is None else max(0, total - dram)
     return {key: count for key, count in found.items() if count is not None}
 
 
@@ -104,7 +110,7 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], config: Config) -> 
         yield Finding(Severity.WARNING, "gpu_ecc/corrected", gpu.pci, message, clears=Clears.GPU_RESET)
 
 
-def _lifetime(gpu: NvmlGpu) -> Iterator[Finding | Observation]:
+def _lifetime(gpu: NvmlGpu, total: int | None, past: Past, judged: bool) -> Iterator[Finding | Observation]:
     if gpu.sram_threshold_exceeded():
         yield Finding(
             Severity.DEGRADED,
@@ -114,10 +120,14 @@ def _lifetime(gpu: NvmlGpu) -> Iterator[Finding | Observation]:
             clears=Clears.OPERATOR,
             evidence="SRAM threshold flag 1",
         )
-    total = gpu.ecc_total(uncorrected=True, volatile=False)
     if total is not None:
         labels = (("pci", gpu.pci), ("error", "uncorrected"))
-        yield Observation("gpu_ecc_aggregate_errors_total", total, ObservationKind.COUNTER, labels)
+        reading = Observation("gpu_ecc_aggregate_errors_total", total, ObservationKind.COUNTER, labels)
+        yield reading
+        last = past.last(reading)
+        if judged and last is not None and total > last.value:
+            message = f"{total - last.value:.0f} new uncorrected ECC errors ({total} in the life of this GPU)"
+            yield Finding(Severity.CRITICAL, "gpu_ecc/uncorrected", gpu.pci, message, clears=Clears.GPU_RESET)
         if total > 0:
             message = f"{total} uncorrected ECC errors in the life of this GPU"
             yield Finding(Severity.INFO, "gpu_ecc/aggregate", gpu.pci, message)

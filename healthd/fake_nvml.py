@@ -31,6 +31,8 @@ from healthd.nvml import (
     FIELDS_LINK_ERRORS,
     FIELDS_LINK_PACKET_ERRORS,
     FIELDS_SLOWDOWN,
+    LOCATIONS,
+    VOLATILE,
     Nvml,
     raw,
 )
@@ -256,6 +258,8 @@ class FakeLibrary:
         self, handle: Handle, errorType: int, counterType: int, locationType: int
     ) -> int:
         gpu = self._ask("nvmlDeviceGetMemoryErrorCounter", handle)
+        if locationType == LOCATIONS["sram"] and not gpu.ecc_sram:
+            _fail("NotSupported")
         return _ecc(gpu, errorType, counterType, locationType)
 
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:
@@ -373,8 +377,9 @@ def _address(pci: str) -> tuple[int, int, int]:
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
-    """One ECC counter, by nvml.h's numbers. Most locations are not supported on Ampere and later."""
-    if not gpu.ecc or location not in (2, 7):
+    """One ECC counter, by nvml.h's numbers. Most locations are not supported on Ampere and later; with MIG the GPU does
+    not tell what it counted since the driver was loaded."""
+    if not gpu.ecc or location not in (2, 7) or (gpu.mig and counter_type == VOLATILE):
         _fail("NotSupported")
     counter = ("volatile", "aggregate")[counter_type]
     error = ("corrected", "uncorrected")[error_type]

@@ -98,7 +98,8 @@ class Gpu:
 
     gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; it is named,
                 but every question to it answers GpuIsLost; or ResetRequired
-    ecc_*       counters; without ECC (`ecc = false`) they are not supported, as are the rows' with `mig`
+    ecc_*       counters; without ECC (`ecc = false`) they are not supported, as are the volatile ones and the rows'
+                with `mig`. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
     remap_histogram   banks with all, many, some, few, no spare rows
     unrepairable_memory   the driver's flag (590 and later)
     retired_single_bit, retired_double_bit   pages, before Ampere
@@ -144,6 +145,7 @@ class Gpu:
     requires_reset: bool = False
     recovery_action: int | None = None
     ecc: bool | None = None
+    ecc_sram: bool = True
     ecc_volatile_corrected_sram: int = 0
     ecc_volatile_corrected_dram: int = 0
     ecc_volatile_uncorrected_sram: int = 0

@@ -133,9 +133,37 @@ def test_counters_that_stand_or_grow_are_no_evidence(host):
     assert [item for item in rounds(gpu_ecc, [host(), node, node]) if isinstance(item, Repair)] == []
 
 
-def test_mig_does_not_hide_the_memorys_errors(host):
-    found = findings(gpu_ecc, host("[gpu.3]\nmig = true\necc_volatile_uncorrected_dram = 1"))
-    assert codes(found) == ["gpu_ecc/uncorrected"]
+def test_a_v100_tells_its_memory_alone_and_its_caches_count_too(host):
+    """Neither Volta nor Pascal has the location SRAM."""
+    text = "[gpu.3]\necc_sram = false\necc_volatile_uncorrected_sram = 2\necc_volatile_uncorrected_dram = 1"
+    (finding,) = findings(gpu_ecc, host(text))
+    assert finding.evidence == "uncorrected: dram 1, caches 2"
+
+
+def test_with_mig_old_errors_are_no_fault_and_new_ones_are(host):
+    """nvml.h: volatile errors cannot be queried by the handle of a GPU with MIG; nvidia-smi shows N/A."""
+    old, new = (host(f"[gpu.3]\nmig = true\necc_aggregate_uncorrected_dram = {n}") for n in (4, 5))
+    assert codes(findings(gpu_ecc, old)) == ["gpu_ecc/aggregate"]
+    assert codes([item for item in rounds(gpu_ecc, [old, old]) if isinstance(item, Finding)]) == ["gpu_ecc/aggregate"]
+    found = [item for item in rounds(gpu_ecc, [old, new]) if isinstance(item, Finding)]
+    assert codes(found) == ["gpu_ecc/uncorrected", "gpu_ecc/aggregate"]
+    assert found[0].message == "1 new uncorrected ECC errors (5 in the life of this GPU)"
+
+
+def test_with_mig_counters_that_do_not_answer_are_unknown_too(host):
+    _, error = until_it_fails(gpu_ecc, host('[gpu.3]\nmig = true\nunsupported = ["nvmlDeviceGetTotalEccErrors"]'))
+    assert error == f"GPU {PCI}: ECC is on, but no error counter answers"
+
+
+@pytest.mark.parametrize("way", ["reboot", "repaired"])
+def test_story_with_mig_a_new_error_requeues_until_a_reboot_or_a_word(host, way):
+    old, new = (host(f"[gpu.3]\nmig = true\necc_aggregate_uncorrected_sram = {n}") for n in (0, 1))
+    story = Story(gpu_ecc).look(old).look(new)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_ecc/aggregate", "gpu_ecc/uncorrected"], True, True)
+    story.looks(new, 300)
+    assert story.drained
+    story.reboot() if way == "reboot" else story.repaired("gpu_ecc/uncorrected", PCI)
+    assert not story.looks(new, 2).drained
 
 
 def test_counters_at_the_end_of_their_width_are_findings_too(host):

@@ -27,6 +27,7 @@ def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -
         standing = ", ".join(f"{c.code} {c.subject}".strip() for c in before.values()) or "none"
         raise Refused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
     memory.set_conditions(verdict.repaired(before, code, part, who, now))
+    memory.forget_growth(hit)
     names = ", ".join(f"{c.code} {c.subject}".strip() for c in hit)
     return f"repaired: {names}; all checks look now"
 

@@ -504,6 +504,7 @@ class Daemon:
         if report.acknowledged:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
             self.memory.set_conditions(verdict.resumed_by_operator(known, report.acknowledged_before, now))
+            self.memory.forget_growth(c for key, c in self.memory.conditions.items() if c != known.get(key))
         if report.adopted:
             self.memory.set_conditions(
                 verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)

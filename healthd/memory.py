@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from healthd import ledger as ledgers
@@ -158,6 +158,13 @@ class Memory:
         """What a check's run made of its counters' past."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
+
+    def forget_growth(self, conditions: Iterable[Condition]) -> None:
+        """An operator answers for these parts: what their counters did before must not open the same again."""
+        for condition in conditions:
+            label = f"{condition.check} {condition.instance}".strip()
+            if label in self.past:
+                self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
 
     def keep_only(self, configured: Collection[tuple[str, str]]) -> None:
         """A condition whose check is no longer configured would stand for ever: nobody looks."""

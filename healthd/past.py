@@ -152,6 +152,14 @@ def decode(text: str) -> dict[str, Series]:
     return {name: Series(*row) for name, row in rows.items()}
 
 
+def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
+    """A part was repaired: what its counters did before proves nothing. `subject`: the value of a label; "" = all."""
+    return {
+        name: replace(series, grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
+        for name, series in store.items()
+    }
+
+
 def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
     """The clock was set: the same readings, at the moments as `move` tells them."""
     return {

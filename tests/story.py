@@ -31,7 +31,7 @@ from healthd.model import (
     SlurmMemory,
 )
 from healthd.nvml import NvmlError
-from healthd.past import Past, Series, update
+from healthd.past import Past, Series, update, without_growth
 from healthd.policy import Mode, Policy, decide
 from healthd.registry import Check
 from healthd.verdict import as_configured
@@ -155,6 +155,9 @@ class Story:
 
     def repaired(self, code: str, subject: str | None = None) -> Story:
         """An engineer says so: `healthd repaired CODE [PART]`."""
+        for known in self.conditions.values():
+            if known.code == code and subject in (None, known.subject):
+                self.past = without_growth(self.past, known.subject)
         self._take(verdict.repaired(self.conditions, code, subject, "an engineer", self.now))
         return self._decide()
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
-from healthd import verdict
+from healthd import past, verdict
 from healthd.commands import COMMANDS, LONGEST_PAUSE_SECONDS, Refused
 from healthd.ledger import Pause
 from healthd.memory import Memory
@@ -53,6 +53,16 @@ def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None
     assert [c.subject for c in memory.ledger.conditions] == ["0000:1b:00.0"]
     (ended,) = memory.ledger.cleared
     assert ended.cleared_by == "repaired by ann (uid 1000)"
+
+
+def test_what_the_counters_of_a_repaired_part_did_before_is_forgotten(memory: Memory) -> None:
+    series = past.Series(3.0, NOW, "b1", ((NOW, 3.0),))
+    keys = ("lost_total{pci=0000:61:00.0}", "lost_total{pci=0000:1b:00.0}")
+    memory.set_past("gpu_xid", past.encode(dict.fromkeys(keys, series)))
+    memory.set_past("ib_flap", past.encode(dict.fromkeys(keys, series)))
+    told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0")
+    assert [len(each.grown) for each in past.decode(memory.past["gpu_xid"]).values()] == [0, 1]
+    assert [len(each.grown) for each in past.decode(memory.past["ib_flap"]).values()] == [1, 1]
 
 
 def test_without_a_part_every_condition_with_that_code_ends(memory: Memory) -> None:

@@ -244,3 +244,12 @@ def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, path, content):
         assert "not a count" in error
     else:
         assert text == b"N/A (no PMA)" or float(int(text)) in [getattr(item, "value", None) for item in given]
+
+
+def test_after_a_repair_what_was_before_it_does_not_count(node):
+    """A new cable, and one more loss of the link in the same three hours: its switch rebooted."""
+    life = Story(ib_flap).look(node()).look(node(downed=4)).repaired("ib_flap/link_downed")
+    life.look(node(downed=4)).look(node(downed=5))
+    assert (life.codes, life.drained) == ([], False)
+    life.look(node(downed=7))
+    assert (life.codes, life.drained) == (["ib_flap/link_downed"], True)

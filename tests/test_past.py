@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.model import Observation, ObservationKind
-from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Series, update
+from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Series, update, without_growth
 
 COUNTER, GAUGE = ObservationKind.COUNTER, ObservationKind.GAUGE
 
@@ -105,6 +105,17 @@ def test_what_is_no_longer_read_is_kept_for_two_days():
     store = after(counter(1))
     assert update(store, [], KEEP_SECONDS - 1, "a") == store
     assert update(store, [], KEEP_SECONDS + 1, "a") == {}
+
+
+def test_a_part_that_was_repaired_has_no_growth_before_that_and_others_keep_theirs():
+    store = update(after(*values(1, 4)), [counter(9, port="aa"), counter(3, port="b")], 100.0, "a")
+    store = update(store, [counter(10, port="aa"), counter(5, port="b")], 200.0, "a")
+    kept = without_growth(store, "a")
+    assert [Past(kept, 300.0, "a").growth(counter(n, port=p), 1000) for n, p in ((4, "a"), (10, "aa"), (6, "b"))] == [
+        *(0, 1, 3)
+    ]
+    assert Past(kept, 300.0, "a").growth(counter(6), 1000) == 2, "what comes after it counts"
+    assert all(series.grown == () for series in without_growth(store, "").values())
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=3 * KEEP_INCREMENTS))

@@ -429,7 +429,10 @@ def _ask(args: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]:
     try:
         return control.ask(flags.runtime_dir(args), request)
     except control.NoAnswer as error:
-        raise Stop(str(error), UNKNOWN) from None
+        from healthd import running
+
+        there = running.daemons() or "no process of it is to be seen"
+        raise Stop(f"{error}; {there}", UNKNOWN) from None
     except control.Refused as error:
         raise Stop(f"healthd: {error}", REFUSED) from None
 

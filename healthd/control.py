@@ -27,9 +27,9 @@ def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PAT
     try:
         line = _exchange(path, json.dumps(request).encode() + b"\n", time.monotonic() + patience_seconds)
     except FileNotFoundError:
-        raise NoAnswer(f"healthd is not running: there is no {path}") from None
+        raise NoAnswer(f"healthd does not answer: there is no {path}") from None
     except ConnectionRefusedError:
-        raise NoAnswer(f"healthd is not running: nobody answers at {path}") from None
+        raise NoAnswer(f"healthd does not answer: nobody listens at {path}") from None
     except (TimeoutError, BlockingIOError):
         raise NoAnswer(f"healthd does not answer: nothing came from {path} within {patience_seconds:g} s") from None
     except OSError as error:

@@ -65,13 +65,13 @@ def test_a_refusal_is_the_daemons_sentence(serve):
 
 
 def test_no_daemon(tmp_path):
-    assert sentence(str(tmp_path)) == f"healthd is not running: there is no {tmp_path}/healthd.sock"
+    assert sentence(str(tmp_path)) == f"healthd does not answer: there is no {tmp_path}/healthd.sock"
 
 
 def test_a_daemon_that_was_killed(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "healthd.sock"))
-    assert sentence(str(tmp_path)) == f"healthd is not running: nobody answers at {tmp_path}/healthd.sock"
+    assert sentence(str(tmp_path)) == f"healthd does not answer: nobody listens at {tmp_path}/healthd.sock"
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b"[]", b"3\n", b"[" * 100_000, b"\xff"])

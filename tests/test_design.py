@@ -89,7 +89,7 @@ ONLY = {
 LAZY = {
     "pynvml": ({"fake_nvml", "fake_scenario", "nvml", "nvml_recording"}, {"fake_nvml", "fake_scenario"}),
     "prometheus_client": ({"metrics"}, set()),
-    "psutil": ({"cli", "status", "worker"}, set()),
+    "psutil": ({"running"}, set()),
     "pyudev": ({"inventory"}, set()),
     "systemd": ({"kernel_journal", "service"}, set()),
 }

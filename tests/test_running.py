@@ -1,0 +1,60 @@
+"""Which daemons run here: told by their command lines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.running import command_of, daemons
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/opt/healthd/bin/python", "/usr/bin/healthd", "run"], "healthd run"),
+        (["python3", "-m", "healthd", "run", "--mode", "act"], "healthd run --mode act"),
+        (["python3", "/usr/bin/healthd", "status"], ""),
+        (["vi", "healthd"], ""),
+        (["healthd"], ""),
+        ([], ""),
+    ],
+)
+def test_a_daemon_is_told_by_its_command_line(words, command):
+    assert command_of(words) == command
+
+
+@given(st.lists(st.text()))
+def test_any_command_line_is_read(words):
+    assert command_of(words) == "" or "run" in words
+
+
+@pytest.fixture
+def one() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like a daemon."""
+    program = "import sys; print(flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "healthd", "run", "--runtime-dir", "/tmp/elsewhere"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process
+    process.communicate()
+
+
+def test_a_daemon_that_runs_is_told_with_its_process_its_age_and_its_options(one):
+    (told,) = [words for words in daemons().split(", process") if f"{one.pid} (" in words]
+    assert told.endswith("): healthd run --runtime-dir /tmp/elsewhere")
+    assert f"{one.pid} (" in told
+    assert " s, " in told
+
+
+def test_this_process_is_none():
+    assert f"process {os.getpid()} " not in daemons()

@@ -4,7 +4,8 @@ Rules: lanes and generation as OCI and AzNHC compare them; replays a minute as D
 says that an idle GPU may lower its generation, and its lanes: so these are judged only where the link is at its full
 generation or the GPU works. (With MIG the driver does not tell whether it works.) A GPU on the root bus is one that a
 virtual machine was given: the port above it is not to be seen, and how many lanes that has nobody says (clouds give a
-T4 of 16 lanes 8 of them).
+T4 of 16 lanes 8 of them). NVML's maximum of lanes is the card's: a slot with fewer is as built, and the port above a
+GPU says so in sysfs.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from healthd.past import Past
 
 USES = "nvml"
 
+DEVICES = "/sys/bus/pci/devices"
 ON_ROOT_BUS = re.compile("[0-9a-f]+:00:")
 
 
@@ -52,7 +54,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for gpu in host.gpus():
         try:
             link = gpu.pcie_link()
-            yield from _link(gpu, link, config)
+            yield from _link(host, gpu, link, config)
             yield from _replays(gpu, link, config, past)
         except (NvmlError, ValueError) as error:  # must not hide the other GPUs
             failed.append(error)
@@ -60,7 +62,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise failed[0]
 
 
-def _link(gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Observation]:
+def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Observation]:
     labels = (("pci", gpu.pci),)
     if link.width is not None:
         yield Observation("gpu_pcie_link_lanes", link.width, labels=labels)
@@ -72,15 +74,6 @@ def _link(gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Ob
         return
     full = link.generation is not None and link.generation == link.max_generation
     busy = not full and (gpu.utilization() or 0.0) >= config.busy_share
-    if narrow and (full or busy):
-        yield Finding(
-            Severity.DEGRADED,
-            "gpu_pcie/lanes",
-            gpu.pci,
-            f"the PCIe link has {link.width} of {link.max_width} lanes",
-            clears=Clears.REBOOT,
-            confirm_seconds=config.confirm_seconds,
-        )
     if slow and busy:
         yield Finding(
             Severity.WARNING,
@@ -91,6 +84,29 @@ def _link(gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Ob
             confirm_seconds=config.confirm_seconds,
             window_seconds=config.clean_seconds,
         )
+    if narrow and (full or busy):
+        lanes = min(link.max_width or 0, _slot_lanes(host, gpu.pci))
+        if (link.width or 0) < lanes:
+            yield Finding(
+                Severity.DEGRADED,
+                "gpu_pcie/lanes",
+                gpu.pci,
+                f"the PCIe link has {link.width} of {lanes} lanes",
+                clears=Clears.REBOOT,
+                confirm_seconds=config.confirm_seconds,
+            )
+
+
+def _slot_lanes(host: Host, pci: str) -> float:
+    """How many lanes the port above a GPU has; infinite where nothing says so. Raises ValueError for what is none."""
+    port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
+    path = f"{DEVICES}/{port}/max_link_width"
+    text = host.read(path) if port else None
+    if text in (None, "0", "255"):  # nothing, and what a port without a link says
+        return math.inf
+    if not re.fullmatch(r"[1-9][0-9]?", text or ""):
+        raise ValueError(f"{path}: not a number of lanes: {(text or '')[:40]!r}")
+    return int(text or 0)
 
 
 def _less(now: int | None, most: int | None, what: str) -> bool:
@@ -110,9 +126,11 @@ def _replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterat
     yield reading
     # The highest generation: by now the GPU may be idle and have lowered it.
     lanes, generation = link.width or link.max_width, link.max_generation or link.generation
-    new, per_second = past.growth(reading, 0.0), past.rate(reading)
+    new, per_second, last = past.growth(reading, 0.0), past.rate(reading), past.last(reading)
     if not new or not per_second or not lanes or not generation:
         return
+    if last is None or replays < last.value:
+        return  # it began anew: what training the link after a reset counts (150 on an H100 that is well) is no fault
     rates = config.lane_replays_per_minute
     limit = math.ceil(rates[min(generation, len(rates)) - 1] * lanes)
     per_minute = round(min(new, per_second * 60), 1)  # two looks within a minute are no rate

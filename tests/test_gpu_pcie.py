@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
 from story import Story
+from trees import pci_device
 
 from healthd.checks import gpu_pcie
 from healthd.checks.gpu_pcie import Config, validate
@@ -48,7 +49,7 @@ def test_a_healthy_machine_gives_no_finding(host, profile):
 @pytest.mark.parametrize("more", ["", BUSY, f"pcie_generation = 1\n{BUSY}"])
 def test_missing_lanes_are_degraded_after_two_minutes_until_a_reboot(host, lanes, more):
     found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {lanes}\n{more}"))
-    finding = found[0]
+    finding = found[-1]
     assert (finding.code, finding.subject, finding.severity) == ("gpu_pcie/lanes", PCI, Severity.DEGRADED)
     assert (finding.clears, finding.confirm_seconds, finding.window_seconds) == (Clears.REBOOT, 120.0, 0.0)
     assert finding.message == f"the PCIe link has {lanes} of 16 lanes"
@@ -80,6 +81,30 @@ def test_with_mig_nobody_knows_whether_it_works_so_only_a_link_at_full_generatio
 def test_a_slot_or_a_machine_that_cannot_do_more_is_no_fault(host):
     text = f"[gpu.3]\npcie_width = 8\npcie_max_width = 8\npcie_generation = 4\npcie_max_generation = 4\n{BUSY}"
     assert findings(gpu_pcie, host(text)) == []
+
+
+def in_slot(tmp_path: Path, lanes: str) -> str:
+    """A tree in which GPU 3 is below a port that has so many lanes."""
+    pci_device(tmp_path, "0000:60:01.0", "0x060400", vendor="0x8086", max_link_width=lanes)
+    pci_device(tmp_path, PCI, "0x030200", "0000:60:01.0")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(("slot", "lanes"), [("8", 8), ("16", 16), ("0", 16), ("255", 16)])
+def test_a_card_of_16_lanes_has_as_many_as_its_slot(host, tmp_path, slot, lanes):
+    """A T4 in the slot of 8 lanes of a server's riser: nvidia-smi shows 16x at most, 8x now."""
+    root = in_slot(tmp_path, slot)
+    for now in (4, 8, 16):
+        found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {now}", root=root))
+        assert [f.message for f in found] == ([f"the PCIe link has {now} of {lanes} lanes"] if now < lanes else [])
+
+
+@pytest.mark.parametrize("text", ["", "N/A", "Unknown", "x16", "18446744073709551616"])
+def test_a_slot_that_says_something_else_is_unknown_and_only_asked_where_lanes_are_missing(host, tmp_path, text):
+    root = in_slot(tmp_path, text)
+    assert findings(gpu_pcie, host(root=root)) == []
+    with pytest.raises(ValueError, match=r"0000:60:01\.0/max_link_width: not a number of lanes"):
+        findings(gpu_pcie, host("[gpu.3]\npcie_width = 8", root=root))
 
 
 def test_what_is_not_told_is_not_judged(host):
@@ -133,6 +158,7 @@ def test_old_replays_and_a_counter_that_starts_again_are_nothing(host):
     assert replays(host, 10_000) == []
     assert replays(host, 10_000, 10_000) == []
     assert replays(host, 10_000, 9) == []
+    assert replays(host, 400, 150, apart=40.0) == [], "a GPU reset, and the link was trained"
 
 
 def test_a_few_replays_between_two_looks_within_seconds_are_no_rate(host):

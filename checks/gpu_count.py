@@ -52,9 +52,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     known = set(answering)
     if host.nvml_is_open:
         known |= {error.pci for error in host.nvml.unreachable if error.kind in SAID_BY_GPU_ACCESS}
-        for error in host.nvml.unreachable:
-            if error.kind is NvmlErrorKind.NO_PERMISSION:
-                raise error  # NVML counts it and does not say which one it is: nobody knows what is missing
+        for refused in host.nvml.unreachable:
+            if refused.kind is NvmlErrorKind.NO_PERMISSION:
+                raise refused  # NVML counts it and does not say which one it is: nobody knows what is missing
     for pci in sorted({*on_pci} - known - {*dead}):
         message = f"GPU {pci} is on the PCI bus but NVML does not show it"
         yield Finding(Severity.CRITICAL, "gpu_count/missing", pci, message, clears=Clears.REBOOT)

@@ -4,6 +4,9 @@ Rules: an uncorrected error lost data of whatever used that memory (Meta's study
 controller's count has them all, also those whose DIMM the hardware did not name. Corrected errors cost nothing, and
 vendors' limits for them differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac; drivers that
 think in ranks (AMD) have rank0 for dimm0. Without an EDAC driver (virtual machines) nothing is judged.
+
+The counts begin anew with each boot. One that the first look after a boot finds above 0 warns: it may be an error of
+this boot, or what the firmware kept of the last one (it hands it over when its driver, ghes_edac, starts).
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             reading = Observation(f"memory_edac_{error}_errors_total", count, ObservationKind.COUNTER, labels)
             yield reading
             new = past.growth(reading, 0.0)  # since the last run
+            rebooted = past.last(reading) is None and past.last(reading, any_boot=True) is not None
+            if rebooted and count and error == "uncorrected":
+                words = f"{count} uncorrected memory errors were counted before the first look of this boot"
+                code = "memory_edac/uncorrected_at_boot"
+                yield Finding(Severity.WARNING, code, controller, words, clears=Clears.REBOOT)
             if new and error == "uncorrected":
                 yield _uncorrected(host, controller, dimms, new)
             elif new:
@@ -124,6 +132,15 @@ EXPLAIN = {
         "ECC found an error in the host's memory that it could not correct.",
         "Data was lost: a process was killed for it or computes with wrong bytes, and so may the kernel.",
         f"{_FIND_TODO}Drain and reboot; then test the memory. Comes back: replace the DIMM.",
+    ),
+    "memory_edac/uncorrected_at_boot": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "The first look of this boot found uncorrected errors of the host's memory: of this boot, or of the last, "
+        "which they may have ended.",
+        "If they are of this boot, a process or the kernel may compute with wrong bytes.",
+        f"journalctl -k | grep -iE 'edac|mce|hardware error' says when they came. {_FIND_TODO}Test the memory; replace "
+        "the DIMM if it comes back.",
     ),
     "memory_edac/corrected": Explain(
         Severity.WARNING,

@@ -173,6 +173,17 @@ def test_a_garbled_file_hides_no_error_elsewhere(node):
     assert found_ == ["mc1"]
 
 
+def test_one_that_was_counted_between_the_boot_and_the_first_look_warns_until_the_next_boot(node):
+    story = Story(memory_edac).look(node())
+    bad = node({"mc0/ue_count": "1"})
+    story.reboot().look(bad)
+    assert (story.codes, story.drained) == (["memory_edac/uncorrected_at_boot"], False)
+    assert story.looks(bad, 400).codes == ["memory_edac/uncorrected_at_boot"]
+    assert story.look(node({"mc0/ue_count": "2"})).drained
+    story.reboot().looks(node(), 2)
+    assert (story.codes, story.drained) == ([], False)
+
+
 # corrected errors
 
 

@@ -112,6 +112,7 @@ def readme(checks: dict[str, Check], text: str) -> str:
         for name in names:
             title = heading if name == names[0] else ""
             lines.append(f"| {title} | `{name}` | {_cell(checks[name].summary)} |")
+    text = re.sub(r"(?m)^\d+ checks; ", f"{len(checks)} checks; ", text)
     return LIST.sub(lambda _: "\n".join([*lines, ""]), text)
 
 

@@ -116,7 +116,7 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
         Severity.WARNING,
         "mount/hang",
         config.name,
-        f"{config.name} has not answered for {seconds:.0f} s",
+        f"{config.name} has not answered for {max(seconds, 1):.0f} s",
         worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
         shared_cause=True,
     )

@@ -33,13 +33,15 @@ def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -
 
 
 def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    from healthd.render import duration
+
     seconds, why = request.get("seconds"), str(request.get("why") or "").strip()
     if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_PAUSE_SECONDS:
         raise Refused("a pause lasts more than nothing and at most a week")
     if not why:
         raise Refused("a pause needs a reason")
     memory.change(pause=Pause(now + seconds, why, who))
-    return f"paused for {seconds:g} s by {who}: {why}"
+    return f"paused for {duration(seconds)} by {who}: {why}"
 
 
 def resume_checks(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:

@@ -96,7 +96,7 @@ def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
 
 def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: Memory) -> None:
     assert told(memory, "pause", seconds=1800, why=" driver upgrade ") == (
-        "paused for 1800 s by ann (uid 1000): driver upgrade"
+        "paused for 30 min by ann (uid 1000): driver upgrade"
     )
     assert memory.ledger.pause == Pause(NOW + 1810, "driver upgrade", "ann (uid 1000)")
 

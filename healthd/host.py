@@ -220,9 +220,13 @@ class Host:
                 yield pci
 
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
-        """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller)."""
+        """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller).
+
+        Not the SR-IOV functions that a GPU makes for virtual machines: on their host NVML does not show them.
+        """
         for function in self.pci_functions():
-            if function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302")):
+            is_gpu = function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302"))
+            if is_gpu and not function.virtual:
                 driver = self.link_target(f"{PCI_DEVICES}/{function.pci}/driver")
                 yield function.pci, function.pci_class, driver and driver.rpartition("/")[2]
 

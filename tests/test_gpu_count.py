@@ -126,6 +126,13 @@ def test_a_gpu_that_another_driver_has_is_not_missed(host, tmp_path, driver):
     assert codes(findings(gpu_count, node)) == ["gpu_count/missing"]
 
 
+def test_what_a_gpu_makes_for_virtual_machines_is_not_missed(host, tmp_path):
+    """With SR-IOV on, an A40 shows up to 32 more functions of its class, which the same driver has."""
+    node = host(addresses=[*H100, "0000:f0:00.4"])
+    (tmp_path / PCI[1:] / "0000:f0:00.4" / "physfn").symlink_to("../0000:f0:00.0")
+    assert findings(gpu_count, node) == []
+
+
 def test_mig_changes_nothing_about_how_many_gpus_there_are(host):
     assert findings(gpu_count, host("gpu.0.mig = true"), Config(expected=8)) == []
 

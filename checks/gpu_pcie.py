@@ -24,6 +24,7 @@ from healthd.past import Past
 USES = "nvml"
 
 DEVICES = "/sys/bus/pci/devices"
+MOST_LANES = 32  # PCI Express has no more; more generations it does not have either
 ON_ROOT_BUS = re.compile("[0-9a-f]+:00:")
 
 
@@ -113,6 +114,8 @@ def _less(now: int | None, most: int | None, what: str) -> bool:
     """Raises ValueError for more than there can be, which is how a dead link shows (63 lanes)."""
     if now is None or most is None:
         return False
+    if not 0 < most <= MOST_LANES:
+        raise ValueError(f"{what}: at most {most}, which is no number of them")
     if now > most:
         raise ValueError(f"{what}: {now}, and there are at most {most}")
     return now < most

@@ -128,6 +128,14 @@ def test_more_than_there_can_be_is_a_dead_link_thus_unknown_and_hides_no_other_g
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_pcie/lanes"]
 
 
+@pytest.mark.parametrize("setting", ["width", "generation"])
+@pytest.mark.parametrize("number", [0, 63, 2**32 - 1])
+def test_a_maximum_that_no_link_has_is_unknown_and_no_missing_lane(host, setting, number):
+    text = f"[gpu.3]\npcie_{setting} = {min(number, 63)}\npcie_max_{setting} = {number}\n{BUSY}"
+    with pytest.raises(ValueError, match=f"at most {number}, which is no number of them"):
+        run_check(gpu_pcie, host(text))
+
+
 def test_an_error_is_a_failure(host):
     with pytest.raises(NvmlError):
         run_check(gpu_pcie, host('gpu.3.errors = { nvmlDeviceGetPcieReplayCounter = "Unknown" }'))

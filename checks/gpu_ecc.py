@@ -142,8 +142,8 @@ EXPLAIN = {
         "use until a reset remaps it.",
         "Let the node drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, all clients stopped) or reboot, then "
         "look at nvidia-smi -q -d ECC,ROW_REMAPPER. SRAM errors that return, or a failed remap: replace it. Without "
-        "persistence mode a reset leaves no trace that healthd trusts: reboot, or healthd repaired gpu_ecc/uncorrected "
-        "PCI.",
+        "persistence mode, and with MIG, a reset leaves no trace that healthd trusts: reboot, or healthd repaired "
+        "gpu_ecc/uncorrected PCI.",
     ),
     "gpu_ecc/sram_threshold": Explain(
         Severity.DEGRADED,

@@ -145,7 +145,7 @@ def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterat
 _ERRORS_TODO = (
     "Look which links it is on both ends (nvidia-smi nvlink -e, nvidia-smi nvlink -R). A reset of all GPUs, or a "
     "reboot, trains the links anew. If the same link counts again: diagnostics (dcgmi diag -r 3), then reseat or "
-    "replace the GPU or the baseboard."
+    "replace the GPU or the baseboard. A reset that healthd did not notice: healthd repaired CODE PCI."
 )
 
 EXPLAIN = {

@@ -23,6 +23,9 @@ class Said:
     repairs: tuple[Repair, ...] = ()
 
 
+SAID = tuple(f.name for f in fields(Said))
+
+
 @dataclass(frozen=True, slots=True)
 class _Observations:
     items: tuple[Observation, ...]
@@ -46,7 +49,7 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, sil
     """
     outcome, error = reply.outcome, reply.error
     try:
-        said = load(Said, {f.name: reply.table[f.name] for f in fields(Said) if f.name in reply.table})
+        said = load(Said, {name: reply.table[name] for name in SAID if reply.table.get(name)})
         observations = observations_of(said.observations)
     except ConvertError as problem:
         said, observations, outcome = Said(), (), Outcome.FAILED

@@ -320,6 +320,31 @@ def _device_nodes(host: Host, config: Mapping[str, Any]) -> Found:
                 yield LeftOut("device_nodes", "is no character device", "expected", path)
 
 
+# --- kernel modules
+
+USUAL = (
+    *("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
+    *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
+)
+
+
+def _kernel_modules(host: Host, config: Mapping[str, Any]) -> Found:
+    """Of the modules that the settings or a profile name, and of the usual ones, those that are loaded."""
+    from healthd.checks.kernel_modules import problem
+
+    named = [name.replace("-", "_") for name in config.get("expected", ())]
+    for name in dict.fromkeys((*named, *USUAL)):
+        try:
+            wrong = problem(host, name)
+        except (OSError, ValueError) as error:
+            yield LeftOut("kernel_modules", str(error), "expected", name)
+            continue
+        if not wrong:
+            yield Entry("kernel_modules", "expected", key=name)
+        elif name in named:
+            yield LeftOut("kernel_modules", wrong, "expected", name)
+
+
 # --- services
 
 REQUIRED = ("slurmd.service", "munge.service", "nvidia-fabricmanager.service")
@@ -379,6 +404,7 @@ PARTS = {
     "memory": Part(_memory, ("memory_size",)),
     "CPUs": Part(_cpus, ("cpu",)),
     "device nodes": Part(_device_nodes, ("device_nodes",)),
+    "kernel modules": Part(_kernel_modules, ("kernel_modules",), config_of="kernel_modules"),
     "services": Part(_services, ("services",), config_of="services"),
     "mounts": Part(_mounts, ("mount",)),
 }
@@ -395,6 +421,7 @@ SETTINGS = {
     "memory_size": ("expected_bytes",),
     "cpu": ("expected",),
     "device_nodes": ("expected",),
+    "kernel_modules": ("expected",),
     "services": ("required", "wanted"),
     "mount": ("fstype", "read_only"),
 }

@@ -42,6 +42,7 @@ EXPECTED = {
     "block_device": {"expected": ("S64GNE0R000001",)},
     "memory_size": {"expected_bytes": 2 << 40},
     "cpu": {"expected": 4},
+    "kernel_modules": {"expected": ("nvidia", "nvidia_uvm")},
     "services": {"required": REQUIRED, "wanted": WANTED},
     "mount": {"name": "/data", "fstype": "nfs"},
     "disk_space": {"paths": ("/", "/tmp")},
@@ -101,6 +102,7 @@ class Machine:
                 f"{NVME}/serial": "S64GNE0R000001\n",
                 "/sys/block/nvme0n1/wwid": "eui.1\n",
                 "/sys/module/nvidia/refcnt": "300\n",
+                **{f"/sys/module/{name}/initstate": "live\n" for name in ("nvidia", "nvidia_uvm")},
             }
         )
 

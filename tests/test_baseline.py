@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import findings
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
@@ -112,6 +112,9 @@ def node(root: Path, scenario: str = "", states: Mapping[str, str] | None = None
                 **disk("/sys/block/vda", serial=""),
                 **disk("/sys/block/loop0", wwid="no disk"),
                 **{f"/dev/nvidia{number}": "" for number in range(8)},
+                **{f"/sys/module/{name}/initstate": "live\n" for name in ("nvidia", "nvidia_uvm", "ib_uverbs", "xfs")},
+                "/sys/module/rdma_cm/parameters/x": "1\n",
+                "/sys/module/nvidia_peermem/initstate": "going\n",
                 **{f"/dev/{name}": "" for name in ("nvidiactl", "nvidia-uvm", "null", "infiniband/uverbs0")},
             },
         )
@@ -189,6 +192,7 @@ def test_a_node_becomes_settings(tmp_path):
     assert tables["pcie_devices"]["expected"]["0000:18:00.0"] == "15b3:1021"
     assert tables["services"]["required"] == ["slurmd.service", "munge.service", "nvidia-fabricmanager.service"]
     assert tables["services"]["wanted"] == ["nvidia-persistenced.service"]
+    assert tables["kernel_modules"] == {"expected": ["nvidia", "nvidia_uvm", "ib_uverbs", "rdma_cm"]}
     assert tables["mount"] == {
         "/": {"fstype": "ext4"},
         "/data": {"fstype": "nfs4"},
@@ -272,6 +276,7 @@ LOSSES = {  # what is taken away -> the check that drains for it, and its code
     "CPUs": ("cpu", "", "missing", rewrite("sys/devices/system/cpu/online", "0-223", "0-111")),
     "a mount": ("mount", "/data", "missing", rewrite("proc/self/mountinfo", " /data ", " /other ")),
     "a device file": ("device_nodes", "", "missing", unlink("dev/nvidia3")),
+    "a module": ("kernel_modules", "", "not_loaded", rewrite("sys/module/nvidia_uvm/initstate", "live", "going")),
 }
 
 
@@ -354,6 +359,18 @@ def test_an_mtu_that_cannot_be_read_is_left_out_and_the_speed_is_not(tmp_path):
     write(tmp_path, {"/sys/class/net/bond0/mtu": "N/A\n"})
     assert tables_of(seen(node(tmp_path)))["eth_link"]["expected_mbps"] == {"bond0": 100000}
     assert not tables_of(seen(node(tmp_path)))["eth_link"]["expected_mtu"]
+
+
+def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with_the_reason(tmp_path):
+    node(tmp_path)
+    write(tmp_path, {"/sys/module/nvidia/initstate": "N/A\n"})
+    found = present.look(node(tmp_path), "kernel modules", {"expected": ["nvidia-peermem", "mlx5_ib", "nvidia-uvm"]})
+    assert [item.key for item in found if isinstance(item, Entry)] == ["nvidia_uvm", "ib_uverbs", "rdma_cm"]
+    assert [(item.key, item.why) for item in found if isinstance(item, LeftOut)] == [
+        ("nvidia_peermem", "is being unloaded"),
+        ("mlx5_ib", "is not loaded"),
+        ("nvidia", "/sys/module/nvidia/initstate: not a state: 'N/A'"),
+    ]
 
 
 def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
@@ -583,6 +600,7 @@ def test_any_text_comes_back_from_the_file(devices, note, why):
     def clean(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
+    assume(len({*map(clean, devices)}) == len(devices))
     entries = [Entry("device_nodes", "expected", mode, path, note=note) for path, mode in devices.items()]
     left = (LeftOut("device_nodes", why, "expected", note), LeftOut("gpu_count", why))
     text = as_toml(Present(tuple(entries), left), KNOWN, "a\nb")

@@ -444,6 +444,7 @@ def test_where_the_site_says_what_mig_must_be_other_devices_drain_until_they_are
     assert not node.looks(machine.now(), 2).drained
 
 
+UVM = "/sys/module/nvidia_uvm/initstate"
 UPGRADE: tuple[Callable[[Machine], None], ...] = (
     lambda machine: machine.gpus('library = "mismatch"'),
     lambda machine: machine.gpus('library = "driver_not_loaded"'),
@@ -456,12 +457,15 @@ UPGRADE: tuple[Callable[[Machine], None], ...] = (
 
 def test_a_driver_upgrade_in_a_pause(machine, node):
     node.each(lambda story: story.pause(60))
+    machine.write({UVM: "going\n"})
     for step in UPGRADE:
         step(machine)
         node.looks(machine.now(), 2)
         assert not node.drained
-    assert {"gpu_access/driver_mismatch", "gpu_count/missing", "services/inactive"} <= node.seen
+    expected = {"gpu_access/driver_mismatch", "gpu_count/missing", "services/inactive", "kernel_modules/not_loaded"}
+    assert expected <= node.seen
     machine.units["slurmd"] = "active running"
+    machine.write({UVM: "live\n"})
     machine.gpus('driver_version = "590.48.01"')
     node.looks(machine.now(), 14)
     assert node.of("gpu_access").trusted_since, "the pause is over"

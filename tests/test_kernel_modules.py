@@ -1,0 +1,136 @@
+"""kernel_modules: modules that should be loaded."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+import pytest
+from fakes import codes, findings, refusal, run_check, until_it_fails
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+from trees import Refusing, write
+
+from healthd.checks import kernel_modules
+from healthd.checks.kernel_modules import MODULES, Config, problem, validate
+from healthd.host import Host
+from healthd.model import Clears, Severity
+
+EXPECTED = Config(expected=("nvidia", "nvidia_uvm", "nvidia-peermem", "ib_umad"))
+
+
+def make(root: Path, **states: str | None) -> Host:
+    """A node with all that is expected, ib_umad built in. nvidia=None: not loaded; nvidia="going": its state."""
+    for name in ("nvidia", "nvidia_uvm", "nvidia_peermem"):
+        state = states.get(name, "live")
+        write(root, {f"{MODULES}/{name}/initstate": f"{state}\n"})
+        if state is None:
+            shutil.rmtree(root / MODULES[1:] / name)
+    write(root, {f"{MODULES}/ib_umad/parameters/x": "1\n"})
+    return Host(str(root))
+
+
+@pytest.fixture
+def node(tmp_path):
+    return lambda **states: make(tmp_path, **states)
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return make(tmp_path), EXPECTED
+
+
+ABSENT_IS_FINE = {r".*/initstate": "a module that is built in has none"}
+
+
+def test_modules_that_are_loaded_or_built_in_give_nothing(node):
+    assert run_check(kernel_modules, node(), EXPECTED) == []
+
+
+def test_without_an_expectation_nothing_is_asked(tmp_path):
+    assert run_check(kernel_modules, Host(str(tmp_path))) == []
+    assert run_check(kernel_modules, Host()) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [(None, "is not loaded"), ("coming", "has not ended its start"), ("going", "is being unloaded")],
+)
+def test_a_module_that_is_not_there_or_not_ready_is_degraded_after_a_minute(node, state, says):
+    (finding,) = findings(kernel_modules, node(nvidia_peermem=state), EXPECTED)
+    assert (finding.code, finding.subject) == ("kernel_modules/not_loaded", "nvidia_peermem")
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
+    assert (finding.expects, finding.shared_cause) == ("expected", True)
+    assert finding.message == f"the kernel module nvidia_peermem {says}"
+
+
+def test_a_name_with_dashes_is_the_same_module_and_judged_once(node):
+    both = Config(expected=("nvidia-peermem", "nvidia_peermem"))
+    assert len(findings(kernel_modules, node(nvidia_peermem=None), both)) == 1
+    assert findings(kernel_modules, node(), both) == []
+
+
+@pytest.mark.parametrize("state", ["", "N/A", "Unknown", "live coming", str(2**64)])
+def test_a_state_that_is_none_is_unknown_and_hides_no_other_module(node, state):
+    given, error = until_it_fails(kernel_modules, node(nvidia=state, nvidia_uvm=None), EXPECTED)
+    assert error.startswith("nvidia: /sys/module/nvidia/initstate: not a state")
+    assert [finding.subject for finding in given] == ["nvidia_uvm"]
+
+
+def test_a_module_that_cannot_be_asked_is_unknown_and_hides_no_other(node, tmp_path):
+    node(nvidia_uvm=None)
+    host = Host(str(tmp_path), system=Refusing(tmp_path, {f"{MODULES}/nvidia/initstate": errno.EIO}))
+    given, error = until_it_fails(kernel_modules, host, EXPECTED)
+    assert error == "nvidia: [Errno 5] Input/output error"
+    assert [finding.subject for finding in given] == ["nvidia_uvm"]
+
+
+def test_a_module_of_this_machine_is_asked():
+    loaded = next((path.parent.name for path in Path(MODULES).glob("*/initstate")), "")
+    built_in = next(path.parent.name for path in Path(MODULES).glob("*/parameters"))
+    expected = tuple(name for name in (loaded, built_in) if name)
+    assert findings(kernel_modules, Host(), Config(expected=expected)) == []
+    assert len(findings(kernel_modules, Host(), Config(expected=("no_such_module",)))) == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "nvidia uvm", "nvidia.ko", "x" * 64])
+def test_what_is_no_module_is_refused(name):
+    assert "is no name of a module" in (validate(Config(expected=(name,))) or "")
+    assert validate(EXPECTED) is None
+
+
+@given(st.one_of(st.text(max_size=12), st.sampled_from(["live", "coming", "going", "LIVE", "live\n"])))
+def test_nothing_but_live_is_live(tmp_path_factory, state):
+    host = write(tmp_path_factory.mktemp("n"), {f"{MODULES}/nvidia/initstate": state.encode("utf-8", "replace")})
+    wrong, said = refusal(problem, host, "nvidia")
+    assert said.count("not a state") or (wrong == "") == (state.strip() == "live")
+
+
+# --- stories
+
+
+def test_a_module_that_is_away_drains_without_a_requeue_until_it_is_loaded(node):
+    gone = node(nvidia_peermem=None)
+    story = Story(kernel_modules, EXPECTED).look(gone)
+    assert not story.drained, "it may be on its way"
+    story.look(gone, minutes=1.5)
+    assert (story.codes, story.drained, story.requeued) == (["kernel_modules/not_loaded"], True, False)
+    assert story.looks(gone, 300).reboot().looks(gone, 3).drained
+    story.looks(node(), 2)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_an_upgrade_of_the_driver_that_takes_less_than_a_minute_drains_nothing(node):
+    story = Story(kernel_modules, EXPECTED).look(node(nvidia="coming", nvidia_uvm=None)).look(node(), minutes=0.5)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_a_module_that_a_profile_guessed_warns_and_never_drains(node):
+    guessed = Config(expected=("nvidia_uvm",), guessed=("expected",))
+    story = Story(kernel_modules, guessed).looks(node(nvidia_uvm=None), 20)
+    assert (story.codes, story.drained) == (["kernel_modules/not_loaded"], False)
+
+
+def test_codes_are_explained():
+    assert codes(findings(kernel_modules, Host("/nonexistent"), EXPECTED)) == [*kernel_modules.EXPLAIN] * 4

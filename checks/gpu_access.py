@@ -106,8 +106,8 @@ EXPLAIN = {
         "The GPU answers every question with: reset required.",
         "Nothing can start on it until it is reset, and what ran on it has failed.",
         "Let the node drain, stop what holds the GPU (DCGM, persistence daemon), nvidia-smi --gpu-reset -i PCI; on "
-        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. A reset that healthd "
-        "did not notice: healthd repaired gpu_access/reset_required PCI.",
+        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. A reset that "
+        "healthd did not notice: healthd repaired gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(
         Severity.DEGRADED,

@@ -539,7 +539,9 @@ def _explain(args: argparse.Namespace) -> int:
     if found is None:
         raise Stop(f'healthd explain: there is no code "{args.code}"{nearest(args.code, registry.all_codes(checks))}')
     texts = (found.meaning, found.matters, found.todo)
-    return say(render.explain(args.code, found.severity.name.lower(), found.clears.name.lower(), texts, page()))
+    enforced = checks[args.code.partition("/")[0]].config().enforce
+    severity, clears = found.severity.name.lower(), found.clears.name.lower()
+    return say(render.explain(args.code, severity, clears, texts, page(), enforced))
 
 
 def _list_arguments(parser: Parser) -> None:

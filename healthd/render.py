@@ -398,16 +398,20 @@ def explain_check(name: str, summary: str, rows: Iterable[Sequence[str]], page: 
     return _text([page.heading(name), *page.wrap(summary, "  "), "", codes(rows, page).rstrip("\n")])
 
 
-def explain(code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page) -> str:
-    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do."""
+def explain(
+    code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page, enforced: bool = True
+) -> str:
+    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do. `enforced`: false where
+    the check is made to warn only."""
     meaning, matters, todo = texts
+    does = f"{DOES[severity][0].lower()}{DOES[severity][1:]}"
     narrow = Page(min(page.width, 100), page.colour)
     ends = f"an engineer says so: healthd repaired {code} PART" if clears == "operator" else f"{ENDS[clears]}."
     lines = [f"{narrow.heading(code)}  {narrow.paint(severity)}"]
     for title, text in (
         ("What it means", meaning),
         ("Why it matters", matters),
-        ("What healthd does", DOES[severity]),
+        ("What healthd does", DOES[severity] if enforced else f"{DOES['warning']} With enforce = true: {does}"),
         ("What ends it", f"{ends[:1].upper()}{ends[1:]}"),
         ("What to do", todo),
     ):

@@ -402,6 +402,14 @@ def test_explain_answers_all_five_questions():
     assert max(map(len, done.out.splitlines())) <= 60
 
 
+def test_explain_of_what_only_warns_as_it_comes_says_so():
+    text = " ".join(run("explain", "ipmi_sel/bus_fatal").out.split())
+    assert (
+        "What healthd does It warns in status, metrics and log. It never touches Slurm. With enforce = true: it drains"
+        in text
+    )
+
+
 def test_explain_of_a_check_shows_what_it_looks_at_and_its_codes():
     done = run("explain", "mount")
     assert done.status == 0

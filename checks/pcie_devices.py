@@ -1,7 +1,8 @@
 """PCI devices that this node had when its baseline was written: gone, or others in their place.
 
 Rule: only what the site expects is judged (OCI and GCM count devices in the same way). A device that is still listed
-but no longer answers is not gone: gpu_count and pcie_link see that.
+but no longer answers is not gone: gpu_count and pcie_link see that. One that comes back within a minute was not gone
+either: Azure takes a VM's virtual functions away for its own maintenance, and mlxfwreset removes the card it resets.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ MODEL = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """expected   PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not judged"""
+    """expected         PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not judged
+    confirm_seconds  a device must be gone, or another, for so long
+    """
 
     expected: dict[str, str] = field(default_factory=dict)
+    confirm_seconds: float = 60.0
 
 
 def validate(config: Config) -> str | None:
@@ -51,7 +55,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             code, message = "another", f"PCI device {pci} is {model}, {expected} is expected"
         else:
             continue
-        yield Finding(Severity.DEGRADED, f"pcie_devices/{code}", pci, message, expects="expected")
+        yield Finding(
+            Severity.DEGRADED,
+            f"pcie_devices/{code}",
+            pci,
+            message,
+            confirm_seconds=config.confirm_seconds,
+            expects="expected",
+        )
 
 
 _BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."

@@ -89,13 +89,22 @@ def test_more_devices_than_expected_are_no_finding(node, tmp_path):
 def test_a_card_that_is_gone_drains_until_it_is_back_however_long_that_takes(node, tmp_path):
     life = Story(pcie_devices, EXPECTED).look(node)
     remove(tmp_path, NIC)
-    life.look(node)
+    life.look(node).look(node, minutes=1)
     assert (life.codes, life.drained, life.requeued) == (["pcie_devices/gone"], True, False)
     life.looks(node, 300).reboot().looks(node, 3)
     assert life.drained  # neither time nor a reboot brings it back
     healthy(tmp_path)
     assert life.look(node).drained
     assert not life.look(node).drained
+
+
+def test_a_card_that_is_back_within_a_minute_was_reset_and_drains_nothing(node, tmp_path):
+    life = Story(pcie_devices, EXPECTED).look(node)
+    remove(tmp_path, NIC)
+    life.look(node).look(node, minutes=0.8)
+    healthy(tmp_path)
+    life.look(node, minutes=0.2).looks(node, 3)
+    assert (life.codes, life.drained) == ([], False)
 
 
 def test_what_a_profile_guessed_never_drains(node, tmp_path):

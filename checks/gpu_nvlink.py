@@ -24,7 +24,7 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid")
 
 # Cards that have links without anything at their other end until somebody plugs in a bridge.
-BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bA[0-9]{2}\b", re.IGNORECASE)
+BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADES = ("replay", "recovery")
 FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 

@@ -104,8 +104,11 @@ def test_pcie_cards_without_links_give_nothing(host):
     assert run_check(gpu_nvlink, host(text)) == []
 
 
-def test_a_pcie_card_without_a_bridge_beside_two_that_have_one_is_no_fault(host):
-    text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA A100 80GB PCIe"\nnvlinks = 12\n' for n in range(3))
+@pytest.mark.parametrize(
+    "name", ["A100 80GB PCIe", "H100 PCIe", "H100 NVL", "H200 NVL", "A800 40GB Active", "A30", "RTX A6000"]
+)
+def test_a_pcie_card_without_a_bridge_beside_two_that_have_one_is_no_fault(host, name):
+    text = PCIE + "".join(f'[gpu.{n}]\nname = "NVIDIA {name}"\nnvlinks = 12\n' for n in range(3))
     text += f"nvlink_inactive = {[*range(12)]}\n"
     assert findings(gpu_nvlink, host(text, profile="dgx-a100")) == []
 

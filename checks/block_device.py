@@ -32,7 +32,7 @@ NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """expected         serial number or wwid of each disk that this node has, as sysfs has them; others are not judged
-    confirm_seconds  an NVMe controller must not be live for so long: a reset takes seconds
+    confirm_seconds  a disk must be gone, or an NVMe controller not be live, for so long: a reset takes seconds
     """
 
     expected: tuple[str, ...] = ()
@@ -83,7 +83,10 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
             return
     for name in sorted(wanted):
         message = f"the disk {name} is gone"
-        yield Finding(Severity.DEGRADED, "block_device/missing", name, message, expects="expected")
+        confirm = config.confirm_seconds
+        yield Finding(
+            Severity.DEGRADED, "block_device/missing", name, message, confirm_seconds=confirm, expects="expected"
+        )
 
 
 def _names_of_disks(host: Host) -> Iterator[str | None]:

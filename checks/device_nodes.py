@@ -2,7 +2,8 @@
 
 Rules: only those that the site's settings or a baseline name are judged: which there should be depends on the driver,
 on MIG and on the rights that a site gives. NVIDIA's driver makes /dev/nvidia* late, with the mode of its module
-parameter NVreg_DeviceFileMode; udev makes /dev/infiniband/*. Containers see what is there when they start.
+parameter NVreg_DeviceFileMode; udev makes /dev/infiniband/*. Containers see what is there when they start. While a
+driver is loaded anew, or a card is reset, its files are away or have another mode for a moment: it must last.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ MODE = re.compile(r"0?[0-7]{3}")
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """expected   device file -> its mode: {"/dev/nvidia0" = "0666"}; others are not judged"""
+    """expected         device file -> its mode: {"/dev/nvidia0" = "0666"}; others are not judged
+    confirm_seconds  it must be wrong for so long
+    """
 
     expected: dict[str, str] = field(default_factory=dict)
+    confirm_seconds: float = 60.0
 
 
 def validate(config: Config) -> str | None:
@@ -49,18 +53,21 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
             unreadable.append(f"{path}: {error.strerror}")
             continue
         if found is None:
-            yield _finding("missing", path, f"{path} is not there")
+            yield _finding("missing", path, f"{path} is not there", config)
         elif not stat.S_ISCHR(found.mode):
-            yield _finding("missing", path, f"{path} is no character device")
+            yield _finding("missing", path, f"{path} is no character device", config)
         elif stat.S_IMODE(found.mode) != int(wanted, 8):
             message = f"{path} has the mode {stat.S_IMODE(found.mode):04o}, not {int(wanted, 8):04o}"
-            yield _finding("wrong_mode", path, message)
+            yield _finding("wrong_mode", path, message, config)
     if unreadable:
         raise ValueError("; ".join(unreadable))
 
 
-def _finding(what: str, path: str, message: str) -> Finding:
-    return Finding(Severity.DEGRADED, f"device_nodes/{what}", path, message, expects="expected")
+def _finding(what: str, path: str, message: str, config: Config) -> Finding:
+    confirm = config.confirm_seconds
+    return Finding(
+        Severity.DEGRADED, f"device_nodes/{what}", path, message, confirm_seconds=confirm, expects="expected"
+    )
 
 
 EXPLAIN = {

@@ -62,11 +62,11 @@ class Shut(Tree):
         self.number = number
         self.asked: list[str] = []
 
-    def stat(self, path: str) -> FileStat:
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
         self.asked.append(path)
         if path == self.point:
             raise OSError(self.number, "Input/output error", path)
-        return super().stat(path)
+        return super().stat(path, anywhere)
 
 
 def healthy(tmp_path):
@@ -247,8 +247,10 @@ def test_no_content_of_a_file_passes_silently(node, path, content):
 
 
 def test_a_disk_that_is_gone_drains_until_it_is_back(node):
+    story = Story(block_device, BASELINE).look(node({f"{NVME}/nvme1/serial": None})).look(node(), minutes=0.5)
+    assert (story.codes, story.drained) == ([], False), "it was reset"
     gone = node({f"{NVME}/nvme1/serial": None})
-    story = Story(block_device, BASELINE).look(gone)
+    story.looks(gone, 2, minutes=1)
     assert (story.codes, story.drained, story.requeued) == (["block_device/missing"], True, False)
     assert story.wait(600).looks(gone, 20).drained
     assert story.reboot().look(gone).drained

@@ -39,7 +39,7 @@ class Devices(Tree):
         super().__init__("/nonexistent")
         self.files = files
 
-    def stat(self, path: str) -> FileStat:
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
         found = self.files.get(path) or FileNotFoundError(errno.ENOENT, "No such file or directory")
         if isinstance(found, OSError):
             raise found
@@ -124,8 +124,14 @@ def test_only_the_very_mode_is_right(found, wanted):
 
 
 @pytest.mark.parametrize("wrong", [None, device(0o600)])
+def test_a_driver_that_is_loaded_anew_drains_nothing(wrong):
+    story = Story(device_nodes, BASELINE).look(node()).looks(node(nvidia0=wrong), 2, minutes=0.4)
+    assert (story.looks(node(), 3).codes, story.drained) == ([], False)
+
+
+@pytest.mark.parametrize("wrong", [None, device(0o600)])
 def test_a_wrong_device_file_drains_without_a_requeue_until_it_is_right(wrong):
-    story = Story(device_nodes, BASELINE).look(node()).look(node(nvidia0=wrong))
+    story = Story(device_nodes, BASELINE).look(node()).looks(node(nvidia0=wrong), 2, minutes=1)
     assert (story.drained, story.requeued) == (True, False)
     assert story.wait(600).looks(node(nvidia0=wrong), 20).drained
     assert story.reboot().look(node(nvidia0=wrong)).drained  # a reboot that does not bring it back is no repair

@@ -52,12 +52,12 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             shared = error.kind is NvmlErrorKind.MISMATCH
             yield Finding(Severity.DEGRADED, f"gpu_access/{what}", "", message, shared_cause=shared)
         return
-    yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
     yield Observation("gpus", len(nvml.gpus()))
     yield Observation("gpus_unreachable", len(nvml.unreachable))
     for unreachable in nvml.unreachable:
         if unreachable.kind is not NvmlErrorKind.NO_PERMISSION:
             yield _unreachable(unreachable)
+    yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
     for unreachable in nvml.unreachable:
         if unreachable.kind is NvmlErrorKind.NO_PERMISSION:
             raise unreachable  # healthd's own lack of rights is no fault of the GPU

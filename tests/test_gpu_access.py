@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios, until_it_fails
 from story import Node, Story
 from trees import gpus, write
 
 from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap, gpu_xid
 from healthd.checks.gpu_access import Config
+from healthd.fake_nvml import library
 from healthd.host import Host
 from healthd.model import Clears, Finding, KernelEvent, Severity
-from healthd.nvml import NvmlError
+from healthd.nvml import Nvml, NvmlError
 from healthd.past import Past
 
 THIRD = "0000:61:00.0"  # index 3 of a DGX H100
@@ -82,6 +84,23 @@ def test_a_gpu_that_may_not_be_opened_hides_no_other(host):
     with pytest.raises(NvmlError, match="index 2"):
         given.extend(gpu_access.run(host(text), Config(), Past({}, NOW, BOOT)))
     assert [f.subject for f in given if isinstance(f, Finding)] == [THIRD]
+
+
+def test_a_driver_that_does_not_tell_its_version_hides_no_lost_gpu(tmp_path):
+    scenario = tmp_path / "lost.toml"
+    scenario.write_text('profile = "dgx-h100"\ngpu.3.lost = true\n')
+    inner = library(str(scenario))
+
+    class Mute:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def nvmlSystemGetDriverVersion(self) -> str:
+            raise pynvml.NVMLError_Unknown
+
+    given, error = until_it_fails(gpu_access, Host("/nonexistent", lambda: Nvml.open(Mute())))
+    assert [item.subject for item in given if isinstance(item, Finding)] == [THIRD]
+    assert "nvmlSystemGetDriverVersion" in error
 
 
 @pytest.mark.parametrize(

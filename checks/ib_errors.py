@@ -5,8 +5,11 @@ specification's bit error rate of 1e-12 gives so many), local link integrity or 
 the others warn. A link that goes down and trains again counts errors (its switch rebooted): what is counted up to the
 first look after that is not judged, ib_link and ib_flap are there for it. So do all ports after a boot: on a DGX H100
 that was well each had counted 14 receive errors and buffer overruns to the counter's end. Omni-Path (hfi1) counts each
-packet that it sends again as a local link integrity error: not judged there.
+packet that it sends again as a local link integrity error: not judged there. mlx5 also
+counts what goes wrong between the ends of a connection: two rates of that warn and no more, for a peer that crashes
+counts there too.
 Files: Linux, sysfs-class-infiniband, counters/*. They are narrow and stop at their end; perfquery -R sets them to 0.
+And hw_counters/*, where the driver has them: mlx5's are wide.
 """
 
 from __future__ import annotations
@@ -30,17 +33,20 @@ FULL = {  # where a counter stops
     "link_error_recovery": 2**8 - 1,
     "port_rcv_errors": 2**16 - 1,
 }
+TRANSPORT = ("local_ack_timeout_err", "roce_slow_restart")
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """ports                   ("mlx5_0/1", ...); () = all that the node has
-    symbols_per_hour        more symbol errors than this within an hour are degraded
-    symbols_per_second      more than this between two runs warn
-    recoveries_per_minute   more link recoveries than this between two runs warn
-    received_per_second     more packets received with errors than this between two runs warn
-    boot_seconds            nothing counts so long after a boot
-    clean_seconds           these are forgotten after so long without new ones under load
+    """ports                     ("mlx5_0/1", ...); () = all that the node has
+    symbols_per_hour          more symbol errors than this within an hour are degraded
+    symbols_per_second        more than this between two runs warn
+    recoveries_per_minute     more link recoveries than this between two runs warn
+    received_per_second       more packets received with errors than this between two runs warn
+    ack_timeouts_per_second   more packets whose acknowledgement did not come than this between two runs warn
+    slow_restarts_per_second  more slow restarts of RoCE than this between two runs warn
+    boot_seconds              nothing counts so long after a boot
+    clean_seconds             these are forgotten after so long without new ones under load
     """
 
     ports: tuple[str, ...] = ()
@@ -48,13 +54,16 @@ class Config(CheckConfig):
     symbols_per_second: float = 10.0
     recoveries_per_minute: float = 5.0
     received_per_second: float = 10.0
+    ack_timeouts_per_second: float = 1.0
+    slow_restarts_per_second: float = 10.0
     boot_seconds: float = 1800.0
     clean_seconds: float = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:
     rates = (config.symbols_per_second, config.recoveries_per_minute, config.received_per_second)
-    if min(config.symbols_per_hour, *rates) < 0:
+    transport = (config.ack_timeouts_per_second, config.slow_restarts_per_second)
+    if min(config.symbols_per_hour, *rates, *transport) < 0:
         return "what is allowed must not be negative"
     return infiniband.misnamed("ports", config.ports)
 
@@ -73,7 +82,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             stayed_up = link.value != DOWN and (last is None or last.value == link.value)
         except (OSError, ValueError) as error:  # then what it counted stands
             unreadable.append(f"{name}: {error}")
-        for counter, end in FULL.items():
+        for counter in (*FULL, *TRANSPORT):
             try:
                 reading = _read(host, name, counter, past)
                 grew = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
@@ -86,7 +95,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield reading
             if reading.kind is not ObservationKind.COUNTER:
                 continue
-            full += [counter] if reading.value == end else []
+            full += [counter] if reading.value == FULL.get(counter) else []
             counts = grew if stayed_up and settled > 0 else 0.0
             hourly = 0.0
             if counter == "symbol_error":
@@ -136,7 +145,8 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
     mark = Observation("ib_counter_not_told", 1, labels=labels)
     if past.last(mark):
         return None
-    counted = infiniband.count(host, infiniband.path(name, f"counters/{counter}"))
+    folder = "hw_counters" if counter in TRANSPORT else "counters"
+    counted = infiniband.count(host, infiniband.path(name, f"{folder}/{counter}"))
     reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{counter} cannot be read any more")
@@ -157,6 +167,10 @@ def _judge(counter: str, new: float, hourly: float, rate: float, config: Config)
         yield Severity.DEGRADED, "symbols", f"{hourly:.0f} symbol errors within an hour"
     elif counter == "symbol_error" and rate > config.symbols_per_second:
         yield Severity.WARNING, "symbol_rate", f"{rate:.0f} symbol errors a second"
+    elif counter == "local_ack_timeout_err" and rate > config.ack_timeouts_per_second:
+        yield Severity.WARNING, "ack_timeout_rate", f"{rate:.0f} packets a second were not acknowledged in time"
+    elif counter == "roce_slow_restart" and rate > config.slow_restarts_per_second:
+        yield Severity.WARNING, "slow_restart_rate", f"RoCE began anew at a low rate {rate:.0f} times a second"
 
 
 _TODO = (
@@ -207,6 +221,22 @@ EXPLAIN = {
         "The port receives many packets with errors (PortRcvErrors).",
         _MATTERS,
         f"{_TODO} A sender far away may be the cause too: ibqueryerrors shows which ports of the fabric count errors.",
+    ),
+    "ib_errors/ack_timeout_rate": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "Packets that this port sent were often not acknowledged in time, and sent again (local_ack_timeout_err).",
+        "Jobs wait for each of them; when the retries are used up the connection, and with it the job, dies.",
+        "One job's nodes only, and one of them died then: it is the cause. Else packets are lost on the way: "
+        "ibqueryerrors, or the switch's drops and priority flow control (RoCE); then this node's cable.",
+    ),
+    "ib_errors/slow_restart_rate": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "RoCE often began anew at a low rate, as it does when packets were lost (roce_slow_restart).",
+        "Jobs over several nodes get slow.",
+        "Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless queues). One node: "
+        "its cable and port, and whether its NIC is set up as those of the others (mlnx_qos -i INTERFACE).",
     ),
     "ib_errors/counter_full": Explain(
         Severity.INFO,

@@ -12,7 +12,7 @@ from story import Story
 from trees import Refusing, flat, write
 
 from healthd.checks import ib_errors
-from healthd.checks.ib_errors import FULL, Config, validate
+from healthd.checks.ib_errors import FULL, TRANSPORT, Config, validate
 from healthd.host import Host
 from healthd.model import Clears, Finding, Observation, Severity
 from healthd.past import KEEP_SECONDS, Past, Series, update
@@ -22,12 +22,13 @@ STATE = IB + "/mlx5_0/ports/1/state"
 
 
 def file(counter):
-    return f"{IB}/mlx5_0/ports/1/counters/{counter}"
+    folder = "hw_counters" if counter in TRANSPORT else "counters"
+    return f"{IB}/mlx5_0/ports/1/{folder}/{counter}"
 
 
 def make(root, state="4: ACTIVE", up_seconds=864000, **counts):
     """A node with one port; its counters are 0 but for `counts`."""
-    counters = {file(each): f"{counts.get(each, 0)}\n" for each in (*FULL, "link_downed")}
+    counters = {file(each): f"{counts.get(each, 0)}\n" for each in (*FULL, *TRANSPORT, "link_downed")}
     return write(root, {STATE: f"{state}\n", "/proc/uptime": f"{up_seconds}.00 1.00\n", **counters})
 
 
@@ -40,7 +41,7 @@ def healthy(tmp_path):
 
 
 ABSENT_IS_FINE = {
-    r".*/counters/.*": "drivers of virtual functions and older cards do not count everything",
+    r".*/(hw_)?counters/.*": "drivers of virtual functions and older cards do not count everything",
     r"/sys/class/infiniband(/[^/]+/ports)?": "a machine without InfiniBand; ib_link judges whether a port is there",
 }
 
@@ -64,7 +65,7 @@ def after(tmp_path):
 def test_counters_that_stand_still_give_no_finding(tmp_path):
     given = run_check(ib_errors, healthy(tmp_path)[0])
     assert [item for item in given if isinstance(item, Finding)] == []
-    assert len(list(observed(given, "ib_errors_total"))) == 9 * 5
+    assert len(list(observed(given, "ib_errors_total"))) == 9 * 7
 
 
 def test_the_counters_of_a_dgx_h100_give_nothing_above_info(tmp_path):
@@ -103,6 +104,8 @@ def test_more_than_120_symbol_errors_in_an_hour_are_degraded(after):
         ("symbol_error", 100, "symbol_rate", 10.0),
         ("link_error_recovery", 25, "recovery_rate", 300.0),
         ("port_rcv_errors", 3000, "receive_rate", 300.0),
+        ("local_ack_timeout_err", 300, "ack_timeout_rate", 300.0),
+        ("roce_slow_restart", 3000, "slow_restart_rate", 300.0),
     ],
 )
 def test_high_rates_warn(after, counter, most, code, apart):
@@ -112,9 +115,15 @@ def test_high_rates_warn(after, counter, most, code, apart):
 
 
 def test_the_numbers_are_settings(after):
-    config = Config(symbols_per_hour=0, recoveries_per_minute=0, received_per_second=0)
-    steps = ({}, {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1})
-    assert len(after(*steps, config=config)) == 3
+    config = Config(
+        symbols_per_hour=0,
+        recoveries_per_minute=0,
+        received_per_second=0,
+        ack_timeouts_per_second=0,
+        slow_restarts_per_second=0,
+    )
+    steps = ({}, {"symbol_error": 1, "link_error_recovery": 1, "port_rcv_errors": 1, **dict.fromkeys(TRANSPORT, 1)})
+    assert len(after(*steps, config=config)) == 5
     assert after(*steps) == []
     assert codes(after(*steps, config=Config(symbols_per_second=0))) == ["ib_errors/symbol_rate"]
 
@@ -125,6 +134,20 @@ def test_a_counter_that_reaches_its_end_in_one_round_is_judged_by_what_it_shows(
     assert len(found) == 2
     assert found[0].code == "ib_errors/counter_full"
     assert codes(after({counter: FULL[counter]}, {counter: FULL[counter]})) == ["ib_errors/counter_full"]
+
+
+def test_a_card_that_does_not_count_transports_is_judged_by_the_rest(tmp_path):
+    make(tmp_path)
+    for counter in TRANSPORT:
+        (tmp_path / file(counter)[1:]).unlink()
+    given = run_check(ib_errors, Host(str(tmp_path)))
+    assert len(list(observed(given, "ib_errors_total"))) == 5
+    assert [dict(item.labels)["counter"] for item in observed(given, "ib_counter_not_told")] == [*TRANSPORT]
+
+
+def test_transports_count_on_beyond_what_the_narrow_counters_hold(after):
+    found = after({"local_ack_timeout_err": 2**31}, {"local_ack_timeout_err": 2**31 + 3000})
+    assert codes(found) == ["ib_errors/ack_timeout_rate"]
 
 
 def test_a_counter_that_somebody_reset_did_not_go_round(after):
@@ -189,7 +212,7 @@ def test_where_the_time_since_boot_is_not_known_a_counter_that_grew_is_unknown_a
     given = []
     with pytest.raises(ValueError, match="/proc/uptime"):
         given.extend(ib_errors.run(host, Config(), past))
-    assert len(list(observed(given, "ib_errors_total"))) == 4
+    assert len(list(observed(given, "ib_errors_total"))) == 6
 
 
 def test_a_port_whose_state_cannot_be_read_is_judged_and_unknown(tmp_path):
@@ -214,16 +237,16 @@ def test_what_a_driver_does_not_tell_is_marked_and_not_asked_again_for_two_days(
     tells = make(tmp_path, symbol_error=7)
     given = run_check(ib_errors, tells, None, Past(store, NOW + 300, BOOT))
     assert "symbol_error" not in {dict(item.labels).get("counter") for item in given}
-    assert len(list(observed(given, "ib_errors_total"))) == 4
+    assert len(list(observed(given, "ib_errors_total"))) == 6
     store = update(store, given, NOW + KEEP_SECONDS + 1, BOOT)
     given = run_check(ib_errors, tells, None, Past(store, NOW + KEEP_SECONDS + 300, BOOT))
-    assert len(list(observed(given, "ib_errors_total"))) == 5
+    assert len(list(observed(given, "ib_errors_total"))) == 7
 
 
 def test_after_a_boot_it_is_asked_again(node):
     mark = "ib_counter_not_told{port=mlx5_0/1,counter=symbol_error}"
     past = Past({mark: Series(1.0, NOW - 300, "another boot")}, NOW, BOOT)
-    assert len(list(observed(run_check(ib_errors, node(), None, past), "ib_errors_total"))) == 5
+    assert len(list(observed(run_check(ib_errors, node(), None, past), "ib_errors_total"))) == 7
 
 
 def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
@@ -235,7 +258,7 @@ def test_a_counter_that_is_not_told_any_more_is_unknown(tmp_path):
 
 
 def test_a_kernel_that_says_so_in_words_is_not_judged(node):
-    host = node(**dict.fromkeys(FULL, "N/A (no PMA)"))
+    host = node(**dict.fromkeys((*FULL, *TRANSPORT), "N/A (no PMA)"))
     given = run_check(ib_errors, host)
     assert {item.name for item in given} == {"ib_counter_not_told", "ib_errors_link"}
 
@@ -244,7 +267,7 @@ def test_a_kernel_that_says_so_in_words_is_not_judged(node):
 def test_a_garbled_counter_is_unknown_and_hides_no_other(node, text):
     given, error = until_it_fails(ib_errors, node(symbol_error=text))
     assert file("symbol_error") in error
-    assert len(list(observed(given, "ib_errors_total"))) == 4
+    assert len(list(observed(given, "ib_errors_total"))) == 6
 
 
 def test_a_counter_that_fails_in_mid_read_is_unknown_and_hides_no_other(tmp_path):
@@ -253,7 +276,7 @@ def test_a_counter_that_fails_in_mid_read_is_unknown_and_hides_no_other(tmp_path
         ib_errors, Host(str(tmp_path), system=Refusing(tmp_path, {file("symbol_error"): errno.EIO}))
     )
     assert error == "mlx5_0/1: [Errno 5] Input/output error"
-    assert len(list(observed(given, "ib_errors_total"))) == 4
+    assert len(list(observed(given, "ib_errors_total"))) == 6
 
 
 def test_a_machine_without_infiniband_gives_nothing(tmp_path):
@@ -299,7 +322,15 @@ def test_an_engineer_who_has_changed_the_cable_ends_it_at_once(node):
     assert (life.codes, life.drained) == ([], False)
 
 
-@pytest.mark.parametrize(("counter", "code"), [("link_error_recovery", "recovery"), ("port_rcv_errors", "receive")])
+@pytest.mark.parametrize(
+    ("counter", "code"),
+    [
+        ("link_error_recovery", "recovery"),
+        ("port_rcv_errors", "receive"),
+        ("local_ack_timeout_err", "ack_timeout"),
+        ("roce_slow_restart", "slow_restart"),
+    ],
+)
 def test_high_rates_never_drain_and_are_forgotten_after_a_clean_day(node, counter, code):
     life = Story(ib_errors).look(node()).look(node(**{counter: 4000}))
     assert (life.codes, life.drained) == ([f"ib_errors/{code}_rate"], False)

@@ -2,7 +2,8 @@
 
 Rules: OCI and DCGM compare a link with its maximum. Here that is what both ends can do: a card of 16 lanes in a slot of
 8 is as built. Each link is judged once, at its lower end; without a port above (virtual machines) nothing is known of
-the other end. gpu_pcie judges GPUs, which lower the speed when idle. A device that sleeps (D3) is not judged.
+the other end. gpu_pcie judges GPUs, which lower the speed when idle. A device that sleeps (D3) is not judged. What is
+found warns, since slots may be built with fewer lanes than their ports: `enforce = true` lets it drain.
 Files: Linux, sysfs-bus-pci; all ones in a dead device's registers read as 63 lanes and speed "Unknown".
 """
 
@@ -31,9 +32,12 @@ DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the reg
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """confirm_seconds   a link must be wrong for so long"""
+    """confirm_seconds   a link must be wrong for so long
+    enforce           true: what is found drains
+    """
 
     confirm_seconds: float = 120.0
+    enforce: bool = False
 
 
 class Link(NamedTuple):
@@ -53,7 +57,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             continue
         for code, message in found:
             yield Finding(
-                Severity.WARNING,
+                Severity.DEGRADED,
                 f"pcie_link/{code}",
                 function.pci,
                 f"{what} {function.pci} {message}",
@@ -134,24 +138,25 @@ _TODO = (
 
 EXPLAIN = {
     "pcie_link/narrow": Explain(
-        Severity.WARNING,
+        Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it can have.",
+        "The link has fewer lanes than the device and the port above it can have. It warns, unless enforce = true.",
         "Lanes failed when the link was trained: it has that part of its bandwidth less, and jobs wait for this node.",
         f'{_TODO} Built so (a slot with fewer lanes than its port): severity = {{ "pcie_link/narrow" = "info" }}; '
-        'a site without such slots writes "degraded" instead.',
+        "a site without such slots writes enforce = true instead.",
     ),
     "pcie_link/slow": Explain(
-        Severity.WARNING,
+        Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it can.",
+        "The link runs at a lower speed than the device and the port above it can. It warns, unless enforce = true.",
         "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: look at its set-up.",
     ),
     "pcie_link/no_answer": Explain(
-        Severity.WARNING,
+        Severity.DEGRADED,
         Clears.REBOOT,
-        "The device is still listed, but its registers read as all ones: its link is down.",
+        "The device is still listed, but its registers read as all ones: its link is down. It warns, unless "
+        "enforce = true.",
         "Whatever uses the device fails. Other checks say what that means for jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' says since when. {_TODO}",
     ),

@@ -70,7 +70,7 @@ def test_a_healthy_node_gives_no_finding_and_an_idle_gpu_is_not_judged(node):
 def test_a_link_below_what_both_ends_can_warns_until_a_reboot(node, name, pci, file, text, code):
     (finding,) = findings(pcie_link, node(**{name: {f"current_link_{file}": text}}))
     assert (finding.code, finding.subject) == (f"pcie_link/{code}", pci)
-    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.WARNING, Clears.REBOOT, 120.0)
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.REBOOT, 120.0)
     assert pci in finding.message
 
 
@@ -176,9 +176,9 @@ def test_a_narrow_link_warns_after_two_minutes_and_never_drains(node):
     assert life.codes == []
 
 
-def test_where_the_site_says_so_a_narrow_link_drains_until_the_reboot_that_repairs_it(node):
+def test_enforced_a_narrow_link_drains_until_the_reboot_that_repairs_it(node):
     narrow = node(nic=link("8"))
-    life = Story(pcie_link, Config(severity={"pcie_link/narrow": Severity.DEGRADED}))
+    life = Story(pcie_link, Config(enforce=True))
     life.looks(narrow, 2)
     assert (life.drained, life.requeued) == (True, False)
     life.looks(narrow, 300).reboot().looks(narrow, 3)

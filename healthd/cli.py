@@ -163,7 +163,7 @@ def _check(args: argparse.Namespace) -> int:
         return say(_json(document), status)
     from healthd import render
 
-    return say(render.check(document, page()), status)
+    return say(render.check(document, page(), replayed=args.replay is not None), status)
 
 
 def _to_look_at(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check], KernelLog | None]:

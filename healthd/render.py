@@ -120,14 +120,18 @@ def ago(then: float, now: float) -> str:
         return "never"
     seconds = now - then
     if seconds >= DAY or seconds < -MINUTE:
-        return datetime.fromtimestamp(then).strftime("%Y-%m-%d %H:%M")
+        return _date(then)
     return f"{duration(int(seconds))} ago" if seconds >= 1 else "just now"
+
+
+def _date(then: float) -> str:
+    return datetime.fromtimestamp(then).strftime("%Y-%m-%d %H:%M")
 
 
 def ahead(then: float, now: float) -> str:
     seconds = then - now
     if seconds >= DAY:
-        return datetime.fromtimestamp(then).strftime("on %Y-%m-%d %H:%M")
+        return f"on {_date(then)}"
     return f"in {duration(int(seconds))}" if seconds >= 1 else "now"
 
 
@@ -147,9 +151,10 @@ def duration(seconds: float) -> str:
 # --- healthd check
 
 
-def check(document: Document, page: Page) -> str:
+def check(document: Document, page: Page, replayed: bool = False) -> str:
     """A row a run with its worst finding; then what was found, and what could not be looked at."""
-    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}", ""]
+    then = f", when it was recorded on {_date(document['time'])}" if replayed else ""
+    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}", ""]
     shown, quiet = _told_apart(document["results"])
     rows = [
         (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))

@@ -193,6 +193,11 @@ def test_what_only_a_person_ends_is_told_as_the_command():
     assert "ends with: healthd repaired gpu_xid/79 0000:61:00.0" in text
 
 
+def test_a_replay_says_of_when_it_is():
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW))
+    assert render.check(looked(), PAGE, replayed=True).startswith(f"n1: healthy, when it was recorded on {when}\n")
+
+
 def test_what_could_not_be_looked_at_is_told():
     assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNot known\n  gpu_ecc failed: no\n")
 

@@ -353,9 +353,14 @@ def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
 def _kernel_log(k: Document, now: float) -> str:
     if not k["alive"]:
         return f"{k['source']}: not read{': ' + k['trouble'] if k.get('trouble') else ''}"
-    lost = f", {k['lost_total']} lines lost" if k.get("lost_total") else ""
+    lost = f", {_counted(k['lost_total'], 'line')} lost" if k.get("lost_total") else ""
     last = f", last line {ago(k['last_line'], now)}" if k.get("last_line") else ""
-    return f"{k['source']}: {k.get('lines_total', 0)} lines, {k.get('events_total', 0)} events{lost}{last}"
+    heard = f"{_counted(k.get('lines_total', 0), 'line')}, {_counted(k.get('events_total', 0), 'event')}"
+    return f"{k['source']}: {heard}{lost}{last}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 # --- settings, checks, codes

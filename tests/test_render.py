@@ -242,7 +242,7 @@ def test_a_quiet_node():
         "  has: not asked",
         "",
         "Kernel log",
-        "  kmsg: 7 lines, 1 events, last line 5 s ago",
+        "  kmsg: 7 lines, 1 event, last line 5 s ago",
         "",
         "check    outcome    last run  took    finding",
         "gpu_ecc  completed  11 s ago  0.02 s",

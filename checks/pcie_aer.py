@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig
-from healthd.host import Host
+from healthd.host import Host, PciFunction
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
 
@@ -39,7 +39,7 @@ class Config(CheckConfig):
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     watched = 0
     unreadable = []
-    for pci, what in _watched(host).items():
+    for pci, what in _watched(host.pci_functions()).items():
         for kind, total in TOTALS.items():
             try:
                 text = host.read(f"{DEVICES}/{pci}/aer_dev_{kind}")
@@ -53,6 +53,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             labels = (("pci", pci),)
             reading = Observation(f"pcie_aer_{kind}_total", counts[total], ObservationKind.COUNTER, labels)
             yield reading
+            if not reading.value:
+                continue
             names = ", ".join(f"{name} {count}" for name, count in counts.items() if count and name != total)
             yield from _judge(kind, pci, what, names, reading, config, past)
     yield Observation("pcie_aer_watched_devices", watched)
@@ -60,9 +62,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _watched(host: Host) -> dict[str, str]:
+@functools.lru_cache(maxsize=2)
+def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
     """PCI address -> what it is: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
-    functions = {function.pci: function for function in host.pci_functions()}
+    functions = {function.pci: function for function in on_pci}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
     for pci, function in functions.items():

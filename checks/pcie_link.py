@@ -9,6 +9,7 @@ Files: Linux, sysfs-bus-pci; all ones in a dead device's registers read as 63 la
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Link(NamedTuple):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    links = _links(host)
+    links = _links(host.pci_functions())
     yield Observation("pcie_link_watched_links", len(links))
     unreadable = []
     for port, (function, what) in links.items():
@@ -68,9 +69,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
-def _links(host: Host) -> dict[str, tuple[PciFunction, str]]:
+@functools.lru_cache(maxsize=2)
+def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
     """The port above -> the first function at the link's lower end, and what that is."""
-    functions = {function.pci: function for function in host.pci_functions()}
+    functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
         what = next((what for start, what in WATCHED.items() if function.pci_class.startswith(start)), None)

@@ -106,11 +106,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 def _user_processes(host: Host) -> list[int]:
     """In ascending order. Not the kernel's own threads, where it tells which these are: they get no signals."""
-    pids = {int(name) for name in host.list("/proc") if name.isdecimal()}
+    names = set(host.names("/proc"))
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
-        pids -= {KTHREADD, *(int(word) for word in children.split() if word.isdecimal())}
-    return sorted(pids)
+        names -= {str(KTHREADD), *children.split()}
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:

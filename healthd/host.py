@@ -61,6 +61,7 @@ class Host:
         self._nvml_stands_in = open_nvml is not None if nvml_stands_in is None else nvml_stands_in
         self._nvml: Nvml | None = None
         self._pci: dict[tuple[str, int], PciFunction] = {}
+        self._pci_functions: tuple[PciFunction, ...] = ()
         self._pci_at = -math.inf
         self._pci_seconds = pci_seconds
         self.nvml_is_outdated = False
@@ -82,11 +83,12 @@ class Host:
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, sorted; [] if there is none."""
-        return sorted(name for name, _inode in self._scan(path))
+        return sorted(self.names(path))
 
-    def _scan(self, path: str) -> builtins.list[tuple[str, int]]:
+    def names(self, path: str) -> builtins.list[str]:
+        """The same in no order."""
         try:
-            return self._system.scan(path)
+            return self._system.names(path)
         except OSError as error:
             if error.errno in GONE:
                 return []
@@ -133,16 +135,25 @@ class Host:
 
     # PCI
 
-    def pci_functions(self) -> builtins.list[PciFunction]:
-        """Every PCI function, by address. Each is read once for as long as it is there: its inode number in sysfs is
-        another when it comes back."""
+    def pci_functions(self) -> tuple[PciFunction, ...]:
+        """Every PCI function, by address; the same tuple for as long as nothing comes or goes. Each is read once for as
+        long as it is there: its inode number in sysfs is another when it comes back."""
         now = time.monotonic()
         if now - self._pci_at >= self._pci_seconds:
-            entries = sorted(self._scan(PCI_DEVICES))
+            entries = self._pci_entries()
             if self._pci.keys() != set(entries):
-                self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in entries}
+                self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in sorted(entries)}
+                self._pci_functions = tuple(self._pci.values())
             self._pci_at = now
-        return [*self._pci.values()]
+        return self._pci_functions
+
+    def _pci_entries(self) -> builtins.list[tuple[str, int]]:
+        try:
+            return self._system.scan(PCI_DEVICES)
+        except OSError as error:
+            if error.errno in GONE:
+                return []
+            raise
 
     def _pci_function(self, pci: str) -> PciFunction:
         device = f"{PCI_DEVICES}/{pci}"

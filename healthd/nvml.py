@@ -523,7 +523,6 @@ class NvmlGpu:
 
     def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
         """The fields of each link. Those that an active one does not have (mostly three of four) are asked for once."""
-        unknown = dict[int, float | NvmlError | None].fromkeys(FIELDS_LINK)
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):
             values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
@@ -535,14 +534,14 @@ class NvmlGpu:
         wanted = [(field, link) for link in range(asked, most) for field in fields]
         answers = iter(self._answers(wanted) if wanted else ())
         for _ in range(asked, most):
-            yield {**unknown, **{field: next(answers) for field in fields}}
+            yield {field: next(answers) for field in fields}
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
         """From the values of its fields; by the older calls where those are not there.
 
         A link that is down counts nothing, and what its counters answer must not hide that it is down.
         """
-        state = _known(values[FIELD_LINK_STATE])
+        state = _known(values.get(FIELD_LINK_STATE))
         if state is None:
             state = self._ask("nvmlDeviceGetNvLinkState", link, absent=ABSENT | {INVALID_ARGUMENT})
         if state is None:

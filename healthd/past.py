@@ -113,7 +113,7 @@ def update(
         series = new.get(name)
         grown: tuple[tuple[float, float], ...] = ()
         if series is not None and reading.kind is ObservationKind.COUNTER:
-            grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS)
+            grown = tuple(item for item in series.grown if item[0] > now - KEEP_SECONDS) if series.grown else ()
             amount = increment(series, reading, boot_id)
             if amount > 0:
                 grown = (*grown, (now, amount))

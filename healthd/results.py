@@ -31,7 +31,7 @@ class _Observations:
     items: tuple[Observation, ...]
 
 
-@functools.lru_cache(maxsize=128)
+@functools.lru_cache(maxsize=64)
 def observations_of(text: str) -> tuple[Observation, ...]:
     """Of a text that came before they are not made again: on a healthy node most counters stand still. Raises
     ConvertError."""

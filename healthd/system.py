@@ -43,8 +43,12 @@ class KernelClock(NamedTuple):
 
 class System(Protocol):
     def read(self, path: str) -> bytes: ...
+    def names(self, path: str) -> list[str]:
+        """Of what is in a directory, in no order."""
+        ...
+
     def scan(self, path: str) -> list[tuple[str, int]]:
-        """(name, inode number) of what is in a directory, in no order."""
+        """(name, inode number) of the same."""
         ...
 
     def readlink(self, path: str, anywhere: bool = False) -> str: ...
@@ -77,6 +81,9 @@ class Tree:
             return data
         finally:
             os.close(file)
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(self._root + path)
 
     def scan(self, path: str) -> list[tuple[str, int]]:
         with os.scandir(self._root + path) as entries:

@@ -191,7 +191,7 @@ def test_a_garbled_interface_is_unknown_and_hides_no_other(node, files):
 
 def test_a_bond_whose_members_cannot_be_listed_is_unknown_and_judged_itself(node, tmp_path):
     class Unlistable(Refusing):
-        def scan(self, path):
+        def names(self, path):
             raise OSError(errno.EIO, "Input/output error")
 
     node(bond0={"operstate": "down"})

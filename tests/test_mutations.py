@@ -54,15 +54,18 @@ def saying(text: bytes) -> Answer:
     return lambda _true: text
 
 
+ALL = {"read", "names", "scan", "readlink", "stat", "statvfs", "run", "clock"}
 VANISHES = "vanishes"
 MUTATIONS: dict[str, dict[str, Answer]] = {
     VANISHES: {
         **dict.fromkeys(("read", "readlink", "stat", "statvfs"), failing(errno.ENOENT)),
-        "scan": lambda _true: [],
+        **dict.fromkeys(("names", "scan"), lambda _true: []),
         "run": lambda _true: None,
         "clock": lambda _true: None,
     },
-    "fails in mid-read": dict.fromkeys(("read", "scan", "stat", "statvfs", "run", "clock"), failing(errno.EIO)),
+    "fails in mid-read": dict.fromkeys(
+        ("read", "names", "scan", "stat", "statvfs", "run", "clock"), failing(errno.EIO)
+    ),
     "is empty": {"read": saying(b""), "run": lambda _true: Ran(0, "", "")},
     "is cut short": {"read": cut, "run": lambda true: Ran(true.status, true.stdout[: len(true.stdout) // 2], "")},
     "says N/A": {"read": saying(b"N/A\n"), "run": lambda _true: Ran(0, "N/A\n", "")},
@@ -91,6 +94,9 @@ class Asked(System):
 
     def read(self, path: str) -> bytes:
         return self._answer("read", path, lambda: self._system.read(path))
+
+    def names(self, path: str) -> list[str]:
+        return self._answer("names", path, lambda: self._system.names(path))
 
     def scan(self, path: str) -> list[tuple[str, int]]:
         return self._answer("scan", path, lambda: self._system.scan(path))

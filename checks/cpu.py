@@ -1,7 +1,8 @@
 """CPUs that are away, run slower than they can, or get too hot.
 
 Rules: gpud, AzNHC and node_exporter watch these. One file says which CPUs are online. The frequency governor is read
-once a policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one a CPU, and most of what this check costs.
+once a policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one a CPU, and most of what this check costs, so a
+quarter of them in each look where all were right.
 Throttling is counted by Intel's thermal interrupt (thermal_throttle), for cores and for packages. Only the packages'
 counts are read: a core that gets too hot takes its package with it, and they are few. AMD's CPUs and virtual machines
 have neither these counts nor, often, cpufreq: nothing is judged then.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import errno
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig
@@ -23,6 +24,7 @@ from healthd.past import Past
 USES = ""
 
 CPUS = "/sys/devices/system/cpu"
+GOVERNOR_TURNS = 4
 RANGES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
@@ -54,7 +56,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield from _throttled(host, config, past, online, unreadable)
     except (OSError, ValueError) as error:  # must not hide the governors
         unreadable.append(str(error))
-    yield from _governors(host, config, unreadable)
+    yield from _governors(host, config, past, unreadable)
     if unreadable:
         raise ValueError("; ".join(unreadable))
 
@@ -109,25 +111,39 @@ def _throttled(
             yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
 
 
-def _governors(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
-    found = []
-    for policy in host.list(f"{CPUS}/cpufreq") if config.governors else ():
-        if policy.startswith("policy"):
-            try:
-                governor = host.read(f"{CPUS}/cpufreq/{policy}/scaling_governor")
-            except OSError as error:
-                if error.errno != errno.EBUSY:  # which a policy says whose CPUs are all offline
-                    unreadable.append(f"governor of {policy}: {error.strerror}")
-                continue
-            if governor:
-                found.append(governor)
-            else:
-                unreadable.append(f"governor of {policy}: {'is not there' if governor is None else 'is empty'}")
+def _governors(host: Host, config: Config, past: Past, unreadable: list[str]) -> Iterator[Finding | Observation]:
+    """All at first, then one in GOVERNOR_TURNS a look, in turn; all where one of those is wrong, or one was."""
+    policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
+    if not policies:
+        return
+    last = past.last(Observation("cpu_governor_turn", 0))
+    turn = int(last.value) % GOVERNOR_TURNS + 1 if last and last.value else 0  # 0: all
+    found = _read_governors(host, policies[turn - 1 :: GOVERNOR_TURNS] if turn else policies, unreadable)
+    if turn and not set(found) <= {*config.governors}:
+        turn, found = 0, _read_governors(host, policies, unreadable)
+    is_right = set(found) <= {*config.governors} and not unreadable
+    yield Observation("cpu_governor_turn", (turn or GOVERNOR_TURNS) if is_right else 0)
     others = sorted(Counter(governor for governor in found if governor not in config.governors).items())
     if others:
         has = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in others)
         message = f"of {len(found)} CPU frequency policies {has}, not {' or '.join(config.governors)}"
         yield Finding(Severity.WARNING, "cpu/governor", "", message)
+
+
+def _read_governors(host: Host, policies: Sequence[str], unreadable: list[str]) -> list[str]:
+    found = []
+    for policy in policies:
+        try:
+            governor = host.read(f"{CPUS}/cpufreq/{policy}/scaling_governor")
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # which a policy says whose CPUs are all offline
+                unreadable.append(f"governor of {policy}: {error.strerror}")
+            continue
+        if governor:
+            found.append(governor)
+        else:
+            unreadable.append(f"governor of {policy}: {'is not there' if governor is None else 'is empty'}")
+    return found
 
 
 EXPLAIN = {

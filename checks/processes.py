@@ -47,7 +47,7 @@ class Config(CheckConfig):
 
     killed_seconds: float = 300.0
     max_zombies_per_core: int = 50
-    processes_per_look: int = 300
+    processes_per_look: int = 200
 
 
 def validate(config: Config) -> str | None:

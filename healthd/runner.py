@@ -28,7 +28,6 @@ MAX_REPLY_BYTES = 8 << 20
 BELIEVED_SECONDS = 10.0  # what a worker loaded so lately is what is installed
 END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
 WORKERS_FILE = "workers.json"
-WORKERS_BYTES = 4096  # what is shorter is filled up, so that nothing of what stood there before is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,7 @@ class Runner:
         self._lost: list[_Lost] = []
         self._written: list[Identity] | None = None
         self._workers_fd = -1
+        self._workers_bytes = 0
         self.started_total = 0
         self.abandoned_total = 0
         self._adopt_lost()
@@ -380,12 +380,15 @@ class Runner:
         if workers == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
-            # In place, for it changes with every check of a round: one call, and blanks after JSON are nothing.
+            # In place, for it changes with every check of a round: one call, and blanks (over the rest of a longer one
+            # that stood there) are nothing in JSON.
             if self._workers_fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._workers_fd = os.open(self._workers_file, flags, 0o600)
             table = [{"pid": one.pid, "start": one.start, "resource": one.resource} for one in workers]
-            os.pwrite(self._workers_fd, json.dumps(table).encode().ljust(WORKERS_BYTES), 0)
+            text = json.dumps(table).encode()
+            os.pwrite(self._workers_fd, text.ljust(self._workers_bytes), 0)
+            self._workers_bytes = len(text)
             self._written = workers
 
     def _adopt_lost(self) -> None:

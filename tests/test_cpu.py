@@ -89,7 +89,8 @@ def test_governors_that_the_site_accepts_are_right(node):
 
 
 def test_throttling_that_grows_warns_and_an_old_count_does_not(node):
-    assert rounds(cpu, [node({COUNT.format(2): "7000\n"})])[-1].value == 7000
+    (count,) = observed(rounds(cpu, [node({COUNT.format(2): "7000\n"})]), "cpu_package_throttle_total")
+    assert count.value == 7000
     given = rounds(cpu, [node({COUNT.format(2): "7000\n"})])
     assert [item for item in given if isinstance(item, Finding)] == []
 
@@ -213,6 +214,19 @@ def test_a_governor_warns_until_it_is_set_and_never_drains(node):
     story = Story(cpu).looks(slow, 20)
     assert (story.codes, story.drained) == (["cpu/governor"], False)
     assert story.looks(node(), 2).codes == []
+
+
+@pytest.mark.parametrize("wrong", range(8))
+def test_where_all_were_right_a_look_reads_a_quarter_and_finds_a_wrong_governor_within_four(node, wrong):
+    right = node({GOVERNOR.format(number): "performance\n" for number in range(8)})
+    story = Story(cpu).looks(right, 3)
+    slow = node({**{GOVERNOR.format(n): "performance\n" for n in range(8)}, GOVERNOR.format(wrong): "powersave\n"})
+    looks = 0
+    while not story.codes:
+        story.look(slow)
+        looks += 1
+    assert looks <= 4
+    assert story.looks(slow, 5).codes == ["cpu/governor"]
 
 
 def test_throttling_warns_while_it_goes_on_and_never_drains(node):

@@ -215,22 +215,22 @@ def test_a_look_reads_a_share_and_after_a_few_all_have_been_read(crowd):
     story = Story(processes).look(host)
     first, system.paths = system.paths, []
     assert len({path for path in first if path.endswith("/stat")}) == 2000
-    for _ in range(7):
+    for _ in range(10):
         before = len(system.paths)
         story.look(host)
-        assert len(system.paths) - before <= 302
+        assert len(system.paths) - before <= 202
     assert len({path for path in system.paths if path.endswith("/stat")}) == 2000
 
 
-@pytest.mark.parametrize("pid", [1, 2, 299, 300, 301, 1000, 1999, 2000])
-def test_a_stuck_process_is_found_within_seven_looks_wherever_it_is(crowd, pid):
+@pytest.mark.parametrize("pid", [1, 2, 199, 200, 201, 1000, 1999, 2000])
+def test_a_stuck_process_is_found_within_ten_looks_wherever_it_is(crowd, pid):
     story = Story(processes).looks(crowd(), 3)
     host = crowd(stuck(pid))
     looks = 0
     while not story.conditions:
         story.look(host)
         looks += 1
-    assert looks <= 7
+    assert looks <= 10
     assert story.look(host).drained  # where something is suspicious the next look reads all
 
 
@@ -270,7 +270,7 @@ def test_where_the_look_ended_is_remembered(crowd):
     host = crowd()
     (first,) = observed(run_check(processes, host), "processes_looked_up_to_pid")
     (second,) = observed(rounds(processes, [host, host]), "processes_looked_up_to_pid")
-    assert (first.value, second.value) == (2000, 300)
+    assert (first.value, second.value) == (2000, 200)
 
 
 # --- stories

@@ -768,7 +768,7 @@ def test_what_goes_together_is_said(tree, capsys):
 
 
 def test_a_driver_that_hangs_costs_its_own_part_only(tree, monkeypatch, tmp_path, capsys):
-    (tmp_path / "hang.toml").write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetName"\n')
+    (tmp_path / "hang.toml").write_text('profile = "dgx-h100"\nhang = "nvmlDeviceGetName"\nhang_seconds = 20\n')
     monkeypatch.setattr(baseline, "GPU_SECONDS", 1.0)
     assert main(["baseline", *tree[:2], "--fake-nvml", str(tmp_path / "hang.toml")]) == 0
     text = capsys.readouterr().out

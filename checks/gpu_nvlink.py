@@ -76,29 +76,35 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    if config.links:
-        message = f"{sum(active)} of {config.links} NVLinks are active"
+    """By the number that the settings say; where that was only guessed, or there is none, by the other GPUs first."""
+    is_typed = config.links > 0 and "links" not in config.guessed
+    message, down, expects = "", [], ""
+    if not is_typed:
+        message, down = _lacks(gpu, active, peers)
+    if not message and sum(active) < config.links:
+        message, expects = f"{sum(active)} of {config.links} NVLinks are active", "links"
         down = [link for link, is_active in enumerate(active) if not is_active]
-        wrong = sum(active) < config.links
-    elif not any(active) and BRIDGED.search(gpu.name):
-        return
-    else:
-        wanted = {link for other in peers for link, is_active in enumerate(other) if is_active}
-        down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
-        message = f"{len(down)} NVLinks are down that the other GPUs have"
-        wrong = bool(down)
-        if len(active) <= FEW_LINKS:
-            most = max(map(sum, peers))
-            message, down, wrong = f"{sum(active)} NVLinks are active, other GPUs have {most}", [], sum(active) < most
-    if wrong:
+    if message:
         yield Finding(
             Severity.CRITICAL,
             "gpu_nvlink/inactive",
             gpu.pci,
             f"{message} (link {', '.join(map(str, down))})" if down else message,
             confirm_seconds=config.inactive_confirm_seconds,
-            expects="links" if config.links else "",
+            expects=expects,
         )
+
+
+def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> tuple[str, list[int]]:
+    """(what it has less than GPUs of its kind, which links), ("", []) if nothing."""
+    if not any(active) and BRIDGED.search(gpu.name):
+        return "", []
+    if len(active) <= FEW_LINKS:
+        most = max(map(sum, peers))
+        return (f"{sum(active)} NVLinks are active, other GPUs have {most}" if sum(active) < most else ""), []
+    wanted = {link for other in peers for link, is_active in enumerate(other) if is_active}
+    down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
+    return (f"{len(down)} NVLinks are down that the other GPUs have" if down else ""), down
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:

@@ -285,3 +285,16 @@ def test_story_too_many_wrong_bits_never_drain_and_pass_with_them(host):
     assert (story.codes, story.drained) == (["gpu_nvlink/bit_errors"], False)
     story.looks(host(profile="dgx-b200"), 3)
     assert story.codes == []
+
+
+def test_a_link_that_only_one_gpu_lacks_drains_also_where_a_profile_guessed_how_many_there_are(host):
+    guessed = Config(links=18, guessed=("links",))
+    story = Story(gpu_nvlink, guessed).looks(host("gpu.3.nvlink_inactive = [4]"), 2)
+    assert (story.drained, story.requeued) == (True, True)
+    assert not story.looks(host(), 2).drained
+
+
+def test_links_that_all_gpus_lack_and_only_a_profile_names_warn_and_never_drain(host):
+    all_lack = "".join(f"gpu.{number}.nvlink_inactive = [4]\n" for number in range(8))
+    story = Story(gpu_nvlink, Config(links=18, guessed=("links",))).looks(host(all_lack), 20)
+    assert (story.codes, story.drained) == (["gpu_nvlink/inactive"] * 8, False)

@@ -100,7 +100,7 @@ def _names_of_disks(host: Host) -> Iterator[str | None]:
 
 
 def _file_systems(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding]:
-    mounts, wrong = parse_all(host.read(MOUNTINFO))
+    mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
     uppermost = {mount.point: mount for mount in mounts}
     on_disks: dict[str, Mount] = {}
     for mount in mounts:

@@ -46,7 +46,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    mounts, wrong = parse_all(host.read(MOUNTINFO))
+    mounts, wrong = parse_all(host.read_shared(MOUNTINFO))
     unreadable = [wrong] if wrong else []
     judged = set()
     for path in config.paths:

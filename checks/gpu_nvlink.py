@@ -78,9 +78,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
     """By the number that the settings say; where that was only guessed, or there is none, by the other GPUs first."""
     is_typed = config.links > 0 and "links" not in config.guessed
-    message, down, expects = "", [], ""
-    if not is_typed:
-        message, down = _lacks(gpu, active, peers)
+    message, down = ("", []) if is_typed else _lacks(gpu, active, peers)
+    expects = ""
     if not message and sum(active) < config.links:
         message, expects = f"{sum(active)} of {config.links} NVLinks are active", "links"
         down = [link for link, is_active in enumerate(active) if not is_active]

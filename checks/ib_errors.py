@@ -119,7 +119,7 @@ def _link(host: Host, name: str) -> Observation:
     """How often the port counted that its link went down, or DOWN. Where it is as in the last look, the link stayed up:
     a reset of the counters makes another number, too. Raises OSError, ValueError."""
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
-    state = host.read(infiniband.path(name, "state")) or ""
+    state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
         raise ValueError(f"state: not a state: {state[:40]!r}")
     return Observation("ib_errors_link", DOWN if state == "1: DOWN" else times or 0, labels=(("port", name),))

@@ -81,7 +81,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 def _read(host: Host, name: str) -> Port | None:
     """None: there is no such port, or it went away while being read."""
-    state, physical, rate = (host.read(infiniband.path(name, file)) for file in ("state", "phys_state", "rate"))
+    state, physical, rate = (host.read_shared(infiniband.path(name, file)) for file in ("state", "phys_state", "rate"))
     return None if state is None or physical is None or rate is None else parse(name, state, physical, rate)
 
 

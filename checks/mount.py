@@ -44,10 +44,10 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    mount = _find(host, config.name)
+    mount = _find(host.read_shared(MOUNTINFO), config.name)
     stale = _ask(host, config.name) if mount is not None else None
     if mount is not None and mount.fstype == "autofs":
-        mount = _find(host, config.name)  # asking has mounted it
+        mount = _find(host.read(MOUNTINFO), config.name)  # asking has mounted it
     mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
     yield Observation("mount_mounted", int(mounted), labels=(("mountpoint", config.name),))
     if mount is None or not mounted or stale == errno.ENOENT:
@@ -60,12 +60,11 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         yield from _differs(mount, config)
 
 
-def _find(host: Host, path: str) -> Mount | None:
+def _find(text: str | None, path: str) -> Mount | None:
     """What is mounted at `path`, the uppermost; else the automounter's mount that `path` lies in; else None.
 
     Raises ValueError if it is not found and there is a line that cannot be read: it may be that one.
     """
-    text = host.read(MOUNTINFO)
     if text is None:
         raise ValueError(f"{MOUNTINFO} is not there")
     mounts, garbled = parse_all(text)

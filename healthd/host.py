@@ -39,8 +39,8 @@ class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
     `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
     `system`: what answers instead of the files below `root`. `nvml_stands_in`: what `open_nvml` opens is not the
-    machine's own (None: it never is). `pci_seconds`: what is on PCI is listed again after so long, not for every check
-    of a round.
+    machine's own (None: it never is). `shared_seconds`: what several checks ask for is asked again after so long, not
+    for each check of a round.
 
     Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
     """
@@ -52,7 +52,7 @@ class Host:
         now: Callable[[], float] = time.time,
         system: System | None = None,
         nvml_stands_in: bool | None = None,
-        pci_seconds: float = 0.0,
+        shared_seconds: float = 0.0,
     ) -> None:
         self.root = root.rstrip("/")
         self.now = now
@@ -63,7 +63,8 @@ class Host:
         self._pci: dict[tuple[str, int], PciFunction] = {}
         self._pci_functions: tuple[PciFunction, ...] = ()
         self._pci_at = -math.inf
-        self._pci_seconds = pci_seconds
+        self._shared: dict[str, tuple[float, str | None]] = {}
+        self._shared_seconds = shared_seconds
         self.nvml_is_outdated = False
         self.driver_was_held: bool | None = None
 
@@ -80,6 +81,15 @@ class Host:
             if error.errno in GONE:
                 return None
             raise
+
+    def read_shared(self, path: str) -> str | None:
+        """The same for a file that several checks read: once for all checks of a round."""
+        at, text = self._shared.get(path, (-math.inf, None))
+        now = time.monotonic()
+        if now - at >= self._shared_seconds:
+            text = self.read(path)
+            self._shared[path] = (now, text)
+        return text
 
     def list(self, path: str) -> list[str]:
         """The names in a directory, sorted; [] if there is none."""
@@ -139,7 +149,7 @@ class Host:
         """Every PCI function, by address; the same tuple for as long as nothing comes or goes. Each is read once for as
         long as it is there: its inode number in sysfs is another when it comes back."""
         now = time.monotonic()
-        if now - self._pci_at >= self._pci_seconds:
+        if now - self._pci_at >= self._shared_seconds:
             entries = self._pci_entries()
             if self._pci.keys() != set(entries):
                 self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in sorted(entries)}

@@ -46,7 +46,7 @@ def count(host: Host, file: str) -> int | None:
     (perfquery -R, a reload of the driver), never that they went round.
     """
     try:
-        text = host.read(file)
+        text = host.read_shared(file)
     except OSError as error:
         if error.errno in NOT_TOLD:
             return None
@@ -62,7 +62,7 @@ def settled_seconds(host: Host, boot_seconds: float) -> float:
     """For how long the links have been trained: since `boot_seconds` after the boot. What ports counted before that is
     no fault. Raises OSError, ValueError.
     """
-    text = host.read("/proc/uptime")
+    text = host.read_shared("/proc/uptime")
     if text is None:
         return math.inf  # a captured tree
     match = _UPTIME.fullmatch(text)

@@ -28,7 +28,7 @@ from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
 from healthd.past import Past
 
-PCI_SECONDS = 0.25  # within a round; after a removal nobody looks so soon again
+SHARED_SECONDS = 0.25  # within a round; after a removal nobody looks so soon again
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     """What is looked at, and what wants to know which run begins."""
     if not setup.record and not setup.replay:
         open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
-        return Host(setup.root, open_nvml, pci_seconds=PCI_SECONDS), lambda check, instance: None
+        return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
     from healthd import recording
 
     if setup.replay:

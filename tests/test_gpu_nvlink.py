@@ -230,12 +230,6 @@ def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
     assert (story.conditions, story.drained) == ({}, False)
 
 
-def test_story_fewer_links_than_a_profile_guessed_only_warn(host):
-    down = host("gpu.3.nvlink_inactive = [5]")
-    story = Story(gpu_nvlink, Config(links=18, guessed=("links",))).looks(down, 3)
-    assert (story.codes, story.drained) == (["gpu_nvlink/inactive"], False)
-
-
 @pytest.mark.parametrize(
     ("profile", "setting", "code"),
     [

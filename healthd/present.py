@@ -303,7 +303,9 @@ def _at_and_above(point: str) -> Iterator[str]:
 
 # --- device nodes
 
-NVIDIA_NODE = re.compile(r"nvidia([0-9]+|ctl|-uvm|-uvm-tools|-nvswitchctl|-nvswitch[0-9]+)")
+# Without nvidia_uvm and its /dev/nvidia-uvm, -uvm-tools: where nvidia-modprobe loads it, that is with the first CUDA
+# program. If it were expected, a node would be drained after its reboot, get no CUDA program, and stay drained.
+NVIDIA_NODE = re.compile(r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)")
 INFINIBAND_NODE = re.compile(r"uverbs[0-9]+|umad[0-9]+|rdma_cm")
 
 
@@ -322,18 +324,22 @@ def _device_nodes(host: Host, config: Mapping[str, Any]) -> Found:
 
 # --- kernel modules
 
+WITH_THE_FIRST_CUDA_PROGRAM = ("nvidia_uvm",)  # as its device files above
 USUAL = (
-    *("nvidia", "nvidia_uvm", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
+    *("nvidia", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
     *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
 )
 
 
 def _kernel_modules(host: Host, config: Mapping[str, Any]) -> Found:
-    """Of the modules that the settings or a profile name, and of the usual ones, those that are loaded."""
+    """Of the modules that the settings or a profile name, and of the usual ones, those that are loaded and were so
+    since the boot."""
     from healthd.checks.kernel_modules import problem
 
     named = [name.replace("-", "_") for name in config.get("expected", ())]
     for name in dict.fromkeys((*named, *USUAL)):
+        if name in WITH_THE_FIRST_CUDA_PROGRAM:
+            continue
         try:
             wrong = problem(host, name)
         except (OSError, ValueError) as error:

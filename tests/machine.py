@@ -5,6 +5,7 @@ settings with which all of it is expected. Small: two network cards, one disk, o
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from trees import PCI, FakeSystem, aer, gpus, pci_device, write
@@ -12,7 +13,7 @@ from trees import PCI, FakeSystem, aer, gpus, pci_device, write
 from healthd.fake_nvml import fake_pci_gpus, open_fake
 from healthd.host import Host
 from healthd.program import Ran
-from healthd.system import FileSystem, KernelClock
+from healthd.system import FileStat, FileSystem, KernelClock
 
 GPUS = fake_pci_gpus("dgx-h100")
 NICS = ("0000:18:00.0", "0000:29:00.0")
@@ -42,7 +43,8 @@ EXPECTED = {
     "block_device": {"expected": ("S64GNE0R000001",)},
     "memory_size": {"expected_bytes": 2 << 40},
     "cpu": {"expected": 4},
-    "kernel_modules": {"expected": ("nvidia", "nvidia_uvm")},
+    "kernel_modules": {"expected": ("nvidia",)},
+    "device_nodes": {"expected": {f"/dev/nvidia{name}": "0666" for name in ("ctl", *range(8))}},
     "services": {"required": REQUIRED, "wanted": WANTED},
     "mount": {"name": "/data", "fstype": "nfs"},
     "disk_space": {"paths": ("/", "/tmp")},
@@ -50,12 +52,17 @@ EXPECTED = {
 
 
 class System(FakeSystem):
-    """Free space by mount point (half of it, where nothing is said), and what statvfs fails with."""
+    """Free space by mount point (half of it, where nothing is said), and what statvfs fails with. Files below /dev are
+    device files of mode 0666."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.free: dict[str, float] = {}
         self.fails: dict[str, int] = {}
+
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+        found = super().stat(path, anywhere)
+        return found._replace(mode=stat.S_IFCHR | 0o666) if path.startswith("/dev/") else found
 
     def statvfs(self, path: str) -> FileSystem:
         if path in self.fails:
@@ -103,6 +110,7 @@ class Machine:
                 "/sys/block/nvme0n1/wwid": "eui.1\n",
                 "/sys/module/nvidia/refcnt": "300\n",
                 **{f"/sys/module/{name}/initstate": "live\n" for name in ("nvidia", "nvidia_uvm")},
+                **{f"/dev/nvidia{name}": "" for name in ("ctl", *range(8), "-uvm", "-uvm-tools")},
             }
         )
 

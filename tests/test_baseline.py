@@ -192,7 +192,7 @@ def test_a_node_becomes_settings(tmp_path):
     assert tables["pcie_devices"]["expected"]["0000:18:00.0"] == "15b3:1021"
     assert tables["services"]["required"] == ["slurmd.service", "munge.service", "nvidia-fabricmanager.service"]
     assert tables["services"]["wanted"] == ["nvidia-persistenced.service"]
-    assert tables["kernel_modules"] == {"expected": ["nvidia", "nvidia_uvm", "ib_uverbs", "rdma_cm"]}
+    assert tables["kernel_modules"] == {"expected": ["nvidia", "ib_uverbs", "rdma_cm"]}
     assert tables["mount"] == {
         "/": {"fstype": "ext4"},
         "/data": {"fstype": "nfs4"},
@@ -200,7 +200,7 @@ def test_a_node_becomes_settings(tmp_path):
         "/software": {"fstype": "nfs", "read_only": True},
     }
     assert tables["device_nodes"]["expected"] == dict.fromkeys(
-        [*(f"/dev/nvidia{n}" for n in range(8)), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infiniband/uverbs0"],
+        [*(f"/dev/nvidia{n}" for n in range(8)), "/dev/nvidiactl", "/dev/infiniband/uverbs0"],
         "0666",
     )
 
@@ -276,7 +276,7 @@ LOSSES = {  # what is taken away -> the check that drains for it, and its code
     "CPUs": ("cpu", "", "missing", rewrite("sys/devices/system/cpu/online", "0-223", "0-111")),
     "a mount": ("mount", "/data", "missing", rewrite("proc/self/mountinfo", " /data ", " /other ")),
     "a device file": ("device_nodes", "", "missing", unlink("dev/nvidia3")),
-    "a module": ("kernel_modules", "", "not_loaded", rewrite("sys/module/nvidia_uvm/initstate", "live", "going")),
+    "a module": ("kernel_modules", "", "not_loaded", rewrite("sys/module/nvidia/initstate", "live", "going")),
 }
 
 
@@ -365,7 +365,7 @@ def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with
     node(tmp_path)
     write(tmp_path, {"/sys/module/nvidia/initstate": "N/A\n"})
     found = present.look(node(tmp_path), "kernel modules", {"expected": ["nvidia-peermem", "mlx5_ib", "nvidia-uvm"]})
-    assert [item.key for item in found if isinstance(item, Entry)] == ["nvidia_uvm", "ib_uverbs", "rdma_cm"]
+    assert [item.key for item in found if isinstance(item, Entry)] == ["ib_uverbs", "rdma_cm"]
     assert [(item.key, item.why) for item in found if isinstance(item, LeftOut)] == [
         ("nvidia_peermem", "is being unloaded"),
         ("mlx5_ib", "is not loaded"),

@@ -17,6 +17,7 @@ import pytest
 from machine import EXPECTED, GPUS, NICS, REQUIRED, ROOT, TMP, WANTED, Machine
 from story import Node, Story
 
+from healthd import present
 from healthd.convert import load
 from healthd.kernel_log import RawLine, event_of
 from healthd.model import Gpu, Inventory
@@ -293,6 +294,45 @@ def test_what_is_not_there_yet_when_healthd_starts_after_a_boot(machine, node):
     assert (node.seen, node.drained) == (set(), False)
 
 
+UVM = ("sys/module/nvidia_uvm/initstate", "sys/module/nvidia_uvm", "dev/nvidia-uvm", "dev/nvidia-uvm-tools")
+GONE = {"a module": ("sys/module/nvidia/initstate", "sys/module/nvidia/refcnt", "sys/module/nvidia")}
+GONE["a device file"] = ("dev/nvidia3",)
+
+
+def set_up_by_a_baseline(machine: Machine) -> Node:
+    """The checks of what the driver brings, with what `healthd baseline` finds on this machine."""
+    found = {}
+    for part, check in (("kernel modules", "kernel_modules"), ("device nodes", "device_nodes")):
+        entries = [item for item in present.look(machine.now(), part, {}) if isinstance(item, present.Entry)]
+        names = {entry.key: entry.value for entry in entries}
+        found[check] = names if check == "device_nodes" else tuple(names)
+    checks = {name: built_in()[name] for name in found}
+    return Node(
+        Story(check.module, load(check.config, {"expected": found[name]}, name)) for name, check in checks.items()
+    )
+
+
+def reboot_without(machine: Machine, node: Node, *paths: str) -> Node:
+    for path in paths:
+        (machine.root / path).rmdir() if (machine.root / path).is_dir() else (machine.root / path).unlink()
+    return node.each(Story.reboot).looks(machine.now(), 12)
+
+
+def test_a_reboot_without_uvm_drains_nothing(machine, node):
+    """nvidia-modprobe may load it with the first CUDA program only, and a node that is drained never gets one."""
+    baselined = set_up_by_a_baseline(machine).looks(machine.now(), 2)
+    reboot_without(machine, baselined, *UVM)
+    node.each(Story.reboot).looks(machine.now(), 12)
+    assert (baselined.seen | node.seen, baselined.failed + node.failed) == (set(), [])
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_a_reboot_without_what_the_driver_always_brings_drains(machine, what):
+    baselined = set_up_by_a_baseline(machine).looks(machine.now(), 2)
+    assert not baselined.drained
+    assert reboot_without(machine, baselined, *GONE[what]).drained
+
+
 @pytest.mark.parametrize("late", ["mount", "fabric"])
 def test_what_is_still_not_there_minutes_after_the_boot_drains_until_it_is(machine, node, late):
     machine.up_seconds = 40
@@ -444,7 +484,7 @@ def test_where_the_site_says_what_mig_must_be_other_devices_drain_until_they_are
     assert not node.looks(machine.now(), 2).drained
 
 
-UVM = "/sys/module/nvidia_uvm/initstate"
+MODULE = "/sys/module/nvidia/initstate"
 UPGRADE: tuple[Callable[[Machine], None], ...] = (
     lambda machine: machine.gpus('library = "mismatch"'),
     lambda machine: machine.gpus('library = "driver_not_loaded"'),
@@ -457,7 +497,7 @@ UPGRADE: tuple[Callable[[Machine], None], ...] = (
 
 def test_a_driver_upgrade_in_a_pause(machine, node):
     node.each(lambda story: story.pause(60))
-    machine.write({UVM: "going\n"})
+    machine.write({MODULE: "going\n"})
     for step in UPGRADE:
         step(machine)
         node.looks(machine.now(), 2)
@@ -465,7 +505,7 @@ def test_a_driver_upgrade_in_a_pause(machine, node):
     expected = {"gpu_access/driver_mismatch", "gpu_count/missing", "services/inactive", "kernel_modules/not_loaded"}
     assert expected <= node.seen
     machine.units["slurmd"] = "active running"
-    machine.write({UVM: "live\n"})
+    machine.write({MODULE: "live\n"})
     machine.gpus('driver_version = "590.48.01"')
     node.looks(machine.now(), 14)
     assert node.of("gpu_access").trusted_since, "the pause is over"

@@ -5,7 +5,7 @@ SHELL := /bin/bash
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: help demo test check unit unit-all unit-others test-packages e2e bench wheel clean
+.PHONY: help demo test check unit coverage unit-all unit-others test-packages e2e bench wheel clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -27,6 +27,11 @@ check: .venv/.stamp ## lint, format, types and the design rules; seconds
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
 	@$(PYTEST) --ignore=tests/e2e
+
+coverage: .venv/.stamp ## branch coverage of each check by the unit tests; one below 90 % fails
+	@COVERAGE_FILE=.coverage .venv/bin/python -m coverage run --branch --include='checks/*,healthd/checks/*' -m pytest --ignore=tests/e2e
+	@.venv/bin/python -m coverage report
+	@for check in checks/*.py; do .venv/bin/python -m coverage report --include="$$check,healthd/$$check" --fail-under=90 --format=total >/dev/null || { echo "coverage: $$check is below 90 %"; exit 1; }; done
 
 unit-all: unit unit-others ## the unit tests on each Python from 3.10 to 3.13 that this machine has
 

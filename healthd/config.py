@@ -380,7 +380,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"kernel_log.source": "kmsg", ...} of nested tables."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             flat.update(_flat(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

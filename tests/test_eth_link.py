@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -210,6 +211,22 @@ def test_a_link_that_is_down_drains_until_it_is_up_twice(node):
     assert life.drained
     assert life.look(node()).drained
     assert not life.look(node()).drained
+
+
+def test_an_interface_that_is_gone_drains_until_it_is_there_again(node, tmp_path):
+    host = node()
+    life = Story(eth_link, EXPECTED).look(host)
+    shutil.rmtree(tmp_path / NET[1:] / "eth0")
+    life.look(host)
+    assert (life.codes, life.drained) == ([], False)
+    life.look(host, minutes=1)
+    assert (life.codes, life.drained, life.requeued) == (["eth_link/missing"], True, False)
+    life.looks(host, 300).reboot().looks(host, 3)
+    assert (life.codes, life.drained) == (["eth_link/missing"], True)  # neither a day nor a reboot brings it back
+    node()
+    assert life.look(host).drained
+    life.look(host)
+    assert (life.codes, life.drained) == ([], False)
 
 
 def test_a_link_that_is_back_within_a_minute_drains_nothing(node):

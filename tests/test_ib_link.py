@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from fakes import codes, findings, observed, refusal, run_check, until_it_fails
 from hypothesis import HealthCheck, given, settings
@@ -113,6 +115,26 @@ def test_a_port_that_stays_down_drains_after_a_minute_and_requeues_after_four_un
     up = h100(mlx5_0=("4: ACTIVE", "5: LinkUp"))
     assert life.look(up).drained
     assert not life.look(up).drained
+
+
+def test_a_port_that_is_gone_drains_after_a_minute_and_requeues_after_four_until_it_is_back_twice(h100, tmp_path):
+    host = h100()
+    life = Story(ib_link, EXPECTED).look(host)
+    shutil.rmtree(tmp_path / "sys/class/infiniband/mlx5_0")
+    life.look(host)
+    assert (life.codes, life.drained) == ([], False)
+    life.look(host, minutes=1)
+    assert (life.codes, life.drained, life.requeued) == (["ib_link/missing"], True, False)
+    life.look(host, minutes=2)
+    assert not life.requeued
+    life.look(host, minutes=1)
+    assert life.requeued
+    life.looks(host, 300).reboot().looks(host, 3)
+    assert (life.codes, life.drained) == (["ib_link/missing"], True)  # neither a day nor a reboot brings it back
+    h100()
+    assert life.look(host).drained
+    life.look(host)
+    assert (life.codes, life.drained) == ([], False)
 
 
 def test_a_slow_port_drains_without_requeue_until_it_is_fast(h100):

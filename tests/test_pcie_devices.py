@@ -98,6 +98,26 @@ def test_a_card_that_is_gone_drains_until_it_is_back_however_long_that_takes(nod
     assert not life.look(node).drained
 
 
+def test_another_card_drains_until_the_right_one_is_in_its_place(node, tmp_path):
+    def put(device):
+        """The node is off while cards are changed: what looks at it afterwards remembers none."""
+        pci_device(tmp_path, NIC, "0x020700", vendor="0x15b3", device=device)
+        return Host(str(tmp_path))
+
+    life = Story(pcie_devices, EXPECTED).look(node)
+    wrong = put("0x1017")
+    life.look(wrong)
+    assert (life.codes, life.drained) == ([], False)
+    life.look(wrong, minutes=1)
+    assert (life.codes, life.drained, life.requeued) == (["pcie_devices/another"], True, False)
+    life.looks(wrong, 300).reboot().looks(wrong, 3)
+    assert (life.codes, life.drained) == (["pcie_devices/another"], True)  # neither a day nor a reboot changes the card
+    right = put("0x1021")
+    assert life.look(right).drained
+    life.look(right)
+    assert (life.codes, life.drained) == ([], False)
+
+
 def test_a_card_that_is_back_within_a_minute_was_reset_and_drains_nothing(node, tmp_path):
     life = Story(pcie_devices, EXPECTED).look(node)
     remove(tmp_path, NIC)

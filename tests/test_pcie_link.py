@@ -164,28 +164,46 @@ def test_a_device_that_vanishes_while_it_is_read_is_unknown(node, tmp_path):
     assert f"{NIC}/current_link_speed" in until_it_fails(pcie_link, host)[1]
 
 
-def test_a_narrow_link_warns_after_two_minutes_and_never_drains(node):
-    narrow = node(nic=link("8"))
-    life = Story(pcie_link).look(narrow)
+BAD_LINKS = pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        ("pcie_link/narrow", link("8")),
+        ("pcie_link/slow", link(speed=GEN3)),
+        ("pcie_link/no_answer", link("63", "Unknown")),
+    ],
+)
+
+
+@BAD_LINKS
+def test_a_bad_link_warns_after_two_minutes_and_never_drains(node, code, files):
+    life = Story(pcie_link).look(node()).look(node(nic=files))
     assert life.codes == []
-    life.look(narrow, minutes=2)
-    assert (life.codes, life.drained) == (["pcie_link/narrow"], False)
+    life.look(node(nic=files), minutes=2)
+    assert (life.codes, life.drained) == ([code], False)
     life.looks(node(), 300)
-    assert life.codes == ["pcie_link/narrow"]  # wide again by itself: what happened is not known
+    assert life.codes == [code]  # good again by itself: what happened is not known
     life.reboot().looks(node(), 2)
-    assert life.codes == []
+    assert (life.codes, life.drained) == ([], False)
 
 
-def test_enforced_a_narrow_link_drains_until_the_reboot_that_repairs_it(node):
-    narrow = node(nic=link("8"))
-    life = Story(pcie_link, Config(enforce=True))
-    life.looks(narrow, 2)
-    assert (life.drained, life.requeued) == (True, False)
-    life.looks(narrow, 300).reboot().looks(narrow, 3)
-    assert (life.codes, life.drained) == (["pcie_link/narrow"], True)  # the reboot did not help: now it is a person's
+@BAD_LINKS
+def test_enforced_a_bad_link_drains_until_the_reboot_that_repairs_it(node, code, files):
+    life = Story(pcie_link, Config(enforce=True)).looks(node(nic=files), 2)
+    assert (life.codes, life.drained, life.requeued) == ([code], True, False)
+    life.looks(node(nic=files), 100).looks(node(), 200)
+    assert (life.codes, life.drained) == ([code], True)  # no job runs, and the link is good again: not enough
+    life.reboot().looks(node(), 3)
+    assert (life.codes, life.drained) == ([], False)
+
+
+@BAD_LINKS
+def test_enforced_a_bad_link_that_a_reboot_did_not_repair_waits_for_a_person(node, code, files):
+    life = Story(pcie_link, Config(enforce=True)).looks(node(nic=files), 2)
+    life.reboot().looks(node(nic=files), 3)
+    assert (life.codes, life.drained) == ([code], True)
     life.reboot().looks(node(), 3)
     assert life.drained
-    life.repaired("pcie_link/narrow").looks(node(), 2)
+    life.repaired(code).looks(node(), 2)
     assert not life.drained
 
 

@@ -22,9 +22,6 @@ ABSENT_IS_FINE = {
     "": "a tree of files that stands in for a machine has no clock",
     CLOCK_SOURCE: "a sandbox may not show it",
 }
-HARMLESS = {
-    CLOCK_SOURCE: "judged by names that are wrong: cut short it is a name that nobody knows; see below for garbage"
-}
 
 
 def node(tmp_path, reading=RIGHT):

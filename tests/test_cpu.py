@@ -27,7 +27,6 @@ ABSENT_IS_FINE = {
     f"{CPUS}/cpufreq": "virtual machines and kernels without cpufreq have no governors",
     f"{CPUS}/cpu[0-9]+/thermal_throttle/package_throttle_count": "AMD's CPUs and virtual machines do not count it",
 }
-HARMLESS = {f"{CPUS}/cpu[0-9]+/topology/core_siblings_list": "cut short, a package's count is only read twice"}
 
 
 def make(tmp_path, changed=None, online="0-7"):

@@ -2,10 +2,12 @@
 
 Each tests/test_NAME.py gives `healthy(tmp_path) -> (Host, Config)`: a node on which its check looks at all that it can.
 The check runs on it once to learn what it asks; then each answer in turn vanishes, fails in mid-read, is empty, cut
-short, or something else. What comes of it must be a finding, or an error that makes the run unknown.
+short, or something else. What comes of it must be a finding, or an error that makes the run unknown. So in the first
+look, and in a later one, which compares with what the first one read and may ask for other things.
 
 Where an answer may be missing on a good machine the file says so: ABSENT_IS_FINE = {"regex of the path": "why"}; where
-its content decides nothing: HARMLESS = {"regex": "why"}.
+another mutation decides nothing: HARMLESS = {("regex of the mutation", "regex of the path"): "why"}. An excuse that no
+silent answer needs fails the test.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import errno
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,9 +25,9 @@ import pytest
 from fakes import BOOT, NOW
 
 from healthd.host import Host
-from healthd.model import Finding, Severity
+from healthd.model import Finding, Observation, Severity
 from healthd.nvml import NvmlError
-from healthd.past import Past
+from healthd.past import Past, Series, update
 from healthd.program import Ran
 from healthd.registry import Check, built_in
 from healthd.system import FileStat, FileSystem, KernelClock, System
@@ -121,45 +123,83 @@ def file_of(check: str) -> ModuleType:
     return importlib.import_module(f"test_{check}")
 
 
-def run(check: Check, host: Host, config: Any, system: System) -> list[Any]:
-    """One run, on a host of its own: nothing that an earlier one read is remembered."""
+Store = dict[str, Series]
+
+
+def run(check: Check, host: Host, config: Any, system: System, store: Store) -> list[Any]:
+    """One run, on a host of its own: nothing that an earlier one read is remembered, but for what `store` has."""
     fresh = Host(host.root, host._open_nvml, host.now, system)
-    return list(check.module.run(fresh, config, Past({}, NOW, BOOT)))
+    return list(check.module.run(fresh, config, Past(store, NOW, BOOT)))
 
 
+def store_of(look: str, check: Check, host: Host, config: Any) -> Store:
+    """What the check knows from before in this look."""
+    if look == "first":
+        return {}
+    given = run(check, host, config, host._system, {})
+    return update({}, [item for item in given if isinstance(item, Observation)], NOW - 300.0, BOOT)
+
+
+LOOKS = ("first", "later")
+
+
+@pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_a_healthy_node_gives_nothing_above_info(name: str, tmp_path: Path) -> None:
+def test_a_healthy_node_gives_nothing_above_info(name: str, look: str, tmp_path: Path) -> None:
     host, config = file_of(name).healthy(tmp_path)
-    given = run(CHECKS[name], host, config, host._system)
+    given = run(CHECKS[name], host, config, host._system, store_of(look, CHECKS[name], host, config))
     assert [item for item in given if isinstance(item, Finding) and item.severity > Severity.INFO] == []
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("name", sorted(CHECKS))
-def test_an_answer_that_goes_wrong_is_a_finding_or_unknown(name: str, mutation: str, tmp_path: Path) -> None:
-    host, config = file_of(name).healthy(tmp_path)
-    asked = Asked(host._system)
-    run(CHECKS[name], host, config, asked)
+def test_an_answer_that_goes_wrong_is_a_finding_or_unknown_or_excused(name: str, tmp_path: Path) -> None:
+    check, tests = CHECKS[name], file_of(name)
+    host, config = tests.healthy(tmp_path)
+    excuses = Excuses(tests)
     silent = []
-    for question, true in asked.questions.items():
-        mutate = MUTATIONS[mutation].get(question[0])
-        if mutate is None or is_excused(file_of(name), mutation, question, true):
-            continue
-        if not speaks(lambda q=question, m=mutate: run(CHECKS[name], host, config, Asked(host._system, q, m))):
-            silent.append(question)
-    assert silent == [], f"{mutation}, and {name} says that all is well"
+    for look in LOOKS:
+        store = store_of(look, check, host, config)
+        asked = Asked(host._system)
+        run(check, host, config, asked, store)
+        for question, true in asked.questions.items():
+            for mutation, answers in MUTATIONS.items():
+                mutate = answers.get(question[0])
+                if mutate is None or is_no_mutation(mutation, question, true):
+                    continue
+                if speaks(lambda q=question, m=mutate, s=store: run(check, host, config, Asked(host._system, q, m), s)):
+                    continue
+                if not excuses.cover(mutation, question[1]):
+                    silent.append(f"{look} look: {' '.join(question)} {mutation}")
+    assert silent == [], f"and {name} says that all is well"
+    assert excuses.without_reason() == []
+    assert excuses.unused() == [], f"{name} excuses what is never silent"
 
 
-def is_excused(tests: ModuleType, mutation: str, question: Question, true: Any) -> bool:
-    operation, where = question
-    if operation == "readlink" and mutation != VANISHES:
+def is_no_mutation(mutation: str, question: Question, true: Any) -> bool:
+    if question[0] == "readlink" and mutation != VANISHES:
         return True
-    if mutation == "is cut short" and isinstance(true, bytes) and len(true.strip()) <= 4:
-        return True  # half of a number is a number
-    excuses = [getattr(tests, "HARMLESS", {})]
-    if mutation == VANISHES:
-        excuses.append(getattr(tests, "ABSENT_IS_FINE", {}))
-    return any(re.fullmatch(pattern, where) for table in excuses for pattern in table)
+    return mutation == "is cut short" and isinstance(true, bytes) and len(true.strip()) <= 4  # half a number is one
+
+
+class Excuses:
+    """What a test file excuses, and which of it hid something."""
+
+    def __init__(self, tests: ModuleType) -> None:
+        absent = {(VANISHES, where): why for where, why in getattr(tests, "ABSENT_IS_FINE", {}).items()}
+        self._reasons: dict[tuple[str, str], str] = absent | getattr(tests, "HARMLESS", {})
+        self._needed: set[tuple[str, str]] = set()
+
+    def cover(self, mutation: str, where: str) -> bool:
+        of_it = [each for each in self._reasons if re.fullmatch(each[0], mutation) and re.fullmatch(each[1], where)]
+        if len(of_it) == 1:  # else none of them is needed for this
+            self._needed.update(of_it)
+        return bool(of_it)
+
+    def without_reason(self) -> list[tuple[str, str]]:
+        return [each for each, why in self._reasons.items() if len(why) <= 10]
+
+    def unused(self) -> list[tuple[str, str]]:
+        return [each for each in self._reasons if each not in self._needed]
 
 
 def speaks(run_it: Callable[[], list[Any]]) -> bool:
@@ -169,21 +209,3 @@ def speaks(run_it: Callable[[], list[Any]]) -> bool:
     except (OSError, ValueError, RuntimeError, NvmlError):
         return True
     return any(isinstance(item, Finding) for item in given)
-
-
-def excuses() -> Iterator[tuple[str, str, str]]:
-    for name in sorted(CHECKS):
-        for table in ("ABSENT_IS_FINE", "HARMLESS"):
-            for pattern, why in getattr(file_of(name), table, {}).items():
-                yield name, pattern, why
-
-
-def test_an_excuse_gives_its_reason_and_is_needed(tmp_path: Path) -> None:
-    for number, (name, pattern, why) in enumerate(excuses()):
-        assert len(why) > 10, f"{name}: {pattern}"
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        host, config = file_of(name).healthy(folder)
-        asked = Asked(host._system)
-        run(CHECKS[name], host, config, asked)
-        assert any(re.fullmatch(pattern, where) for _, where in asked.questions), f"{name}: nobody asks for {pattern}"

@@ -1,7 +1,8 @@
 """Services that this node needs: whether systemd has them running.
 
 Rules: Meta's study counts services (the health checks of NHC begin with them): without slurmd, munge or, between NVLink
-switches, nvidia-fabricmanager no job runs. Only units that the settings name are judged. A unit that is on its way (it
+switches, nvidia-fabricmanager no job runs. Only units that the settings name are judged; of those that only a profile
+names, the ones that are installed. A unit that is on its way (it
 has a job in systemd, or starts, stops or reloads: a restart, the boot) only warns, however long it takes: systemd ends
 that by itself. One that waits to be started again after it failed (auto-restart) is not active, and one that fails and
 is started again and again warns, also while it is up.
@@ -56,15 +57,22 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         return
     seconds = config.timeout_seconds * 0.8
     ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
-    named = {setting for setting, units in (("required", config.required), ("wanted", config.wanted)) if units}
-    if ran is None and named <= {*config.guessed}:
+    if ran is None and all(_only_guessed(unit, config) for unit in units):
         return  # a machine without systemd, or a tree: nothing that anybody but a profile expects
     if ran is None:
         raise RuntimeError("there is no systemctl to ask about the units in required and wanted")
     if ran.status != 0:
         raise RuntimeError(f"systemctl: exit status {ran.status}: {(ran.stderr or ran.stdout).strip()[:200]}")
     for unit, shown in zip(units, parse(ran.stdout, units), strict=True):
+        if shown["LoadState"] == "not-found" and _only_guessed(unit, config):
+            continue  # this site does without, as without munge where Slurm has auth/slurm
         yield from _judge(unit, shown, unit in config.required, config, past)
+
+
+def _only_guessed(unit: str, config: Config) -> bool:
+    """Whether nobody but a profile of the machine's type names it."""
+    settings = (("required", config.required), ("wanted", config.wanted))
+    return all(setting in config.guessed for setting, units in settings if unit in units)
 
 
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:

@@ -132,5 +132,11 @@ def test_a_module_that_a_profile_guessed_warns_and_never_drains(node):
     assert (story.codes, story.drained) == (["kernel_modules/not_loaded"], False)
 
 
+def test_a_tree_without_modules_is_not_searched_for_what_a_profile_guessed(tmp_path):
+    host = write(tmp_path, {"/proc/uptime": "1.00 1.00\n"})
+    assert findings(kernel_modules, host, Config(expected=("nvidia",), guessed=("expected",))) == []
+    assert codes(findings(kernel_modules, host, Config(expected=("nvidia",)))) == ["kernel_modules/not_loaded"]
+
+
 def test_codes_are_explained():
     assert codes(findings(kernel_modules, Host("/nonexistent"), EXPECTED)) == [*kernel_modules.EXPLAIN] * 4

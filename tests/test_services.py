@@ -107,6 +107,35 @@ def test_what_only_a_profile_requires_warns():
     assert as_configured(finding, config).severity is Severity.WARNING
 
 
+GUESSED = Config(required=("slurmd", "munge"), guessed=("required",))
+NOT_INSTALLED = host("slurmd", "munge", text=f"{shown('slurmd')}\n{shown('munge', 'dead', loaded='not-found')}")
+
+
+def test_what_only_a_profile_names_and_this_site_does_not_have_is_nothing():
+    """Slurm with auth/slurm needs no munge."""
+    given_ = run_check(services, NOT_INSTALLED, GUESSED)
+    assert findings(services, NOT_INSTALLED, GUESSED) == []
+    assert [item.labels for item in observed(given_, "service_active")] == [(("unit", "slurmd"),)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(required=("slurmd", "munge")),
+        Config(required=("slurmd", "munge"), wanted=("munge",), guessed=("required",)),
+        Config(required=("slurmd", "munge"), wanted=("munge",), guessed=("wanted",)),
+    ],
+)
+def test_what_somebody_names_must_be_installed(config):
+    assert codes(findings(services, NOT_INSTALLED, config)) == ["services/inactive"]
+
+
+@pytest.mark.parametrize("loaded", ["masked", "error", "bad-setting"])
+def test_what_only_a_profile_names_and_is_installed_must_run(loaded):
+    text = f"{shown('slurmd')}\n{shown('munge', 'dead', loaded=loaded)}"
+    assert codes(findings(services, host("slurmd", "munge", text=text), GUESSED)) == ["services/inactive"]
+
+
 @pytest.mark.parametrize("state", ["good", "reloading", "refreshing"])
 def test_a_unit_that_reads_its_settings_again_is_active(state):
     given_ = run_check(services, slurmd(state), REQUIRED)

@@ -11,12 +11,11 @@ the site's care.
 
 from __future__ import annotations
 
-import posixpath
 import signal
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from healthd import ownership
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
@@ -26,7 +25,6 @@ USES = ""
 PER = "exec"
 
 MAX_MESSAGE = 200
-MOST_LINKS = 40  # as the kernel follows
 ENDING_SECONDS = 1.0  # of the timeout are kept to kill the program, wait for it, and say so
 
 
@@ -50,7 +48,9 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    _require_roots_own(host, config)
+    wrong = ownership.problem(host, config.command[0])
+    if wrong:
+        raise RuntimeError(f"{config.name}: refused: {' '.join(wrong)}")
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
     ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     if ran is None:
@@ -66,30 +66,6 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     elif status != 0:
         how = f"was ended by {_signal_name(-status)}" if status < 0 else f"exit status {status} is none of 0, 1, 2, 3"
         raise RuntimeError(f"{config.name}: {how}: {message}")
-
-
-def _require_roots_own(host: Host, config: Config) -> None:
-    """Raises RuntimeError. What is not there is for the run to say. Looked at where it is run: on this machine."""
-    myself = host.stat("/proc/self", anywhere=True)
-    owners = {0, myself.uid if myself else 0}
-    for path in _files(host, config.command[0]):
-        found = host.stat(path, anywhere=True)
-        if found and found.uid not in owners:
-            raise RuntimeError(f"{config.name}: refused: {path} belongs to user {found.uid}, it must belong to root")
-        if found and found.mode & (stat.S_IWGRP | stat.S_IWOTH):
-            mode = stat.S_IMODE(found.mode)
-            raise RuntimeError(f"{config.name}: refused: {path} is writable by others than its owner (mode {mode:o})")
-
-
-def _files(host: Host, program: str) -> Iterator[str]:
-    """The program and its directory; then the same of what it is a link to."""
-    for _ in range(MOST_LINKS):
-        yield program
-        yield posixpath.dirname(program)
-        target = host.link_target(program, anywhere=True)
-        if target is None:
-            return
-        program = posixpath.normpath(posixpath.join(posixpath.dirname(program), target))
 
 
 def _first_line(output: str) -> str:

@@ -1,8 +1,9 @@
 """Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
 
-A site's Python file is code that healthd runs as root: it must belong to root and be writable by nobody else. The
-daemon imports it at its start, for its Config; its run() is called in the worker only. Whatever else of it is called
-(validate, overdue, explain) may raise: that costs one sentence, never the daemon.
+A site's Python file is code that healthd runs as root: it and its directory must belong to root and be writable by
+nobody else, along every symbolic link (ownership.py). The daemon imports it at its start, for its Config; its run() is
+called in the worker only. Whatever else of it is called (validate, overdue, explain) may raise: that costs one
+sentence, never the daemon.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
+from healthd import ownership
 from healthd.config import CheckConfig, ConfigError
 from healthd.convert import ConvertError, dump, load, nearest
+from healthd.host import Host
 from healthd.model import Explain, Finding, Inventory, KernelEvent
 
 log = logging.getLogger("healthd")
@@ -158,17 +161,16 @@ def site_files(directory: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     paths = [os.path.join(directory, name) for name in names]
-    for path in [directory, *paths] if paths else []:
+    for path in paths:
         try:
-            found = os.stat(path)
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ConfigError(f"{path}: is not a file")
+            wrong = ownership.problem(Host(), path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        if path != directory and not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path}: is not a file")
-        if found.st_uid not in (0, os.geteuid()):
-            raise ConfigError(f"{path}: refused: belongs to user {found.st_uid}, a site's checks must belong to root")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(f"{path}: refused: writable by others than its owner (mode {found.st_mode & 0o777:o})")
+        if wrong:
+            file, why = wrong
+            raise ConfigError(f"{path}: refused: {'it' if file == path else file} {why}")
     return paths
 
 

@@ -329,12 +329,59 @@ def test_a_sites_check_that_others_could_have_written_is_refused(tmp_path):
 
     file = directory(tmp_path, "fan.py", "def run(host, config, past): ...")
     file.chmod(0o664)
-    with pytest.raises(ConfigError, match="refused: writable by others than its owner"):
+    with pytest.raises(ConfigError, match=r"refused: .* writable by others than its owner"):
         registry.find(str(tmp_path))
     file.chmod(0o644)
     tmp_path.chmod(0o777)
-    with pytest.raises(ConfigError, match="refused: writable by others than its owner"):
+    with pytest.raises(ConfigError, match=r"refused: .* writable by others than its owner"):
         registry.find(str(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["{}/real/fan.py", "../real/fan.py", "../also", "../through/fan.py"])
+def test_a_link_to_a_check_is_refused_for_what_it_points_at(tmp_path, how):
+    from healthd import registry
+
+    for name in ("real", "checks.d"):
+        (tmp_path / name).mkdir(mode=0o755)
+    file = directory(tmp_path / "real", "fan.py", "def run(host, config, past):\n    yield from ()\n")
+    (tmp_path / "also").symlink_to("real/fan.py")
+    (tmp_path / "through").symlink_to("real")
+    link = tmp_path / "checks.d/fan.py"
+    link.symlink_to(how.format(tmp_path))
+    assert registry.site_files(str(tmp_path / "checks.d")) == [str(link)]
+    for written in (file, file.parent):
+        mode = written.stat().st_mode
+        written.chmod(0o777)
+        with pytest.raises(ConfigError, match=r"is writable by others .* \(mode 777\)") as raised:
+            registry.site_files(str(tmp_path / "checks.d"))
+        assert str(raised.value).startswith(f"{link}: refused: ")
+        written.chmod(mode)
+
+
+def test_a_link_upwards_from_a_directory_that_is_a_link_is_followed_as_the_kernel_does(tmp_path):
+    """checks.d -> srv/site/checks.d, and in it fan.py -> ../fan.py: that is srv/site/fan.py."""
+    from healthd import registry
+
+    inside = tmp_path / "srv/site/checks.d"
+    inside.mkdir(parents=True)
+    (tmp_path / "checks.d").symlink_to(inside)
+    file = directory(inside.parent, "fan.py", "def run(host, config, past): ...")
+    (inside / "fan.py").symlink_to("../fan.py")
+    assert registry.site_files(str(tmp_path / "checks.d")) == [f"{tmp_path}/checks.d/fan.py"]
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match="is writable by others"):
+        registry.site_files(str(tmp_path / "checks.d"))
+
+
+def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
+    from healthd import registry
+
+    (tmp_path / "fan.py").symlink_to("none")
+    with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: No such file"):
+        registry.site_files(str(tmp_path))
+    (tmp_path / "none").symlink_to("fan.py")
+    with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: Too many levels"):
+        registry.site_files(str(tmp_path))
 
 
 def test_without_a_directory_the_site_has_no_checks(tmp_path):

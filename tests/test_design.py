@@ -65,6 +65,7 @@ CHECKS_MAY = {
     "model",
     "mountinfo",
     "nvml",
+    "ownership",
     "past",
     "program",
     "system",

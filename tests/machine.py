@@ -4,6 +4,7 @@ settings with which all of it is expected. Small: two network cards, one disk, o
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -22,7 +23,7 @@ PORT = "/sys/class/infiniband/mlx5_{}/ports/1/{}"
 NVME = "/sys/class/nvme/nvme0"
 EDAC = "/sys/devices/system/edac/mc/mc0"
 REQUIRED, WANTED = ("slurmd", "munge"), ("chronyd",)
-SHOW = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts", *REQUIRED, *WANTED)
+SHOW = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
 ROOT = "22 1 8:2 / / rw - ext4 /dev/sda2 rw"
 TMP = "23 22 8:3 / /tmp rw - ext4 /dev/sda3 rw"
 DATA = "24 22 0:40 / /data rw,relatime - nfs4 fs:/data rw,hard"
@@ -72,9 +73,11 @@ class System(FakeSystem):
 
 
 class Machine:
-    """The node as it is now: change its parts, then `now()` is a Host that sees them."""
+    """The node as it is now: change its parts, then `now()` is a Host that sees them. `fake`: the fake machine whose
+    GPUs it has, so many of them; with a `device`, sysfs shows their PCI id."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fake: str = "dgx-h100", count: int = len(GPUS), device: str = "") -> None:
+        self.fake, self.addresses = fake, fake_pci_gpus(fake)[:count]
         self.root = folder / "root"
         self.system = System(self.root)
         self.scenario = folder / "gpus.toml"
@@ -82,11 +85,11 @@ class Machine:
         self.units = dict.fromkeys((*REQUIRED, *WANTED), "active running")
         self.clock = KernelClock(True, 0.0001, 0.01)
         self.gpus()
-        gpus(self.root, GPUS)
+        gpus(self.root, self.addresses, **({"device": device} if device else {}))
         for pci in NICS:
             pci_device(self.root, pci, "0x020700", "0000:00:01.1", vendor="0x15b3", device="0x1021")
         pci_device(self.root, DISK, "0x010802", "0000:00:02.1", vendor="0x144d", device="0xa80a")
-        for pci in (*GPUS, *NICS, DISK, "0000:00:01.1", "0000:00:02.1"):
+        for pci in (*self.addresses, *NICS, DISK, "0000:00:01.1", "0000:00:02.1"):
             self.aer(pci)
             link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
             self.write({f"{PCI}/{pci}/{which}_link_{n}": t for which in ("current", "max") for n, t in link.items()})
@@ -124,17 +127,17 @@ class Machine:
             f"SubState={state.split()[1]}\nJob={''.join(state.split()[2:])}\n"
             for unit, state in self.units.items()
         ]
-        self.system._programs = {SHOW: Ran(0, "\n".join(shown), "")}
+        self.system._programs = {(*SHOW, *self.units): Ran(0, "\n".join(shown), "")}
         self.system._clock = self.clock
         return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
 
     # its parts: called without arguments they are well
 
     def gpus(self, text: str = "") -> None:
-        self.scenario.write_text(f'profile = "dgx-h100"\n{text}\n')
+        self.scenario.write_text(f'profile = "{self.fake}"\npci = {json.dumps(self.addresses)}\n{text}\n')
 
     def all_gpus(self, text: str) -> None:
-        self.gpus("".join(f"[gpu.{index}]\n{text}\n" for index in range(len(GPUS))))
+        self.gpus("".join(f"[gpu.{index}]\n{text}\n" for index in range(len(self.addresses))))
 
     def aer(self, pci: str, **correctable: int) -> None:
         counts = {"correctable": correctable, "nonfatal": {}, "fatal": {}}

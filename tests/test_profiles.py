@@ -11,7 +11,8 @@ import pytest
 from fakes import scenarios
 from hypothesis import given
 from hypothesis import strategies as st
-from story import Story
+from machine import KERNEL_COUNTERS, Machine
+from story import Node, Story
 from trees import pci_device, write
 
 from healthd import flags, layers, render
@@ -20,6 +21,7 @@ from healthd.cli import main
 from healthd.config import ConfigError, Layer, Loaded, Settings, effective, settle
 from healthd.host import Host
 from healthd.layers import Match, below
+from healthd.model import Severity
 from healthd.registry import built_in
 
 if sys.version_info >= (3, 11):
@@ -92,6 +94,62 @@ def test_a_machine_gets_its_profile(tmp_path, name):
 def test_it_keeps_it_when_a_gpu_is_lost(tmp_path, name):
     product, device, count = MACHINES[name]
     assert chosen(machine(tmp_path, product, device, count - 1)) == f"profile {name}"
+
+
+SWITCHES = {"dgx-a100": 6, "dgx-h100": 4, "dgx-h200": 4}  # that have a device file
+FAKES = {"hgx": "dgx-h100", "hgx-a100": "dgx-a100", "hgx-4": "dgx-a100"}  # profile -> whose GPUs; else its own
+PORTS = 12
+
+
+def healthy(folder: Path, name: str) -> tuple[Machine, Loaded]:
+    """A machine of the type that has run no CUDA program since its boot, and the settings that it gets by itself."""
+    product, device, count = MACHINES[name]
+    node = Machine(folder, FAKES.get(name, name), count, f"0x{device}")
+    for path in ("sys/module/nvidia_uvm/initstate", "dev/nvidia-uvm", "dev/nvidia-uvm-tools"):
+        (node.root / path).unlink()
+    (node.root / "sys/module/nvidia_uvm").rmdir()
+    switches = SWITCHES.get(name, 0)
+    node.write({f"/dev/nvidia-nvswitch{number}": "" for number in range(switches)})
+    node.write({"/dev/null": "", **({"/dev/nvidia-nvswitchctl": ""} if switches else {})})
+    node.write({"/sys/class/dmi/id/product_name": f"{product}\n"})
+    for number in range(PORTS):
+        node.port(number)
+        node.count(number, **dict.fromkeys(KERNEL_COUNTERS, 0))
+    loaded = settle({"root": str(node.root), "baseline_file": ""}, FILE, {}, KNOWN, below)
+    assert loaded.profile == f"profile {name}"
+    config: Any = loaded.checks["services", ""]
+    node.units = dict.fromkeys((*config.required, *config.wanted), "active running")
+    return node, loaded
+
+
+def all_checks(loaded: Loaded) -> Node:
+    return Node(Story(KNOWN[check].module, config) for (check, _), config in loaded.checks.items())
+
+
+@pytest.mark.parametrize("name", layers.names())
+def test_a_healthy_machine_of_the_type_gives_nothing_above_info(tmp_path, name):
+    node, loaded = healthy(tmp_path, name)
+    checks = all_checks(loaded).looks(node.now(), 4)
+    checks.each(lambda story: story.hold("so that those run that wait for an idle node")).looks(node.now(), 2)
+    results = [story.result for story in checks.stories if story.result]
+    found = [finding for result in results for finding in result.findings if finding.severity > Severity.INFO]
+    assert (found, checks.seen, checks.failed) == ([], set(), [])
+    assert {KNOWN[result.check].name for result in results} >= {"device_nodes", "kernel_modules", "services"}
+
+
+@pytest.mark.parametrize("name", layers.names())
+def test_what_it_lost_is_found_on_the_same_machine_and_drains_nothing_that_is_only_guessed(tmp_path, name):
+    """Else a profile that says nothing would pass the test above."""
+    node, loaded = healthy(tmp_path, name)
+    node.units["slurmd.service"] = "failed failed"
+    expected: Any = loaded.checks["device_nodes", ""]
+    lost = {"services/inactive"}
+    if expected.expected:
+        (node.root / "dev/nvidia0").unlink()
+        (node.root / "sys/module/nvidia/initstate").write_text("going\n")
+        lost |= {"device_nodes/missing", "kernel_modules/not_loaded"}
+    checks = all_checks(loaded).looks(node.now(), 4)
+    assert (checks.seen, checks.drained) == (lost, False)
 
 
 def test_a_dgx_that_lost_every_gpu_is_known_by_its_name(tmp_path):

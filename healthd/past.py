@@ -133,7 +133,7 @@ def encode(store: dict[str, Series]) -> str:
     return json.dumps(rows, separators=(",", ":"), allow_nan=False)
 
 
-Row: TypeAlias = "tuple[float, float, str, tuple[tuple[float, float], ...]]"
+Row: TypeAlias = tuple[float, float, str, tuple[tuple[float, float], ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlError, NvmlGpu
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -47,14 +47,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    failed = []
-    for gpu in host.gpus():
-        try:
-            yield from _look(gpu, host.now(), config, past)
-        except NvmlError as error:  # must not hide the other GPUs
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _look(gpu, host.now(), config, past))
 
 
 def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Finding | Observation]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
-from healthd.nvml import NvmlError, NvmlGpu
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -30,14 +30,7 @@ class Config(CheckConfig):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    failed: list[NvmlError | ValueError] = []
-    for gpu in host.gpus():
-        try:
-            yield from _look(host, gpu, config, past)
-        except (NvmlError, ValueError) as error:  # the others are judged all the same
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past))
 
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:

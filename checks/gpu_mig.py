@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Severity
-from healthd.nvml import NvmlError, NvmlGpu
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -41,14 +41,8 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
-    failed: list[NvmlError] = []
-    for gpu in host.gpus() if config.mode or config.instances >= 0 else ():
-        try:
-            yield from _judge(gpu, config)
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    if config.mode or config.instances >= 0:
+        yield from host.each_gpu(lambda gpu: _judge(gpu, config))
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlError, NvmlGpu, PcieLink
+from healthd.nvml import NvmlGpu, PcieLink
 from healthd.past import Past
 
 USES = "nvml"
@@ -51,16 +51,13 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    failed: list[Exception] = []
-    for gpu in host.gpus():
-        try:
-            link = gpu.pcie_link()
-            yield from _link(host, gpu, link, config)
-            yield from _replays(gpu, link, config, past)
-        except (NvmlError, ValueError) as error:  # must not hide the other GPUs
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _look(host, gpu, config, past))
+
+
+def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation]:
+    link = gpu.pcie_link()
+    yield from _link(host, gpu, link, config)
+    yield from _replays(gpu, link, config, past)
 
 
 def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[Finding | Observation]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
-from healthd.nvml import NvmlError
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -30,21 +30,17 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    failed: list[NvmlError] = []
-    for gpu in host.gpus():
-        try:
-            limit, default = gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
-            continue
-        if limit is None or default is None:
-            continue
-        yield Observation("gpu_power_limit_watts", limit, labels=(("pci", gpu.pci),))
-        if limit < min(default, config.accepted_watts or default):
-            message = f"the power limit in force is {limit:g} W, the default is {default:g} W"
-            yield Finding(Severity.WARNING, "gpu_power/limited", gpu.pci, message)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _look(gpu, config))
+
+
+def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
+    limit, default = gpu.enforced_power_limit_watts(), gpu.default_power_limit_watts()
+    if limit is None or default is None:
+        return
+    yield Observation("gpu_power_limit_watts", limit, labels=(("pci", gpu.pci),))
+    if limit < min(default, config.accepted_watts or default):
+        message = f"the power limit in force is {limit:g} W, the default is {default:g} W"
+        yield Finding(Severity.WARNING, "gpu_power/limited", gpu.pci, message)
 
 
 EXPLAIN = {

@@ -15,7 +15,7 @@ from healthd.cgroup import job_in
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Severity
-from healthd.nvml import NvmlError
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -40,26 +40,22 @@ class Config(CheckConfig):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
+    yield from host.each_gpu(lambda gpu: _look(host, gpu, config))
+
+
+def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
     allowed = {name[:COMM_LENGTH] for name in config.allowed}
-    failed: list[NvmlError] = []
-    for gpu in host.gpus():
-        try:
-            pids = gpu.compute_processes() or ()
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
-            continue
-        left = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
-        if left:
-            message = ", ".join(_words(host, pid, program) for pid, program in left)
-            yield Finding(
-                Severity.DEGRADED,
-                "gpu_processes/left",
-                gpu.pci,
-                f"held by {message}",
-                confirm_seconds=config.confirm_seconds,
-            )
-    if failed:
-        raise failed[0]
+    pids = gpu.compute_processes() or ()
+    left = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
+    if left:
+        message = ", ".join(_words(host, pid, program) for pid, program in left)
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_processes/left",
+            gpu.pci,
+            f"held by {message}",
+            confirm_seconds=config.confirm_seconds,
+        )
 
 
 def _words(host: Host, pid: int, program: str | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Repair, Severity
-from healthd.nvml import NvmlError, NvmlGpu
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -31,20 +31,13 @@ RESETS = frozenset({1, 2, 4, 6, 7})  # asked for, and no longer: it was done
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    failed: list[NvmlError] = []
-    for gpu in host.gpus():
-        try:
-            action = gpu.recovery_action()
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
-            continue
-        if action is not None:
-            yield from _judge(gpu, action, past)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _judge(gpu, past))
 
 
-def _judge(gpu: NvmlGpu, action: int, past: Past) -> Iterator[Finding | Observation | Repair]:
+def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]:
+    action = gpu.recovery_action()
+    if action is None:
+        return
     reading = Observation("gpu_recovery_action", action, labels=(("pci", gpu.pci),))
     yield reading
     last = past.last(reading)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
-from healthd.nvml import NvmlError, NvmlGpu, RetiredPages
+from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
@@ -31,20 +31,13 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    failed: list[NvmlError] = []
-    for gpu in host.gpus():
-        try:
-            pages = gpu.retired_pages()
-        except NvmlError as error:  # the others are judged all the same
-            failed.append(error)
-            continue
-        if pages is not None:
-            yield from _judge(gpu, pages, config)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _judge(gpu, config))
 
 
-def _judge(gpu: NvmlGpu, pages: RetiredPages, config: Config) -> Iterator[Finding | Observation]:
+def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
+    pages = gpu.retired_pages()
+    if pages is None:
+        return
     for cause, count in (("single_bit", pages.single_bit), ("double_bit", pages.double_bit)):
         labels = (("pci", gpu.pci), ("cause", cause))
         yield Observation("gpu_retired_pages_total", count, ObservationKind.COUNTER, labels)

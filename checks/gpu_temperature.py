@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
-from healthd.nvml import NvmlError, NvmlGpu, TemperatureLimits
+from healthd.nvml import NvmlGpu, TemperatureLimits
 from healthd.past import Past
 
 USES = "nvml"
@@ -26,14 +26,7 @@ class Config(CheckConfig):
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    failed = []
-    for gpu in host.gpus():
-        try:
-            yield from _look(gpu, config)
-        except NvmlError as error:  # must not hide the other GPUs
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    yield from host.each_gpu(lambda gpu: _look(gpu, config))
 
 
 def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:

@@ -8,14 +8,16 @@ import math
 import re
 import string
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from healthd.program import Ran
 from healthd.system import FileStat, FileSystem, KernelClock, System, Tree
 
 if TYPE_CHECKING:
     from healthd.nvml import Nvml, NvmlGpu
+
+T = TypeVar("T")
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -223,6 +225,19 @@ class Host:
             if error.kind in NO_DRIVER and not self.has_nvidia_hardware():
                 return ()
             raise
+
+    def each_gpu(self, look: Callable[[NvmlGpu], Iterable[T]]) -> Iterator[T]:
+        """What `look` gives of each GPU that answers. One that fails hides no other: its error is raised at the end."""
+        from healthd.nvml import NvmlError
+
+        failed: list[NvmlError | ValueError] = []
+        for gpu in self.gpus():
+            try:
+                yield from look(gpu)
+            except (NvmlError, ValueError) as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def has_nvidia_hardware(self) -> bool:
         """Whether PCI shows a GPU for NVIDIA's driver, the driver is loaded, or an NVML stands in for both."""

@@ -32,7 +32,7 @@ REASONS = {  # nvml.h: NVML_CLOCKS_EVENT_REASON_*
 
 def host(capture: Path, root: str = "/nonexistent") -> Host:
     tree = ElementTree.parse(capture).getroot()
-    cards = [gpu for gpu in tree if gpu.tag == "gpu"]
+    cards = [card for card in tree if card.tag == "gpu"]
     machine = Machine(driver_version=word(tree, "driver_version") or "")
     addresses, gpus = [address(card) for card in cards], [gpu(card) for card in cards]
     return Host(root, lambda: Nvml.open(FakeLibrary(machine, addresses, gpus)))

@@ -17,7 +17,7 @@ from healthd.nvml import NvmlErrorKind
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gpu_lost", "rm_init_failed", "pciehp_link_down", "pci_remove")
+AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "pcie_hotplug", "pci_remove")
 
 DEAD_REVISION = "0xff"
 DEAD_WIDTHS = ("63", "255")  # all bits of the register, and what some kernels say for "unknown"

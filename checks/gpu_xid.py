@@ -82,15 +82,14 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _name(event: KernelEvent) -> str:
-    if event.kind in ("rm_init_failed", "pciehp_link_down"):
-        return event.kind
-    names = {"gpu_lost": "fallen_off_bus", "xid": event.code, "sxid": f"sxid-{event.code}"}
-    return names.get(event.kind, "")
+    if event.kind in ("xid", "gpu_fallen_off_bus"):
+        return event.code
+    return {"sxid": f"sxid-{event.code}", "pcie_hotplug": f"pciehp_{event.code}"}.get(event.kind, "")
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
     """The device that a line is about; of a slot what is in it, where that is known."""
-    device = _in_slot(event, node) if event.kind == "pciehp_link_down" else None
+    device = _in_slot(event, node) if event.kind == "pcie_hotplug" else None
     return device.pci if device is not None else event.pci
 
 
@@ -126,14 +125,14 @@ def _judge(group: Sequence[KernelEvent], node: Inventory, config: Config) -> tup
 
 
 def _rule(event: KernelEvent, node: Inventory, config: Config) -> Rule | None:
-    if event.kind == "gpu_lost":
+    if event.code == "fallen_off_bus":
         return Rule(Severity.CRITICAL, Clears.REBOOT)
-    if event.kind == "rm_init_failed":
+    if event.code == "rm_init_failed":
         present = {gpu.pci for gpu in node.gpus} | {device.pci for device in node.devices if device.kind == "gpu"}
         if event.pci in present:
             return Rule(Severity.CRITICAL, Clears.REBOOT)
         return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
-    if event.kind == "pciehp_link_down":
+    if event.kind == "pcie_hotplug":
         device = _in_slot(event, node)
         if device is not None and device.kind in SLOT_CRITICAL:
             return Rule(Severity.CRITICAL, Clears.REBOOT)
@@ -221,12 +220,12 @@ def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
 
 
 def _what(event: KernelEvent) -> str:
-    if event.kind == "gpu_lost":
+    if event.code == "fallen_off_bus":
         return "GPU has fallen off the bus"
-    if event.kind == "rm_init_failed":
+    if event.code == "rm_init_failed":
         status = _field(event, "status")
         return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
-    if event.kind == "pciehp_link_down":
+    if event.kind == "pcie_hotplug":
         return f"the link of PCI slot {_field(event, 'slot')} (port {event.pci}) is down"
     found = {name: _field(event, name) for name in ("switch", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
     words = [title(event.kind, int(event.code))]

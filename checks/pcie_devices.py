@@ -17,7 +17,7 @@ from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
 
 USES = ""
-AFTER_EVENTS = ("pciehp_link_down", "pci_remove")
+AFTER_EVENTS = ("pcie_hotplug", "pci_remove")
 
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MODEL = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")

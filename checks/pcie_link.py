@@ -21,7 +21,7 @@ from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
 
 USES = ""
-AFTER_EVENTS = ("pciehp_link_down",)
+AFTER_EVENTS = ("pcie_hotplug",)
 
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the beginning of the class

@@ -132,7 +132,7 @@ class Repair:
 class KernelEvent:
     """What one kernel line (or several lines of one fault) says.
 
-    kind      xid, sxid, gpu_lost, pcie_aer, ... (kernel_log.parse lists them)
+    kind      xid, sxid, pcie_aer, mlx5, ... (kernel_lines/ lists them)
     code      the number within the kind ("79"), "" where there is none
     pci       the address in sysfs form, "" if the line has none
     time      of the first line; `last_time` of the last one; `lines` how many were folded into it

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_parse import parse, pci_address
+from healthd.kernel_lines.rule import pci_address
+from healthd.kernel_parse import parse
 from healthd.kernel_prefix import strip_prefix
 from healthd.model import KernelEvent
 
@@ -84,18 +85,18 @@ def test_captured_pcie_errors_are_read_with_their_severity_and_device(row):
 
 def test_a_link_that_goes_down_in_a_hotplug_slot_names_port_and_slot():
     (event,) = events("[ 85.201433] pcieport 0004:00:00.0: pciehp: Slot(41): Link Down")
-    assert event == KernelEvent("pciehp_link_down", pci="0004:00:00.0", text=event.text, fields=(("slot", "41"),))
+    assert event == KernelEvent("pcie_hotplug", "link_down", "0004:00:00.0", text=event.text, fields=(("slot", "41"),))
     (old,) = events("pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down")
-    assert (old.kind, old.pci) == ("pciehp_link_down", "0000:00:1c.0")
+    assert (old.kind, old.pci) == ("pcie_hotplug", "0000:00:1c.0")
     assert events("pcieport 0004:00:00.0: pciehp: Slot(41): Link Up") == []
     assert events("pcieport 0004:00:00.0: pciehp: Slot(41): Link Down/Up ignored (recovered by DPC)") == []
 
 
 def test_a_gpu_that_cannot_be_initialised_is_named():
     (event,) = events("[  101.209077] NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)")
-    assert (event.kind, event.pci, fields(event)) == ("rm_init_failed", "0000:a1:00.0", {"status": "0x62:0x40:2168"})
+    assert (event.code, event.pci, fields(event)) == ("rm_init_failed", "0000:a1:00.0", {"status": "0x62:0x40:2168"})
     (old,) = events("NVRM: RmInitAdapter failed! (0x26:0xffff:1096)")
-    assert (old.kind, old.pci) == ("rm_init_failed", "")
+    assert (old.code, old.pci) == ("rm_init_failed", "")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +113,13 @@ def test_a_gpu_that_cannot_be_initialised_is_named():
 def test_a_gpu_that_fell_off_the_bus_is_found_without_an_xid(text):
     event = parse(text)
     assert event is not None
-    assert (event.kind, event.pci) == ("gpu_lost", "0000:01:00.0")
+    assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "0000:01:00.0")
 
 
 def test_a_lost_gpu_whose_address_stands_on_another_line_is_still_lost():
     event = parse("NVRM: fallen off the bus and is not responding to commands.")
     assert event is not None
-    assert (event.kind, event.pci) == ("gpu_lost", "")
+    assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the kernel log says of GPUs: Xids, SXids of NVSwitches, GPUs that are gone, slots that lost their link.
+"""What the kernel log says of GPUs: Xids, SXids of NVSwitches, GPUs that are gone.
 
 Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
 loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from healthd import codes
 from healthd.config import CheckConfig
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, PciDevice, Severity
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 
 USES = ""
 
 GONE = frozenset({79, 151})
-SLOT_CRITICAL = ("gpu", "nic")  # what must not lose its link; a drive may be taken out on purpose
 # The catalogue's RESET_GPU class, and 48 (uncorrectable error).
 RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 # gpu_row_remap and gpu_recovery_action judge what these announce; 45 follows another Xid.
@@ -61,7 +60,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     for event in events:
         name = _name(event)
         if name:
-            groups.setdefault((name, _part(event, node)), []).append(event)
+            groups.setdefault((name, event.pci), []).append(event)
     for (name, part), group in groups.items():
         if name == "fallen_off_bus":
             xids = groups.get(("79", part), ())
@@ -84,20 +83,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _name(event: KernelEvent) -> str:
     if event.kind in ("xid", "gpu_fallen_off_bus"):
         return event.code
-    return {"sxid": f"sxid-{event.code}", "pcie_hotplug": f"pciehp_{event.code}"}.get(event.kind, "")
-
-
-def _part(event: KernelEvent, node: Inventory) -> str:
-    """The device that a line is about; of a slot what is in it, where that is known."""
-    device = _in_slot(event, node) if event.kind == "pcie_hotplug" else None
-    return device.pci if device is not None else event.pci
-
-
-def _in_slot(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """The device in the slot whose port says that its link is down: a GPU or network card if there is one."""
-    slot = _field(event, "slot")
-    found = (d for d in node.devices if (event.pci and d.upstream == event.pci) or (slot and d.slot == slot))
-    return min(found, key=lambda d: (d.kind not in SLOT_CRITICAL, d.pci), default=None)
+    return f"sxid-{event.code}" if event.kind == "sxid" else ""
 
 
 def _says_the_same(xid: KernelEvent, lost: KernelEvent) -> bool:
@@ -130,11 +116,6 @@ def _rule(event: KernelEvent, node: Inventory, config: Config) -> Rule | None:
     if event.code == "rm_init_failed":
         present = {gpu.pci for gpu in node.gpus} | {device.pci for device in node.devices if device.kind == "gpu"}
         if event.pci in present:
-            return Rule(Severity.CRITICAL, Clears.REBOOT)
-        return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
-    if event.kind == "pcie_hotplug":
-        device = _in_slot(event, node)
-        if device is not None and device.kind in SLOT_CRITICAL:
             return Rule(Severity.CRITICAL, Clears.REBOOT)
         return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
     if event.kind == "sxid":
@@ -225,8 +206,6 @@ def _what(event: KernelEvent) -> str:
     if event.code == "rm_init_failed":
         status = _field(event, "status")
         return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
-    if event.kind == "pcie_hotplug":
-        return f"the link of PCI slot {_field(event, 'slot')} (port {event.pci}) is down"
     found = {name: _field(event, name) for name in ("switch", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
     words = [title(event.kind, int(event.code))]
     if event.kind == "xid" and event.code == "154" and found["recovery_to"]:
@@ -262,4 +241,4 @@ def explain(code: str) -> Explain | None:
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
     numbers = [*map(str, codes.xid_numbers()), *(f"sxid-{number}" for number in codes.sxid_numbers())]
-    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", "pciehp_link_down", *numbers)]
+    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *numbers)]

@@ -143,13 +143,6 @@ _NAMED: dict[str, Text] = {
         "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; a power "
         "cycle if that does not help; then replace the GPU.",
     ),
-    "pciehp_link_down": Text(
-        "The kernel saw the PCI Express link of a hotplug slot go down.",
-        "The GPU or network card in it is gone from the bus: what used it is dead or stuck. It is only a warning where "
-        "another device is in the slot, or healthd does not know what is.",
-        "If nobody took it out: look for power or thermal events in the BMC's log and for PCIe errors before it. Power "
-        "cycle the node; if it happens again reseat, then replace the device, riser or cable.",
-    ),
 }
 _NVLINK5 = Text(
     "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "

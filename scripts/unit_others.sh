@@ -1,13 +1,29 @@
 #!/bin/bash
-# The unit tests on each supported Python of this machine but that of .venv, which `make unit` and `make test` run.
+# The unit tests on each supported Python of this machine but that of .venv, which `make unit` and `make test` run. All
+# at once: each is one process that mostly waits for its own children.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 own=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+versions=()
 for version in $(scripts/setup.sh interpreters | cut -d' ' -f1); do
   [ "$version" != "$own" ] || continue
-  environment=.venv-$version
-  [ "$environment/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
-  echo "unit tests on Python $version"
-  "$environment/bin/python" -m pytest --ignore=tests/e2e -p no:cacheprovider
+  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
+  versions+=("$version")
 done
+running=()
+for version in "${versions[@]}"; do
+  echo "unit tests on Python $version"
+  ".venv-$version/bin/python" -m pytest --ignore=tests/e2e -p no:cacheprovider >"$logs/$version" 2>&1 </dev/null &
+  running+=("$!")
+done
+failed=0
+for place in "${!running[@]}"; do
+  wait "${running[$place]}" && outcome=passed || { outcome=FAILED; failed=1; }
+  echo "unit tests on Python ${versions[$place]}: $outcome"
+  [ "$outcome" = passed ] || cat "$logs/${versions[$place]}"
+done
+exit "$failed"

@@ -10,7 +10,8 @@ from healthd.reason import MAX_CHARACTERS, head, parse_reason, reason, still_say
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)
-PARTS = st.one_of(st.sampled_from(["", "0000:1b:00.0", "/data", "/data set", "mlx5_0/1"]), st.text(max_size=20))
+# A longer part is cut: ten characters are at most 120 bytes in the text.
+PARTS = st.one_of(st.sampled_from(["", "0000:1b:00.0", "/data", "/data set", "mlx5_0/1"]), st.text(max_size=10))
 
 
 def condition(

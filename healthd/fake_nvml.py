@@ -47,6 +47,7 @@ FROM_MEMORY = frozenset(
         "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetPciInfo",
         "nvmlDeviceGetUUID",
+        "nvmlDeviceGetMinorNumber",
         "nvmlDeviceGetName",
     }
 )
@@ -183,6 +184,11 @@ class FakeLibrary:
         self._ask("nvmlDeviceGetUUID", handle)
         domain, bus, device = _address(self._pci[handle.index])
         return f"GPU-{handle.index:08x}-0000-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
+
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
+        """In the order of the PCI addresses, as the driver gives them."""
+        self._ask("nvmlDeviceGetMinorNumber", handle)
+        return handle.index
 
     def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
         return self._ask("nvmlDeviceGetVbiosVersion", handle).vbios

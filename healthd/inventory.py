@@ -12,7 +12,7 @@ from typing import Any
 
 from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
 from healthd.model import Gpu, Inventory, PciDevice
-from healthd.nvml import NvmlError
+from healthd.nvml import NvmlError, NvmlGpu
 
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"
@@ -36,10 +36,17 @@ def take(host: Host, gpus: bool) -> Inventory:
 
 def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
-        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name) for gpu in host.gpus())
+        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
     except NvmlError:
         return (), ""  # gpu_access says what is wrong
+
+
+def _minor(gpu: NvmlGpu) -> int | None:
+    try:
+        return gpu.minor()
+    except NvmlError:
+        return None  # of this one GPU it is not known which jobs hold it
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:

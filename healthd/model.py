@@ -289,12 +289,14 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as NVML names it, for people: faults are keyed by the PCI address."""
+    """A GPU as NVML names it, for people: faults are keyed by the PCI address. `minor`: its device node is
+    /dev/nvidiaMINOR (None: not known)."""
 
     pci: str
     index: int
     uuid: str = ""
     name: str = ""
+    minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,12 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int size) {
     return text(uuid, size, value);
 }
 
+int nvmlDeviceGetMinorNumber(void *device, unsigned int *minor) {
+    ENTER_KNOWN(index_of(device));
+    *minor = 7 - index_of(device);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetVbiosVersion(void *device, char *version, unsigned int size) {
     ENTER_GPU(device);
     return text(version, size, "96.00.99.00.01");

@@ -65,7 +65,14 @@ def test_gpus_have_what_nvml_calls_them(dgx: str, tmp_path: Path) -> None:
     inventory = take(scenarios(tmp_path)(root=dgx), gpus=True)
     assert len(inventory.gpus) == 8
     assert all(isinstance(gpu, Gpu) and gpu.uuid.startswith("GPU-") and gpu.name for gpu in inventory.gpus)
+    assert [gpu.minor for gpu in inventory.gpus] == list(range(8))
     assert inventory.driver_version
+
+
+def test_one_gpu_that_does_not_tell_its_device_node_hides_no_other(dgx: str, tmp_path: Path) -> None:
+    broken = '[gpu.3.errors]\nnvmlDeviceGetMinorNumber = "Unknown"\n'
+    found = take(scenarios(tmp_path)(broken, root=dgx), gpus=True).gpus
+    assert [gpu.minor for gpu in found] == [0, 1, 2, None, 4, 5, 6, 7]
 
 
 def test_an_nvml_that_fails_leaves_no_gpus_and_the_rest(dgx: str, tmp_path: Path) -> None:

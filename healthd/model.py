@@ -97,6 +97,8 @@ class Finding:
     expects   the setting of the check that it compares with ("expected"), "" = none: what was only guessed there (by
               a profile of the machine's type) warns and never drains
     relapse_seconds   seen again within so long after it cleared, it waits for an operator; 0 = never, but for REBOOT
+    over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
+              that waits for no reset, reboot or operator, and never makes one (correlate only)
     """
 
     severity: Severity
@@ -112,6 +114,7 @@ class Finding:
     shared_cause: bool = False
     expects: str = ""
     relapse_seconds: float = 0.0
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)

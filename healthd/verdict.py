@@ -33,6 +33,7 @@ Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
 RELAPSE_SECONDS = 7 * 24 * 3600.0  # a REBOOT fault that opens again within it waits for an operator
 
 _STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
+_LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
@@ -230,7 +231,7 @@ def absorb_events(
     """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
 
     A finding that rests on none of the touched events was absorbed before. What the log held before healthd
-    ever looked at it is history: INFO.
+    ever looked at it is history: INFO. What the log says is over ends what was last seen before.
     """
     new = dict(conditions)
     for finding in findings:
@@ -241,6 +242,10 @@ def absorb_events(
         when = max(event.last_time for event in behind)
         live = any(not event.history for event in behind)
         old = new.get(key)
+        if finding.over:
+            if old is not None and old.clears not in _LATCHED and old.last_seen <= when:
+                new[key] = _cleared(old, finding.message, when)
+            continue
         if old is not None and not live and not old.history:
             continue  # older news of what is known
         if old is None:
@@ -276,8 +281,12 @@ def absorb_events(
 def _as_latched(finding: Finding, old: Condition) -> Finding:
     """A latched fault stays what it was until what it waits for: a harmless line of the same code a day later does
     not undo it, nor how it ends."""
-    latched = old.clears in (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
-    if not latched or old.history or old.state is not ConditionState.OPEN or finding.severity >= old.severity:
+    if (
+        old.clears not in _LATCHED
+        or old.history
+        or old.state is not ConditionState.OPEN
+        or finding.severity >= old.severity
+    ):
         return finding
     return replace(
         finding,

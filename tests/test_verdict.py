@@ -1024,3 +1024,46 @@ def test_a_site_that_takes_a_check_back_takes_back_what_it_found() -> None:
     (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): config}).values()
     assert fault.severity is Severity.DEGRADED
     assert verdict.reconfigured(conditions, {}) == conditions
+
+
+SILENT = Finding(Severity.WARNING, "filesystem/no_answer", "nas1", "does not answer", Clears.WINDOW, window_seconds=DAY)
+ANSWERS = replace(SILENT, severity=Severity.INFO, message="the log says: it answers again", over=True)
+
+
+def test_what_the_log_itself_takes_back_is_over_at_once_and_comes_back_with_the_next_line() -> None:
+    node = Node()
+    node.event(SILENT)
+    node.event(ANSWERS)
+    assert node.conditions == {}
+    assert [(c.cleared_by, c.cleared_at) for c in node.cleared] == [("the log says: it answers again", node.now)]
+    node.event(SILENT)
+    assert [(c.state, c.count) for c in node.conditions.values()] == [(OPEN, 1)]
+
+
+def test_a_log_that_says_that_something_is_over_which_nobody_knew_makes_no_condition() -> None:
+    node = Node()
+    node.event(ANSWERS)
+    assert (node.conditions, node.cleared) == ({}, [])
+
+
+def test_a_line_of_an_end_that_is_older_than_the_last_sight_of_the_fault_ends_nothing() -> None:
+    node = Node()
+    node.event(SILENT)
+    late = KernelEvent("fs", "ok", time=node.now - 1, last_time=node.now - 1, sequence=99)
+    node.hear(ANSWERS, late)
+    assert [c.state for c in node.conditions.values()] == [OPEN]
+
+
+def test_what_ended_while_the_daemon_was_down_is_over_when_it_reads_on() -> None:
+    node = Node()
+    silent = node.event(SILENT)
+    answered = KernelEvent("fs", "ok", time=node.now + 5, last_time=node.now + 5, sequence=2, boot_id=node.boot)
+    node.hear(ANSWERS, silent, answered, touched=[2])
+    assert node.conditions == {}
+
+
+def test_what_waits_for_a_reboot_is_not_taken_back_by_a_line_of_the_log() -> None:
+    node = Node()
+    node.event(GONE)
+    node.event(replace(GONE, over=True))
+    assert [c.state for c in node.conditions.values()] == [OPEN]

@@ -25,11 +25,15 @@ class Record(NamedTuple):
 
 
 class Stripped(NamedTuple):
-    """A kernel message of a file. Of its time: `uptime` since boot or `epoch`, None if the line has no such."""
+    """A kernel message of a file. Of its time: `uptime` since boot or `epoch`, None if the line has no such.
+
+    host: the machine that the prefix names, "" if none.
+    """
 
     text: str
     uptime: float | None = None
     epoch: float | None = None
+    host: str = ""
 
 
 _RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20}),[^;\n]{0,256};([^\n]*)")
@@ -62,12 +66,16 @@ _ISO = re.compile(
 _SYSLOG = re.compile(r"([^\W\d_]{3,4})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
 _UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
 _TAG = re.compile(r"kernel: ?")
-_HOST_TAG = re.compile(r"(?:[\w.:-]{1,255} +)?kernel: ?")
+_HOST_TAG = re.compile(r"(?:([\w.:-]{1,255}) +)?kernel: ?")
 _RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
-_RFC5424_TAG = re.compile(r"\S{1,255} kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
+_RFC5424_TAG = re.compile(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
 _PRIORITY = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
-_COLLECTOR = re.compile(r"[\w.-]{1,255}: (?=\[ *\d{1,10}\.\d{6}\])")  # pdsh, clush: "node17: [14280.445220] text"
+# pdsh, clush: "node17: [14280.445220] text", and the same before the prefix of a log file
+_COLLECTOR = re.compile(
+    r"(?!kern(?:el)?:)([\w.-]{1,255}): (?=\[ *\d{1,10}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:"
+    r"|<\d{1,3}>|\d{1,10},\d{1,20},\d{1,20},|\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |kern *:\w{1,8} *: )"
+)
 
 
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
@@ -77,9 +85,12 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
     facility (drills and tests).
     """
     text = line.strip()
+    host = ""
+    if found := _COLLECTOR.match(text):
+        host, text = found[1], text[found.end() :]
     if text[:1].isdigit() and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
         admitted = injected or record.facility == KERNEL
-        return Stripped(record.text, uptime=record.usec / 1e6) if admitted else None
+        return Stripped(record.text, uptime=record.usec / 1e6, host=host) if admitted else None
     header = _RFC5424.match(text)
     priority = header or _PRIORITY.match(text)
     if priority is not None:
@@ -94,12 +105,19 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
     tag = (_RFC5424_TAG if header else _HOST_TAG if epoch or dated else _TAG).match(text)
     if tag is None and (dated or header):
         return None
-    text = text[tag.end() if tag else 0 :]
-    text = text[found.end() :] if (found := _COLLECTOR.match(text)) else text
+    if tag is not None:
+        host, text = host or _named(tag), text[tag.end() :]
+    if found := _COLLECTOR.match(text):
+        host, text = host or found[1], text[found.end() :]
     text, uptime, bracketed = _strip_brackets(text, now)
     if uptime is not None and (found := _HOST_TAG.match(text)):  # journalctl -o short-monotonic
-        text = text[found.end() :]
-    return Stripped(text.strip(), uptime, bracketed or epoch)
+        host, text = host or _named(found), text[found.end() :]
+    return Stripped(text.strip(), uptime, bracketed or epoch, host)
+
+
+def _named(tag: re.Match[str]) -> str:
+    """The host before the tag; RFC 5424 has "-" for none."""
+    return (tag[1] or "").strip("-") if tag.re.groups else ""
 
 
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:

@@ -45,7 +45,20 @@ def local(year, month, day, hour, minute, second):
     ],
 )
 def test_prefixes_of_log_files_are_taken_off(prefix, uptime, epoch):
-    assert strip_prefix(prefix + TEXT, NOW) == Stripped(TEXT, uptime, epoch)
+    host = "host" if " host " in prefix else "node17" if prefix.startswith("node17: ") else ""
+    assert strip_prefix(prefix + TEXT, NOW) == Stripped(TEXT, uptime, epoch, host)
+
+
+def test_a_collector_names_the_host_before_any_prefix():
+    assert strip_prefix(f"gpu-042: [Fri Aug 30 11:43:09 2024] {TEXT}", NOW) == Stripped(
+        TEXT, None, local(2024, 8, 30, 11, 43, 9), "gpu-042"
+    )
+    assert strip_prefix(f"gpu-042: 4,1234,12500000,-;{TEXT}", NOW) == Stripped(TEXT, 12.5, None, "gpu-042")
+    found = strip_prefix(f"gpu-042: Mar 29 15:38:59 n42 kernel: {TEXT}", NOW)
+    assert found is not None
+    assert (found.host, found.text) == ("gpu-042", TEXT)
+    assert strip_prefix(f"gpu-042: Mar 29 15:38:59 n42 myprog: {TEXT}", NOW) is None
+    assert strip_prefix(f"<4>1 2025-01-21T04:41:44Z - kernel - - - {TEXT}", NOW).host == ""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +98,7 @@ def test_bytes_that_are_no_text_are_replaced():
 
 
 def test_a_line_of_the_kernel_about_a_date_that_does_not_exist_has_no_time():
-    assert strip_prefix(f"Feb 99 15:38:59 host kernel: {TEXT}", NOW) == Stripped(TEXT)
+    assert strip_prefix(f"Feb 99 15:38:59 host kernel: {TEXT}", NOW) == Stripped(TEXT, host="host")
 
 
 @given(st.binary())

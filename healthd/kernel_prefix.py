@@ -74,7 +74,8 @@ _FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  :
 # pdsh, clush: "node17: [14280.445220] text", and the same before the prefix of a log file
 _COLLECTOR = re.compile(
     r"(?!kern(?:el)?:)([\w.-]{1,255}): (?=\[ *\d{1,10}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:"
-    r"|<\d{1,3}>|\d{1,10},\d{1,20},\d{1,20},|\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |kern *:\w{1,8} *: )"
+    r"|<\d{1,3}>|\d{1,10},\d{1,20},\d{1,20},|\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
+    r"|kern *:\w{1,8} *: )"
 )
 
 

@@ -12,8 +12,28 @@ WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
 KEEP_MOST = 2000
 
+# Further lines of a fault, which by themselves say no more than that there is one: they go to the fault of the same
+# kind and part that stands next to them, and what they name (`bit`, `section`) becomes known of it.
+DETAIL = "detail"
+
 # Fields that differ between two lines of the same fault: everything else tells faults apart.
-_VARIES = frozenset({"register", "agent", "layer", "reporter", "status", "caused_by", "recovery_from", "job"})
+_VARIES = frozenset(
+    [
+        "register",
+        "agent",
+        "layer",
+        "reporter",
+        "driver",
+        "status",
+        "caused_by",
+        "recovery_from",
+        "job",
+        "bit",
+        "bank",
+        "record",
+        "section",
+    ]
+)
 
 Key = tuple[object, ...]
 
@@ -26,12 +46,32 @@ def key(event: KernelEvent) -> Key:
 
 def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
-    if event.history != new.history or key(event) != key(new):
+    details = (event.code == DETAIL) + (new.code == DETAIL)
+    if event.history != new.history or (_part(event) != _part(new) if details == 1 else key(event) != key(new)):
         return None
-    if not -within_seconds <= new.time - event.last_time <= within_seconds:
+    if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
         return None
     last_time = max(event.last_time, new.last_time)
-    return dataclasses.replace(event, last_time=last_time, lines=event.lines + new.lines)
+    fault, other = (new, event) if details == 1 and event.code == DETAIL else (event, new)
+    known = {name for name, _ in fault.fields}
+    learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
+    return dataclasses.replace(
+        fault,
+        time=event.time,
+        last_time=last_time,
+        lines=event.lines + new.lines,
+        sequence=event.sequence,
+        fields=(*fault.fields, *learnt),
+    )
+
+
+def _part(event: KernelEvent) -> Key:
+    return (event.boot_id, event.kind, event.pci)
+
+
+def _record(event: KernelEvent) -> str:
+    """The number of a firmware's error record ("{2}[Hardware Error]: ..."): each is a fault of its own."""
+    return next((value for name, value in event.fields if name == "record"), "")
 
 
 def fold_events(
@@ -49,16 +89,18 @@ def fold_events(
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
+    beside = {_part(event): place for place, event in enumerate(events)}
     touched: dict[int, None] = {}
     for new in incoming:
-        place = newest.get(key(new))
-        grown = fold(events[place], new) if place is not None else None
-        if place is not None and grown is not None:
-            events[place] = grown
+        for place in (newest.get(key(new)), beside.get(_part(new))):
+            if place is not None and (grown := fold(events[place], new)) is not None:
+                events[place] = grown
+                break
         else:
-            place = newest[key(new)] = len(events)
+            place = len(events)
             events.append(dataclasses.replace(new, sequence=next_sequence))
             next_sequence += 1
+        newest[key(events[place])] = beside[_part(new)] = place
         touched[events[place].sequence] = None
     kept = _bounded(events, touched, keep_seconds, keep_most)
     alive = {event.sequence for event in kept}

@@ -35,6 +35,34 @@ def test_what_varies_between_lines_of_one_fault_does_not_part_them():
     assert fold(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
 
 
+def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):
+    return KernelEvent(kind, code, pci, at, fields=tuple(fields.items()), last_time=at, boot_id="b")
+
+
+def test_a_further_line_goes_to_the_fault_beside_it_before_or_after_and_tells_what_it_names():
+    for lines in ((aer("fatal"), aer("detail", 1, bit="MalfTLP")), (aer("detail", bit="MalfTLP"), aer("fatal", 1))):
+        ((event,), touched, _) = fold_events((), lines, 1)
+        assert (event.code, event.lines, event.time, event.last_time) == ("fatal", 2, 0, 1)
+        assert (event.fields, touched) == ((("bit", "MalfTLP"),), (1,))
+
+
+def test_further_lines_alone_are_one_event_and_make_no_fault_of_two():
+    recent, _, _ = fold_events((), [aer("detail", 0), aer("detail", 1), aer("corrected", 2), aer("fatal", 3)], 1)
+    assert [(event.code, event.lines) for event in recent] == [("corrected", 3), ("fatal", 1)]
+
+
+def test_a_further_line_of_another_part_kind_or_time_stays_alone():
+    apart = [aer("detail", 1, pci="0000:5e:00.0"), aer("detail", 1, kind="mce_edac"), aer("detail", 9)]
+    recent, _, _ = fold_events((), [aer("fatal"), *apart], 1)
+    assert len(recent) == 4
+
+
+def test_two_records_of_the_firmware_are_two_faults_with_their_own_lines():
+    lines = [aer(code, record=number) for number in "12" for code in ("recoverable", "detail")]
+    recent, _, _ = fold_events((), lines, 1)
+    assert [(dict(event.fields)["record"], event.lines) for event in recent] == [("1", 2), ("2", 2)]
+
+
 def test_an_event_that_was_stored_before_grows_and_is_touched():
     recent, _, following = fold_events((), [xid(at=0)], 1)
     recent, touched, following = fold_events(recent, [xid("48", at=1), xid(at=2)], following)

@@ -1,4 +1,4 @@
-"""What the kernel log says of GPUs: Xids, SXids of NVSwitches, GPUs that are gone.
+"""What the kernel log says of GPUs: Xids, GPUs that are gone.
 
 Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
 loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
@@ -81,9 +81,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _name(event: KernelEvent) -> str:
-    if event.kind in ("xid", "gpu_fallen_off_bus"):
-        return event.code
-    return f"sxid-{event.code}" if event.kind == "sxid" else ""
+    return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
 def _says_the_same(xid: KernelEvent, lost: KernelEvent) -> bool:
@@ -118,8 +116,6 @@ def _rule(event: KernelEvent, node: Inventory, config: Config) -> Rule | None:
         if event.pci in present:
             return Rule(Severity.CRITICAL, Clears.REBOOT)
         return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
-    if event.kind == "sxid":
-        return _sxid(event, config)
     return xid_rule(event, config)
 
 
@@ -172,14 +168,6 @@ def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -
     return Rule(Severity.WARNING, Clears.GPU_RESET, config.nvlink_repeat_seconds)
 
 
-def _sxid(event: KernelEvent, config: Config) -> Rule:
-    fact = codes.sxid(int(event.code))
-    category = fact.category if fact is not None else ""
-    if category == "always fatal" or (category == "potentially fatal" and _field(event, "fatal") == "true"):
-        return Rule(Severity.CRITICAL, Clears.REBOOT)
-    return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
-
-
 def _field(event: KernelEvent, name: str) -> str:
     return dict(event.fields).get(name, "")
 
@@ -206,12 +194,11 @@ def _what(event: KernelEvent) -> str:
     if event.code == "rm_init_failed":
         status = _field(event, "status")
         return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
-    found = {name: _field(event, name) for name in ("switch", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
-    words = [title(event.kind, int(event.code))]
+    found = {name: _field(event, name) for name in ("unit", "link", "fatal", "recovery_to", "gpu_instance")}
+    words = [title(int(event.code))]
     if event.kind == "xid" and event.code == "154" and found["recovery_to"]:
         action = RECOVERY.get(int(found["recovery_to"]))
         return f"Xid 154: {action[2] if action else 'unknown recovery action ' + found['recovery_to']}"
-    words += [f"NVSwitch {found['switch']}"] if found["switch"] else []
     words += [found["unit"]] if found["unit"] else []
     words += [f"link {found['link']}"] if found["link"] else []
     words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if found["fatal"] else []
@@ -219,11 +206,8 @@ def _what(event: KernelEvent) -> str:
     return ", ".join(words)
 
 
-def title(kind: str, code: int) -> str:
+def title(code: int) -> str:
     """ "Xid 79: GPU has fallen off the bus"; the driver's own name where the catalogue has no words."""
-    if kind == "sxid":
-        switch = codes.sxid(code)
-        return f"SXid {code}: {switch.name}" if switch is not None else f"SXid {code}"
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}"
@@ -232,7 +216,7 @@ def title(kind: str, code: int) -> str:
 
 
 def explain(code: str) -> Explain | None:
-    """The text for one code: "gpu_xid/79", "gpu_xid/sxid-20034"; None if it is none of this check's."""
+    """The text for one code: "gpu_xid/79"; None if it is none of this check's."""
     from healthd.xid_texts import explain as text_of
 
     return text_of(code.rpartition("/")[2])
@@ -240,5 +224,4 @@ def explain(code: str) -> Explain | None:
 
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
-    numbers = [*map(str, codes.xid_numbers()), *(f"sxid-{number}" for number in codes.sxid_numbers())]
-    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *numbers)]
+    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *codes.xid_numbers())]

@@ -172,11 +172,9 @@ _OTHER = (
 
 
 def explain(name: str) -> Explain | None:
-    """`name` is what follows "gpu_xid/": "79", "sxid-20034", "fallen_off_bus"."""
+    """`name` is what follows "gpu_xid/": "79", "fallen_off_bus"."""
     if name in _NAMED:
         return Explain(Severity.CRITICAL, Clears.REBOOT, *_NAMED[name])
-    if name.startswith("sxid-") and name[5:].isdecimal() and len(name) < 12:
-        return _sxid(int(name[5:]))
     if name.isdecimal() and len(name) < 5:
         return _xid(int(name))
     return None
@@ -186,12 +184,12 @@ def _xid(code: int) -> Explain:
     severity, clears = _usual(code)
     text = _XIDS.get(code)
     if text is None and 144 <= code <= 150:
-        text = _NVLINK5._replace(meaning=f"{gpu_xid.title('xid', code)}. {_NVLINK5.meaning}")
+        text = _NVLINK5._replace(meaning=f"{gpu_xid.title(code)}. {_NVLINK5.meaning}")
     if text is None:
         fact = codes.xid(code)
         action = "RESET_GPU" if code in gpu_xid.RESET else fact.action if fact is not None else ""
         matters, todo = _BY_ACTION.get(action, _OTHER)
-        named = f"{gpu_xid.title('xid', code)}." if fact is not None else f"Xid {code} is in no catalogue known here."
+        named = f"{gpu_xid.title(code)}." if fact is not None else f"Xid {code} is in no catalogue known here."
         text = Text(named, matters, todo)
     return Explain(severity, clears, *text)
 
@@ -202,21 +200,3 @@ def _usual(code: int) -> tuple[Severity, Clears]:
         return Severity.CRITICAL, Clears.GPU_RESET
     rule = gpu_xid.xid_rule(KernelEvent("xid", str(code)), gpu_xid.Config())
     return rule.severity, rule.clears
-
-
-def _sxid(code: int) -> Explain:
-    fact = codes.sxid(code)
-    category = fact.category if fact is not None else "unknown"
-    worst = Severity.CRITICAL if category in ("always fatal", "potentially fatal") else Severity.WARNING
-    how = {
-        "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
-        "potentially fatal": "If the line says Fatal, jobs that use the link or switch fail; else it is a warning.",
-    }.get(category, "Traffic goes on. It is a warning.")
-    return Explain(
-        worst,
-        Clears.REBOOT,
-        f"{gpu_xid.title('sxid', code)}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide.",
-        how,
-        "See which link and switch the line names, and the fabric manager's log. Stop all GPU work on the node and "
-        "reset all GPUs and switches together, or reboot. A switch or link that fails again is a case for NVIDIA.",
-    )

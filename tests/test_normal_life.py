@@ -46,11 +46,11 @@ def node(machine: Machine) -> Node:
 
 
 def hear(node: Node, *lines: str) -> None:
-    story = node.of("gpu_xid")
-    for line in lines:
-        event = event_of(RawLine(story.now, line), story.boot_id)
-        assert event is not None
-        story.hear(event, INVENTORY)
+    for story in (node.of("gpu_xid"), node.of("sxid")):
+        for line in lines:
+            event = event_of(RawLine(story.now, line), story.boot_id)
+            assert event is not None
+            story.hear(event, INVENTORY)
     node.each(lambda story: None)
 
 
@@ -414,9 +414,9 @@ def test_an_operator_resets_the_gpus_of_a_drained_node(machine, node):
     node.look(machine.now(), minutes=0.5)
     machine.all_gpus("pcie_replays = 2")
     node.looks(machine.now(), 2, minutes=0.7)
-    warned = {"gpu_persistence/off", "gpu_access/hang", "gpu_xid/sxid-22013"}
+    warned = {"gpu_persistence/off", "gpu_access/hang", "sxid/22013"}
     assert node.seen == {*warned, "gpu_access/driver_not_loaded"}
-    assert node.codes == ["gpu_xid/sxid-22013"]
+    assert node.codes == ["sxid/22013"]
     node.each(lambda story: story.hold("")).looks(machine.now(), 3)
     assert not node.drained
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from healthd import verdict
-from healthd.checks import gpu_xid
+from healthd.checks import gpu_xid, sxid
 from healthd.config import CheckConfig
 from healthd.model import (
     CheckResult,
@@ -883,11 +884,11 @@ def test_no_sequence_of_runs_clears_a_fault_that_waits_for_a_reset(runs: list[st
 
 
 SWITCH = "0000:85:00.0"
-SXID = ("gpu_xid/sxid-24007", SWITCH)
+SXID = ("sxid/24007", SWITCH)
 
 
 class Listening(Node):
-    """A node whose kernel lines gpu_xid judges."""
+    """A node whose kernel lines gpu_xid or sxid judges."""
 
     events: tuple[KernelEvent, ...] = ()
 
@@ -911,13 +912,16 @@ class Listening(Node):
 
     def absorb(self, touched: int) -> Listening:
         known = (*self.conditions.values(), *self.cleared)
-        found = verdict.findings_in(self.events, lambda e: gpu_xid.correlate(e, Inventory(), gpu_xid.Config()), known)
         by_sequence = {event.sequence: event for event in self.events}
-        self.take(
-            verdict.absorb_events(
-                self.conditions, "gpu_xid", found, by_sequence, frozenset({touched}), self.boot, self.cleared
+        for check in (gpu_xid, sxid):
+            listen = functools.partial(check.correlate, node=Inventory(), config=check.Config())
+            found = verdict.findings_in(self.events, listen, known)
+            name = check.__name__.rpartition(".")[2]
+            self.take(
+                verdict.absorb_events(
+                    self.conditions, name, found, by_sequence, frozenset({touched}), self.boot, self.cleared
+                )
             )
-        )
         return self
 
     def repaired(self, key: tuple[str, str]) -> Listening:
@@ -993,9 +997,9 @@ def by_lines(*findings: Finding) -> dict[tuple[str, str], Condition]:
     return conditions
 
 
-FATAL_LINE = Finding(Severity.CRITICAL, "gpu_xid/sxid-1", "0000:c3:00.0", "fatal", clears=Clears.REBOOT)
+FATAL_LINE = Finding(Severity.CRITICAL, "sxid/1", "0000:c3:00.0", "fatal", clears=Clears.REBOOT)
 HARMLESS_LINE = Finding(
-    Severity.WARNING, "gpu_xid/sxid-1", "0000:c3:00.0", "not fatal", clears=Clears.GPU_RESET, window_seconds=86400.0
+    Severity.WARNING, "sxid/1", "0000:c3:00.0", "not fatal", clears=Clears.GPU_RESET, window_seconds=86400.0
 )
 
 

@@ -457,7 +457,7 @@ def test_each_line_of_the_log_counts_once_across_restarts(cluster: SlurmCluster,
         )
 
     def counted(count: int) -> Callable[[dict[str, Any]], bool]:
-        return lambda s: (c := condition(s, "gpu_xid/sxid-22013")) is not None and c["count"] >= count
+        return lambda s: (c := condition(s, "sxid/22013")) is not None and c["count"] >= count
 
     with healthd(cluster, node, tmp_path) as daemon:
         daemon.kernel_line(*(line(link) for link in range(3)))
@@ -474,7 +474,7 @@ def test_each_line_of_the_log_counts_once_across_restarts(cluster: SlurmCluster,
         daemon.start()
         daemon.until(counted(7), "seven")
         status = rounds(daemon, 2)
-        found = condition(status, "gpu_xid/sxid-22013")
+        found = condition(status, "sxid/22013")
         assert found is not None
         assert found["count"] == 7
         ledger = json.loads((daemon.run_dir / "ledger.json").read_text())

@@ -26,6 +26,7 @@ our drain is gone    this machine booted since, a reboot was pending, slurmctld 
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -37,14 +38,23 @@ NOT_TO_RESUME = REBOOT | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
-# What slurmd or slurmctld make of our text (seen with 22.05): a task that survives SIGKILL for UnkillableStepTimeout
-# replaces it; a reboot appends to it. "Prolog error" and "Epilog error" leave a drained node's reason alone.
-REPLACED = "Kill task failed"
-APPENDED = (" : reboot issued", " : reboot timed out", " : reboot complete")
+# What slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
+# UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
+# "Prolog error" and "Epilog error" leave a drained node's reason alone.
+UNKILLABLE = re.compile(r"Kill task failed( \(JobId=[^)]*\))?")
+REGISTRATION = (
+    *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
+    *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
+)
+# What they append to any reason: a reboot; from 24.11 on also a node that goes down by itself.
+APPENDED = (
+    *(" : reboot issued", " : reboot timed out", " : reboot complete"),
+    *(" : Not responding", " : ResumeTimeout reached"),
+)
 # Slurm's own reasons on a node that is DOWN: nobody decided that, so we may drain it.
 SLURMS_OWN = (
     *("Not responding", "Node unexpectedly rebooted", "Node silently failed", "Kill task failed", "Prolog error"),
-    *("Epilog error", "Low ", "gres/", "ResumeTimeout", "reboot timed out", "batch job complete failure"),
+    *("Epilog error", "ResumeTimeout", "reboot timed out", "batch job complete failure", *REGISTRATION),
 )
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
@@ -84,19 +94,25 @@ class Owner(enum.Enum):
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
     """Which of the texts that we know as ours stands on the node, as we wrote it; "" if none."""
-    found = node.reason
-    while found.endswith(APPENDED):
-        found = found[: found.rindex(" : ")]
+    found = without_slurms_words(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
-    if memory.reason and found in (memory.reason, REPLACED):
+    replaced = UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
+    if memory.reason and (found == memory.reason or replaced):
         return memory.reason
     return ""
 
 
+def without_slurms_words(text: str) -> str:
+    while text.endswith(APPENDED):
+        text = text[: text.rindex(" : ")]
+    return text
+
+
 def owner(node: NodeState, memory: SlurmMemory) -> Owner:
     if node.flags.isdisjoint(TAKEN):
-        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN)
+        # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
+        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN) and not node.reason.endswith(APPENDED)
         by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
         return Owner.FOREIGN if by_a_person else Owner.NOBODY
     if our_text(node, memory):

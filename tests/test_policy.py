@@ -207,6 +207,15 @@ def test_in_mode_drain_nothing_is_requeued() -> None:
         (node("IDLE+DRAIN", XID), SlurmMemory(adopted=XID), Owner.FOREIGN_HEALTHD),
         (node("IDLE+DRAIN", f"{XID} : reboot issued : reboot timed out"), OURS, Owner.OURS),
         (node("IDLE+DRAIN", "Kill task failed : reboot issued"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN", "Kill task failed (JobId=7 StepId=batch)"), OURS, Owner.OURS),  # 26.05
+        (node("IDLE+DRAIN", "Kill task failed, RMA 7"), OURS, Owner.FOREIGN),
+        # 24.11: slurmd is away; it comes back with a GPU less
+        (node("DOWN+DRAIN+NOT_RESPONDING", f"{XID} : Not responding"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN+INVALID_REG", "gres/gpu count reported lower than configured (7 < 8)"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN+INVALID_REG", "Low RealMemory (reported:1 < 100.00% of configured:2)"), OURS, Owner.OURS),
+        (node("IDLE+DRAIN+INVALID_REG", "gres/gpu count too low (7 < 8)"), SlurmMemory(), Owner.FOREIGN),
+        (node("DOWN+NOT_RESPONDING", "fan broken : Not responding"), SlurmMemory(), Owner.NOBODY),
+        (node("DOWN", "fan broken"), SlurmMemory(), Owner.FOREIGN),
         (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(overruled=f"{XID} RMA 7"), Owner.FOREIGN),
         (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(writing=XID), Owner.FOREIGN),
         (node("IDLE+DRAIN", "Prolog error"), OURS, Owner.FOREIGN),

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import slurm_versions
 from requirements import require_programs, require_root
 
 MARK = "HEALTHD_TEST_CLUSTER"
@@ -93,7 +94,8 @@ class SlurmCluster:
     """Nodes are n1, n2, ...; `env` is the environment in which Slurm's commands reach this cluster.
 
     `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
-    `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts.
+    `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
+    slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
     """
 
     def __init__(
@@ -105,12 +107,14 @@ class SlurmCluster:
         slurmd_timeout: int = 10,
         message_timeout: int = 5,
         extra_conf: Sequence[str] = (),
+        version: str | None = None,
     ) -> None:
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.gpus = gpus
         self.slurmd_timeout = slurmd_timeout
         self.message_timeout = message_timeout
         self.extra_conf = tuple(extra_conf)
+        self.version = os.environ.get("HEALTHD_TEST_SLURM", "") if version is None else version
         self.base_port = base_port
         self._wanted_directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -121,6 +125,9 @@ class SlurmCluster:
         self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
         self.directory.chmod(0o755)  # other users' commands read slurm.conf and munge's socket
         self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", MARK: str(self.directory)}
+        self._programs = slurm_versions.programs(self.version) if self.version else None
+        if self._programs:
+            self.env["PATH"] = f"{self._programs}:{self.env['PATH']}"
         try:
             self._write_files()
             self._start_munged()
@@ -212,7 +219,8 @@ class SlurmCluster:
 
     def start_slurmd(self, name: str, *options: str) -> None:
         """`-b` says that the node has just booted."""
-        self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *options)
+        stepd = ("-d", f"{self._programs}/slurmstepd") if self._programs else ()
+        self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *stepd, *options)
 
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
@@ -251,13 +259,21 @@ class SlurmCluster:
                     device = at / "dev" / name / f"gpu{g}"
                     device.parent.mkdir(exist_ok=True)
                     os.mknod(device, 0o666 | 0o020000, os.makedev(195, g))
+        if self._programs:
+            conf += f"PluginDir={self._programs}/plugins\n"
         (at / "slurm.conf").write_text(conf + PARTITION + "".join(f"{line}\n" for line in self.extra_conf))
         (at / "gres.conf").write_text(gres)
-        if slurm_version() >= (23, 11):
+        if self._version() >= (23, 11):
             (at / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         key = at / "munge" / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
+
+    def _version(self) -> tuple[int, int]:
+        text = self.run("slurmctld", "-V")
+        found = re.search(r"(\d+)\.(\d+)", text)
+        assert found, text
+        return int(found[1]), int(found[2])
 
     def _start_munged(self) -> None:
         at = f"{self.directory}/munge"
@@ -378,10 +394,3 @@ def free_ports(count: int) -> int:
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind(("0.0.0.0", port))
             return first
-
-
-def slurm_version() -> tuple[int, int]:
-    text = subprocess.run(["slurmctld", "-V"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"(\d+)\.(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2])

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import slurm_versions
 from requirements import require_programs
 from slurm_cluster import Node, SlurmCluster
 
@@ -141,12 +142,20 @@ def program(path: Path, script: str) -> Path:
     return path
 
 
+# What must hold whatever the version is tried with each; the rest with this machine's own.
+def on_slurm(*versions: str | None) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cluster", versions, indirect=True, scope="module")
+
+
+every_slurm = on_slurm(None, *slurm_versions.DEBIAN)
+
+
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     reboot = program(tmp_path_factory.mktemp("programs") / "reboot", "exit 0")
-    with SlurmCluster(
-        nodes=8, message_timeout=3, extra_conf=["UnkillableStepTimeout=2", f"RebootProgram={reboot}"]
-    ) as running:
+    more = ["UnkillableStepTimeout=2", f"RebootProgram={reboot}"]
+    version = getattr(request, "param", None)
+    with SlurmCluster(nodes=8, message_timeout=3, extra_conf=more, version=version) as running:
         yield running
 
 
@@ -197,6 +206,7 @@ def is_drained(node: Node, reason: str) -> bool:
 # drain, requeue, resume
 
 
+@every_slurm
 def test_a_degraded_node_is_drained_with_our_reason_and_its_job_runs_on(healthd: Healthd) -> None:
     job = healthd.running("sleep 60")
     report = healthd.look(faulty(condition(Severity.DEGRADED)))
@@ -206,6 +216,7 @@ def test_a_degraded_node_is_drained_with_our_reason_and_its_job_runs_on(healthd:
     assert healthd.cluster.job(job)["JobState"] == "RUNNING"
 
 
+@every_slurm
 def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stamp(healthd: Healthd) -> None:
     verdict = faulty(condition(Severity.DEGRADED))
     healthd.look(verdict)
@@ -221,6 +232,7 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
     assert healthd.state().reason_time == stamp
 
 
+@every_slurm
 def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_only_those(healthd: Healthd) -> None:
     cluster = healthd.cluster
     victim = healthd.running("sleep 60")
@@ -244,6 +256,7 @@ def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_onl
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
 
 
+@every_slurm
 def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd) -> None:
     cluster = healthd.cluster
     array = cluster.sbatch("sleep 60", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
@@ -275,6 +288,7 @@ def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd
         cluster.run("scancel", leader)
 
 
+@every_slurm
 def test_a_fault_that_becomes_critical_requeues_on_the_node_that_is_already_drained(healthd: Healthd) -> None:
     job = healthd.running("sleep 60")
     healthd.look(faulty(condition(Severity.DEGRADED)))
@@ -282,6 +296,7 @@ def test_a_fault_that_becomes_critical_requeues_on_the_node_that_is_already_drai
     assert len(healthd.changes()) == 2
 
 
+@every_slurm
 def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd: Healthd) -> None:
     job = healthd.running("sleep 60")
 
@@ -298,6 +313,7 @@ def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd
     assert (now["JobState"], now["Restarts"]) == ("CANCELLED", "0")
 
 
+@every_slurm
 def test_only_our_own_drain_is_resumed(healthd: Healthd) -> None:
     healthd.look(faulty())
     report = healthd.look(HEALTHY)
@@ -332,6 +348,7 @@ def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd
 # operators
 
 
+@every_slurm
 def test_an_operators_drain_before_ours_is_left_alone_and_the_victims_are_requeued(healthd: Healthd) -> None:
     job = healthd.running("sleep 60")
     drain(healthd.cluster, healthd.node, "fan broken")
@@ -381,6 +398,7 @@ def test_an_operators_words_between_our_command_and_our_reading_stand(healthd: H
     assert is_drained(healthd.state(), "fan broken")
 
 
+@every_slurm
 def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) -> None:
     cluster = healthd.cluster
     healthd.look(faulty())
@@ -424,10 +442,11 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) ->
     assert is_drained(healthd.state(), XID)
 
 
+@every_slurm
 def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) -> None:
     cluster = healthd.cluster
     healthd.look(faulty())
-    cluster.run("scontrol", "reboot", "ASAP", healthd.node)
+    cluster.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", healthd.node)
     cluster.wait_state(healthd.node, "REBOOT_ISSUED", reason=f"{XID} : reboot issued")
     report = healthd.look(HEALTHY)
     assert report.owner is Owner.OURS
@@ -435,30 +454,30 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
     assert isinstance(report.decision, Leave), "a pending reboot is not cancelled"
     cluster.stop_slurmd(healthd.node)
     cluster.start_slurmd(healthd.node, "-b")
-    node = cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
-    assert node.reason == ""
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
     healthd.boot_id = "boot-2"
     report = healthd.look(faulty())
     assert not report.acknowledged
     assert report.owner is Owner.OURS
     assert is_drained(healthd.state(), XID)
     assert healthd.look(HEALTHY).settled
-    assert cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",)).reason == ""
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
 
 
+@on_slurm(None, "24.11")  # 26.05 waits for more than a minute
 def test_kill_task_failed_over_our_reason_is_still_ours(healthd: Healthd) -> None:
     require_programs("fsfreeze", "mkfs.ext4", packages="util-linux e2fsprogs")
     cluster = healthd.cluster
     with frozen_mount(cluster.directory / "frozen") as frozen:
         job = healthd.running(f"exec touch {frozen}/x")
         assert healthd.look(faulty()).requeued == (job,)
-        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed", timeout=25)
+        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed", timeout=40)
         report = healthd.look(faulty())
         assert report.owner is Owner.OURS
-        assert healthd.state().reason == "Kill task failed"
+        assert healthd.state().reason.startswith("Kill task failed")
     cluster.run("scancel", job)
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
-    assert cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "COMPLETING")).reason == ""
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "COMPLETING"))
 
 
 @contextlib.contextmanager
@@ -480,11 +499,13 @@ def frozen_mount(at: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", at], check=True)
 
 
+@every_slurm
 def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_node(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    healthd.look(faulty())
+    healthd.running("sleep 60")  # from 24.11 on a node without jobs that was drained stays up
+    healthd.look(faulty(condition(Severity.DEGRADED)))
     cluster.stop_slurmd(healthd.node)
-    time.sleep(1.1)  # slurmctld compares whole seconds
+    time.sleep(2.1)  # slurmctld compares whole seconds
     cluster.start_slurmd(healthd.node, "-b")
     cluster.wait_state(healthd.node, "DOWN", "DRAIN")
     healthd.boot_id = "boot-2"
@@ -499,6 +520,7 @@ def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_nod
 # Slurm's own trouble
 
 
+@every_slurm
 def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Healthd) -> None:
     healthd.cluster.kill_slurmctld(signal.SIGTERM)
     report = healthd.look(faulty())
@@ -571,6 +593,7 @@ def test_a_missing_sinfo_is_trouble(healthd: Healthd) -> None:
     assert "No such file" in healthd.look(faulty()).trouble
 
 
+@every_slurm
 def test_without_the_right_to_drain_it_says_so_and_nothing_is_requeued(healthd: Healthd) -> None:
     job = healthd.running("sleep 60")
     healthd.prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")

@@ -27,7 +27,6 @@ from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
 from healthd.host import Host
-from healthd.inventory import Removals, removals
 from healthd.kernel_fold import fold_events
 from healthd.kernel_listener import Listener
 from healthd.kernel_log import Gap, RawLine
@@ -47,6 +46,7 @@ from healthd.model import (
 )
 from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
 from healthd.process import with_job
+from healthd.removals import removals
 from healthd.results import result_of
 from healthd.rounds import Rounds
 from healthd.runner import Reply, Request, Runner
@@ -138,7 +138,7 @@ class Daemon:
             self.now,
             self.monotonic,
         )
-        self.removals = device_removals(settings.root)
+        self.removals = removals(settings.root)
         self.slurm = SlurmDriver(
             settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
         )
@@ -206,6 +206,7 @@ class Daemon:
             self.slurm.deadline,
             self.slurm_again_at,
             self.kernel.deadline,
+            self.removals.deadline,
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
             self.ticked + self.watchdog_seconds / 2,
@@ -213,7 +214,8 @@ class Daemon:
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
         waits += [*self.kernel.waits(), *self.control.waits(), *self.removals.waits()]
         ready = poll(waits, min(moments) - self.monotonic())
-        others_wait_until = min(self.kernel.deadline, self.control.deadline)
+        others = (self.kernel, self.removals, self.control)
+        others_wait_until = min(other.deadline for other in others)
         worker = {descriptor for descriptor, _ in self.runner.waits()}
         self.only_worker_woke = bool(ready) and ready <= worker and self.monotonic() < others_wait_until
         service.watchdog()
@@ -236,7 +238,7 @@ class Daemon:
         if gap is not None and (request := self.journal_request(gap)) != self.runner.request:
             self.rounds.errand(request)  # what is being read would otherwise be read, and counted, twice
         for pci in self.removals.read():
-            log.warning("device %s was removed", pci)
+            log.warning("device %s was removed", pci or "(which one was not heard)")
             self.inventory_at = -FOREVER
             self.rounds.look_after_event(self.concerned("pci_remove"))
 
@@ -245,6 +247,7 @@ class Daemon:
         if not events:
             return
         memory = self.memory
+        before = {event.sequence: event.lines for event in memory.ledger.events}
         kept, touched, sequence = fold_events(
             memory.ledger.events,
             events,
@@ -258,12 +261,16 @@ class Daemon:
         self.note_cursor()
         for event in kept:
             if event.sequence in touched and not event.history:
-                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+                # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
+                if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
+                    log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
                 self.rounds.look_after_event(self.concerned(event.kind))
         for (name, instance), config in self.loaded.checks.items():
+            if instance or not self.checks[name].listens:
+                continue
             correlate = functools.partial(self.checks[name].correlate, node=memory.ledger.inventory, config=config)
             known = (*memory.ledger.conditions, *memory.ledger.cleared)
-            found = [] if instance else verdict.findings_in(kept, correlate, known)
+            found = verdict.findings_in(kept, correlate, known)
             if found:
                 memory.set_conditions(
                     verdict.absorb_events(
@@ -628,6 +635,7 @@ class Daemon:
             decision=self.decision,
             slurm=self.slurm.status,
             kernel_log=self.kernel.status,
+            sources=(*self.kernel.sources, *self.removals.sources),
             round=self.rounds.status,
             inventory=known.inventory,
             pause=known.pause,
@@ -716,14 +724,6 @@ class Daemon:
 
 
 # --- the edges
-
-
-def device_removals(root: str) -> Removals:
-    try:
-        return removals(root)
-    except (OSError, ImportError) as error:
-        log.warning("device removals are not heard: %s", error)
-        return Removals()
 
 
 def label(name: tuple[str, str]) -> str:

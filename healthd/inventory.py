@@ -1,4 +1,4 @@
-"""What this node has: PCI devices from sysfs, GPUs from NVML, names from udev where it runs; and what is taken out.
+"""What this node has: PCI devices from sysfs, GPUs from NVML, names from udev where it runs.
 
 Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
 PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
@@ -8,7 +8,6 @@ PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 Infi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
 from healthd.model import Gpu, Inventory, PciDevice
@@ -17,7 +16,6 @@ from healthd.nvml import NvmlError, NvmlGpu
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"
 NVIDIA = "0x10de"
-HEARD = ("pci", "net", "infiniband", "nvme")
 
 
 def take(host: Host, gpus: bool) -> Inventory:
@@ -109,45 +107,3 @@ def _udev_names() -> Callable[[str], str]:
         return str(device.properties.get("ID_MODEL_FROM_DATABASE", ""))
 
     return name
-
-
-# --- what is taken out
-
-
-class Removals:
-    """Devices that the kernel reports as removed, over netlink: also where no udevd runs."""
-
-    def __init__(self, monitor: Any = None) -> None:
-        """Without a monitor (a captured tree, no netlink) nothing is ever removed."""
-        self._monitor = monitor
-
-    def waits(self) -> Iterator[tuple[int, bool]]:
-        if self._monitor is not None:
-            yield int(self._monitor.fileno()), False
-
-    def read(self) -> list[str]:
-        """PCI addresses of what was removed since the last call (of the card, where its port or disk went)."""
-        removed = set()
-        while self._monitor is not None:
-            try:
-                device = self._monitor.poll(0)
-            except OSError:
-                break  # messages were lost (ENOBUFS): the checks look in their next round anyway
-            if device is None:
-                break
-            if device.action == "remove":
-                removed.add(pci_of(device.device_path))
-        return sorted(removed - {""})
-
-
-def removals(root: str) -> Removals:
-    """Raises ImportError without libudev, OSError where netlink is refused."""
-    if root.rstrip("/"):
-        return Removals()
-    import pyudev
-
-    monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
-    for subsystem in HEARD:
-        monitor.filter_by(subsystem)
-    monitor.start()
-    return Removals(monitor)

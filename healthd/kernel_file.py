@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import stat
+import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 from healthd.kernel_log import LINES_PER_READ, Cursor, Gap, RawLine
 from healthd.kernel_prefix import Stripped, strip_prefix
+from healthd.kernel_repeats import BULK_BYTES, folded
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
@@ -21,6 +24,8 @@ ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that wa
 MAX_FILES = 3
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
+IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
 
 class FollowedFile:
@@ -37,6 +42,8 @@ class FollowedFile:
         self.pending = False
         self.overruns = 0
         self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
         self.gaps: tuple[Gap, ...] = ()
         self._path = path
         self._accept_injected = accept_injected
@@ -69,35 +76,52 @@ class FollowedFile:
             tail.close()
         self._inotify.close()
 
+    @property
+    def missing(self) -> str:
+        return "" if self._tails else f"{self._path} is not there yet"
+
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         self._inotify.drain()
         lines: list[RawLine] = []
-        more = False
+        self.pending = False
         self._look_for_new_file()
-        for tail in self._tails:
-            if tail.truncated():
-                self._notes.append(f"{self._path} was truncated: read again from its beginning")
-                tail.rewind()
-            more = False
-            for _ in range(CHUNKS_PER_READ):
-                found, old, more = tail.read(limit - len(lines))
-                lines += [line for text in found if (line := self._line(text, old, tail.modified))]
-                if not more:
+        try:
+            for tail in self._tails:
+                self.pending = self._read_tail(tail, lines, limit)
+                if self.pending:
                     break
-            tail.take_fingerprint()
-            if more:
-                break
-        self.pending = more
-        if not more:
+        except OSError:
+            if not lines:
+                raise
+            self.pending = True  # these first: the cursor is behind them
+        if not self.pending:
             lines += self._leave_rotated()
         return lines
 
-    def _line(self, data: bytes, old: bool, modified: float = 0.0) -> RawLine | None:
+    def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
+        """Whether there is more in it than may be read at once."""
+        if tail.truncated():
+            self._notes.append(f"{self._path} was truncated: read again from its beginning")
+            self.rotations += 1
+            tail.rewind()
+        more = False
+        try:
+            for _ in range(CHUNKS_PER_READ):
+                found, old, more = tail.read(limit - len(lines))
+                self.malformed += sum(is_cut(text) for text, _count in found)
+                lines += [line for text, count in found if (line := self._line(text, old, tail.modified, count))]
+                if not more:
+                    break
+        finally:
+            tail.take_fingerprint()
+        return more
+
+    def _line(self, data: bytes, old: bool, modified: float = 0.0, lines: int = 1) -> RawLine | None:
         now = self._now()
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         if found is None or not found.text:
             return None
-        return RawLine(when(found, now, modified) if old else now, found.text, old and self._first)
+        return RawLine(when(found, now, modified) if old else now, found.text, old and self._first, lines=lines)
 
     def _look_for_new_file(self, old: bool = False) -> None:
         try:
@@ -111,6 +135,7 @@ class FollowedFile:
             return
         if self._tails:
             self._notes.append(f"{self._path} was rotated")
+            self.rotations += 1
             self._tails[-1].rotated_at = self._tails[-1].rotated_at or self._now()
         self._add(Tail(fd, old_bytes=status.st_size if old else 0))
 
@@ -157,6 +182,9 @@ class Fifo:
         self.pending = False
         self.overruns = 0
         self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.missing = ""
         self.gaps: tuple[Gap, ...] = ()
         self.cursor: Cursor = None
         self._accept_injected = accept_injected
@@ -172,9 +200,10 @@ class Fifo:
         lines: list[RawLine] = []
         self.pending = False
         for _ in range(CHUNKS_PER_READ):
-            found, used, self._skipping = split_lines(self._data, limit - len(lines), self._skipping)
+            found, used, self._skipping = counted_lines(self._data, limit - len(lines), self._skipping)
             self._data = self._data[used:]
-            lines += [line for data in found if (line := self._line(data))]
+            self.malformed += sum(is_cut(text) for text, _count in found)
+            lines += [line for text, count in found if (line := self._line(text, count))]
             if len(lines) >= limit:
                 self.pending = True
                 break
@@ -182,14 +211,18 @@ class Fifo:
                 self._data += os.read(self._fd, CHUNK)
             except BlockingIOError:
                 break
+            except OSError:
+                if lines:
+                    break  # these first
+                raise
         else:
             self.pending = True
         return lines
 
-    def _line(self, data: bytes) -> RawLine | None:
+    def _line(self, data: bytes, lines: int) -> RawLine | None:
         now = self._now()
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
-        return RawLine(now, found.text) if found is not None and found.text else None
+        return RawLine(now, found.text, lines=lines) if found is not None and found.text else None
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left
@@ -217,13 +250,25 @@ class Tail:
         self.old_bytes = old_bytes  # what was there when the file was opened: its lines may be old
         self.rotated_at = 0.0
 
-    def read(self, limit: int) -> tuple[list[bytes], bool, bool]:
-        """(complete lines, whether they were there when it was opened, whether there may be more at once)."""
+    def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
+        """(complete lines, each with how many it stands for, whether they were there when it was opened, whether there
+        may be more at once)."""
         if limit <= 0:
             return [], False, True
         left = self.old_bytes - self.offset
         data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
-        lines, used, self.skipping = split_lines(data, limit, self.skipping)
+        if data[:1] == b"\0" and not self.skipping:
+            # A file that was cut under a writer who keeps his place begins with a hole: no part of the line after it.
+            hole = len(data)
+            data = data.lstrip(b"\0")
+            self.offset += hole - len(data)
+            if not data:
+                return [], False, True
+        if left > 0:  # each of these has a time of its own
+            found, used, self.skipping = split_lines(data, limit, self.skipping)
+            lines = [(text, 1) for text in found]
+        else:
+            lines, used, self.skipping = counted_lines(data, limit, self.skipping)
         self.offset += used
         if used == 0 and left > 0:  # the last line was half written then
             self.old_bytes = 0
@@ -250,6 +295,25 @@ class Tail:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
+    """As split_lines(), each line with how many repeats it stands for. Only much at once is searched for repeats, and
+    then taken whole or not at all."""
+    end = data.rfind(b"\n") + 1
+    if end >= BULK_BYTES and not skipping:
+        first, rest = folded(data[:end])
+        if first:
+            others, used, _ = split_lines(rest, limit - len(first), False)
+            if used == len(rest):
+                return [*first, *((text, 1) for text in others)], end, False
+    found, used, skipping = split_lines(data, limit, skipping)
+    return [(text, 1) for text in found], used, skipping
+
+
+def is_cut(line: bytes) -> bool:
+    """Whether it is the beginning of one that is too long for a kernel's."""
+    return len(line) >= MAX_LINE
 
 
 def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
@@ -311,7 +375,10 @@ class Inotify:
         self._libc = ctypes.CDLL(None, use_errno=True)
         fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self.fd: int | None = fd if fd >= 0 else None
-        if self.fd is not None and self._add(folder, IN_CREATE | IN_MOVED_TO) < 0:
+        self._folder = -1
+        if self.fd is not None:
+            self._folder = self._add(folder, IN_CREATE | IN_MOVED_TO | IN_MOVE_SELF)
+        if self.fd is not None and self._folder < 0:
             error = ctypes.get_errno()
             os.close(self.fd)
             self.fd = None
@@ -324,12 +391,19 @@ class Inotify:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        if self.fd is not None:
-            try:
-                while os.read(self.fd, 65536):
-                    pass
-            except BlockingIOError:
-                pass
+        """Raises OSError where the folder is gone or another: no new file would be heard of."""
+        if self.fd is None:
+            return
+        try:
+            while data := os.read(self.fd, 65536):
+                place = 0
+                while place < len(data):
+                    watch, mask, _, length = _EVENT.unpack_from(data, place)
+                    place += _EVENT.size + length
+                    if watch == self._folder and mask & (IN_IGNORED | IN_UNMOUNT | IN_MOVE_SELF):
+                        raise OSError(errno.ESTALE, "its directory was removed or moved away")
+        except BlockingIOError:
+            pass
 
     def _add(self, path: str, mask: int) -> int:
         return int(self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask)))

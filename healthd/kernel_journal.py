@@ -51,6 +51,13 @@ def _open(boot_id: str) -> Any:
     return reader
 
 
+def journal_invalidated() -> int:
+    """What process() returns where files of the journal were added or removed (sd_journal_process(3))."""
+    from systemd import journal
+
+    return int(journal.INVALIDATE)
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
@@ -87,6 +94,9 @@ class JournalSource:
         self.pending = True
         self.overruns = 0
         self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.missing = ""
         self.gaps: tuple[Gap, ...] = ()
         self._accept_injected = accept_injected
         self._reader = _open(boot_id)
@@ -107,11 +117,18 @@ class JournalSource:
         return {"journal": self._place} if self._place else None
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        self._reader.process()
+        if self._reader.process() == journal_invalidated():
+            self.rotations += 1
         lines: list[RawLine] = []
         self.pending = False
         for _ in range(limit):
-            entry = self._reader.get_next()
+            try:
+                entry = self._reader.get_next()
+            except OSError:
+                if lines:
+                    self.pending = True  # these first: the cursor is behind them
+                    break
+                raise
             if not entry:
                 self._first = False
                 break

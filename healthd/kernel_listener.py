@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from healthd.kernel_log import Gap, RawLine, Source, event_of, open_source
+from healthd.kernel_log import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
 from healthd.model import KernelEvent
-from healthd.status import KernelLogStatus
+from healthd.status import KernelLogStatus, SourceStatus
 
 log = logging.getLogger("healthd.kernel_log")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
+READ_SECONDS = 0.05  # how long a storm is read on before what was read counts and others get their turn
+LINES_AT_ONCE = 4000  # kept meanwhile, repeats not counted
 
 
 class Listener:
@@ -42,8 +45,10 @@ class Listener:
         self._retry_at = 0.0
         self._gap_failures = 0
         self._gap_waits = False
-        self._lost_before = self._overruns_before = 0
+        self._before = (0, 0, 0, 0)  # counted by sources that died
+        self._last_read = 0.0
         self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
+        self.journal = SourceStatus("journal", up=True)
         self._open()
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -62,23 +67,55 @@ class Listener:
     def cursor(self) -> Any:
         return self._source.cursor if self._source else self._cursor
 
+    @property
+    def sources(self) -> Iterator[SourceStatus]:
+        """What is listened to here, for the metrics: nothing where the log is switched off."""
+        k = self.status
+        if self._spec == "off":
+            return
+        yield SourceStatus(
+            "kernel_log",
+            k.alive,
+            self._last_read,
+            k.restarts_total,
+            k.overruns_total,
+            k.lost_total,
+            k.malformed_total,
+            k.rotations_total,
+            k.trouble,
+        )
+        if self._spec == "kmsg":
+            yield self.journal
+
     def read(self) -> list[KernelEvent]:
-        """The events in what is there now, at most one read's worth."""
+        """The events in what is there now; of a storm, in what READ_SECONDS give."""
         if self._source is None and self._monotonic() >= self._retry_at:
             self._open()
         source = self._source
         if source is None:
             return []
+        lines: list[RawLine] = []
+        until = self._monotonic() + READ_SECONDS
         try:
-            lines = source.read()
+            while True:
+                lines += unrepeated(source.read())
+                if not source.pending or len(lines) >= LINES_AT_ONCE or self._monotonic() >= until:
+                    break
+            self._failures = 0
+            self._last_read = self._now()
         except OSError as error:
             self._failed(f"{self._spec}: {error.strerror or error}")
-            return []
-        self._failures = 0
         for note in source.take_notes():
             log.warning("kernel log: %s", note)
-        events = [event for line in lines if (event := event_of(line, self._boot_id)) is not None]
-        self._count(len(lines), len(events))
+        return self._events(unrepeated(lines))
+
+    def _events(self, lines: Iterable[RawLine]) -> list[KernelEvent]:
+        count, events = 0, []
+        for line in lines:
+            count += line.lines
+            if (event := event_of(line, self._boot_id)) is not None:
+                events.append(event)
+        self._count(count, sum(event.lines for event in events))
         return events
 
     # --- what the ring buffer lost, for the journal to fill
@@ -93,27 +130,35 @@ class Listener:
         last = lines[-1].usec if len(lines) >= limit else None
         if self._source is not None:
             self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
-        found = [event_of(line._replace(history=gap.history), self._boot_id) for line in lines]
-        events = [event for event in found if event is not None]
-        self._count(len(lines), len(events))
-        return events
+        self.journal = dataclasses.replace(self.journal, up=True, last_read=self._now(), trouble="")
+        return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
 
     def not_filled(self, gap: Gap, why: str) -> None:
         """The journal could not be read. Once more in the next round, but not for ever."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
+        restarts = self.journal.restarts_total + 1
+        self.journal = dataclasses.replace(self.journal, up=False, trouble=why, restarts_total=restarts)
         if not self._gap_waits:
             log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
-            self.filled(gap, (), 1)
+            self._gap_failures = 0
+            if self._source is not None:
+                self._source.filled(gap)
 
     def round_is_over(self) -> None:
         self._gap_waits = False
+        if isinstance(self._source, Kmsg):
+            try:
+                self._source.listen_in()
+            except OSError as error:
+                self._failed(f"{self._spec}: {error.strerror or error}")
 
     # --- open and closed
 
     def close(self) -> None:
         if self._source is not None:
-            self._source.close()
+            with contextlib.suppress(OSError):  # its descriptor may be what is wrong with it
+                self._source.close()
 
     def _open(self) -> None:
         if self._spec == "off":
@@ -123,14 +168,13 @@ class Listener:
         except (OSError, ImportError) as error:
             self._failed(f"{self._spec}: {getattr(error, 'strerror', '') or error}")
             return
-        self.status = dataclasses.replace(self.status, alive=True, trouble="")
+        self.status = dataclasses.replace(self.status, alive=not self._source.missing, trouble=self._source.missing)
 
     def _failed(self, trouble: str) -> None:
         if self._source is not None:
             self._cursor = self._source.cursor
-            self._lost_before += self._source.lost
-            self._overruns_before += self._source.overruns
-            self._source.close()
+            self._before = self._counted()
+            self.close()
             self._source = None
         wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
@@ -139,13 +183,31 @@ class Listener:
         self.status = dataclasses.replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
         log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
 
-    def _count(self, lines: int, events: int) -> None:
+    def _counted(self) -> tuple[int, int, int, int]:
+        """lost, overruns, malformed, rotations: of all sources since the start."""
         source = self._source
+        if source is None:
+            return self._before
+        lost, overruns, malformed, rotations = self._before
+        return (
+            lost + source.lost,
+            overruns + source.overruns,
+            malformed + source.malformed,
+            rotations + source.rotations,
+        )
+
+    def _count(self, lines: int, events: int) -> None:
+        lost, overruns, malformed, rotations = self._counted()
+        missing = self._source.missing if self._source else self.status.trouble
         self.status = dataclasses.replace(
             self.status,
+            alive=not missing,
+            trouble=missing,
             lines_total=self.status.lines_total + lines,
             events_total=self.status.events_total + events,
-            lost_total=self._lost_before + (source.lost if source else 0),
-            overruns_total=self._overruns_before + (source.overruns if source else 0),
+            lost_total=lost,
+            overruns_total=overruns,
+            malformed_total=malformed,
+            rotations_total=rotations,
             last_line=self._now() if lines else self.status.last_line,
         )

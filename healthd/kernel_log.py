@@ -9,23 +9,25 @@ What a line says is kernel_parse.parse; what of it is one fault is kernel_fold.
 
 from __future__ import annotations
 
-import dataclasses
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from healthd.host import Host
 from healthd.kernel_parse import parse
 from healthd.kernel_prefix import KERNEL, parse_record
+from healthd.kernel_repeats import head
 from healthd.model import KernelEvent
 
 LINES_PER_READ = 1000
 MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
 MAX_GAPS = 16
+SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside what folding allows
 
-__all__ = ["Gap", "Kmsg", "RawLine", "Source", "event_of", "open_source", "parse"]
+__all__ = ["Gap", "Kmsg", "RawLine", "Source", "event_of", "open_source", "parse", "unrepeated"]
 
 Cursor = dict[str, Any] | None
 
@@ -36,12 +38,15 @@ class RawLine(NamedTuple):
     time      epoch seconds, never later than when it was read
     history   it was in the log before healthd ever looked at it (no cursor): known, but no news
     usec      of the kernel's log clock in this boot, where the source knows it
+    lines     how many lines of the same fault this stands for, the last of them at `last_time`
     """
 
     time: float
     text: str
     history: bool = False
     usec: int | None = None
+    lines: int = 1
+    last_time: float = 0.0
 
 
 class Gap(NamedTuple):
@@ -57,13 +62,23 @@ class Gap(NamedTuple):
 
 
 class Source(Protocol):
-    """pending: read() stopped at its limit, call it again without waiting. overruns: how often lines were lost;
-    lost: how many, where that is known. notes: what a person should know, taken by take_notes()."""
+    """pending: read() stopped at its limit, call it again without waiting. notes: what a person should know, taken by
+    take_notes(). missing: why there is nothing to read yet, "" if there is.
+
+    overruns: how often lines were lost; lost: how many, where that is known; rotations: how often the file became
+    another or was cut; malformed: what was read and is no record, or has no line's length.
+
+    read() raises OSError only if it has nothing to give: what was read before the error comes first.
+    """
 
     pending: bool
     overruns: int
     lost: int
+    rotations: int
+    malformed: int
 
+    @property
+    def missing(self) -> str: ...
     def fileno(self) -> int | None: ...
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]: ...
     @property
@@ -79,7 +94,37 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
     event = parse(line.text)
     if event is None:
         return None
-    return dataclasses.replace(event, time=line.time, last_time=line.time, boot_id=boot_id, history=line.history)
+    return KernelEvent(  # dataclasses.replace() takes three times as long
+        event.kind,
+        event.code,
+        event.pci,
+        line.time,
+        event.text,
+        event.pid,
+        event.process,
+        event.fields,
+        boot_id,
+        max(line.time, line.last_time),
+        line.lines,
+        history=line.history,
+    )
+
+
+def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
+    """The lines of one read with those that repeat an earlier one counted into it: a parser sees each once."""
+    kept: list[RawLine] = []
+    places: dict[tuple[str, bool], int] = {}
+    for line in lines:
+        key = (head(line.text) or line.text, line.history)
+        place = places.get(key)
+        if place is not None and abs(line.time - kept[place].time) <= SAME_SECONDS:
+            first = kept[place]
+            last = max(line.time, line.last_time, first.last_time)
+            kept[place] = RawLine(first.time, first.text, line.history, first.usec, first.lines + line.lines, last)
+        else:
+            places[key] = len(kept)
+            kept.append(line)
+    return kept
 
 
 def open_source(
@@ -122,10 +167,16 @@ class Kmsg:
         self.pending = False
         self.overruns = 0
         self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.missing = ""
         self._boot_id = boot_id
         self._accept_injected = accept_injected
         self._now = now
         self._notes: list[str] = []
+        self._path = path
+        self._witness = -1
+        self._must_have = -1
         self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._opened = now()
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -155,17 +206,32 @@ class Kmsg:
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
         lines: list[RawLine] = []
         self.pending = True
+        malformed = 0
         for _ in range(limit):
             try:
                 data = os.read(self._fd, MAX_RECORD)
             except BlockingIOError:
                 self._drained, self.pending = True, False
+                if self._sequence < self._must_have and not lines:
+                    raise OSError(errno.ENODATA, "it is open, but gives no lines that others get") from None
                 break
             except BrokenPipeError:  # the ring overtook us: the next read gives the oldest record that is left
                 self.overruns += 1
                 continue
+            except OSError:
+                if lines:
+                    break  # these first: the cursor is behind them
+                raise
             record = parse_record(data)
-            if record is None or record.sequence <= self._sequence:
+            if record is None:
+                malformed += 1
+                self.malformed += 1
+                if not data and lines:
+                    break
+                if not data or malformed == limit:  # /dev/null or worse in its place: it would be read for ever
+                    raise OSError(errno.EINVAL, "it gives no records of a kernel log")
+                continue
+            if record.sequence <= self._sequence:
                 continue
             now = self._now()
             if self._drained:
@@ -188,12 +254,35 @@ class Kmsg:
         if len(self._gaps) < MAX_GAPS:
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
+    def listen_in(self) -> None:
+        """Once a round: what a second descriptor was given since the last time, this one must have after its next read.
+
+        A reader that is open but deaf shows in no other way: no line and no error look like a quiet machine.
+        """
+        if self._witness >= 0:
+            for _ in range(2):  # the first gives EPIPE where the ring went round since
+                try:
+                    record = parse_record(os.read(self._witness, MAX_RECORD))
+                except BrokenPipeError:
+                    continue
+                except OSError:  # EAGAIN: it has heard nothing either
+                    break
+                if record is not None:
+                    self._must_have = record.sequence
+                break
+            os.close(self._witness)
+            self._witness = -1
+        self._witness = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(self._witness, 0, os.SEEK_END)
+
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
         return notes
 
     def close(self) -> None:
-        os.close(self._fd)
+        for descriptor in (self._fd, self._witness):
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 class _Place(NamedTuple):

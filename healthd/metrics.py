@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from healthd.model import Drain, Health, Leave, Observation, ObservationKind, Outcome, Resume
 from healthd.policy import Owner
-from healthd.status import Snapshot
+from healthd.status import Snapshot, SourceStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -55,6 +55,7 @@ def _own(s: Snapshot) -> Iterator[Metric]:
     yield from _checks(s)
     yield from _round(s)
     yield from _kernel_log(s)
+    yield from _sources(s)
     yield from _slurm(s)
     yield from _decision(s)
     yield from _workers(s)
@@ -103,14 +104,32 @@ def _round(s: Snapshot) -> Iterator[Metric]:
 
 def _kernel_log(s: Snapshot) -> Iterator[Metric]:
     k = s.kernel_log
-    alive = [({"source": k.source}, float(k.alive))]
-    yield _gauge("kernel_log_alive", "Whether the kernel log is open and read.", alive)
+    yield _gauge("kernel_log_info", "Where kernel lines are read from.", [({"from": k.source}, 1)])
     yield _counter("kernel_log_lines_total", "Lines read.", [({}, k.lines_total)])
     yield _counter("kernel_log_events_total", "Lines that say something about the hardware.", [({}, k.events_total)])
-    yield _counter("kernel_log_lost_total", "Lines overwritten before they were read.", [({}, k.lost_total)])
-    yield _counter("kernel_log_overruns_total", "Times that lines were overwritten.", [({}, k.overruns_total)])
-    yield _counter("kernel_log_restarts_total", "Times that the source was opened again.", [({}, k.restarts_total)])
     yield _gauge("kernel_log_last_line_timestamp_seconds", "Time of the last line.", _moment(k.last_line))
+
+
+def _sources(s: Snapshot) -> Iterator[Metric]:
+    """What healthd listens to: kernel_log, journal (which fills what the ring buffer lost), device_removals."""
+
+    def rows(of: Callable[[SourceStatus], float]) -> list[Row]:
+        return [({"source": source.source}, float(of(source))) for source in s.sources]
+
+    up = "Whether what is listened to is open and was last read without an error."
+    yield _gauge("source_up", up, rows(lambda source: source.up))
+    read = [row for row in rows(lambda source: source.last_read) if row[1]]
+    yield _gauge("source_last_read_timestamp_seconds", "When it was last read without an error.", read)
+    restarts = "Times that it died, or could not be opened, and was opened again or will be."
+    yield _counter("source_restarts_total", restarts, rows(lambda source: source.restarts_total))
+    overruns = "Times that something was overwritten or dropped before it was read."
+    yield _counter("source_overruns_total", overruns, rows(lambda source: source.overruns_total))
+    lost = "Lines that were lost so, where their number is known; the journal may still have them."
+    yield _counter("source_lost_total", lost, rows(lambda source: source.lost_total))
+    malformed = "What was no record, or too long for a line, and is not read."
+    yield _counter("source_malformed_total", malformed, rows(lambda source: source.malformed_total))
+    rotations = "Times that the file became another or was cut."
+    yield _counter("source_rotations_total", rotations, rows(lambda source: source.rotations_total))
 
 
 def _slurm(s: Snapshot) -> Iterator[Metric]:

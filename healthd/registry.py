@@ -68,6 +68,11 @@ class Check:
     def runs(self) -> bool:
         return hasattr(self.module, "run")
 
+    @property
+    def listens(self) -> bool:
+        """Whether it judges kernel events."""
+        return not self.path and hasattr(self.module, "correlate")
+
     def holds_resume(self, config: CheckConfig) -> bool:
         """Whether a drained node waits for this check where it cannot look: not for one that can only warn, nor for one
         that says so."""

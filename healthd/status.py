@@ -36,7 +36,8 @@ VERDICT_FILE = "verdict"
 
 @dataclass(frozen=True, slots=True)
 class KernelLogStatus:
-    """alive: the source is open and read. lost: lines that were overwritten before they were read."""
+    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: what
+    was no record, or too long for a line; rotations: times that the file became another or was cut."""
 
     source: str
     alive: bool
@@ -45,7 +46,28 @@ class KernelLogStatus:
     lost_total: int = 0
     overruns_total: int = 0
     restarts_total: int = 0
+    malformed_total: int = 0
+    rotations_total: int = 0
     last_line: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
+
+    up: it is open, and the last read gave no error. last_read: the last one that gave none, 0 = never yet.
+    restarts: times that it was opened again, or was to be; overruns: times that something was lost.
+    """
+
+    source: str
+    up: bool
+    last_read: float = 0.0
+    restarts_total: int = 0
+    overruns_total: int = 0
+    lost_total: int = 0
+    malformed_total: int = 0
+    rotations_total: int = 0
     trouble: str = ""
 
 
@@ -86,6 +108,7 @@ class Snapshot:
     kernel_log: KernelLogStatus
     round: RoundStatus
     inventory: Inventory
+    sources: tuple[SourceStatus, ...] = ()
     pause: Pause | None = None
     barred: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
@@ -182,6 +205,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "trouble": s.slurm.trouble,
         },
         "kernel_log": dataclasses.asdict(s.kernel_log),
+        "sources": [dataclasses.asdict(source) for source in s.sources],
         "round": dataclasses.asdict(s.round),
         "pause": dataclasses.asdict(s.pause) if s.pause else None,
         "barred": dict(s.barred),

@@ -37,6 +37,7 @@ PURE: dict[str, set[str]] = {
         for family in ("nvidia", "pcie", "network", "storage", "filesystems", "memory", "host")
     },
     "kernel_prefix": set(),
+    "kernel_repeats": set(),
     "xid_texts": {"checks.gpu_xid", "codes", "model"},
 }
 # What a pure module may import of the standard library: nothing that knows a clock, a file or a process ...
@@ -96,7 +97,7 @@ LAZY = {
     "pynvml": ({"fake_nvml", "fake_scenario", "nvml", "nvml_recording"}, {"fake_nvml", "fake_scenario"}),
     "prometheus_client": ({"metrics"}, set()),
     "psutil": ({"running"}, set()),
-    "pyudev": ({"inventory"}, set()),
+    "pyudev": ({"inventory", "removals"}, set()),
     "systemd": ({"kernel_journal", "service"}, set()),
 }
 

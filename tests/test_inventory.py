@@ -1,9 +1,7 @@
-"""What a node has, from a tree that a DGX has and from this machine; what is taken out, from the real kernel."""
+"""What a node has, from a tree that a DGX has and from this machine."""
 
 from __future__ import annotations
 
-import os
-import select
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.host import PCI_ADDRESS, Host, upstream_of
-from healthd.inventory import kind_of, pci_of, removals, take
+from healthd.inventory import kind_of, pci_of, take
 from healthd.model import Gpu, PciDevice
-from tests.e2e.requirements import require, require_root
 from tests.fakes import scenarios
 from tests.trees import pci_device, write
 
@@ -126,32 +123,3 @@ def test_a_port_or_a_disk_belongs_to_its_card(path: str, pci: str) -> None:
 @given(st.text(), st.text())
 def test_any_text_of_sysfs_has_some_kind(vendor: str, pci_class: str) -> None:
     assert kind_of(vendor, pci_class) in ("gpu", "nvswitch", "nic", "nvme", "other")
-
-
-def test_a_captured_tree_has_no_removals(tmp_path: Path) -> None:
-    assert removals(str(tmp_path)).read() == []
-
-
-def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks() -> None:
-    require_root()
-    bridge = next((pci for pci in Host("/").list("/sys/bus/pci/devices") if _is_host_bridge(pci)), None)
-    if bridge is None:
-        require("this machine has no PCI host bridge to report on")
-    heard = removals("/")
-    assert heard.read() == []
-    uevent = f"/sys/bus/pci/devices/{bridge}/uevent"
-    if not os.access(uevent, os.W_OK):
-        require(f"{uevent} cannot be written here")
-    try:
-        # The kernel repeats what it would say: the device stays where it is.
-        Path(uevent).write_text("change")
-        Path(uevent).write_text("remove")
-        assert select.select([fd for fd, _ in heard.waits()], [], [], 5)[0]
-        assert heard.read() == [bridge]
-        assert heard.read() == []
-    finally:
-        Path(uevent).write_text("add")
-
-
-def _is_host_bridge(pci: str) -> bool:
-    return Path(f"/sys/bus/pci/devices/{pci}/class").read_text().startswith("0x0600")

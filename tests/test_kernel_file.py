@@ -1,6 +1,7 @@
 import json
 import os
 import select
+import subprocess
 import time
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from healthd.kernel_file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
 from healthd.kernel_log import open_source
+from tests.e2e.requirements import require_programs, require_root
 
 
 @pytest.fixture
@@ -193,6 +195,90 @@ def test_a_call_gives_at_most_what_was_asked_and_says_that_there_is_more(log, so
     assert not source.pending
 
 
+def test_a_hole_that_a_truncation_left_is_no_part_of_the_next_line(log, sources):
+    """copytruncate under a writer that keeps its place: what it writes next stands behind a hole."""
+    with open(log, "wb", buffering=0) as writer:
+        writer.write(b"one\n" * 300_000)
+        source = sources(log)
+        assert len(texts(source)) == 300_000
+        os.truncate(log, 0)
+        writer.write(b"two\n")
+        assert log.stat().st_size > 1_000_000
+        assert texts(source) == ["two"]
+        writer.write(b"three\n")
+        assert texts(source) == ["three"]
+    assert source.rotations == 1
+
+
+def test_a_directory_that_is_moved_away_is_an_error_for_no_new_file_would_be_heard_of(tmp_path, sources):
+    (tmp_path / "log").mkdir()
+    source = sources(tmp_path / "log/kern.log")
+    assert source.missing
+    append(tmp_path / "log/kern.log", "one\n")
+    assert texts(source) == ["one"]
+    assert not source.missing
+    os.rename(tmp_path / "log", tmp_path / "old")
+    assert select.select([source.fileno()], [], [], 5)[0]
+    with pytest.raises(OSError, match="removed or moved away"):
+        source.read()
+
+
+def test_a_line_that_is_too_long_is_counted(log, sources):
+    source = sources(log)
+    append(log, "x" * 3 * MAX_LINE + "\none\n")
+    assert texts(source)[-1] == "one"
+    assert source.malformed == 1
+
+
+STORM = "NVRM: Xid (PCI:0000:3b:00): 31, pid=%d, name=python3, Ch %08x, intr 00000000. MMU Fault"
+
+
+def test_a_storm_is_counted_and_what_is_between_is_given_line_by_line(log, sources):
+    append(log, "")
+    source = sources(log)
+    texts(source)
+    between = {10: "usb 1-1: new device", 1000: "NVRM: Xid (PCI:0000:9d:00): 79, pid=1, gone", 4999: "last"}
+    lines = (between.get(number, STORM % (number, number)) for number in range(5000))
+    append(log, "".join(f"Nov 21 15:00:00 node17 kernel: [  12.345678] {line}\n" for line in lines))
+    given = source.read()
+    assert not source.pending
+    assert sum(line.lines for line in given) == 5000
+    assert len(given) < 1000
+    assert {line.text for line in given if line.lines == 1} >= set(between.values())
+    assert all(line.text.startswith("NVRM: Xid (PCI:0000:3b:00): 31, pid=") for line in given if line.lines > 1)
+
+
+@pytest.mark.parametrize("settings", ["create", "nocreate", "copytruncate", "copytruncate compress", "dateext create"])
+def test_the_real_logrotate_costs_no_line(tmp_path, sources, settings):
+    require_root()
+    require_programs("logrotate", packages="logrotate")
+    log = tmp_path / "kern.log"
+    (tmp_path / "rotate.conf").write_text(
+        f'"{log}" {{\n rotate 3\n su root root\n ' + "\n ".join(settings.split()) + "\n}\n"
+    )
+    os.chmod(tmp_path, 0o755)
+    append(log, "one\n" * 100)
+    source = sources(log)
+    assert texts(source) == ["one"] * 100
+    for turn in range(3):
+        append(log, f"before {turn}\n")
+        got = texts(source) if turn else []  # the first time it is read only after the rotation, unless it is cut
+        if "copytruncate" in settings and not turn:
+            got = texts(source)
+        done = subprocess.run(
+            ["logrotate", "--force", "--state", str(tmp_path / "state"), str(tmp_path / "rotate.conf")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        append(log, f"after {turn}\n")
+        assert got + texts(source) == [f"before {turn}", f"after {turn}"]
+        if "dateext" in settings:
+            break  # one a day
+    assert source.rotations == turn + 1
+
+
 def test_lines_of_other_programs_are_left_out(log, sources):
     append(log, "Mar 29 15:38:59 host myprog[12]: NVRM: Xid (PCI:0000:3b:00): 79\n\n")
     assert texts(sources(log)) == []
@@ -321,6 +407,26 @@ def test_a_fifo_gives_at_most_what_was_asked(fifo):
     assert len(source.read(10)) == 10
     assert [line.text for line in source.read(10)] == [str(n) for n in range(20, 25)]
     assert not source.pending
+
+
+def test_a_writer_of_a_fifo_that_is_killed_in_the_middle_of_a_line_costs_that_line(fifo):
+    path, source = fifo
+    writer = subprocess.Popen(
+        ["/bin/sh", "-c", 'printf "one\\ntw" > "$1"; kill -9 $$', "sh", path],
+    )
+    assert writer.wait() == -9
+    assert [line.text for line in source.read()] == ["one"]
+    with open(path, "w") as other:
+        other.write("o\nthree\n")
+    assert [line.text for line in source.read()] == ["two", "three"]
+
+
+def test_a_storm_in_a_fifo_is_counted(fifo):
+    path, source = fifo
+    with open(path, "w") as writer:
+        writer.write("".join(STORM % (number, number) + "\n" for number in range(600)))
+    given = source.read()
+    assert (sum(line.lines for line in given), len(given)) == (600, 1)
 
 
 def test_garbage_in_a_fifo_is_bounded(fifo):

@@ -240,6 +240,31 @@ def test_what_is_no_record_is_left_out(ring, open_kmsg):
     assert texts(source) == ["one"]
 
 
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero"])
+def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_for_ever(tmp_path, device):
+    """A container whose /dev/kmsg is another device."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kmsg").symlink_to(device)
+    source = open_source("kmsg", str(tmp_path))
+    with pytest.raises(OSError, match="gives no records of a kernel log"):
+        source.read()
+    assert source.malformed > 0
+    source.close()
+
+
+def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kmsg):
+    source = open_kmsg()
+    ring.write("one")
+    ring.write("two")
+    os.close(ring.fd)  # what is left is read, then the pipe's end
+    try:
+        assert texts(source) == ["one", "two"]
+        with pytest.raises(OSError, match="gives no records"):
+            source.read()
+    finally:
+        ring.fd = os.open(os.devnull, os.O_RDONLY)
+
+
 @pytest.mark.parametrize("cursor", [{}, {"sequence": "x"}, {"journal": "s=1"}, {"files": []}, {"boot_id": BOOT}])
 def test_a_cursor_that_does_not_fit_is_as_none(ring, open_kmsg, cursor):
     source = open_kmsg(cursor)

@@ -1,0 +1,112 @@
+"""What makes a storm cheap must lose no fault, invent none, and agree with the parser about what is one fault."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import codes
+from healthd.kernel_fold import key
+from healthd.kernel_log import RawLine, unrepeated
+from healthd.kernel_parse import parse
+from healthd.kernel_prefix import strip_prefix
+from healthd.kernel_repeats import folded, head
+
+CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
+MESSAGES = sorted(
+    {
+        found.text.partition("): ")[2].partition(",")[2]
+        for row in CORPUS
+        for line in row["text"].splitlines()
+        if (found := strip_prefix(line, 0.0)) is not None and found.text.startswith("NVRM: Xid (")
+    }
+)
+XID = "NVRM: Xid (PCI:0000:%02x:00): %d, pid=%d, name=p%d, Ch %08x, intr 10000000. MMU Fault"
+
+
+@pytest.mark.parametrize("number", codes.xid_numbers())
+def test_lines_with_the_same_head_are_one_fault_to_the_parser(number: int) -> None:
+    """With every further text that a public line of any Xid has."""
+    lines = [f"NVRM: Xid (PCI:0000:3b:00): {number},{message}" for message in MESSAGES]
+    assert len(lines) > 50
+    parsed = {line: parse(line) for line in lines if head(line)}
+    events = [event for event in parsed.values() if event is not None]
+    assert len(events) == len(parsed)
+    # "gpu" is the driver's number for what the address names already.
+    known = [replace(event, fields=tuple(item for item in event.fields if item[0] != "gpu")) for event in events]
+    assert len({key(event) for event in known}) <= 1
+
+
+def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
+    assert [number for number in range(1, 400) if not head(f"NVRM: Xid (PCI:0000:3b:00): {number}, pid=1")] == [
+        *(74, 144, 145, 146, 147, 148, 149, 150, 154)
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Nov 21 15:00:00 node17 slurmd[812]: NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "Nov 21 15:00:00 node17 user: kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "<12>NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "kern  :warn  : [ 1.000000] user NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "x NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "2026-11-21T15:00:00+00:00 node17 python: NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+    ],
+)
+def test_a_program_that_quotes_an_xid_is_no_repeat(line: str) -> None:
+    assert folded(f"{line}\n".encode() * 3).first == []
+    kernels = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
+    first, rest = folded(f"{line}\n".encode() * 2 + kernels * 3)
+    assert first == [(kernels[:-1], 3)], "also where it quotes the very one that repeats"
+    assert rest == f"{line}\n".encode() * 2
+
+
+PREFIXES = (
+    "",
+    "[  123.456789] ",
+    "Nov  1 15:00:00 n1 kernel: [123.456789] ",
+    "2026-11-21T15:00:00.123456+00:00 n1 kernel: ",
+)
+LINES = st.one_of(
+    st.builds(
+        lambda prefix, gpu, number, pid, name: (prefix + XID % (gpu, number, pid, name, pid * 7)).encode(),
+        st.sampled_from(PREFIXES),
+        st.integers(0, 7),
+        st.sampled_from((13, 31, 79, 95, 149)),
+        st.integers(1, 99999),
+        st.integers(0, 9),
+    ),
+    st.binary(max_size=80).map(lambda data: data.replace(b"\n", b"")),
+    st.sampled_from([b"Nov 21 15:00:00 n1 sshd[1]: NVRM: Xid (PCI:0000:01:00): 79, pid=1", b"usb 1-1: new device"]),
+)
+
+
+@given(st.lists(LINES, max_size=60))
+def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_wrote_it(lines: list[bytes]) -> None:
+    first, rest = folded(b"".join(line + b"\n" for line in lines))
+    others = rest.split(b"\n")[:-1]
+    assert sum(count for _, count in first) + len(others) == len(lines)
+    for line, count in first:
+        assert line in lines
+        assert count == sum(head(message(other)) == head(message(line)) for other in lines)
+
+
+def message(line: bytes) -> str:
+    found = strip_prefix(line.decode("utf-8", "replace"), 0.0)
+    return found.text if found is not None else ""
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from((13, 31, 149)), st.floats(0, 20)), max_size=40))
+def test_counting_repeats_first_leaves_the_number_of_lines_of_each_fault(found: list[tuple[int, int, float]]) -> None:
+    lines = [RawLine(when, XID % (gpu, number, 7, 1, number)) for gpu, number, when in found]
+    kept = unrepeated(lines)
+    assert sum(line.lines for line in kept) == len(lines)
+    assert {head(line.text) or line.text for line in kept} == {head(line.text) or line.text for line in lines}
+    for line in kept:
+        assert line.last_time - line.time <= 1.0

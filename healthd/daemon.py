@@ -27,6 +27,7 @@ from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
 from healthd.host import Host
+from healthd.job_at_source import JobAtSource, with_jobs
 from healthd.kernel_fold import fold_events
 from healthd.kernel_listener import Listener
 from healthd.kernel_log import Gap, RawLine
@@ -34,6 +35,7 @@ from healthd.memory import NAMES, Memory
 from healthd.model import (
     CheckResult,
     Decision,
+    Finding,
     Health,
     Inventory,
     KernelEvent,
@@ -45,7 +47,6 @@ from healthd.model import (
     Verdict,
 )
 from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
-from healthd.process import with_job
 from healthd.removals import removals
 from healthd.results import result_of
 from healthd.rounds import Rounds
@@ -139,6 +140,9 @@ class Daemon:
             self.monotonic,
         )
         self.removals = removals(settings.root)
+        self.job_at_source = JobAtSource(
+            settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
+        )
         self.slurm = SlurmDriver(
             settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
         )
@@ -207,14 +211,15 @@ class Daemon:
             self.slurm_again_at,
             self.kernel.deadline,
             self.removals.deadline,
+            self.job_at_source.deadline,
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
             self.ticked + self.watchdog_seconds / 2,
         )
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
-        waits += [*self.kernel.waits(), *self.control.waits(), *self.removals.waits()]
+        waits += [*self.kernel.waits(), *self.job_at_source.waits(), *self.control.waits(), *self.removals.waits()]
         ready = poll(waits, min(moments) - self.monotonic())
-        others = (self.kernel, self.removals, self.control)
+        others = (self.kernel, self.removals, self.job_at_source, self.control)
         others_wait_until = min(other.deadline for other in others)
         worker = {descriptor for descriptor, _ in self.runner.waits()}
         self.only_worker_woke = bool(ready) and ready <= worker and self.monotonic() < others_wait_until
@@ -232,6 +237,7 @@ class Daemon:
             return
         self.control.step()
         self.hear(self.kernel.read())
+        self.hear_of_jobs()
         if self.kernel.status.source not in self.memory.ledger.cursors:
             self.note_cursor()  # what comes from now on is news, also if it comes while we are down
         gap = self.kernel.gap()
@@ -255,8 +261,7 @@ class Daemon:
             ledger.KEEP_EVENTS_SECONDS,
             ledger.KEEP_EVENTS,
         )
-        root, now = self.settings.root, self.now()
-        kept = tuple(with_job(event, root, now) if event.sequence in touched else event for event in kept)
+        kept = self.job_at_source.name(kept, touched, memory.ledger.inventory.gpus, self.now())
         memory.change(events=kept, next_sequence=sequence)
         self.note_cursor()
         for event in kept:
@@ -265,25 +270,41 @@ class Daemon:
                 if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
                     log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
                 self.rounds.look_after_event(self.concerned(event.kind))
+        for name, found in self.found_in(kept):
+            memory.set_conditions(
+                verdict.absorb_events(
+                    memory.conditions,
+                    name,
+                    found,
+                    {event.sequence: event for event in kept},
+                    frozenset(touched),
+                    self.boot_id,
+                    memory.ledger.cleared,
+                )
+            )
+        memory.save()
+
+    def found_in(self, events: tuple[KernelEvent, ...]) -> Iterator[tuple[str, list[Finding]]]:
+        """What the checks that listen make of these events."""
+        memory = self.memory
         for (name, instance), config in self.loaded.checks.items():
             if instance or not self.checks[name].listens:
                 continue
             correlate = functools.partial(self.checks[name].correlate, node=memory.ledger.inventory, config=config)
             known = (*memory.ledger.conditions, *memory.ledger.cleared)
-            found = verdict.findings_in(kept, correlate, known)
+            found = verdict.findings_in(events, correlate, known)
             if found:
-                memory.set_conditions(
-                    verdict.absorb_events(
-                        memory.conditions,
-                        name,
-                        [verdict.as_configured(finding, config) for finding in found],
-                        {event.sequence: event for event in kept},
-                        frozenset(touched),
-                        self.boot_id,
-                        memory.ledger.cleared,
-                    )
-                )
-        memory.save()
+                yield name, [verdict.as_configured(finding, config) for finding in found]
+
+    def hear_of_jobs(self) -> None:
+        """Where Slurm uses no cgroups it tells a moment later which jobs were at the source."""
+        memory = self.memory
+        jobs = self.job_at_source.step(memory.ledger.events, memory.ledger.inventory.gpus, self.now())
+        if jobs:
+            memory.change(events=with_jobs(memory.ledger.events, jobs))
+            for _, found in self.found_in(memory.ledger.events):
+                memory.set_conditions(verdict.with_jobs(memory.conditions, found, jobs))
+            memory.save()
 
     def note_cursor(self) -> None:
         """How far the log was read, to be saved together with what was made of it."""

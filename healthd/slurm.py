@@ -385,6 +385,13 @@ def parse_listpids(text: str) -> list[str]:
     return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()))
 
 
+def parse_processes(text: str) -> dict[int, str]:
+    """pid -> job id of `scontrol listpids`; a step whose processes are not known has the pid -1."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    numbers = [row[:2] for row in rows if len(row) > 1 and all(word.isascii() and word.isdigit() for word in row[:2])]
+    return {int(pid): job for pid, job in numbers}
+
+
 def parse_job(text: str, job_id: str) -> Job | None:
     """This job of squeue's JOB_COLUMNS (asked for an array's number it prints the other tasks too)."""
     for line in text.splitlines():

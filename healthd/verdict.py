@@ -278,6 +278,19 @@ def absorb_events(
     return new
 
 
+def with_jobs(
+    conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
+) -> dict[tuple[str, str], Condition]:
+    """What stands, with the jobs that became known later of the events behind it (`jobs`: by their sequences)."""
+    new = dict(conditions)
+    for finding in findings:
+        key = (finding.code, finding.subject)
+        job = next((jobs[sequence] for sequence in reversed(finding.events) if sequence in jobs), "")
+        if job and key in new:
+            new[key] = replace(new[key], job=job)
+    return new
+
+
 def _as_latched(finding: Finding, old: Condition) -> Finding:
     """A latched fault stays what it was until what it waits for: a harmless line of the same code a day later does
     not undo it, nor how it ends."""

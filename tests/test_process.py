@@ -1,16 +1,19 @@
-"""Which Slurm job a process belongs to: paths as slurmd makes them with cgroup/v1 and cgroup/v2."""
+"""Which Slurm job a process belongs to, and which jobs hold a GPU: paths as slurmd makes them with cgroup/v1 and v2."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd import process
 from healthd.cgroup import job_in
-from healthd.model import KernelEvent
-from healthd.process import with_job
+from healthd.process import job_of, job_processes, jobs_holding
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2
@@ -46,16 +49,119 @@ def test_any_text_has_a_job_or_none(text: str) -> None:
     assert job_in(text) == "" or job_in(text).isdecimal()
 
 
-def event(pid: int | None = 42, at: float = 1000.0, history: bool = False) -> KernelEvent:
-    return KernelEvent("xid", "13", pid=pid, time=at, last_time=at, fields=(("unit", "x"),), history=history)
+def test_a_process_is_of_a_job_of_none_or_gone(tmp_path: Path) -> None:
+    for pid, text in ((42, V1), (43, "0::/system.slice/nvidia-persistenced.service\n")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/cgroup").write_text(text)
+    assert [job_of(pid, str(tmp_path)) for pid in (42, 43, 44)] == ["4711", "", None]
 
 
-def test_an_event_gets_the_job_of_its_process_while_that_is_there(tmp_path: Path) -> None:
-    (tmp_path / "proc/42").mkdir(parents=True)
-    (tmp_path / "proc/42/cgroup").write_text(V1)
-    root = str(tmp_path)
-    found = with_job(event(), root, 1001.0)
-    assert found.fields == (("unit", "x"), ("job", "4711"))
-    assert with_job(found, root, 1002.0) == found
-    for other in (event(pid=43), event(pid=None), event(history=True), event(at=900.0)):
-        assert with_job(other, root, 1001.0) == other
+# --- the processes of all jobs
+
+
+def cgroups(root: Path, **members: str) -> str:
+    for path, pids in members.items():
+        directory = root / "sys/fs/cgroup" / path
+        directory.mkdir(parents=True)
+        (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids.split()))
+    return str(root)
+
+
+V2_STEP = "system.slice/slurmstepd.scope/job_12/step_0"
+
+
+@pytest.mark.parametrize(
+    ("members", "processes"),
+    [
+        (
+            {f"{V2_STEP}/slurm": "100", f"{V2_STEP}/user/task_0": "101 102", f"{V2_STEP}/user/task_1": "103"},
+            {100: "12", 101: "12", 102: "12", 103: "12"},
+        ),
+        (
+            {
+                "system.slice/n1_slurmstepd.scope/job_7/step_batch/user/task_0": "5",
+                "system.slice/n2_slurmstepd.scope/job_8/step_batch/user/task_0/mine/deeper": "6",
+                "system.slice/sshd.service/job_9/step_0": "7",
+                "user.slice/user-1000.slice/job_9/step_0": "8",
+            },
+            {5: "7", 6: "8"},
+        ),
+        (
+            {
+                "freezer/slurm/uid_1000/job_4711/step_0": "20 21",
+                "freezer/slurm/uid_1001/job_4712/step_batch": "22",
+                "cpuset/slurm/uid_1000/job_4711/step_0/task_0": "20",
+            },
+            {20: "4711", 21: "4711", 22: "4712"},
+        ),
+        ({"devices/slurm_n1/uid_0/job_8/step_0/task_3": "9", "unified/system.slice/x.service": "1"}, {9: "8"}),
+        ({"unified/system.slice/slurmstepd.scope/job_3/step_0/user/task_0": "31"}, {31: "3"}),
+        ({"system.slice/slurmd.service": "1", "system.slice/slurmstepd.scope/system": "2"}, {}),
+        ({}, {}),
+    ],
+)
+def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
+    members: dict[str, str], processes: dict[int, str], tmp_path: Path
+) -> None:
+    assert job_processes(cgroups(tmp_path, **members)) == processes
+
+
+def test_a_cgroup_that_goes_or_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "1", f"{V2_STEP}/user/task_1": "2"})
+    threaded = tmp_path / "sys/fs/cgroup" / V2_STEP / "user/task_0/cgroup.procs"
+    threaded.write_text("Operation not supported\n")
+    assert job_processes(root) == {2: "12"}
+
+
+def test_a_job_with_too_many_cgroups_is_looked_at_for_a_moment_only(tmp_path: Path) -> None:
+    root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)})
+    ticks = iter(range(10**6))
+    found = job_processes(root, lambda: next(ticks) * process.LOOK_SECONDS / 10)
+    assert 0 < len(found) < 49
+
+
+# --- who holds a GPU
+
+
+def holds(root: Path, pid: int, *links: str) -> None:
+    descriptors = root / f"proc/{pid}/fd"
+    descriptors.mkdir(parents=True)
+    for number, link in enumerate(links):
+        (descriptors / str(number)).symlink_to(link)
+
+
+def test_the_jobs_of_a_gpu_have_its_device_node_open(tmp_path: Path) -> None:
+    holds(tmp_path, 1, "/dev/null", "pipe:[4711]", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3")
+    holds(tmp_path, 2, "/dev/null", "/dev/nvidia30")
+    holds(tmp_path, 3, "/dev/nvidia3 (deleted)")
+    holds(tmp_path, 4, "/dev/nvidia1", "/dev/nvidia3", "/dev/nvidia4")
+    jobs = {1: "9", 2: "9", 3: "10", 4: "10", 5: "11"}
+    found = jobs_holding({1, 3, 4, 7}, jobs, str(tmp_path))
+    assert found == {1: ("10",), 3: ("9", "10"), 4: ("10",), 7: ()}
+    assert jobs_holding((), jobs, str(tmp_path)) == {}
+
+
+def test_jobs_are_looked_through_for_a_moment_only(tmp_path: Path) -> None:
+    for pid in range(1, 30):
+        holds(tmp_path, pid, "/dev/nvidia0")
+    ticks = iter(range(10**6))
+    found = jobs_holding({0}, {pid: str(pid) for pid in range(1, 30)}, str(tmp_path), lambda: next(ticks) * 0.02)
+    assert 0 < len(found[0]) < 10
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[int]:
+    """A real process that has a file open whose path ends as a GPU's."""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia5").touch()
+    with (
+        open(tmp_path / "dev/nvidia5") as device,
+        subprocess.Popen(["sleep", "60"], stdin=device, start_new_session=True) as running,
+    ):
+        yield running.pid
+        running.kill()
+
+
+def test_a_real_process_that_has_it_open_is_seen(holder: int) -> None:
+    jobs = {holder: "12", os.getppid(): "13"}
+    assert jobs_holding({4, 5}, jobs, "/") == {4: (), 5: ("12",)}

@@ -1071,3 +1071,11 @@ def test_what_waits_for_a_reboot_is_not_taken_back_by_a_line_of_the_log() -> Non
     node.event(GONE)
     node.event(replace(GONE, over=True))
     assert [c.state for c in node.conditions.values()] == [OPEN]
+
+
+def test_a_job_that_becomes_known_later_is_no_new_fault_and_opens_nothing_again() -> None:
+    node = Listening().line("xid", "13").line("xid", "31")
+    before = node.conditions
+    found = [Finding(Severity.WARNING, f"gpu_xid/{code}", SWITCH, "", events=(1, 2)) for code in (13, 31, 79)]
+    after = verdict.with_jobs(before, found[::2], {2: "9", 1: "8"})
+    assert after == {**before, ("gpu_xid/13", SWITCH): replace(before["gpu_xid/13", SWITCH], job="9")}

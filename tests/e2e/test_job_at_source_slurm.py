@@ -1,0 +1,153 @@
+"""The job at the source of a kernel line, with a real slurmd: with cgroups, and without, where scontrol listpids tells.
+
+GPU 3 of the fake machine is 0000:61:00.0 and /dev/nvidia3; a job holds it by a file with such a path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import REPOSITORY, Healthd, condition, xid
+from requirements import require
+from slurm_cluster import SlurmCluster, slurm_version
+
+PCI = "0000:61:00.0"
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+class CgroupCluster(SlurmCluster):
+    """Its jobs have cgroups (v1: the freezer alone is enough), those of node n1 below freezer/slurm_n1."""
+
+    def _write_files(self) -> None:
+        super()._write_files()
+        plugin = "CgroupPlugin=cgroup/v1\n" if slurm_version() >= (22, 5) else ""
+        (self.directory / "cgroup.conf").write_text(f"CgroupAutomount=yes\n{plugin}")
+
+
+@pytest.fixture(scope="module", params=["no_cgroups", "cgroups"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
+    if request.param == "no_cgroups":
+        with SlurmCluster(nodes=4) as running:
+            yield running
+        return
+    if not os.access(FREEZER, os.W_OK) or set(FREEZER.glob("slurm*")) or slurm_version() >= (25, 0):
+        require("this test needs cgroup/v1 with a freezer that no Slurm uses, and a Slurm that knows cgroup/v1")
+    with CgroupCluster(nodes=4, extra_conf=["ProctrackType=proctrack/cgroup"]) as running:
+        yield running
+    for directory in sorted(FREEZER.glob("slurm*/**/"), reverse=True):
+        directory.rmdir()
+
+
+@pytest.fixture(scope="module")
+def unused(cluster: SlurmCluster) -> Iterator[str]:
+    return iter(list(cluster.names))
+
+
+@pytest.fixture
+def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
+    """All these nodes are one machine: what a test leaves running would hold the next one's GPU."""
+    yield next(unused)
+    cluster.run("scancel", "--signal=KILL", "--full", "-u", "root")
+    end = time.monotonic() + 20
+    while cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING") and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Path:
+    device = tmp_path / "dev/nvidia3"
+    device.parent.mkdir()
+    device.touch()
+    return device
+
+
+def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act") -> Healthd:
+    flags = ("--mode", mode, "--node-name", node, "--interval", "60")
+    return Healthd(*flags, directory=tmp_path, env=cluster.env)
+
+
+def holder(cluster: SlurmCluster, node: str, gpu: Path) -> str:
+    """A job on the node that has the GPU open."""
+    ready = gpu.parent / f"ready.{time.monotonic_ns()}"
+    job = cluster.sbatch(f"exec 9< {gpu}; echo > {ready}; sleep 300 & wait", "-w", node, "-n1", "--no-requeue")
+    end = time.monotonic() + 20
+    while not ready.exists():
+        assert time.monotonic() < end, "the job did not start"
+        time.sleep(0.02)
+    return job
+
+
+def with_job(daemon: Healthd, code: str) -> dict[str, Any]:
+    status = daemon.until(lambda s: bool((condition(s, code, PCI) or {}).get("job")), f"{code} has its job", 10)
+    return condition(status, code, PCI) or {}
+
+
+def test_the_process_that_the_line_names_tells_the_job(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    with healthd(cluster, node, tmp_path) as daemon:
+        line = xid(13, text="Graphics Exception: ESR 0x1").replace("'<unknown>'", "$$")
+        script = tmp_path / "job.sh"
+        script.write_text(f'#!/bin/bash\necho "{line}" >> {daemon.kernel_log}\nsleep 300\n')
+        job = cluster.sbatch(f"exec bash {script}", "-w", node)
+        assert with_job(daemon, "gpu_xid/13")["job"] == job
+        shown = subprocess.run(
+            [sys.executable, "-m", "healthd", "status", "--runtime-dir", str(daemon.run_dir)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        )
+        assert f"job {job}" in shown.stdout
+
+
+def test_a_lost_gpu_names_the_jobs_that_held_it_and_no_other(
+    cluster: SlurmCluster, node: str, tmp_path: Path, gpu: Path
+) -> None:
+    other = tmp_path / "dev/nvidia4"
+    other.touch()
+    with healthd(cluster, node, tmp_path) as daemon:
+        holder(cluster, node, other)
+        jobs = [holder(cluster, node, gpu) for _ in range(2)]
+        with open(gpu) as mine:  # a process of no job holds it, too
+            daemon.kernel_line(xid(79))
+            found = with_job(daemon, "gpu_xid/79")
+            assert not mine.closed
+        assert found["job"] == ",".join(jobs)
+        assert (found["state"], found["count"]) == ("open", 1), "to know the job later is no second fault"
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79")
+    ledger = json.loads((daemon.run_dir / "ledger.json").read_text())
+    (kept,) = (c for c in ledger["conditions"] if c["code"] == "gpu_xid/79")
+    assert kept["job"] == ",".join(jobs)
+
+
+def test_of_a_process_that_is_gone_the_gpu_still_tells_the_job(
+    cluster: SlurmCluster, node: str, tmp_path: Path, gpu: Path
+) -> None:
+    with healthd(cluster, node, tmp_path) as daemon:
+        job = holder(cluster, node, gpu)
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        daemon.kernel_line(xid(31, text="Ch 00000008").replace("'<unknown>'", str(gone.pid)))
+        assert with_job(daemon, "gpu_xid/31")["job"] == job
+
+
+def test_in_observe_only_cgroups_are_read_and_a_process_of_no_job_accuses_none(
+    cluster: SlurmCluster, node: str, tmp_path: Path, gpu: Path
+) -> None:
+    uses_cgroups = isinstance(cluster, CgroupCluster)
+    with healthd(cluster, node, tmp_path, mode="observe") as daemon:
+        job = holder(cluster, node, gpu)
+        daemon.kernel_line(xid(13, text="x").replace("'<unknown>'", str(os.getpid())), xid(79))
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is known")
+        time.sleep(0.5)
+        status = daemon.status()
+        jobs = {c["code"]: c["job"] for c in status["conditions"]}
+        assert jobs["gpu_xid/13"] == ""
+        assert jobs["gpu_xid/79"] == (job if uses_cgroups else "")

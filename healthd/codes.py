@@ -29,7 +29,12 @@ class SxidFact(NamedTuple):
 
 
 class Nvlink5Fact(NamedTuple):
-    """One row of the table that decodes Xids 144-150. `action` as in XidFact."""
+    """One row of the table that decodes Xids 144-150. `action` as in XidFact.
+
+    patterns   of the first register word before and since driver 575, bit 31 first: "0", "1", "-" = any
+    statuses   of the second word; () = any
+    impact     ("Local: ...", "Remote: ...")
+    """
 
     code: int
     units: tuple[str, ...]
@@ -38,7 +43,12 @@ class Nvlink5Fact(NamedTuple):
     action: str
     investigate: str
     severity: str
-    impact: str
+    impact: tuple[str, ...]
+
+    @property
+    def sub_code(self) -> int:
+        """Bits 25 to 20 of the first word: what "149.4" means in other tools."""
+        return int(self.patterns[0][6:12], 2)
 
 
 def xid_numbers() -> list[int]:
@@ -56,6 +66,16 @@ def xid(code: int) -> XidFact | None:
 
 def sxid(code: int) -> SxidFact | None:
     return _sxids().get(code)
+
+
+def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:
+    """Every row of the table, in its order."""
+    return _nvlink5s()
+
+
+def sub_code(intr_info: int) -> int:
+    """Of the first register word of an Xid 144-150: bits 25 to 20."""
+    return intr_info >> 20 & 0x3F
 
 
 def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5Fact | None:
@@ -121,7 +141,7 @@ def _nvlink5s() -> tuple[Nvlink5Fact, ...]:
             row["immediate_bucket"],
             row["investigatory_bucket"],
             row["severity"],
-            row["local_remote"],
+            tuple(part.strip() for part in row["local_remote"].split(";;")),
         )
         for row in _rows("nvlink5.csv")
     )

@@ -7,12 +7,13 @@ family's RULES; among those that share a literal the first that matches counts.
 
 from __future__ import annotations
 
-from healthd.kernel_lines import filesystems, host, memory, network, nvidia, pcie, storage
+from healthd.kernel_lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel_lines.rule import Rule
 from healthd.model import KernelEvent
 
 RULES: tuple[Rule, ...] = (
     *nvidia.RULES,
+    *nvidia_driver.RULES,
     *pcie.RULES,
     *network.RULES,
     *storage.RULES,

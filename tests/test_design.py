@@ -29,12 +29,12 @@ PURE: dict[str, set[str]] = {
     "mountinfo": set(),
     "cgroup": set(),
     "render": set(),
-    "kernel_fold": {"model"},
+    "kernel_fold": {"kernel_lines.rule", "model"},
     "kernel_parse": {"kernel_lines", "kernel_lines.*", "model"},
     "kernel_lines.rule": {"model"},
     **{
         f"kernel_lines.{family}": {"kernel_lines.rule", "model"}
-        for family in ("nvidia", "pcie", "network", "storage", "filesystems", "memory", "host")
+        for family in ("nvidia", "nvidia_driver", "pcie", "network", "storage", "filesystems", "memory", "host")
     },
     "kernel_prefix": set(),
     "kernel_repeats": set(),

@@ -1,0 +1,675 @@
+"""What lines of NVIDIA's drivers say. Captured lines: tests/data/kernel_lines.jsonl, each with its public source."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import codes
+from healthd.kernel_lines import nvidia, nvidia_driver
+from healthd.kernel_lines.rule import pci_address
+from healthd.kernel_parse import parse
+from healthd.kernel_prefix import strip_prefix
+from healthd.model import KernelEvent
+
+DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
+LINES = [json.loads(line) for line in DATA.strip().split("\n")]
+KINDS = ("xid", "sxid", "gpu_fallen_off_bus", "gsp", "nvlink")
+
+
+def events(text: str) -> list[KernelEvent]:
+    stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
+    return [event for s in stripped if s is not None and (event := parse(s.text)) is not None]
+
+
+def one(text: str) -> KernelEvent:
+    event = parse(text)
+    assert event is not None
+    return event
+
+
+def captured(*kinds: str) -> list[object]:
+    return [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] in kinds]
+
+
+def fields(event: KernelEvent) -> dict[str, str]:
+    return dict(event.fields)
+
+
+# A program's text that quotes an Xid is not the driver's line, wherever in it the Xid stands.
+QUOTED = {"k0023", "k0061", "k0062"}
+
+
+@pytest.mark.parametrize("row", captured("xid"))
+def test_a_captured_xid_is_read_with_its_gpu_and_process(row):
+    expected = row["expected"]
+    if row["id"] in QUOTED:
+        assert events(row["text"]) == []
+        return
+    (event,) = events(row["text"])
+    assert (event.kind, event.code, event.pci) == ("xid", str(expected["xid"]), pci_address(expected["pci"]))
+    unknown = (None, "<unknown>")
+    assert event.pid == (None if expected["pid"] in unknown else int(expected["pid"]))
+    assert event.process == (None if expected["name"] in unknown else expected["name"])
+    for name in ("link", "unit", "intr_info", "error_status"):
+        if name in expected:
+            assert fields(event)[name] == str(expected[name])
+
+
+@pytest.mark.parametrize("row", captured("sxid"))
+def test_a_captured_sxid_is_one_event_and_its_further_lines_are_none(row):
+    expected = row["expected"]
+    if "Severity 0 Engine" in row["text"] or "Data {" in row["text"]:
+        assert events(row["text"]) == []
+        return
+    (event,) = events(row["text"])
+    assert (event.kind, event.code, event.pci) == ("sxid", str(expected["sxid"]), expected["pci"])
+    assert fields(event)["switch"] == str(expected["nvswitch"])
+    assert fields(event).get("fatal") == {"Fatal": "true", "Non-fatal": "false", None: None}[expected["severity"]]
+    assert fields(event).get("link") == (None if expected["link"] is None else str(expected["link"]))
+
+
+def test_a_gpu_that_cannot_be_initialised_is_named():
+    (event,) = events("[  101.209077] NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)")
+    assert (event.code, event.pci, fields(event)) == ("rm_init_failed", "0000:a1:00.0", {"status": "0x62:0x40:2168"})
+    (old,) = events("NVRM: RmInitAdapter failed! (0x26:0xffff:1096)")
+    assert (old.code, old.pci) == ("rm_init_failed", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
+        "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+        "NVRM: The NVIDIA GPU 0000:01:00.0\nNVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands.",
+        "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1e07)\n"
+        "NVRM: installed in this system has fallen off the bus and is not responding to commands.",
+    ],
+)
+def test_a_gpu_that_fell_off_the_bus_is_found_without_an_xid(text):
+    event = parse(text)
+    assert event is not None
+    assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "0000:01:00.0")
+
+
+def test_a_lost_gpu_whose_address_stands_on_another_line_is_still_lost():
+    event = parse("NVRM: fallen off the bus and is not responding to commands.")
+    assert event is not None
+    assert (event.kind, event.pci) == ("gpu_fallen_off_bus", "")
+
+
+def test_a_masked_address_is_no_address_but_the_xid_counts():
+    event = parse("NVRM: Xid (PCI:XXXX:XX:00): 79, pid=1, name=a, GPU has fallen off the bus.")
+    assert event is not None
+    assert (event.code, event.pci) == ("79", "")
+
+
+@pytest.mark.parametrize(
+    ("rest", "pid", "process"),
+    [
+        ("79, pid=12, name=python3, GPU has fallen off the bus.", 12, "python3"),
+        ("79, pid='12', name='python3', GPU has fallen off the bus.", 12, "python3"),
+        ("79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", None, None),
+        ("79, pid=<unknown>, name=<unknown>, GPU has fallen off the bus.", None, None),
+        ("43, pid=12, name=a, b, Ch 00000008", 12, "a, b"),
+        ("43, pid=12, name=Plex Media Serv, Ch 00000008", 12, "Plex Media Serv"),
+        ("43, pid=12, name='a' \"b\", Ch 00000008", 12, "'a' \"b\""),
+        ("43, pid=12, name=nvc:[driver], Ch 00000008", 12, "nvc:[driver]"),
+        ("79, GPU has fallen off the bus.", None, None),
+        ("79", None, None),
+        ("79 GPU has fallen off the bus.", None, None),
+    ],
+)
+def test_process_names_with_blanks_quotes_and_commas(rest, pid, process):
+    event = parse(f"NVRM: Xid (PCI:0000:3b:00): {rest}")
+    assert event is not None
+    assert (event.pid, event.process) == (pid, process)
+
+
+def test_a_process_name_cannot_pretend_another_code_or_gpu():
+    event = parse("NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name=): 79, x, Graphics Exception")
+    assert event is not None
+    assert (event.code, event.pci) == ("13", "0000:3b:00.0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "myprog: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/NVRM: Xid (PCI:0000:3b:00): 79, x",
+        "NVRM: Xid (43, pid: 5678): ROBUST_CHANNEL_RESETCHANNEL_VERIF_ERROR",
+        "NVRM: Xid (PCI:0000:3b:00): , pid=1",
+        "NVRM: Xid (PCI:0000:3b:00): 79.5",
+        "NVRM: Xid (PCI:0000:3b:00): 99999999",
+    ],
+)
+def test_what_only_looks_like_an_xid_is_none(text):
+    assert parse(text) is None
+
+
+def test_a_mig_instance_is_kept():
+    event = parse("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:02): 94, pid=7194, Contained: CE User Channel (0x9).")
+    assert event is not None
+    assert event.pci == "0000:01:00.0"
+    assert fields(event) == {"gpu_instance": "05", "compute_instance": "02"}
+
+
+def test_the_recovery_action_is_read_by_its_number_not_its_label():
+    event = parse("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0xa (PF FLR)")
+    assert event is not None
+    assert fields(event) == {"recovery_from": "0", "recovery_to": "10"}
+
+
+def test_an_nvlink_error_names_its_link_and_what_caused_it():
+    event = parse(
+        "NVRM: Xid (PCI:0000:b9:00): 74, pid=<unknown>, name=<unknown>, NVLink: fatal error detected on link "
+        "6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0) caused by previous Xid 45"
+    )
+    assert event is not None
+    assert fields(event) == {
+        "link": "6",
+        "fatal": "true",
+        "register": "0x10000 0x0 0x0 0x0 0x0 0x0 0x0",
+        "caused_by": "45",
+    }
+
+
+def test_an_injected_line_that_journald_split_is_still_read():
+    event = parse("Xid (PCI:0000:3b:00): 79, pid=1, name=a, GPU has fallen off the bus.")
+    assert event is not None
+    assert (event.kind, event.code) == ("xid", "79")
+
+
+@pytest.mark.parametrize("row", captured("gsp", "nvlink", "gpu_fallen_off_bus"))
+def test_a_captured_line_in_the_drivers_own_words_is_of_its_kind(row):
+    (event,) = events(row["text"])
+    expected = row["expected"]
+    assert event.kind == row["kind"]
+    if "gpu_instance" in expected:
+        assert fields(event)["gpu"] == str(expected["gpu_instance"])
+    if expected.get("gsp"):
+        assert event.code == {"crashcat": "crash"}.get(expected["gsp"], expected["gsp"])
+
+
+@pytest.mark.parametrize("row", [row for row in LINES if row["kind"] not in KINDS], ids=lambda row: row["id"])
+def test_no_captured_line_of_another_kind_is_one_of_nvidias(row):
+    assert {event.kind for event in events(row["text"])} & set(KINDS) == set()
+
+
+# --- Xid
+
+
+@pytest.mark.parametrize("number", range(1, 186))
+@pytest.mark.parametrize(
+    "rest", [", pid=7, name=a b, Ch 00000008", ", pid=7, Ch 00000008", ", Ch 00000008", ",Ch 00000008", " x", ""]
+)
+def test_every_xid_is_read_in_every_form(number, rest):
+    event = one(f"NVRM: Xid (PCI:0000:3b:00): {number}{rest}")
+    assert (event.kind, event.code, event.pci) == ("xid", str(number), "0000:3b:00.0")
+    assert (event.pid, event.process) == (7 if "pid" in rest else None, "a b" if "name" in rest else None)
+
+
+@pytest.mark.parametrize(
+    ("where", "pci"),
+    [
+        (" (PCI:0000:3b:00)", "0000:3b:00.0"),
+        (" (0000:3b:00)", "0000:3b:00.0"),  # to driver 334
+        (" (003b:00)", "0000:3b:00.0"),  # to 2010: bus and device
+        (" (PCI:0000:3B:00.0)", "0000:3b:00.0"),
+        (" (PCI:00000009:01:00)", "0009:01:00.0"),
+        (" (PCI:0000:10:1c)", "0000:10:1c.0"),
+        (" (PCI:0018:01:00 GPU-I:05)", "0018:01:00.0"),
+        (" (PCI:0018:01:00 GPU-I:05 GPU-CI:01)", "0018:01:00.0"),
+        (" (PCI:XXXX:XX:XX)", ""),
+        ("", ""),  # the first ones of all
+    ],
+)
+def test_the_gpu_of_an_xid_is_read_in_each_form_of_its_address(where, pci):
+    event = one(f"NVRM: Xid{where}: 13, 0003 00000000 00008297 00000e08 00190000 00000040")
+    assert (event.kind, event.code, event.pci) == ("xid", "13", pci)
+
+
+MESSAGES = [
+    "Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction Parameter",
+    "Graphics Exception: ESR 0x57c730=0xc04000b 0x57c734=0x24",
+    "Ch 0000005a, intr 10000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_1 faulted @ 0x0_00000000.",
+    "channel 0x00000002, intr 00000000. MMU Fault: ENGINE CE0 HUBCLIENT_HSCE0 faulted",
+    "Channel ID 00000052 intr 02000000",
+    "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at physAddr 0x18f31d80",
+    "223b6a66 00002100 00000000 20662342",
+    "Row Remapper: New row (0x0000000018f31d80) marked for remapping, reset gpu to activate.",
+    "Row Remapper Error: (0x00000002eebc4100) - All reserved rows for bank are remapped",
+    "Dynamic Page Retirement: New page retired, reboot to activate (0x00000000000a1b2c).",
+    "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    "Contained: SM (0x1). RST: No, D-RST: No",
+    "Uncontained: LTC TAG (0x2,0x1). RST: Yes, D-RST: No",
+    "GPU has fallen off the bus.",
+    "Ch 00000008, errorString CTX SWITCH TIMEOUT, Info 0x58005",
+    "Timeout after 6s of waiting for RPC response from GPU4 GSP! Expected function 76 (GSP_RM_CONTROL) (0x2080 0x4c).",
+    "GSP kernel exception: store access page fault (cause:0xf) @ pc:0xffffffff93003d42, partition:4#0",
+    "RLW_SRC_TRACK Nonfatal XC1 i0 Link 03 (0x040868e2 0x00000008 0x0 0x0 0x0 0x0)",
+    "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+    "BAD_TSG encountered on runlist: 0 with error code: 4",
+    "CMDre 00000000 00002c88 000100bc 00000007 00000000",
+    "High single-bit ECC error rate detected",
+    "CE User Channel (0x9). RST: No, D-RST: No",
+]
+NAMES = [
+    "python3",
+    "Plex Media Serv",
+    "a, b",
+    "nvc:[driver]",
+    "VLLM::Worker",
+    "ray::WorkerDict",
+    "x'y\"z",
+    "pid=4",
+    "a,",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_process_name_ends_where_the_drivers_message_begins(name, message):
+    event = one(f"NVRM: Xid (PCI:0000:3b:00): 119, pid=12, name={name}, {message}")
+    assert (event.pid, event.process) == (12, name)
+
+
+@pytest.mark.parametrize("name", ["): 79, x", "79, GPU has fal", "pid=1, name=b", "(PCI:0000:01:00", "a): 79, Ch 1"])
+@pytest.mark.parametrize("message", MESSAGES)
+def test_no_process_name_forges_code_gpu_pid_or_what_the_registers_say(name, message):
+    event = one(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name={name}, {message}")
+    assert (event.kind, event.code, event.pci, event.pid) == ("xid", "145", "0000:3b:00.0", 12)
+    plain = one(f"NVRM: Xid (PCI:0000:3b:00): 145, pid=12, name=a, {message}")
+    assert fields(event) in ({}, fields(plain))
+
+
+XID_NAME = "NVRM: Xid (PCI:0000:01:00): 79"
+
+
+@pytest.mark.parametrize("name", [XID_NAME, XID_NAME[:15], f"{XID_NAME}, GPU has fallen off the bus."])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO: task {}:4711 blocked for more than 120 seconds.",
+        "Out of memory: Killed process 4711 ({}) total-vm:8kB, anon-rss:4kB",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/{},task={},pid=4711,uid=0",
+        "watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [{}:4711]",
+        "{}[4711]: segfault at 0 ip 0000 sp 0000 error 4 in a.out",
+        "CPU: 3 PID: 4711 Comm: {} Tainted: P           OE",
+        "nvidia-persistenced: {}",
+        "NVRM: API mismatch: the client '{}' (pid 4711)",
+        'audit: type=1400 audit(1.0:1): apparmor="DENIED" comm="{}"',
+        "systemd[1]: Started {}.",
+        "{} invoked oom-killer: gfp_mask=0xcc0",
+    ],
+)
+def test_a_process_that_is_named_like_an_xid_is_none(name, line):
+    event = parse(line.replace("{}", name)) if not line.startswith("{}") else parse(f"x{line.replace('{}', name)}")
+    assert event is None or event.kind not in KINDS
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "NVLink: fatal error detected on link 2(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+            {"link": "2", "fatal": "true", "register": "0x10000 0x0 0x0 0x0 0x0 0x0 0x0"},
+        ),
+        (
+            "NVLink: non-fatal error detected on link 14(0x0, 0x0, 0x100000)",
+            {"link": "14", "fatal": "false", "register": "0x0 0x0 0x100000"},
+        ),
+        ("NVLink: fatal error detected on link 2", {"link": "2", "fatal": "true"}),
+        ("NVLink: error detected on link 05 (0x1,0x0)", {"link": "5", "register": "0x1 0x0"}),
+        ("NVLink: Failed to train link 3 to remote PCI:0000:08:00", {"link": "3", "inactive": "true"}),
+        ("NVLink: failed to train link 11 to remote PCI:0000:08:00", {"link": "11", "inactive": "true"}),
+        ("Training error on link 4", {}),
+    ],
+)
+def test_an_nvlink_error_says_link_and_registers(message, expected):
+    for who in ("", "pid='<unknown>', name=<unknown>, ", "pid=7, name=python3, "):
+        assert fields(one(f"NVRM: Xid (PCI:0000:3b:00): 74, {who}{message}")) == expected
+
+
+@pytest.mark.parametrize("row", codes.nvlink5_rows(), ids=lambda row: f"{row.code}-{row.units[0]}")
+@pytest.mark.parametrize("word", ["Fatal  ", "Nonfatal", "Link Fatal"])
+def test_every_row_of_the_nvlink5_table_is_decoded_from_its_line(row, word):
+    for pattern in row.patterns:
+        info = int(pattern.replace("-", "0"), 2)
+        for status in row.statuses or (0,):
+            for unit in row.units:
+                words = f"({info:#010x} {status:#010x} 0x00000000 0x00000000 0x00000000 0x00000000)"
+                event = one(f"NVRM: Xid (PCI:0018:01:00): {row.code}, {unit} {word} XC1 i0 Link -1 {words}")
+                got = fields(event)
+                assert (got["unit"], got["link"], got["fatal"]) == (unit, "-1", str(word != "Nonfatal").lower())
+                found = codes.nvlink5(row.code, unit, int(got["intr_info"], 16), int(got["error_status"], 16))
+                assert found is not None
+                assert (unit in found.units, found.action) == (True, row.action)
+                assert codes.sub_code(info) == row.sub_code
+
+
+def test_an_rpc_timeout_names_the_drivers_number_of_the_gpu():
+    text = "119, pid=1, name=a, Timeout after 45s of waiting for RPC response from GPU4 GSP! Expected function 76"
+    assert fields(one(f"NVRM: Xid (PCI:0000:9b:00): {text}")) == {"gpu": "4"}
+    assert fields(one("NVRM: Xid (PCI:0000:9b:00): 119, Timeout waiting for RPC from GPU0 GSP! Expected")) == {
+        "gpu": "0"
+    }
+
+
+# --- SXid
+
+
+@pytest.mark.parametrize("number", codes.sxid_numbers())
+def test_every_sxid_is_read_with_switch_severity_and_link(number):
+    event = one(f"nvidia-nvswitch11: SXid (PCI:0000:C3:00.0): {number:05d}, Non-fatal, Link 07 x (First)")
+    assert (event.kind, event.code, event.pci) == ("sxid", str(number), "0000:c3:00.0")
+    assert fields(event) == {"switch": "11", "fatal": "false", "link": "7"}
+
+
+@pytest.mark.parametrize(
+    ("rest", "expected"),
+    [
+        ("26007, SOE EXTERR", {}),
+        ("28006, SOE HALT data[3] = 0x             123", {}),
+        ("20034, Fatal, Link 30 LTSSM Fault Up", {"fatal": "true", "link": "30"}),
+        ("10003, Fatal, Host_unhandled_interrupt", {"fatal": "true"}),
+        ("20009, Non-fatal, Li", {"fatal": "false"}),
+        ("20009", {}),
+    ],
+)
+def test_an_sxid_says_what_its_line_has(rest, expected):
+    event = one(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): {rest}")
+    assert fields(event) == {"switch": "0", **expected}
+
+
+@pytest.mark.parametrize("rest", ["Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x0000003c, 0x0}"])
+def test_the_further_lines_of_an_sxid_are_no_event(rest):
+    assert parse(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, {rest}") is None
+
+
+# --- the driver's own words
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "pci", "gpu"),
+    [
+        ("GPU 0000:01:00.0: GPU has fallen off the bus.", "fallen_off_bus", "0000:01:00.0", None),
+        ("GPU at PCI:0000:01:00: GPU has fallen off the bus.", "fallen_off_bus", "0000:01:00.0", None),
+        ("GPU 0000:01:00.0: GPU is lost, skipping PM event", "gpu_is_lost", "0000:01:00.0", None),
+        (
+            "GPU3 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned",
+            "gpu_is_lost",
+            "",
+            "3",
+        ),
+        (
+            "nvAssertOkFailedNoLog: Assertion failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned",
+            "gpu_is_lost",
+            "",
+            None,
+        ),
+        ("GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)", "rm_init_failed", "0000:a1:00.0", None),
+        ("GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6", "rm_init_failed", "0000:a1:00.0", None),
+        ("rm_init_adapter failed for device bearing minor number 0", "rm_init_failed", "", None),
+    ],
+)
+def test_a_gpu_that_is_gone_is_read_in_each_wording(text, code, pci, gpu):
+    event = one(f"NVRM: {text}")
+    assert (event.kind, event.code, event.pci) == ("gpu_fallen_off_bus", code, pci)
+    assert fields(event).get("gpu") == gpu
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "_kgspLogXid119: ********************************* GSP Timeout **********************************",
+            "rpc_timeout",
+        ),
+        (
+            "_kgspLogXid119: ********************************* GSP Failure **********************************",
+            "rpc_timeout",
+        ),
+        ("_kgspLogRpcTimeout: ********************* GSP Timeout *********************", "rpc_timeout"),
+        ("_kgspLogRpcTimeout: Note: Please also check logs above.", "dump"),
+        (
+            "_kgspIsHeartbeatTimedOut: Heartbeat timed out, currentTimeMs 812751949 heartbeat 1899482 diff 60",
+            "rpc_timeout",
+        ),
+        ("_kgspRpcRecvPoll: GSP RM heartbeat timed out", "rpc_timeout"),
+        ("_kgspRpcRecvPoll: LibOS heartbeat timed out", "rpc_timeout"),
+        ("_kgspClassifyGspTimeout: ================ GSP core unresponsive ===============", "rpc_timeout"),
+        (
+            "_kgspLogRpcSanityCheckFailure: GPU6 sanity check failed 0xf waiting for RPC response from GSP.",
+            "rpc_timeout",
+        ),
+        ("_issueRpcAndWait: rpcRecvPoll timedout for fn 76!", "rpc_timeout"),
+        ("kgspHealthCheck_TU102: ****************************** GSP-CrashCat Report *******************", "crash"),
+        ("kgspHealthCheck_TU102: *************** LibOS Task Watchdog Report ***************", "dump"),
+        ("kgspHealthCheck_TU102: ***************************************************************************", "dump"),
+        ("kgspPrintGspBinBuildId_IMPL: GSP bin buildId: 4f09703c5c7d57baa527d6a189bb6d118bc60e49", "dump"),
+        ("_kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.", "pmu_halted"),
+        ("_kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP", "boot_failed"),
+        ("_kgspBootGspRm: (the GPU is likely in a bad state and may need to be reset)", "boot_failed"),
+        ("kgspWaitForGfwBootOk_TU102: (the GPU may be in a bad state and may need to be reset)", "boot_failed"),
+        ("RmInitAdapter: Cannot initialize GSP firmware RM", "boot_failed"),
+        ("kgspExecuteBooterLoad_TU102: failed to execute Booter Load: 0x62", "boot_error"),
+        (
+            "kgspBootstrap_GH100: Timeout waiting for lockdown release. It's also possible that bootrom may",
+            "boot_error",
+        ),
+        ("kfspPollForQueueEmpty_IMPL: Timed out waiting for FSP command queue to be empty.", "boot_error"),
+        ("kfspDumpDebugState_GH100: NV_PFSP_FALCON_COMMON_SCRATCH_GROUP_2(0) = 0x9f", "dump"),
+        ("nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]", "reset_required"),
+        ("nvCheckOkFailedNoLog: Check failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000061)", "reset_required"),
+        (
+            "nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset",
+            "reset_required",
+        ),
+        ("GSP RPC buffer contains function 76 (GSP_RM_CONTROL) and data 0x000000002080a097 0x490.", "dump"),
+        ("RPC history (CPU -> GSP):", "dump"),
+        ("RPC event history (CPU <- GSP):", "dump"),
+        ("kflcnCoreDumpDestructive_IMPL: ICD: csr[100] = 0x0000000200000020", "dump"),
+        ("kgspSomethingNew_GB300: a sentence of tomorrow", "message"),
+    ],
+)
+def test_what_the_driver_says_of_the_gsp_has_a_code(text, code):
+    event = one(f"NVRM: {text}")
+    assert (event.kind, event.code, fields(event)) == ("gsp", code, {})
+    event = one(f"NVRM: GPU6 {text}")
+    assert (event.kind, event.code, fields(event)) == ("gsp", code, {"gpu": "6"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "     0    76   GSP_RM_CONTROL        0x000000002080a097 0x0000000000000490 0x000609ffebd7f5bd          y",
+        "    -1    103  GSP_RM_ALLOC          0x00000000000090cc 0x0000000000000000 0x00060ec47fc74b7c    706us",
+        "    entry function                   data0              data1              ts_start           ts_end",
+        "    Reported by libos partition:2#4 kernel v3.1 [0] @ ts:1787168183",
+        "    RISC-V CSR State:",
+        "        mstatus:0x0000000a00000080  mscratch:0x0000000000000000",
+    ],
+)
+def test_the_tables_after_a_fault_of_the_gsp_are_its_dump(text):
+    event = one(f"NVRM: {text}")
+    assert (event.kind, event.code, event.pci) == ("gsp", "dump", "")
+
+
+def test_a_limited_rate_and_a_firmware_that_was_not_loaded_name_their_gpu():
+    limited = "NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30).  The GPU"
+    event = one(f"{limited} likely needs to be reset.")
+    assert (event.kind, event.code, event.pci) == ("gsp", "rpc_timeout", "0000:9b:00.0")
+    event = one("nvidia 0000:03:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -4")
+    assert (event.kind, event.code, event.pci) == ("gsp", "boot_error", "0000:03:00.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "expected"),
+    [
+        ("NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!", "rx_detect", {}),
+        (
+            "NVRM: GPU2 knvlinkDiscoverPostRxDetLinks_GH100: Getting peer1's postRxDetLinkMask failed!",
+            "rx_detect",
+            {"gpu": "2"},
+        ),
+        (
+            "NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001",
+            "training",
+            {"gpu": "0", "link": "3"},
+        ),
+        (
+            "NVRM: knvlinkCheckTrainingIsComplete_IMPL: Timedout while checking to see if training complete!",
+            "training",
+            {},
+        ),
+        ("NVRM: knvlinkCoreRequest: Failed to request Link 7 to transition to active", "training", {"link": "7"}),
+        ("NVRM: NVLink training failed on link 4", "training", {"link": "4"}),
+        ("NVRM: GPU 0000:65:00.0: NVLink link 2 disabled due to error", "error", {"link": "2"}),
+        (
+            "NVRM: knvlinkPrepareForXVEReset_IMPL: failed to reset links on GPU3 while preparing XVE reset",
+            "error",
+            {"gpu": "3"},
+        ),
+        (
+            "NVRM: GPU1 knvlinkFatalErrorRecovery_IMPL: Failed to recover from uncontained NVLINK error.",
+            "error",
+            {"gpu": "1"},
+        ),
+        ("nvidia-nvlink: Unable to create cdev", "error", {}),
+        ("nvidia-nvlink: NVLink: Assertion failed!", "error", {}),
+        ("nvidia-nvswitch3: Failed to initialize device", "error", {}),
+    ],
+)
+def test_what_the_driver_says_of_nvlink_has_a_code(text, code, expected):
+    event = one(text)
+    assert (event.kind, event.code, fields(event)) == ("nvlink", code, expected)
+    assert event.pci == ("0000:65:00.0" if "0000:65" in text else "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  595.71.05  Release Build  (root@epyc)",
+        "NVRM: GPU at PCI:0000:3b:00: GPU-8a47641b-dff6-f09f-618c-c3eb58fb430d",
+        "NVRM: GPU at 0000:3b:00: GPU-8a47641b-dff6-f09f-618c-c3eb58fb430d",
+        "NVRM: GPU Board Serial Number: 1320223035733",
+        "NVRM: Persistence mode is deprecated and will be removed in a future release.",
+        "NVRM: knvlinkSetUniqueFabricBaseAddress_GV100: Fabric base addr 8000000000 is assigned to GPU 3",
+        "NVRM: knvlinkEnterExitPowerState: Skipping L2 entry/exit since fabric is externally managed",
+        "nvidia-nvlink: Nvlink Core is being initialized, major device number 237",
+        "nvidia-nvlink: Unregistered Nvlink Core, major device number 508",
+        "nvidia-nvlink: nvlink driver open",
+        "nvidia-nvswitch0: open (major=236)",
+        "nvidia-nvswitch0: Probing device 0000:08:00.0, Vendor Id = 0x10de, Device Id = 0x22a3, Class = 0x68000",
+        "nvidia-nvswitch: Probing device 0000:08:00.0, Vendor Id = 0x10de, Device Id = 0x22a3, Class = 0x68000",
+        "nvidia-nvswitch2: using MSI",
+        "nvidia 0000:3b:00.0: enabling device (0000 -> 0003)",
+        "nvidia-modeset: Loading NVIDIA UNIX Open Kernel Mode Setting Driver for x86_64  595.71.05",
+        "nvidia-uvm: Loaded the UVM driver, major device number 505.",
+        "[drm] [nvidia-drm] [GPU ID 0x00003b00] Loading driver",
+        "nvidia: loading out-of-tree module taints kernel.",
+        "nvidia: module license 'NVIDIA' taints kernel.",
+        "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
+    ],
+)
+def test_what_the_driver_says_in_a_healthy_life_is_no_event(text):
+    assert parse(text) is None
+
+
+# --- any text
+
+
+STARTS = [
+    "NVRM: ",
+    "NVRM: Xid (",
+    "NVRM: Xid (PCI:0000:3b:00): 74, ",
+    "NVRM: Xid (PCI:0000:3b:00): 74, NVLink: fatal error detected on link 2(0x1",
+    "NVRM: Xid (PCI:0000:3b:00): 145, pid=1, name=",
+    "NVRM: Xid (PCI:0000:3b:00): 145, RLW_REMAP Fatal XC0 i0 Link 03 (0x",
+    "NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x",
+    "nvidia-nvswitch0: SXid (PCI:0000:3b:00.0): 20034, ",
+    "NVRM: GPU at 0000:3b:00.0",
+    "NVRM: The NVIDIA GPU 0000:3b:00.0",
+    "NVRM: GPU6 _kgspBootGspRm: ",
+    "NVRM: GPU6 nvAssertOkFailedNoLog: ",
+    "NVRM: knvlinkFoo_IMPL: Failed ",
+    "NVRM: NVLink ",
+    "nvidia-nvlink: ",
+    "NVRM:     ",
+    "nvidia 0000:3b:00.0: Direct firmware load for nvidia/",
+]
+PIECES = [
+    *(
+        " ",
+        ",",
+        "'",
+        "(",
+        ")",
+        "\n",
+        ": ",
+        "0x1",
+        "0",
+        "a",
+        "pid=",
+        "name=",
+        "GPU",
+        "Link ",
+        "Fatal",
+        "NVRM: ",
+        "Xid (",
+        "79",
+    ),
+    *(
+        "fallen off the bus",
+        "GPU is lost",
+        "NVLink",
+        "failed",
+        "GSP",
+        "PMU has halted",
+        "marked for reset",
+        "train",
+        "\ufffd",
+    ),
+    *(
+        "[NV_ERR_GPU_IS_LOST]",
+        "XC0 i0 ",
+        "NVRM: GPU0 ",
+        "caused by previous Xid 79",
+        "SXid (PCI:0000:01:00.0): 1, ",
+        "\x1b[0m",
+    ),
+]
+
+
+@given(st.sampled_from(STARTS), st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=60))
+def test_the_rest_of_a_drivers_line_may_be_anything(start, pieces):
+    text = start + "".join(pieces)
+    event = parse(text)
+    assert event is None or event.text == text.rstrip()[:1024]
+    if event is not None and event.kind in ("xid", "sxid"):
+        assert event.code.isdecimal()
+
+
+@given(st.sampled_from(STARTS[2:8]), st.text(max_size=15), st.sampled_from(MESSAGES))
+def test_a_process_may_have_any_name(start, name, message):
+    head = start.partition("): ")[0] + "): 109, pid=12, name="
+    event = parse(f"{head}{name}, {message}")
+    if event is not None and event.kind == "xid":
+        assert (event.code, event.pci, event.pid) == ("109", "0000:3b:00.0", 12)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_very_long_line_takes_no_longer_than_its_length(start):
+    for piece in PIECES:
+        text = start + piece * (16_000 // len(piece))
+        began = time.process_time()
+        for rule in (*nvidia.RULES, *nvidia_driver.RULES):
+            match = rule.pattern.match(text)
+            if match is not None:
+                rule.build(rule.kind, match)
+        assert time.process_time() - began < 0.05, piece

@@ -1,19 +1,25 @@
-"""PCI Express errors that the kernel counts for GPUs, network cards, NVMe disks and the ports above them.
+"""PCI Express errors of GPUs, network cards, NVMe disks and the ports above them, as the kernel counts and logs them.
 
 Rules: Meta's study counts PCIe errors as high severity. The kernel's documentation (sysfs-bus-pci-devices-aer) says
 that the port above a device may count its errors instead, so both are watched. Where the firmware handles AER, in
-virtual machines and with pci=noaer the files are absent: nothing is judged then.
+virtual machines and with pci=noaer the files are absent: only the log tells then.
+
+What the log says of an error is the same condition as its count (same code and part); corrected errors are judged by
+their counts alone. That the kernel then says "device recovery successful" ends nothing: the drivers started again, but
+what was on its way is lost, and what broke the link is still there. Containment (DPC) is a fatal error that was stopped
+at the port.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
 from healthd.past import Past
 
 USES = ""
@@ -21,6 +27,17 @@ AFTER_EVENTS = ("pcie_aer",)
 
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x0300": "GPU", "0x0302": "GPU", "0x02": "network card", "0x0108": "NVMe"}  # by the beginning of the class
+KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}  # of the inventory
+DRIVERS = {"nvidia": "GPU", "nvidia-nvswitch": "NVSwitch", "mlx5_core": "network card", "nvme": "NVMe"}
+LOGGED = {
+    "fatal": "fatal",
+    "contained": "fatal",
+    "nonfatal": "nonfatal",
+    "reset_failed": "not_recovered",
+    "recovery_failed": "not_recovered",
+}
+RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
+INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
@@ -128,6 +145,98 @@ def _judge(
             )
 
 
+# --- what the kernel log says
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """One finding per code and part, resting on all its events."""
+    groups: dict[tuple[str, str], list[KernelEvent]] = {}
+    for name, pci, event in _errors(events):
+        groups.setdefault((name, _part(pci, node)), []).append(event)
+    for (name, part), group in groups.items():
+        what = _what(part, group, node)
+        newest = max(group, key=lambda event: (event.last_time, event.sequence))
+        severity, clears = Severity.WARNING, Clears.REBOOT
+        if name == "nonfatal":
+            clears = Clears.WINDOW
+            if what and _again(group, newest, config):
+                severity, name = Severity.DEGRADED, "nonfatal_repeated"
+        elif what and (name == "fatal" or any(event.code == "reset_failed" for event in group)):
+            severity = Severity.CRITICAL
+        yield Finding(
+            severity,
+            f"pcie_aer/{name}",
+            part,
+            _message(name, what or f"device {part}", newest),
+            clears=clears,
+            window_seconds=0.0 if severity is Severity.CRITICAL else config.clean_seconds,
+            events=tuple(event.sequence for event in group),
+        )
+
+
+def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
+    """(name, the device that is blamed, event). A firmware's record names its severity and its device in two events."""
+    devices = {
+        (event.boot_id, _field(event, "record")): event.pci for event in events if event.code == "record" and event.pci
+    }
+    for event in events:
+        if event.kind == "pcie_aer" and event.code in LOGGED:
+            yield LOGGED[event.code], event.pci, event
+        record = (event.boot_id, _field(event, "record"))
+        if event.kind == "mce_edac" and event.code in RECORDED and record in devices:
+            yield RECORDED[event.code], devices[record], event
+
+
+def _part(pci: str, node: Inventory) -> str:
+    """The device that a line blames; a GPU's or card's for a further function of it that nobody watches (its audio)."""
+    listed = {device.pci for device in node.devices}
+    others = sorted(other for other in listed if other[:-2] == pci[:-2])
+    return others[0] if pci not in listed and others else pci
+
+
+def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
+    """What it is, "" if it is nothing that is watched. Without an inventory (the log of another machine) as its driver
+    has it."""
+    for device in node.devices:
+        if device.pci == part and device.kind in KINDS:
+            return f"{KINDS[device.kind]} {part}"
+    for device in node.devices:
+        if part and device.upstream == part and device.kind in KINDS:
+            return f"port above {KINDS[device.kind]} {device.pci}"
+    drivers = [_field(event, "driver") for event in group if not node.devices]
+    return next((f"{DRIVERS[driver]} {part}" for driver in drivers if driver in DRIVERS), "")
+
+
+def _again(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
+    """Whether an error lies before the newest one, within the time and this boot."""
+    since = newest.last_time - config.nonfatal_repeat_seconds
+    near = [event for event in group if event.boot_id == newest.boot_id and event.last_time >= since]
+    near.sort(key=lambda event: event.time)
+    return any(after.time - before.last_time > INCIDENT_SECONDS for before, after in itertools.pairwise(near))
+
+
+def _message(name: str, what: str, event: KernelEvent) -> str:
+    found = {field: _field(event, field) for field in ("bit", "layer", "reporter", "record")}
+    words = {
+        "fatal": "fatal PCIe error on",
+        "nonfatal": "uncorrected PCIe error on",
+        "nonfatal_repeated": "uncorrected PCIe errors again on",
+        "not_recovered": "the link was reset after an error and did not come back:"
+        if event.code == "reset_failed"
+        else "no recovery from a PCIe error:",
+    }[name]
+    more = [text for text in (found["bit"], found["layer"]) if text]
+    more += ["contained by DPC"] if event.code == "contained" else []
+    more += [f"reported by {found['reporter']}"] if found["reporter"] not in ("", event.pci) else []
+    more += ["as the firmware says"] if found["record"] else []
+    more += [f"{event.lines} lines"] if event.lines > 1 else []
+    return f"{words} {what}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _field(event: KernelEvent, name: str) -> str:
+    return dict(event.fields).get(name, "")
+
+
 _CARD_TODO = (
     "lspci -vvv -s PCI and journalctl -k | grep -i aer say which error. Reseat the card, look at riser and cables, "
     "update firmware. The part at fault may be at either end of the link."
@@ -137,7 +246,8 @@ EXPLAIN = {
     "pcie_aer/fatal": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The kernel counted a fatal PCI Express error on this device or the port above it.",
+        "The kernel counted or logged a fatal PCI Express error on this device or the port above it. It only warns for "
+        "devices that jobs do not depend on.",
         "The link was reset or is dead: what used the device has failed, and data on its way was lost.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
     ),
@@ -151,9 +261,17 @@ EXPLAIN = {
     "pcie_aer/nonfatal": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel counted an uncorrected, non-fatal PCI Express error.",
+        "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
         "A single transaction failed. Once it may be harmless (a probe of the device); repeated it is not.",
         _CARD_TODO,
+    ),
+    "pcie_aer/not_recovered": Explain(
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        "After a PCI Express error the kernel could not bring the device back. It is critical where the link was reset "
+        "and stayed away; where only a driver has no way to recover, it warns.",
+        "The device is cut off or in an unknown state: what uses it fails.",
+        f"Reboot, with the power off for a moment. {_CARD_TODO}",
     ),
     "pcie_aer/correctable": Explain(
         Severity.WARNING,

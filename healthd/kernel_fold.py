@@ -6,15 +6,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Container, Sequence
 
+from healthd.kernel_lines.rule import DETAIL
 from healthd.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
 KEEP_MOST = 2000
-
-# Further lines of a fault, which by themselves say no more than that there is one: they go to the fault of the same
-# kind and part that stands next to them, and what they name (`bit`, `section`) becomes known of it.
-DETAIL = "detail"
 
 # Fields that differ between two lines of the same fault: everything else tells faults apart.
 _VARIES = frozenset(

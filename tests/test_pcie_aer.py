@@ -12,7 +12,9 @@ from trees import AER_NAMES, PCI, aer, captured, pci_device
 from healthd.checks import pcie_aer
 from healthd.checks.pcie_aer import TOTALS, Config, parse
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:01.0"
 
@@ -194,6 +196,172 @@ def test_a_single_error_and_many_corrected_ones_never_drain_and_are_forgotten_af
     assert life.codes == [f"pcie_aer/{code}"]
     life.looks(worse, 6)
     assert life.codes == []
+
+
+# --- what the log says
+
+AUDIO, OTHER = "0000:1b:00.1", "0000:05:00.0"
+NODE = Inventory(
+    devices=(
+        PciDevice(GPU, "0x10de", "0x2330", "0x030200", "gpu", PORT),
+        PciDevice(NIC, "0x15b3", "0x1021", "0x020700", "nic", "0000:17:00.0"),
+        PciDevice(NVME, "0x144d", "0xa80a", "0x010802", "nvme", "0000:01:00.0"),
+        PciDevice("0000:0a:00.0", "0x10de", "0x22a3", "0x068000", "nvswitch", "0000:09:00.0"),
+    )
+)
+
+
+def bus_error(pci, severity="Fatal", driver="pcieport"):
+    severity = "Corrected" if severity == "Corrected" else f"Uncorrected ({severity})"
+    return f"{driver} {pci}: PCIe Bus Error: severity={severity}, type=Transaction Layer, (Receiver ID)"
+
+
+def said(pci, text):
+    return f"pcieport {pci}: {text}"
+
+
+def event(line, at=1000.0):
+    found = event_of(RawLine(at, line), "b")
+    assert found is not None, line
+    return found
+
+
+def heard(*lines, node=NODE, apart=0.0):
+    read = [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)]
+    recent, _, _ = fold_events((), read, 1)
+    return list(pcie_aer.correlate(recent, node, Config()))
+
+
+def judged(*lines, **kw):
+    return [(f.code.partition("/")[2], f.subject, f.severity) for f in heard(*lines, **kw)]
+
+
+@pytest.mark.parametrize("pci", [GPU, NIC, NVME, "0000:0a:00.0", PORT, "0000:17:00.0"])
+@pytest.mark.parametrize(
+    "line", ["PCIe Bus Error: severity=Uncorrected (Fatal)", "DPC: containment event, status:0x1f05 source:0x0300"]
+)
+def test_a_fatal_error_in_the_log_is_the_same_critical_condition_as_its_count(pci, line):
+    (finding,) = heard(said(pci, line))
+    assert (finding.code, finding.subject, finding.severity) == ("pcie_aer/fatal", pci, Severity.CRITICAL)
+    assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 0.0)
+
+
+def test_a_message_tells_what_it_was_where_and_who_reported_it():
+    (finding,) = heard(
+        f"pcieport {PORT}: AER: Uncorrectable (Fatal) error message received from {GPU}",
+        bus_error(GPU, driver="nvidia"),
+        f"nvidia {GPU}:    [18] MalfTLP                (First)",
+    )
+    what = f"fatal PCIe error on GPU {GPU}"
+    assert finding.message == f"{what} (MalfTLP, Transaction Layer, reported by {PORT}, 3 lines)"
+    assert f"on port above GPU {GPU}" in heard(bus_error(PORT))[0].message
+
+
+def test_errors_of_what_jobs_do_not_depend_on_warn_at_most():
+    assert judged(bus_error(OTHER)) == [("fatal", OTHER, Severity.WARNING)]
+    assert judged(bus_error(OTHER, "Non-Fatal"), bus_error(OTHER, "Non-Fatal"), apart=60.0) == [
+        ("nonfatal", OTHER, Severity.WARNING)
+    ]
+    assert judged(said(OTHER, "AER: subordinate device reset failed")) == [("not_recovered", OTHER, Severity.WARNING)]
+
+
+def test_a_further_function_of_a_card_is_the_card():
+    assert judged(bus_error(AUDIO)) == [("fatal", GPU, Severity.CRITICAL)]
+
+
+@pytest.mark.parametrize(("apart", "repeated"), [(4.0, False), (60.0, True), (3601.0, False)])
+def test_a_single_non_fatal_error_in_the_log_warns_and_again_within_an_hour_it_is_degraded(apart, repeated):
+    lines = [bus_error(GPU, "Non-Fatal")] * 2
+    code, severity = ("nonfatal_repeated", Severity.DEGRADED) if repeated else ("nonfatal", Severity.WARNING)
+    assert judged(*lines, apart=apart) == [(code, GPU, severity)]
+
+
+def test_corrected_errors_and_further_lines_alone_are_judged_by_nobody():
+    lines = [
+        bus_error(GPU, "Corrected"),
+        f"nvidia {GPU}:   device [10de:2330] error status/mask=00001081/00006000",
+        f"nvidia {NIC}:   device [10de:2330] error status/mask=00001081/00006000",
+        said(PORT, "EDR: EDR event received"),
+        said(PORT, "AER: device recovery successful"),
+        f"nvidia {GPU}: AER: can't recover (no error_detected callback)",
+    ]
+    assert judged(*lines) == []
+
+
+def test_a_device_that_does_not_come_back_after_the_reset_is_critical_and_one_without_recovery_warns():
+    assert judged(said(PORT, "AER: subordinate device reset failed")) == [("not_recovered", PORT, Severity.CRITICAL)]
+    assert judged(said(PORT, "AER: device recovery failed")) == [("not_recovered", PORT, Severity.WARNING)]
+
+
+def record(number, severity, pci):
+    return [
+        f"{{{number}}}[Hardware Error]: {line}"
+        for line in (
+            "Hardware error from APEI Generic Hardware Error Source: 5",
+            f"event severity: {severity}",
+            f" Error 0, type: {severity}",
+            "  section_type: PCIe error",
+            f"  device_id: {pci}",
+            "  vendor_id: 0x10de, device_id: 0x2330",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("severity", "expected"),
+    [
+        ("fatal", [("fatal", GPU, Severity.CRITICAL)]),
+        ("recoverable", [("nonfatal", GPU, Severity.WARNING)]),
+        ("corrected", []),
+        ("info", []),
+    ],
+)
+def test_a_firmwares_record_is_an_error_of_the_device_that_it_names(severity, expected):
+    assert judged(*record(3, severity, GPU)) == expected
+    assert judged(*record(4, "corrected", NIC), *record(3, severity, GPU)) == expected
+
+
+def test_a_firmwares_record_and_what_the_kernel_prints_of_it_are_one_error():
+    lines = [*record(3, "recoverable", GPU), f"nvidia {GPU}: AER: aer_uncor_severity: 0x004e2030"]
+    assert judged(*lines) == [("nonfatal", GPU, Severity.WARNING)]
+
+
+def test_in_the_log_of_another_machine_the_driver_tells_what_it_is():
+    assert judged(bus_error(GPU, driver="nvidia"), node=Inventory()) == [("fatal", GPU, Severity.CRITICAL)]
+    assert judged(bus_error(GPU, driver="ahci"), node=Inventory()) == [("fatal", GPU, Severity.WARNING)]
+    assert judged(bus_error(NIC, driver="nvidia")) == [("fatal", NIC, Severity.CRITICAL)]
+    assert judged(bus_error(OTHER, driver="nvidia")) == [("fatal", OTHER, Severity.WARNING)]
+
+
+def test_a_fatal_error_in_the_log_outlives_clean_counts_and_waits_for_the_reboot(node):
+    life = Story(pcie_aer).look(node("0")).hear(event(bus_error(GPU)), NODE)
+    assert (life.codes, life.drained, life.requeued) == (["pcie_aer/fatal"], True, True)
+    life.looks(node("0"), 400)  # files that count nothing: AER belongs to the firmware
+    assert (life.codes, life.drained) == (["pcie_aer/fatal"], True)
+    life.reboot().look(node("0"))
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_an_error_that_is_logged_and_counted_is_one_condition(node):
+    life = Story(pcie_aer).look(node("0")).hear(event(bus_error(GPU)), NODE).look(node("1", fatal={"DLP": 1}), 0.1)
+    assert [(c.code, c.subject) for c in life.conditions.values()] == [("pcie_aer/fatal", GPU)]
+    life.looks(node("1", fatal={"DLP": 1}), 400)
+    assert life.drained
+    life.repaired("pcie_aer/fatal").looks(node("1", fatal={"DLP": 1}), 2)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_repeated_errors_in_the_log_drain_until_they_are_repaired_and_clean_for_a_day(node):
+    life = Story(pcie_aer).look(node("0"))
+    for _ in range(2):
+        life.hear(event(bus_error(GPU, "Non-Fatal")), NODE).look(node("0"))
+    assert (life.drained, life.requeued) == (True, False)
+    life.looks(node("0"), 2 * 288)
+    assert life.drained  # no load: the time does not count
+    life.reboot().looks(node("0"), 280)
+    assert life.drained
+    life.looks(node("0"), 12)
+    assert (life.codes, life.drained) == ([], False)
 
 
 COUNTS = st.one_of(st.integers(0, 2**64), st.sampled_from(["N/A", "", "-1", "ERR!", "0x1", "1.5", "¹"]))

@@ -1,57 +1,226 @@
-"""PCI Express: errors that AER reports, hotplug slots.
+"""PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
 
-pcie_hotplug   code link_down; pci = the port, slot
-pcie_aer       code = corrected, nonfatal or fatal; pci = the device that reports or is blamed
+pcie_hotplug   pci = the port (of `inaccessible`, the device); slot
+    link_down, removed    the link of a slot went away, or its card did, without a button or a command
+    power_fault, no_link  the slot's power failed; what was put in has no link
+    inaccessible          a device does not answer when it is woken
+pcie_aer       pci = the device that is blamed; reporter = the port that heard of it; layer, agent, bit, driver
+    corrected, nonfatal, fatal    the severity
+    contained      DPC took the link down before the error could spread
+    reset_failed   the link was reset after a fatal error and did not come back
+    recovery_failed, recovered    what the drivers made of it
+    record         the firmware's record of an error (`record` = its number): memory.py has the record's severity
+    detail         a further line of one of these
+
+One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
+registers, bits and TLP header. The first two have the severity and are one event, for both blame the device; the
+others are `detail`, which kernel_fold.py adds to the event beside them. None makes a second fault, and alone they judge
+nothing.
+
+Where the firmware hears errors first (APEI), the kernel prints registers without "PCIe Bus Error": whether there is
+"aer_uncor_severity" tells uncorrected errors from corrected ones, and that the kernel goes on tells that they are not
+fatal (it panics before it prints a fatal one).
+
+Formats: Linux 3.10 to 6.16, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
+drivers/pci/pci.c, drivers/firmware/efi/cper.c.
 """
 
 from __future__ import annotations
 
 import re
 
-from healthd.kernel_lines.rule import PCI, Rule, event, pci_address
+from healthd.kernel_lines.rule import DETAIL, PCI, Rule, event, pci_address
 from healthd.model import KernelEvent
 
-# "Link Down/Up ignored (recovered by DPC)" is none.
-# pcieport 0004:00:00.0: pciehp: Slot(41): Link Down; before 5.0: pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down
-_PCIEHP = re.compile(rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: Slot\(([^)\s]{{1,32}})\): Link Down(?!/)")
+_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writes of
 
+# --- slots
 
-def _pciehp(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "link_down", match[1], (("slot", match[2]),))
-
-
-# pcieport 0000:00:1d.3: AER: Multiple Correctable error message received from 0000:06:00.0   (blames a device)
-# nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
-# The words were Corrected and Uncorrected before 6.8.
-_AER_SEVERITY = r"(Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
-_AER_RECEIVED = re.compile(
-    rf"[\w-]{{1,32}} {PCI}: AER: (?:Multiple )?{_AER_SEVERITY} error (?:message )?received(?: from|:) {PCI}", re.I
+# pcieport 0004:00:00.0: pciehp: Slot(41): Link Down        (5.0 and newer)
+# pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down           (4.10)
+# pciehp 0000:00:1c.0:pcie004: slot(0): Link Down event     (3.10)
+# "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are none.
+_SLOT = rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: "
+_SLOT_SAYS = re.compile(
+    rf"{_SLOT}[Ss]lot\(([^)\s]{{1,32}})\): (Link Down(?: event)?|Card not present|Power fault|Surprise Removal"
+    r"|No link|Cannot train link)(?:: status 0x[0-9a-f]{1,8})?$"
 )
-_AER_DEVICE = re.compile(
-    rf"[\w-]{{1,32}} {PCI}: (?:AER: )?PCIe Bus Error: severity={_AER_SEVERITY}"
-    r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?\s*$",
+# pciehp 0000:00:1c.0:pcie004: Card not present on Slot(5); ... Power fault on slot 5
+_OF_SLOT = re.compile(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
+_SLOT_CODES = {
+    "Link Down": "link_down",
+    "Link Down event": "link_down",
+    "Card not present": "removed",
+    "Surprise Removal": "removed",
+    "Power fault": "power_fault",
+    "No link": "no_link",
+    "Cannot train link": "no_link",
+}
+
+
+def _slot_says(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _SLOT_CODES[match[3]], match[1], (("slot", match[2]),))
+
+
+def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _SLOT_CODES[match[2]], match[1], (("slot", match[3]),))
+
+
+# nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible      (5.17 and newer)
+# nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)   (5.5)
+# nvidia 0000:01:00.0: not ready 65535ms after bus reset; giving up
+# nvidia 0000:01:00.0: Refused to change power state, currently in D3: a device that answers may do so; no event.
+_INACCESSIBLE = re.compile(
+    rf"{_DEVICE}(?:[Uu]nable to change power state from \w{{2,8}} to \w{{2,8}}, device inaccessible"
+    r"|can't change power state from \w{2,8} to \w{2,8} \(config space inaccessible\)"
+    r"|not ready \d{1,9}ms after [\w ]{1,32}; giving up)"
+)
+
+
+def _inaccessible(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "inaccessible", match[2], (("driver", match[1]),))
+
+
+# --- errors
+
+# pcieport 0000:00:1d.3: AER: Multiple Correctable error message received from 0000:06:00.0    (6.8; blames a device)
+# pcieport 0000:00:1c.1: AER: Multiple Corrected error received: 0000:00:1c.1                   (4.17)
+# pcieport 0000:00:1c.0: AER: Corrected error received: id=00e0                                 (3.10)
+# nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
+# pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)
+# pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (Unregistered Agent ID)
+_SEVERITY = r"(Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
+_RECEIVED = re.compile(
+    rf"{_DEVICE}AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) "
+    rf"(?:{PCI}|id=([0-9a-f]{{2}})([0-9a-f]{{2}}))",
+    re.I,
+)
+_BUS_ERROR = re.compile(
+    rf"{_DEVICE}(?:AER: )?PCIe Bus Error: severity={_SEVERITY}"
+    r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?[ \t]{0,16}$",
     re.I | re.M,
 )
 
 
-def _aer_code(word: str) -> str:
-    word = word.lower()
-    if word.startswith("correct"):
+def _code(severity: str) -> str:
+    severity = severity.lower()
+    if severity.startswith("correct"):
         return "corrected"
-    return "fatal" if "(fatal)" in word else "nonfatal"
+    return "fatal" if "(fatal)" in severity else "nonfatal"
 
 
-def _aer_received(kind: str, match: re.Match[str]) -> KernelEvent:
-    reporter = pci_address(match[1])
-    return event(kind, match, _aer_code(match[2]), match[3], (("reporter", reporter),))
+def _received(kind: str, match: re.Match[str]) -> KernelEvent:
+    """Some ports lose the number of the sender's bus ("from 0000:00:00.0"): then the port is all that is known."""
+    _, port, severity, sender, bus, function = match.groups()
+    reporter = pci_address(port)
+    if bus is not None:
+        sender = f"{reporter[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
+    blamed = pci_address(sender)
+    if blamed[-7:] == "00:00.0":
+        blamed = reporter
+    return event(kind, match, _code(severity), blamed, (("reporter", reporter),))
 
 
-def _aer_device(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, _aer_code(match[2]), match[1], (("layer", match[3]), ("agent", match[4])))
+def _bus_error(kind: str, match: re.Match[str]) -> KernelEvent:
+    driver, device, severity, layer, agent = match.groups()
+    return event(kind, match, _code(severity), device, (("layer", layer), ("agent", agent), ("driver", driver)))
+
+
+# nvidia 0000:63:00.0:   device [10de:2330] error status/mask=00001081/00006000
+# nvidia 0000:63:00.0:    [20] UnsupReq               (First)
+# nvidia 0000:63:00.0: AER:   TLP Header: 60001004 000000ff 0000007d fe7eb000
+# nvidia 0000:63:00.0: AER: can't recover (no error_detected callback)
+_DETAIL = re.compile(
+    rf"{_DEVICE}(?:(?:AER|DPC): )? *(?:device \[[0-9a-f]{{4}}:[0-9a-f]{{4}}\] error status/mask="
+    r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}(?:\(First\)|$)|TLP (?:Prefix )?Header: "
+    r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover|broadcast \w{1,32} message"
+    r"|(?:Root|Downstream) Port link has been reset|found no error details"
+    r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO |root port still busy"
+    r"|software trigger detected|reserved error detected)",
+    re.I | re.M,
+)
+
+
+def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, match[2], (("bit", match[3]), ("driver", match[1])))
+
+
+# tg3 0000:04:00.0: AER: aer_uncor_severity: 0x000ef030     (firmware first: only of what is uncorrected)
+# pcieport 0004:00:00.0: AER: subordinate device reset failed
+# pcieport 0000:00:07.1: AER: device recovery successful
+_OUTCOME = re.compile(
+    rf"{_DEVICE}(?:AER: )?(aer_uncor_severity: 0x|subordinate device reset failed"
+    r"|link reset at upstream device \S{1,32} failed|device recovery (?:failed|successful)"
+    r"|AER driver successfully recovered)",
+    re.I,
+)
+
+
+def _outcome(kind: str, match: re.Match[str]) -> KernelEvent:
+    words = match[3].lower()
+    code = "recovery_failed" if words == "device recovery failed" else "recovered"
+    if "reset" in words:
+        code = "reset_failed"
+    return event(kind, match, "nonfatal" if words.startswith("aer_") else code, match[2], (("driver", match[1]),))
+
+
+# pcieport 0000:a9:10.0: DPC: containment event, status:0x2009 source:0x0000
+# pcieport 0000:a9:10.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:aa:00.0      (6.16)
+# pcieport 0000:a9:10.0: DPC: unmasked uncorrectable error detected
+# dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000                           (4.8)
+_DPC = re.compile(
+    rf"[\w-]{{1,32}} {PCI}:(?:\w{{1,16}}:)? DPC:? (?:containment event, status:0x([0-9a-f]{{1,4}})"
+    r"|(?:unmasked uncorrectable error|ERR_(?:NON)?FATAL|RP PIO error) detected)"
+)
+_EDR = re.compile(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
+
+
+def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
+    """The trigger's reason is bits 1 and 2 of the status, 3 = in bits 5 and 6; there 1 is a person who tries it."""
+    status = int(match[2] or "0", 16)
+    tried = status >> 1 & 3 == 3 and status >> 5 & 3 == 1
+    return event(kind, match, DETAIL if tried else "contained", match[1])
+
+
+def _edr(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, match[1])
+
+
+# {2}[Hardware Error]:   section_type: PCIe error
+# {2}[Hardware Error]:   device_id: 0000:03:00.0
+# {2}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x04500000
+# [Hardware Error]: {2}  device_id: ...           (acpi_extlog); without a number: BERT, a record of the last boot
+_RECORD = re.compile(
+    r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
+    rf"(?:section_type: PCIe error|device_id: {PCI}|aer_uncor_(?:status|severity): 0x|aer_cor_status: 0x|port_type: \d"
+    r"|TLP Header: )"
+)
+
+
+def _record(kind: str, match: re.Match[str]) -> KernelEvent:
+    number = match[1] or match[2]
+    return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
 RULES = (
-    Rule("pcie_hotplug", ("Link Down",), _PCIEHP, _pciehp),
-    Rule("pcie_aer", ("PCIe Bus Error",), _AER_DEVICE, _aer_device),
-    Rule("pcie_aer", ("AER: ",), _AER_RECEIVED, _aer_received),
+    Rule("pcie_hotplug", ("Slot(", "slot("), _SLOT_SAYS, _slot_says),
+    Rule("pcie_hotplug", ("present on ", "ower fault on ", "Removal on "), _OF_SLOT, _of_slot),
+    Rule("pcie_hotplug", ("inaccessible", "; giving up"), _INACCESSIBLE, _inaccessible),
+    Rule("pcie_aer", ("PCIe Bus Error",), _BUS_ERROR, _bus_error),
+    Rule("pcie_aer", (" error received", " error message received"), _RECEIVED, _received),
+    Rule(
+        "pcie_aer",
+        ("AER: ", "aer_uncor_severity: ", "device reset failed", "link reset at", "evice recovery ", "AER driver"),
+        _OUTCOME,
+        _outcome,
+    ),
+    Rule("pcie_aer", ("DPC",), _DPC, _contained),
+    Rule("pcie_aer", ("EDR event",), _EDR, _edr),
+    Rule(
+        "pcie_aer",
+        ("AER: ", "DPC: ", "error status/mask=", "(First)", "TLP Header", "reported first", "broadcast error"),
+        _DETAIL,
+        _detail,
+    ),
+    Rule("pcie_aer", ("[Hardware Error]",), _RECORD, _record),
 )

@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from healthd.model import KernelEvent
 
+# The code of further lines of a fault, which by themselves say no more than that there is one: kernel_fold.py adds them
+# to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
+DETAIL = "detail"
+
 MAX_TEXT = 1024  # of the message that an event keeps: a kernel record can be 8 kB
 
 

@@ -79,6 +79,14 @@ def _health(s: Snapshot) -> Iterator[Metric]:
         for c in s.verdict.conditions
     ]
     yield _gauge("condition", "A problem that stands: 1 while it is there.", conditions)
+    # Apart: a job that becomes known later must not make another series of the condition. "job" is Prometheus's own.
+    jobs = [
+        ({"code": c.code, "subject": c.subject, "slurm_job": job}, 1.0)
+        for c in s.verdict.conditions
+        for job in c.job.split(",")
+        if job
+    ]
+    yield _gauge("condition_slurm_job", "The Slurm jobs at the source of a problem that stands.", jobs)
 
 
 def _checks(s: Snapshot) -> Iterator[Metric]:

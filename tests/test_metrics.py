@@ -408,3 +408,13 @@ def test_a_page_that_cannot_be_made_is_said_in_one_line(caplog: pytest.LogCaptur
     stop()
     assert [record.message.count("\n") for record in caplog.records] == [0]
     assert "dictionary changed size" in caplog.text
+
+
+def test_the_jobs_at_the_source_are_a_family_of_their_own() -> None:
+    standing = (condition("0000:1b:00.0", job="12,13"), condition("0000:1c:00.0"))
+    page = render(replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, standing))).decode()
+    jobs = [line for line in page.splitlines() if line.startswith("healthd_condition_slurm_job{")]
+    assert sorted(jobs) == [
+        f'healthd_condition_slurm_job{{code="gpu_xid/79",slurm_job="{job}",subject="0000:1b:00.0"}} 1.0'
+        for job in ("12", "13")
+    ]

@@ -32,6 +32,9 @@ _VARIES = frozenset(
     ]
 )
 
+# What a part is known by where a line has no PCI address.
+_PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
+
 Key = tuple[object, ...]
 
 
@@ -63,7 +66,8 @@ def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SE
 
 
 def _part(event: KernelEvent) -> Key:
-    return (event.boot_id, event.kind, event.pci)
+    named = tuple(item for item in event.fields if item[0] in _PARTS)
+    return (event.boot_id, event.kind, event.pci, named)
 
 
 def _record(event: KernelEvent) -> str:

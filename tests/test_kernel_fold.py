@@ -128,3 +128,14 @@ def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
     if most >= 3:
         assert {event.code for event in kept} == {event.code for event in recent}
     assert set(touched) <= {event.sequence for event in kept}
+
+
+def disk(code, name, at=0.0):
+    return KernelEvent("nvme", code, "", at, fields=(("controller", name),), last_time=at, boot_id="b")
+
+
+def test_a_further_line_goes_to_the_disk_that_it_names_not_to_another_one():
+    recent, _, _ = fold_events(
+        (), [disk("timeout", "nvme0"), disk("timeout", "nvme1", 1), disk("detail", "nvme0", 2)], 1
+    )
+    assert [(dict(event.fields)["controller"], event.lines) for event in recent] == [("nvme0", 2), ("nvme1", 1)]

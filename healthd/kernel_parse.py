@@ -3,9 +3,14 @@
 Every rule is anchored at the start of the kernel's message: process names and cgroup paths inside a message are
 user text, and a program that quotes an Xid in its own log line is not the driver. A new form is a new row of its
 family's RULES; among those that share a literal the first that matches counts.
+
+Some of the kernel's own lines begin with such text all the same: what it says of a process, "NAME[PID]: segfault at".
 """
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
 
 from healthd.kernel_lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel_lines.rule import Rule
@@ -24,13 +29,30 @@ RULES: tuple[Rule, ...] = (
 LITERALS: dict[str, tuple[Rule, ...]] = {
     literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
 }
+# A process may be called "Xid (0): 79, a" (15 characters, any). What of it these lines say is at most about memory.
+# arch/x86/mm/fault.c, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c, mm/oom_kill.c, kernel/signal.c,
+# kernel/exit.c, fs/drop_caches.c; drivers/input/input.c: the name that a device gives itself.
+_USER_TEXT_FIRST = re.compile(
+    r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame))|/\d{1,10}: potentially "
+    r"| ?\(\d{1,10}\)(?:: drop_caches|: VmData| used | uses )| uses |: page allocation | invoked oom-killer: )"
+    r"|Task in /|input: .* as /"
+)
+_MEMORY = "oom"
 
 
-def parse(text: str) -> KernelEvent | None:
-    """The event that a kernel message (without any prefix) reports, None if it reports none that matters here."""
-    for literal, rules in LITERALS.items():
+def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
+    """The event that a kernel message (without any prefix) reports, None if it reports none that matters here.
+
+    `literals`: those of LITERALS that the caller has not ruled out, in their order.
+    """
+    of_a_process: re.Match[str] | bool | None = None
+    for literal in literals:
         if literal in text:
-            for rule in rules:
+            if of_a_process is None:
+                of_a_process = _USER_TEXT_FIRST.match(text) or False
+            for rule in LITERALS[literal]:
+                if of_a_process and rule.kind != _MEMORY:
+                    continue
                 match = rule.pattern.match(text)
                 if match is not None and (found := rule.build(rule.kind, match)) is not None:
                     return found

@@ -1,0 +1,99 @@
+"""What a user can get into the kernel's own log: the name of a process (15 characters, any), of a file that it runs, of
+a cgroup. Lines that begin or end with such names must say nothing, whatever the names are.
+
+The forms are the kernel's: arch/x86/mm/fault.c, arch/x86/kernel/traps.c, arch/*/kernel/signal*.c, mm/oom_kill.c,
+mm/page_alloc.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/exec.c, kernel/capability.c.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.kernel_parse import parse
+from healthd.kernel_prefix import strip_prefix
+
+CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
+COMM = 15  # TASK_COMM_LEN - 1
+
+# {comm}: the process's name, {file}: that of what it runs or maps (up to 255 characters).
+FORMS = (
+    "{comm}[26436]: segfault at 0 ip 00007fbf2e385ad8 sp 00007ffc16813bb8 error 4 in {file}[167ad8,7fbf2e24+156000]",
+    "{comm}[26436]: segfault at 0 ip 00007fbf2e385ad8 sp 00007ffc16813bb8 error 4",
+    "{comm}[812] general protection ip:7f0cd4b3 sp:7ffd error:0 in {file}[7f0cd4a00000+1b5000]",
+    "{comm}[812] trap divide error ip:400f2b sp:7ffd error:0 in {file}[400000+1000]",
+    "traps: {comm}[812] trap invalid opcode ip:400f2b sp:7ffd error:0 in {file}[400000+1000]",
+    "traps: {comm}[812] general protection fault ip:7f0cd4b3 sp:7ffd error:0 in {file}[7f0cd4a00000+1b5000]",
+    "{comm}[812]: unhandled signal 11 code 0x1 at 0x0000000000000000 in {file}[400000+1000]",
+    "{comm}[812]: unhandled exception: DABT (lower EL), ESR 0x92000006, level 2 translation fault in {file}[40+10]",
+    "{comm}[812] bad frame in rt_sigreturn frame:000000007ffd ip:7f sp:7ffd orax:ffffffffffffffff in {file}[40+10]",
+    "{comm}/812: potentially unexpected fatal signal 11.",
+    "{comm}: page allocation failure: order:4, mode:0xcc0(GFP_KERNEL), nodemask=(null),cpuset={file},mems_allowed=0",
+    "{comm} (812): drop_caches: 3",
+    "{comm} (812) used greatest stack depth: 11432 bytes left",
+    "{comm} (812) uses deprecated CAP_SETPCAP",
+    "warning: `{comm}' uses 32-bit capabilities (legacy support in use)",
+    "process '{file}' started with executable stack",
+    "{comm} invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset={file},mems_allowed=0,oom_memcg=/{file},"
+    "task_memcg=/{file},task={comm},pid=812,uid=1000",
+    "Memory cgroup out of memory: Killed process 812 ({comm}) total-vm:10240kB, anon-rss:4096kB, file-rss:0kB, "
+    "shmem-rss:0kB, UID:1000 pgtables:64kB oom_score_adj:0",
+    "oom_reaper: reaped process 812 ({comm}), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB",
+    "Task in /{file} killed as a result of limit of /{file}",
+    "[   812]  1000   812    12345     1024    65536        0             0 {comm}",
+    "CPU: 1 PID: 812 Comm: {comm} Tainted: G           OE     6.8.0 #1",
+    "usb 1-1: Product: {file}",
+    "usb 1-1: Manufacturer: {file}",
+    "input: {file} as /devices/pci0000:00/0000:00:14.0/usb1/1-1/input/input7",
+    "hid-generic 0003:046D:C077.0001: input,hidraw0: USB HID v1.11 Mouse [{file}] on usb-0000:00:14.0-1/input0",
+    "scsi 2:0:0:0: Direct-Access     {file} PMAP PQ: 0 ANSI: 6",
+)
+OF_MEMORY = re.compile(r"oom-kill|oom_reaper|.*invoked oom-killer|Memory cgroup out of memory|Task in /", re.DOTALL)
+
+
+def messages() -> list[str]:
+    """Every message of the public captures, also without the part that names the driver: a process may begin there."""
+    found = set()
+    for row in CORPUS:
+        for line in row["text"].splitlines():
+            stripped = strip_prefix(line, 0.0)
+            if stripped is not None and stripped.text:
+                found |= {stripped.text, re.sub(r"^[\w-]{1,16}: ", "", stripped.text)}
+    return sorted(found)
+
+
+MESSAGES = messages()
+
+
+def said(line: str) -> str:
+    """What is made of a line, "" if nothing, or only that memory ran out where that is what it says."""
+    event = parse(line)
+    if event is None or (event.kind == "oom" and OF_MEMORY.match(line)):
+        return ""
+    return f"{event.kind}/{event.code} {event.pci}: {line[:200]}"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form[:32])
+def test_a_name_that_is_the_beginning_of_a_fault_and_a_file_that_is_its_end_say_nothing(form: str) -> None:
+    forged = {
+        said(form.format(comm=message[:length], file=message[rest:][:255]))
+        for message in MESSAGES
+        for length in range(1, COMM + 1)
+        for rest in (length, 0)
+    }
+    assert sorted(forged - {""}) == []
+
+
+CLOSE = ("Xid (0): 79, a", "Xid (1:0): 79, ", "NVRM: Xid (0): ", "SXid (0): 11013", "SXid (0): 1, ", "NVRM: Xid (PCI:")
+
+
+@given(st.sampled_from(FORMS), st.one_of(st.sampled_from(CLOSE), st.text(max_size=COMM)), st.sampled_from(MESSAGES))
+def test_names_made_to_deceive_say_nothing(form: str, comm: str, message: str) -> None:
+    for file in (message, "x\n" + message):
+        assert said(form.format(comm=comm[:COMM], file=file[:255])) == ""

@@ -29,6 +29,10 @@ _VARIES = frozenset(
         "bank",
         "record",
         "section",
+        "seconds",
+        "scope",
+        "cgroup",
+        "cqn",
     ]
 )
 

@@ -1,4 +1,5 @@
-"""What this node has: PCI devices from sysfs, GPUs from NVML, names from udev where it runs.
+"""What this node has: PCI devices, disks and what is mounted from them from sysfs, GPUs from NVML, names from udev
+where it runs.
 
 Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
 PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
@@ -9,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from healthd import mountinfo
+from healthd.disks import NO_DISKS, whole
 from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
-from healthd.model import Gpu, Inventory, PciDevice
+from healthd.model import Disk, Gpu, Inventory, LocalMount, PciDevice
 from healthd.nvml import NvmlError, NvmlGpu
 
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"
 NVIDIA = "0x10de"
+NVME = "/sys/class/nvme"
+BLOCK = "/sys/block"
+BLOCK_NUMBERS = "/sys/dev/block"
+BLOCK_NAMES = "/sys/class/block"
+LAYERS = 8  # of device mapper and RAID over each other; no machine has so many
 
 
 def take(host: Host, gpus: bool) -> Inventory:
@@ -29,6 +37,8 @@ def take(host: Host, gpus: bool) -> Inventory:
         devices=tuple(_devices(host)),
         driver_version=driver_version or _read(host, "/sys/module/nvidia/version"),
         dmi_product=_read(host, "/sys/class/dmi/id/product_name"),
+        disks=tuple(_disks(host)),
+        mounts=tuple(_mounts(host)),
     )
 
 
@@ -63,6 +73,44 @@ def _devices(host: Host) -> Iterator[PciDevice]:
                 slot=slots.get(function.pci.partition(".")[0], ""),
                 name=name_of(function.pci),
             )
+
+
+def _disks(host: Host) -> Iterator[Disk]:
+    for name in host.list(NVME):
+        is_local = (_read(host, f"{NVME}/{name}/transport") or "pcie") == "pcie"
+        pci = _read(host, f"{NVME}/{name}/address") if is_local else ""
+        yield Disk(name, pci, _ids(host, f"{NVME}/{name}", ("serial",)))
+    for name in host.list(BLOCK):
+        if not name.startswith(NO_DISKS):
+            pci = pci_of(host.link_target(f"{BLOCK}/{name}") or "")
+            yield Disk(name, pci, _ids(host, f"{BLOCK}/{name}", ("wwid", "device/wwid", "serial", "device/serial")))
+
+
+def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for file in files if (text := _read(host, f"{path}/{file}"))))
+
+
+def _mounts(host: Host) -> Iterator[LocalMount]:
+    """Each file system on the node's own disks once: "/" if it is the root, else where it is mounted first."""
+    mounts, _ = mountinfo.parse_all(_read(host, mountinfo.MOUNTINFO) or None)
+    found: dict[str, mountinfo.Mount] = {}
+    for mount in mounts:
+        if mountinfo.of_host(mount) and (mount.device not in found or mount.point == "/"):
+            found[mount.device] = mount
+    for mount in found.values():
+        device = _device_of(host, mount)
+        yield LocalMount(mount.point, mount.fstype, device, tuple(sorted(_disks_below(host, device))))
+
+
+def _device_of(host: Host, mount: mountinfo.Mount) -> str:
+    """As the kernel's log calls it. Btrfs and others have a number of their own: they are known by their source."""
+    link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
+    return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
+
+
+def _disks_below(host: Host, device: str, layers: int = LAYERS) -> set[str]:
+    below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
+    return {disk for part in below for disk in _disks_below(host, part, layers - 1)} if below else {whole(device)}
 
 
 def _read(host: Host, path: str) -> str:

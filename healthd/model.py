@@ -317,6 +317,27 @@ class PciDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk or an NVMe controller as the kernel calls it ("nvme0n1", "nvme0", "sda"). `pci`: the card that it is or is
+    behind, "" = none; `ids`: its serial number and wwid, as sysfs has them."""
+
+    name: str
+    pci: str = ""
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalMount:
+    """A file system on this node's disks, where it is mounted first. `device`: as the kernel calls it ("dm-0",
+    "nvme0n1p1"); `disks`: what is below it."""
+
+    point: str
+    fstype: str
+    device: str
+    disks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """What this node has: given to correlate() and to people."""
 
@@ -324,6 +345,8 @@ class Inventory:
     devices: tuple[PciDevice, ...] = ()
     driver_version: str = ""
     dmi_product: str = ""
+    disks: tuple[Disk, ...] = ()
+    mounts: tuple[LocalMount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,24 @@ LOCAL = {
     *("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs", "zfs"),
     *("tmpfs", "devtmpfs", "ramfs", "rootfs", "overlay", "squashfs", "erofs", "iso9660"),
 }
+ON_DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs"}
+# Where container engines mount what belongs to one container, and desktops what somebody plugged in.
+_NOT_THE_HOSTS = (
+    *("/var/lib/kubelet/", "/var/lib/docker/", "/var/lib/containerd/", "/var/lib/containers/", "/var/lib/rancher/"),
+    *("/run/containerd/", "/run/docker/", "/run/k3s/", "/run/containers/", "/run/media/", "/media/"),
+)
 
 
 class Mount(NamedTuple):
     """`device`: "98:0", one for all mounts of a file system. `read_only`: this mount, which somebody made so.
-    `options`: of the file system itself; "ro" there may come from the kernel too."""
+    `options`: of the file system itself; "ro" there may come from the kernel too. `source`: "/dev/sda3"."""
 
     point: str
     fstype: str
     device: str
     read_only: bool
     options: tuple[str, ...]
+    source: str = ""
 
     @property
     def turned(self) -> str:
@@ -48,12 +55,12 @@ def parse(line: str) -> Mount:
     try:
         end = fields.index("-", 6)
         device, point, options = fields[2], fields[4], fields[5].split(",")
-        fstype, super_options = fields[end + 1], fields[end + 3].split(",")
+        fstype, source, super_options = fields[end + 1], fields[end + 2], fields[end + 3].split(",")
     except (ValueError, IndexError):
         raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}") from None
     if not point.startswith("/") or not {"rw", "ro"} & {*options}:
         raise ValueError(f"{MOUNTINFO}: not a mount: {line[:80]!r}")
-    return Mount(_unescape(point), fstype, device, "ro" in options, tuple(super_options))
+    return Mount(_unescape(point), fstype, device, "ro" in options, tuple(super_options), _unescape(source))
 
 
 def _unescape(text: str) -> str:
@@ -75,6 +82,12 @@ def parse_all(text: str | None) -> tuple[list[Mount], str]:
         except ValueError as error:
             wrong = wrong or str(error)
     return mounts, wrong
+
+
+def of_host(mount: Mount) -> bool:
+    """Whether it is a file system on the node's own disks: no volume of one container, no image in a file."""
+    is_image = mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
+    return mount.fstype in ON_DISKS and not is_image and not mount.point.startswith(_NOT_THE_HOSTS)
 
 
 def holding(mounts: Sequence[Mount], path: str) -> Mount | None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.disks import controller, whole
 from healthd.host import PCI_ADDRESS, Host, upstream_of
 from healthd.inventory import kind_of, pci_of, take
-from healthd.model import Gpu, PciDevice
+from healthd.model import Disk, Gpu, LocalMount, PciDevice
 from tests.fakes import scenarios
 from tests.trees import pci_device, write
 
@@ -92,6 +93,97 @@ def test_this_machine_can_be_looked_at() -> None:
 def test_a_device_that_vanishes_while_it_is_read_is_left_out(dgx: str) -> None:
     Path(dgx, "sys/bus/pci/devices/0000:29:00.0/class").unlink()
     assert "0000:29:00.0" not in {device.pci for device in take(Host(dgx), gpus=False).devices}
+
+
+MOUNTS = """\
+21 0 253:0 / / rw,relatime shared:1 - ext4 /dev/mapper/vg-root rw
+22 21 259:2 / /boot rw,relatime - ext4 /dev/nvme0n1p2 rw
+23 21 0:45 / /scratch rw,relatime - btrfs /dev/sda rw
+24 21 0:45 /home /home rw,relatime - btrfs /dev/sda rw
+25 21 9:0 / /local rw,relatime - xfs /dev/md0 rw
+26 21 253:9 / /var/lib/kubelet/pods/1/mount rw,relatime - ext4 /dev/mapper/pvc rw
+27 21 7:5 / /mnt/test rw,relatime - xfs /dev/loop5 rw
+28 21 0:50 / /data rw,relatime - nfs4 nas:/data rw
+"""
+
+
+@pytest.fixture
+def with_disks(tmp_path: Path) -> Host:
+    """The root on LVM on a partition of an NVMe disk, a RAID of two, a SATA disk, one that comes over a network."""
+    root = tmp_path / "tree"
+    nvme, block, names = "/sys/class/nvme", "/sys/block", "/sys/class/block"
+    files = {
+        "/proc/self/mountinfo": MOUNTS,
+        f"{nvme}/nvme9/transport": "tcp",
+        f"{nvme}/nvme9/address": "traddr=10.0.0.1",
+    }
+    for number in range(3):
+        files[f"{nvme}/nvme{number}/transport"] = "pcie\n"
+        files[f"{nvme}/nvme{number}/address"] = f"0000:5{number}:00.0\n"
+        files[f"{nvme}/nvme{number}/serial"] = f"S{number}   \n"
+    files |= {f"{block}/md0/size": "8", f"{block}/loop5/size": "8", f"{block}/dm-0/size": "8"}
+    files |= {f"{names}/dm-0/slaves/nvme0n1p3/size": "8", f"{names}/md0/slaves/nvme1n1/size": "8"}
+    files |= {f"{names}/md0/slaves/nvme2n1/size": "8"}
+    host = write(root, files)
+    links = {
+        f"{block}/sda": "../devices/pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda",
+        f"{block}/nvme0n1": "../devices/pci0000:00/0000:00:01.0/0000:50:00.0/nvme/nvme0/nvme0n1",
+        "/sys/dev/block/253:0": "../../devices/virtual/block/dm-0",
+        "/sys/dev/block/259:2": "../../devices/pci0000:00/0000:50:00.0/nvme/nvme0/nvme0n1/nvme0n1p2",
+        "/sys/dev/block/9:0": "../../devices/virtual/block/md0",
+    }
+    write(
+        root, {"/sys/devices/pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda/device/wwid": "naa.5\n"}
+    )
+    for path, target in links.items():
+        (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        (root / path[1:]).symlink_to(target)
+    return host
+
+
+def test_disks_are_known_by_name_card_and_serial_number(with_disks: Host) -> None:
+    assert take(with_disks, gpus=False).disks == (
+        Disk("nvme0", "0000:50:00.0", ("S0",)),
+        Disk("nvme1", "0000:51:00.0", ("S1",)),
+        Disk("nvme2", "0000:52:00.0", ("S2",)),
+        Disk("nvme9"),
+        Disk("nvme0n1", "0000:50:00.0"),
+        Disk("sda", "0000:00:17.0", ("naa.5",)),
+    )
+
+
+def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_disks: Host) -> None:
+    assert take(with_disks, gpus=False).mounts == (
+        LocalMount("/", "ext4", "dm-0", ("nvme0n1",)),
+        LocalMount("/boot", "ext4", "nvme0n1p2", ("nvme0n1",)),
+        LocalMount("/scratch", "btrfs", "sda", ("sda",)),
+        LocalMount("/local", "xfs", "md0", ("nvme1n1", "nvme2n1")),
+    )
+
+
+def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
+    mounts = "21 0 253:0 / / rw - ext4 /dev/dm-0 rw\n"
+    files = {"/proc/self/mountinfo": mounts, "/sys/class/block/dm-0/slaves/dm-0/size": "8"}
+    assert take(write(tmp_path, files), gpus=False).mounts == (LocalMount("/", "ext4", "dm-0", ("dm-0",)),)
+
+
+@pytest.mark.parametrize(
+    ("name", "disk", "card"),
+    [
+        ("nvme0n1p1", "nvme0n1", "nvme0"),
+        ("nvme10n2", "nvme10n2", "nvme10"),
+        ("nvme0c1n1", "nvme0n1", "nvme0"),
+        ("sda3", "sda", ""),
+        ("sdaa", "sdaa", ""),
+        ("vda1", "vda", ""),
+        ("mmcblk0p2", "mmcblk0", ""),
+        ("md127p1", "md127", ""),
+        ("dm-17", "dm-17", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_partition_belongs_to_its_disk_and_a_disk_to_its_controller(name: str, disk: str, card: str) -> None:
+    assert (whole(name), controller(name)) == (disk, card)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from healthd.model import (
     Clears,
     Condition,
     ConditionState,
+    Disk,
     Finding,
     Gpu,
     Health,
     Inventory,
     Leave,
+    LocalMount,
     NodeState,
     Observation,
     Outcome,
@@ -52,7 +54,12 @@ RESULT = CheckResult(
 )
 VERDICT = Verdict(Health.UNHEALTHY, (CONDITION,), (CONDITION,), ("gpu_ecc has not run yet",))
 INVENTORY = Inventory(
-    (Gpu("0000:1b:00.0", 0),), (PciDevice("0000:1b:00.0", "0x10de", "0x2330", "0x030200", "gpu"),), "580", "DGX H100"
+    (Gpu("0000:1b:00.0", 0),),
+    (PciDevice("0000:1b:00.0", "0x10de", "0x2330", "0x030200", "gpu"),),
+    "580",
+    "DGX H100",
+    (Disk("sda"),),
+    (LocalMount("/", "ext4", "sda3", ("sda",)),),
 )
 SNAPSHOT = Snapshot(
     version="0",

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import captured
 
-from healthd.mountinfo import Mount, holding, is_local, parse, parse_all
+from healthd.mountinfo import Mount, holding, is_local, of_host, parse, parse_all
 
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2"
 
 
 def test_a_line_says_where_what_and_how():
-    assert parse(NFS) == Mount("/data", "nfs4", "0:42", False, ("rw", "vers=4.2"))
+    assert parse(NFS) == Mount("/data", "nfs4", "0:42", False, ("rw", "vers=4.2"), "server:/srv")
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,19 @@ def test_a_line_is_a_mount_or_refused_in_one_sentence(line):
         assert "\n" not in said
     else:
         assert found.point.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("21 0 8:1 / / rw - ext4 /dev/sda1 rw", True),
+        ("22 21 0:45 / /scratch rw - btrfs /dev/nvme0n1 rw", True),
+        ("22 21 253:17 / /var/lib/kubelet/pods/1/volumes/kubernetes.io~csi/pvc/mount rw - ext4 /dev/dm-17 rw", False),
+        ("22 21 7:5 / /mnt/test rw - xfs /dev/loop5 rw", False),
+        ("22 21 8:17 / /run/media/ann/stick rw - ext4 /dev/sdb1 rw", False),
+        ("22 21 0:46 / /tmp rw - tmpfs tmpfs rw", False),
+        ("22 21 0:42 / /data rw - nfs4 server:/srv rw", False),
+    ],
+)
+def test_the_nodes_own_file_systems_are_told_from_those_of_containers_and_images(line, expected):
+    assert of_host(parse(line)) is expected

@@ -1,0 +1,28 @@
+"""What the kernel's names of disks say: partitions, paths and controllers. Pure."""
+
+from __future__ import annotations
+
+import re
+
+NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # what stands for something else, or is empty
+
+# A partition's number follows a "p" where the disk's own name ends with a digit (Linux, block/partitions/core.c).
+_PARTITION = re.compile(
+    r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|loop|nbd|zram|drbd|pmem|rbd)\d+)p\d+|((?:sd|vd|hd|xvd)[a-z]+)\d+"
+)
+_PATH = re.compile(r"(nvme\d+)c\d+(n\d+)")  # one way to a disk that has several
+_NVME = re.compile(r"(nvme\d+)(?:c\d+)?n\d+")
+
+
+def whole(name: str) -> str:
+    """The disk that a name belongs to: "nvme0n1" of "nvme0n1p1" and of the path "nvme0c1n1", "sda" of "sda3"."""
+    match = _PARTITION.fullmatch(name)
+    disk = (match[1] or match[2]) if match else name
+    path = _PATH.fullmatch(disk)
+    return path[1] + path[2] if path else disk
+
+
+def controller(name: str) -> str:
+    """The NVMe controller of a disk ("nvme0" of "nvme0n1"), "" if it has none."""
+    match = _NVME.fullmatch(whole(name))
+    return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Errors of the host's memory that ECC found, as the kernel's EDAC drivers count them.
+"""Errors of the host's memory and processors, as the kernel's EDAC drivers count them and its log tells of them.
 
 Rules: an uncorrected error lost data of whatever used that memory (Meta's study counts it as a fault of the node). The
 controller's count has them all, also those whose DIMM the hardware did not name. Corrected errors cost nothing, and
@@ -7,26 +7,49 @@ think in ranks (AMD) have rank0 for dimm0. Without an EDAC driver (virtual machi
 
 The counts begin anew with each boot. One that the first look after a boot finds above 0 warns: it may be an error of
 this boot, or what the firmware kept of the last one (it hands it over when its driver, ghes_edac, starts).
+
+The log tells at once, and also where no EDAC driver runs: an uncorrected error that EDAC names is the same condition as
+its count (same controller); machine checks, records of the firmware and pages with bad data that nobody names a
+controller for are one condition of the node, unless EDAC named one within five seconds. What is corrected is judged by
+its count alone. What the registers or the firmware (BERT) kept of the last boot is no fault of this one: the first
+warns, for it tells why the node went down; the second is silent, for firmware shows it after each boot again.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
 from healthd.past import Past
 
 USES = ""
+AFTER_EVENTS = ("mce_edac",)
 
 CONTROLLERS = "/sys/devices/system/edac/mc"
 CONTROLLER = re.compile(r"mc[0-9]+")
 DIMM = re.compile(r"(?:dimm|rank)[0-9]+")
 ROW = re.compile(r"csrow[0-9]+")
 DAY = 24 * 3600.0
+INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
+WORDS = {
+    "fatal": "fatal machine check",
+    "uncorrected": "uncorrected machine check",
+    "process_killed": "an uncorrected memory error killed a process",
+    "page_not_recovered": "the kernel could not take a page with bad data out of use",
+    "recoverable": "the firmware reports an uncorrected error",
+    "page_recovered": "the kernel took a page with bad data out of use",
+    "deferred": "bad data was found that nobody has used yet",
+    "left_over": "an uncorrected machine check was found in a register, probably of the last boot",
+    "pci_parity": "PCI parity or system error",
+}
+LOST_DATA = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
+WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +146,90 @@ def _if_told(host: Host, file: str) -> str:
         return ""
 
 
+# --- what the kernel log says
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """One finding per code and part, resting on all its events."""
+    of_pcie = {(event.boot_id, _field(event, "record")) for event in events if event.kind == "pcie_aer"}
+    heard = [event for event in events if event.kind == "mce_edac"]
+    named = [event for event in heard if event.code == "uncorrected" and _part(event)]
+    groups: dict[tuple[str, str], list[KernelEvent]] = {}
+    for event in named:
+        groups.setdefault(("uncorrected", _part(event)), []).append(event)
+    told = _times(named)
+    checks = [event for event in heard if _severity(event, of_pcie) and not told(event)]
+    if checks:
+        groups["machine_check", ""] = checks
+    told = _times([*named, *checks])
+    for event in heard:
+        if event.code in WARNS and not told(event):
+            groups.setdefault((event.code, event.pci), []).append(event)
+    for (name, part), group in groups.items():
+        rated = [(_severity(event, of_pcie) or Severity.WARNING, event.last_time, event.sequence) for event in group]
+        severity, _, sequence = max(rated)
+        yield Finding(
+            severity,
+            f"memory_edac/{name}",
+            part,
+            _message(next(event for event in group if event.sequence == sequence)),
+            clears=Clears.REBOOT,
+            window_seconds=0.0 if severity is Severity.CRITICAL else config.clean_seconds,
+            events=tuple(event.sequence for event in group),
+        )
+
+
+def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | None:
+    """How bad an error is that was not corrected, None if it is none. `of_pcie`: records that pcie_aer judges.
+
+    A recoverable error of memory or a processor lost data; one of anything else, or of what was not said yet, warns.
+    """
+    number = _field(event, "record")
+    if number and (event.boot_id, number) in of_pcie:
+        return None
+    if event.code in LOST_DATA:
+        return Severity.CRITICAL
+    if event.code != "recoverable":
+        return None
+    section = _field(event, "section")
+    return Severity.CRITICAL if "memory" in section or "processor" in section else Severity.WARNING
+
+
+def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
+    """Whether an event is at the time of one of these, in the same boot: it tells of the same error."""
+    boots: dict[str, list[tuple[float, float]]] = {}
+    for event in events:
+        boots.setdefault(event.boot_id, []).append((event.time, event.last_time))
+    starts = {boot: sorted(start for start, _ in times) for boot, times in boots.items()}
+    ends = {boot: list(itertools.accumulate((end for _, end in sorted(times)), max)) for boot, times in boots.items()}
+
+    def told(event: KernelEvent) -> bool:
+        before = bisect.bisect_right(starts.get(event.boot_id, ()), event.last_time + INCIDENT_SECONDS)
+        return before > 0 and ends[event.boot_id][before - 1] >= event.time - INCIDENT_SECONDS
+
+    return told
+
+
+def _message(event: KernelEvent) -> str:
+    words = "uncorrected memory error" if _part(event) else WORDS[event.code]
+    where = _field(event, "dimm")
+    more = [f"{where} ({_part(event)})" if where else _part(event), event.pci, _field(event, "section")]
+    more.append(f"bank {_field(event, 'bank')}" if _field(event, "bank") else "")
+    if event.pid:
+        name = "".join(c if c.isprintable() else "?" for c in event.process or "process")
+        more.append(f"{name} (pid {event.pid})")
+    more.append(f"{event.lines} lines" if event.lines > 1 else "")
+    return ", ".join(text for text in (words, *more) if text)
+
+
+def _part(event: KernelEvent) -> str:
+    return _field(event, "part")
+
+
+def _field(event: KernelEvent, name: str) -> str:
+    return dict(event.fields).get(name, "")
+
+
 _FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log do, too. "
 
 EXPLAIN = {
@@ -141,6 +248,44 @@ EXPLAIN = {
         "If they are of this boot, a process or the kernel may compute with wrong bytes.",
         f"journalctl -k | grep -iE 'edac|mce|hardware error' says when they came. {_FIND_TODO}Test the memory; replace "
         "the DIMM if it comes back.",
+    ),
+    "memory_edac/machine_check": Explain(
+        Severity.CRITICAL,
+        Clears.REBOOT,
+        "A processor, the firmware or the kernel's memory management tells of an error that could not be corrected, "
+        "and no driver named a memory controller for it.",
+        "Data was lost, in memory, a cache or on a bus: a process was killed for it or computes with wrong bytes.",
+        "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
+        "DIMM. Drain and reboot; comes back: replace it.",
+    ),
+    "memory_edac/page_recovered": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "The kernel took a page of memory with bad data out of use.",
+        "What the page held was clean or belonged to a process that was told. More may follow from the same DIMM.",
+        f"{_FIND_TODO}Test the memory at the next maintenance; comes back: replace the DIMM.",
+    ),
+    "memory_edac/deferred": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "The hardware found data that cannot be corrected, and marked it: nobody has used it yet.",
+        "Who reads it gets a machine check and is killed.",
+        f"{_FIND_TODO}Drain the node at the next occasion and test the memory.",
+    ),
+    "memory_edac/left_over": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "An uncorrected machine check was found in a register without an exception: mostly of the last boot, which it "
+        "may have ended, or of memory that nobody used.",
+        "The same may happen again.",
+        "The BMC's log says when it was; mcelog --ascii or rasdaemon decode it. Comes back: replace the part.",
+    ),
+    "memory_edac/pci_parity": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "A device on the PCI bus saw a parity or a system error.",
+        "A transfer had wrong data. Many devices set these bits for no reason, so it only warns.",
+        "lspci -vvv -s PCI; look for errors of its driver at the same time. Reseat the card if it comes back.",
     ),
     "memory_edac/corrected": Explain(
         Severity.WARNING,

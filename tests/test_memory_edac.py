@@ -1,4 +1,4 @@
-"""memory_edac: errors of the host's memory that ECC found."""
+"""memory_edac: errors of the host's memory and processors, counted and logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from trees import captured, write
 from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Inventory, Severity
 from healthd.past import Past
 
 MC = "/sys/devices/system/edac/mc"
@@ -262,3 +264,153 @@ def test_what_is_no_count_is_refused_in_one_sentence(text):
         assert said.startswith(f"{MC}/mc0/ue_count: not a count")
     else:
         assert str(count) == text.lstrip("0") or count == 0
+
+
+# --- what the log says
+
+UE = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0 page:0x849923)"
+CE = UE.replace("UE", "CE")
+EXCEPTION = "mce: [Hardware Error]: CPU 0: Machine Check Exception: 5 Bank 7: bd80000000100134"
+RECOVERED = "Memory failure: 0x849923: recovery action for dirty LRU page: Recovered"
+KILLED = "Memory failure: 0x849923: Sending SIGBUS to python3:4711 due to hardware memory corruption"
+
+
+def event(line, at=1000.0):
+    heard_ = event_of(RawLine(at, line), "b")
+    assert heard_ is not None, line
+    return heard_
+
+
+def heard(*lines, apart=0.0):
+    recent, _, _ = fold_events((), [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)], 1)
+    return list(memory_edac.correlate(recent, Inventory(), Config()))
+
+
+def judged(*lines, **kw):
+    return [(f.code.partition("/")[2], f.subject, f.severity) for f in heard(*lines, **kw)]
+
+
+def record(severity, *section):
+    lines = (f"event severity: {severity}", f" Error 0, type: {severity}", *section)
+    return [f"{{3}}[Hardware Error]: {line}" for line in lines]
+
+
+def test_an_uncorrected_error_in_the_log_is_the_same_condition_as_its_count():
+    (finding,) = heard(UE, UE)
+    assert (finding.code, finding.subject) == ("memory_edac/uncorrected", "mc0")
+    assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.CRITICAL, Clears.REBOOT, 0.0)
+    assert finding.message == "uncorrected memory error, CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (mc0), 2 lines"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        EXCEPTION,
+        KILLED,
+        "mce: [Hardware Error]: Machine check: Processor context corrupt",
+        "mce: Uncorrected hardware memory error in user-access at 3f1d5c0040",
+        "[Hardware Error]: Uncorrected, software containable error.",
+        "Memory failure: 0x7740c0: recovery action for reserved kernel page: Ignored",
+    ],
+)
+def test_a_machine_check_that_lost_data_is_critical_until_a_reboot(line):
+    assert judged(line) == [("machine_check", "", Severity.CRITICAL)]
+
+
+def test_the_process_that_was_killed_is_named():
+    assert heard(KILLED)[0].message == "an uncorrected memory error killed a process, python3 (pid 4711)"
+
+
+def test_what_edac_names_is_not_said_twice_and_something_later_is():
+    for lines in ([UE, EXCEPTION, KILLED, RECOVERED], [EXCEPTION, RECOVERED, KILLED, UE]):
+        assert judged(*lines) == [("uncorrected", "mc0", Severity.CRITICAL)]
+    assert judged(UE, EXCEPTION, apart=60.0) == [
+        ("uncorrected", "mc0", Severity.CRITICAL),
+        ("machine_check", "", Severity.CRITICAL),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("severity", "section", "expected"),
+    [
+        ("fatal", ["  section_type: memory error"], [Severity.CRITICAL]),
+        ("fatal", [], [Severity.CRITICAL]),
+        ("recoverable", ["  section_type: memory error"], [Severity.CRITICAL]),
+        ("recoverable", ["  section_type: general processor error"], [Severity.CRITICAL]),
+        ("recoverable", ["  section_type: Firmware Error Record Reference"], [Severity.WARNING]),
+        ("recoverable", ["  section_type: PCIe error", "  device_id: 0000:03:00.0"], []),
+        ("fatal", ["  section_type: PCIe error", "  device_id: 0000:03:00.0"], []),
+        ("corrected", ["  section_type: memory error"], []),
+        ("info", ["  section_type: memory error"], []),
+    ],
+)
+def test_a_firmwares_record_is_judged_by_its_severity_and_section(severity, section, expected):
+    assert judged(*record(severity, *section)) == [("machine_check", "", each) for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "subject"),
+    [
+        (RECOVERED, "page_recovered", ""),
+        ("[Hardware Error]: Deferred error, no action required.", "deferred", ""),
+        ("[Hardware Error]: System Fatal error.", "left_over", ""),
+        ("mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 5: be00000000800400", "left_over", ""),
+        ("EDAC PCI: Signaled System Error on 0000:03:00.0", "pci_parity", "0000:03:00.0"),
+    ],
+)
+def test_what_lost_nothing_yet_warns_for_a_day(line, code, subject):
+    (finding,) = heard(line)
+    assert (finding.code, finding.subject, finding.severity) == (f"memory_edac/{code}", subject, Severity.WARNING)
+    assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 86400.0)
+
+
+def test_corrected_errors_and_records_of_the_last_boot_are_judged_by_nobody():
+    lines = [
+        CE,
+        "mce: [Hardware Error]: Machine check events logged",
+        "mce: [Hardware Error]: CPU 0: Machine Check: 0 Bank 7: 8c00004000010092",
+        "[Hardware Error]: Corrected error, no action required.",
+        "BERT: Error records from previous boot:",
+        "[Hardware Error]: event severity: fatal",
+        "[Hardware Error]:   section_type: memory error",
+        "EDAC DEVICE1: CE: thunderx-l2c instance: 0 block: N/A 'L2 ECC'",
+    ]
+    assert judged(*lines) == []
+
+
+def test_a_logged_error_drains_and_clean_counts_do_not_end_it_but_the_reboot_does(node):
+    life = Story(memory_edac).look(node()).hear(event(EXCEPTION)).looks(node(), 400)
+    assert (life.codes, life.drained, life.requeued) == (["memory_edac/machine_check"], True, True)
+    life.reboot().look(node())
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repaired(node):
+    counted = node({"mc0/ue_count": "1"})
+    life = Story(memory_edac).look(node()).hear(event(UE)).look(counted, 0.1).looks(counted, 400)
+    assert [(c.code, c.subject) for c in life.conditions.values()] == [("memory_edac/uncorrected", "mc0")]
+    assert life.drained
+    life.repaired("memory_edac/uncorrected").looks(counted, 2)
+    assert (life.codes, life.drained) == ([], False)
+
+
+def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
+    from healthd.verdict import resumed_by_operator
+
+    life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
+    life.conditions = resumed_by_operator(life.conditions, life.now, life.now)
+    life.looks(node(), 5)
+    assert life.codes == []
+    life.hear(event(EXCEPTION))
+    assert (life.codes, life.drained) == (["memory_edac/machine_check"], True)
+
+
+def test_a_storm_of_errors_is_judged_in_time_that_grows_with_their_number():
+    import time
+
+    events = tuple(event(line, 1000.0 + 6 * n) for n in range(1000) for line in (UE, EXCEPTION))
+    recent, _, _ = fold_events((), events, 1)
+    began = time.process_time()
+    for _ in range(10):
+        list(memory_edac.correlate(recent, Inventory(), Config()))
+    assert time.process_time() - began < 2.0

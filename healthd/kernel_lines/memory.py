@@ -93,7 +93,7 @@ def _mce_says(kind: str, match: re.Match[str]) -> KernelEvent:
 _NUMBER = r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
 _SEVERITY = re.compile(rf"{_NUMBER}(?:event )?severity: (?:\d, )?(recoverable|fatal|corrected|info)\b")
 _SECTION = re.compile(rf"{_NUMBER}section_type: ([\w/ ]{{1,48}})")
-_FURTHER = re.compile(r"(?:\{(\d{1,10})\}|mce: )?\[Hardware Error\]:")
+_FURTHER = re.compile(rf"mce: \[Hardware Error\]:|{_NUMBER}")
 
 
 def _severity(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -106,7 +106,7 @@ def _section(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _further(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, DETAIL, fields=(("record", match[1]),))
+    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]),))
 
 
 _LAST_BOOT = re.compile(r"BERT: Error records from previous boot:")

@@ -66,6 +66,8 @@ def absorb_result(
         old = new.get(key)
         if old is None:
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
+        if old.last_event:  # what was told by the log is not undone by a look that finds less
+            finding = _as_latched(finding, old)
         new[key] = _seen_by_check(old, finding, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():

@@ -549,6 +549,23 @@ def test_clean_runs_do_not_clear_what_only_the_log_said() -> None:
     assert node.run(check="gpu_xid").run(check="gpu_xid").only.state is OPEN
 
 
+def test_what_the_log_latched_is_not_undone_by_a_look_that_finds_less() -> None:
+    node = Node()
+    node.event(XID)
+    milder = replace(XID, severity=Severity.WARNING, clears=Clears.PASS, window_seconds=60.0)
+    node.run(milder).run(check="gpu_xid").quiet(3600.0).run(check="gpu_xid")
+    assert (node.only.severity, node.only.clears, node.only.state) == (Severity.CRITICAL, Clears.REBOOT, OPEN)
+    assert node.reboot().conditions == {}
+
+
+def test_what_a_look_found_first_waits_for_the_reboot_that_the_log_asks_for() -> None:
+    node = Node().run(replace(XID, severity=Severity.WARNING, clears=Clears.PASS))
+    node.event(XID)
+    node.run(check="gpu_xid").run(check="gpu_xid")
+    assert (node.only.severity, node.only.clears, node.only.state) == (Severity.CRITICAL, Clears.REBOOT, OPEN)
+    assert node.reboot().conditions == {}
+
+
 def test_news_in_the_log_counts_clean_runs_anew() -> None:
     node = Node().run(FEWER).run()
     node.event(FEWER)

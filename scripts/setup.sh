@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUILD_PACKAGES=(gcc libsystemd-dev pkg-config)  # systemd-python is a source package
-TEST_PACKAGES=(slurmctld slurmd slurm-client munge systemd-container mmdebstrap debian-archive-keyring patchelf prometheus gcc e2fsprogs mount util-linux procps groff-base)
+TEST_PACKAGES=(slurmctld slurmd slurm-client munge systemd-container mmdebstrap debian-archive-keyring patchelf prometheus gcc e2fsprogs mount util-linux procps groff-base logrotate)
 DAEMONS=(slurmctld slurmd munge prometheus)
 
 say() { echo "setup: $*"; }

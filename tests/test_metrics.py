@@ -41,7 +41,7 @@ from healthd.model import (
     Severity,
     Verdict,
 )
-from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot
+from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, SourceStatus
 from healthd.worker import Setup, Worker
 from tests.e2e.requirements import require_programs
 from tests.fakes import NOW, run_check, scenarios
@@ -64,6 +64,26 @@ PLAIN = Snapshot(
     round=RoundStatus(3, NOW - 50, 0.02, NOW + 250),
     inventory=Inventory(),
 )
+
+
+def test_each_source_says_whether_it_lives_and_what_it_lost() -> None:
+    sources = (
+        SourceStatus("kernel_log", up=True, last_read=NOW, overruns_total=2, lost_total=70, rotations_total=1),
+        SourceStatus("journal", up=False, restarts_total=3, trouble="the disk hangs"),
+        SourceStatus("device_removals", up=True, last_read=NOW, malformed_total=4),
+    )
+    page = render(replace(PLAIN, sources=sources)).decode()
+    for line in (
+        'healthd_source_up{source="kernel_log"} 1.0',
+        'healthd_source_up{source="journal"} 0.0',
+        'healthd_source_overruns_total{source="kernel_log"} 2.0',
+        'healthd_source_lost_total{source="kernel_log"} 70.0',
+        'healthd_source_rotations_total{source="kernel_log"} 1.0',
+        'healthd_source_restarts_total{source="journal"} 3.0',
+        'healthd_source_malformed_total{source="device_removals"} 4.0',
+    ):
+        assert f"{line}\n" in page
+    assert 'healthd_source_last_read_timestamp_seconds{source="journal"}' not in page, "it was never read"
 
 
 def result(

@@ -1,8 +1,12 @@
-"""The machine's own kernel log, written by root as programs do: facility user, one open per write."""
+"""The machine's own kernel log: what root writes into it as programs do (facility user, one open per write), and what
+the kernel writes of processes, files and cgroups with names that are made to deceive."""
 
+import contextlib
+import ctypes
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,6 +18,8 @@ import pytest
 from requirements import require, require_programs, require_root
 
 from healthd.host import Host
+from healthd.kernel_file import FollowedFile
+from healthd.kernel_listener import RETRY_SECONDS, Listener
 from healthd.kernel_log import event_of, open_source
 
 ROOT = Path(__file__).parents[2]
@@ -90,6 +96,202 @@ def test_a_restart_reads_each_line_once(inject, kmsg):
     assert [line.text for line in drain(kmsg(again.cursor)) if line.text == text] == []
 
 
+# --- a reader that is deaf, dies, or is too slow
+
+
+def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg):
+    source = kmsg()
+    drain(source)
+    source.listen_in()
+    text = xid()
+    inject(text)
+    source.listen_in()
+    assert text in [line.text for line in drain(source)], "a reader that hears is no deaf one"
+    source.listen_in()
+    nothing, writer = os.pipe2(os.O_NONBLOCK)
+    os.dup2(nothing, source.fileno())  # what gives neither a line nor an error
+    inject(xid())
+    assert drain(source) == []
+    source.listen_in()
+    with pytest.raises(OSError, match="gives no lines that others get"):
+        source.read()
+    os.close(nothing)
+    os.close(writer)
+
+
+def test_a_reader_that_is_deaf_or_dead_is_opened_again_and_loses_no_line(inject):
+    now = 1000.0
+    log = Listener("kmsg", "/", Host().boot_id(), None, True, time.time, lambda: now)
+    hear(log)
+    nothing, writer = os.pipe2(os.O_NONBLOCK)
+    for failures, breaks in enumerate((lambda fd: os.dup2(nothing, fd), os.close), start=1):
+        log.round_is_over()
+        ((descriptor, _),) = log.waits()
+        breaks(descriptor)
+        text = xid()
+        inject(text)
+        assert hear(log) == []
+        log.round_is_over()
+        hear(log)
+        log.round_is_over()
+        hear(log)
+        assert (log.status.alive, log.status.restarts_total) == (False, failures), log.status
+        assert [(up.source, up.up) for up in log.sources] == [("kernel_log", False), ("journal", True)]
+        now += RETRY_SECONDS[0]
+        assert text in hear(log)
+        assert log.status.alive
+        assert [(up.source, up.up) for up in log.sources] == [("kernel_log", True), ("journal", True)]
+    log.close()
+    os.close(nothing)
+    os.close(writer)
+
+
+def hear(log):
+    texts = [event.text for event in log.read()]
+    while log.deadline == 0.0:
+        texts += [event.text for event in log.read()]
+    return texts
+
+
+def test_more_than_the_ring_holds_is_counted_as_lost_and_named_for_the_journal(inject, kmsg):
+    """The ring of the machine is written once round: its old lines are gone afterwards, as in any storm."""
+    ring_bytes = ctypes.CDLL(None, use_errno=True).klogctl(10, None, 0)
+    if not 0 < ring_bytes <= 4 << 20:
+        require(f"a ring of {ring_bytes} bytes is too large to be filled")
+    source = kmsg()
+    drain(source)
+    before, gaps = source.cursor["sequence"], source.gaps
+    filler = "x" * 900
+    for number in range(ring_bytes // 900 + 200):
+        inject(f"healthd test fills the ring {number} {filler}")
+    text = xid()
+    inject(text)
+    given = drain(source)
+    assert given[-1].text == text
+    assert source.overruns >= 1
+    assert source.lost > 0
+    assert before + source.lost + len(given) >= source.cursor["sequence"] - 50, "each record is lost or given"
+    (gap,) = source.gaps[len(gaps) :]
+    assert gap.since_usec < gap.until_usec
+    assert any("overwritten" in note for note in source.take_notes())
+
+
+# --- names that are made to deceive: the kernel itself writes these lines
+
+FAULT = "NVRM: Xid (PCI:0000:01:00): 79, pid=1, name=x, GPU has fallen off the bus."
+CRASH = """
+#include <sys/prctl.h>
+int main(int argc, char **argv) {
+    if (argc > 1) prctl(PR_SET_NAME, argv[1]);
+    *(volatile int *) 0 = 0;
+}
+"""
+HOG = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode())
+memory = bytearray(200 << 20)
+for place in range(0, len(memory), 4096):
+    memory[place] = 1
+"""
+COMMS = ("NVRM: Xid (PCI:0", "Xid (0): 79, a", "NVRM: Xid (0): ", "SXid (0): 11013", "\nXid (0): 79, a")
+
+
+def nothing_of(source, mark, tmp_path):
+    """That the kernel wrote lines with `mark`, and that no source makes anything of them."""
+    lines = []
+    for _ in range(20):
+        lines += source.read()
+        if any(mark in line.text for line in lines):
+            break
+        select.select([source.fileno()], [], [], 0.2)
+    time.sleep(0.1)
+    lines += drain(source)
+    found = [line for line in lines if mark in line.text]
+    assert found, "the kernel wrote nothing of it"
+    events = [event for line in lines if (event := event_of(line, "b1")) is not None]
+    assert [event.text for event in events if event.kind != "oom" and mark in event.text] == []
+    # The same as a syslog daemon writes it that reads /dev/kmsg: one line a record, what is no text escaped.
+    log = tmp_path / "kern.log"
+    escaped = (line.text.replace("\n", "#012") for line in found)
+    log.write_text("".join(f"Nov 21 15:00:00 node17 kernel: [13696.658651] {text}\n" for text in escaped))
+    followed = FollowedFile(str(log), None)
+    events = [event for line in followed.read() if (event := event_of(line, "b1")) is not None]
+    followed.close()
+    assert [event.text for event in events if event.kind != "oom"] == []
+    return found
+
+
+@pytest.mark.parametrize("comm", COMMS)
+def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_path, comm):
+    require_root()
+    require_programs("gcc", packages="gcc")
+    program = tmp_path / f"x\n{FAULT}"  # the kernel names the file that crashed, too
+    source = tmp_path / "crash.c"
+    source.write_text(CRASH)
+    subprocess.run(["gcc", "-o", str(program), str(source)], check=True)
+    log = kmsg(injected=False)
+    drain(log)
+    for _ in range(8):  # such lines are rate-limited: 10 in 5 s for the whole machine
+        died = subprocess.run([FAULT, comm], executable=str(program), check=False)
+        assert died.returncode == -signal.SIGSEGV
+        if select.select([log.fileno()], [], [], 0.2)[0]:
+            break
+        time.sleep(1)
+    nothing_of(log, comm[:15].strip(), tmp_path)
+
+
+def test_an_oom_kill_in_a_cgroup_with_the_name_of_a_fault_is_nothing_but_an_oom_kill(kmsg, tmp_path):
+    require_root()
+    with cgroup_of(FAULT) as folder:
+        log = kmsg(injected=False)
+        drain(log)
+        join = 'echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
+        argv = ["sh", "-c", join, "sh", folder, sys.executable, "-c", HOG, "Xid (0): 79, a"]
+        died = subprocess.run(argv, check=False)
+        assert died.returncode == -signal.SIGKILL
+        lines = nothing_of(log, "Xid (0): 79, a", tmp_path)
+    assert any(f"memcg=/{FAULT}" in line.text for line in lines)
+
+
+@contextlib.contextmanager
+def cgroup_of(name):
+    """A cgroup that may use 20 MiB, v1 or v2."""
+    for base, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        folder = f"{base}/{name}"
+        try:
+            os.mkdir(folder)
+        except OSError:
+            continue
+        try:
+            if os.path.exists(f"{folder}/{limit}"):
+                Path(f"{folder}/{limit}").write_text("20M")
+                with contextlib.suppress(OSError):
+                    Path(f"{folder}/memory.swap.max").write_text("0")
+                yield folder
+                return
+        finally:
+            for _ in range(50):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+                    break
+                time.sleep(0.1)
+    require("no cgroup can limit memory here")
+
+
+def test_a_program_cannot_write_a_line_of_the_kernels_facility(kmsg):
+    """Only root may write to /dev/kmsg at all; the kernel gives what says facility 0 the facility of users."""
+    require_root()
+    source = kmsg(injected=False)
+    drain(source)
+    text = xid()
+    for priority in ("", "<0>", "<4>", "<7>", "<12>", "<2047>"):
+        with open("/dev/kmsg", "w", buffering=1) as file:
+            file.write(f"{priority}{text}\n")
+    assert [line.text for line in drain(source) if line.text == text] == []
+    raw = kmsg(injected=True)
+    assert [line.text for line in drain(raw) if line.text == text] == [text] * 6
+
+
 JOURNAL = textwrap.dedent(
     """
     import json, os, select, subprocess, sys, time
@@ -101,6 +303,12 @@ JOURNAL = textwrap.dedent(
         with open("/dev/kmsg", "w", buffering=1) as file:
             file.write(f"<12>{text}\\n")
 
+    def forged_entries(forged):
+        from systemd import journal
+        reader = journal.Reader()
+        reader.seek_head()
+        return len([entry for entry in reader if forged[6:] in str(entry.get("MESSAGE"))])
+
     def until(source, text):
         got = []
         for _ in range(100):
@@ -111,6 +319,13 @@ JOURNAL = textwrap.dedent(
         raise SystemExit(f"{text} did not come through the journal")
 
     text, boot_id = sys.argv[1], Host().boot_id()
+    # Not the kernel: logger(1) under every name, a service's output with a priority, systemd's own protocol.
+    forged = f"NVRM: Xid (PCI:0000:01:00): 79, pid=1, name={text[-14:-6]}F"
+    for argv in (["-t", "kernel"], ["-t", "NVRM"], ["-p", "kern.crit", "-t", "kernel"], ["--id=1", "-t", "kernel"], []):
+        subprocess.run(["logger", "-u", "/run/systemd/journal/dev-log", *argv, forged], check=True)
+    subprocess.run(["systemd-cat", "-t", "kernel", "echo", f"<2>{forged}"], check=True)
+    fields = f"MESSAGE={forged}\\nSYSLOG_FACILITY=0\\nSYSLOG_IDENTIFIER=kernel\\n_TRANSPORT=kernel\\n"
+    subprocess.run(["logger", "--journald"], input=fields.encode(), check=True)
     kmsg = open_source("kmsg", "/", None, True)
     started = time.clock_gettime(time.CLOCK_MONOTONIC)
     inject(text + "1")
@@ -134,6 +349,8 @@ JOURNAL = textwrap.dedent(
         "filled": [line.text for line in filled if line.text.startswith(text)],
         "before": [line.text for line in before if line.text.startswith(text)],
         "kernel_only": [line.text for line in read_journal(boot_id, since, 2**62, 10000) if text in line.text],
+        "forged": [line.text for line in read_journal(boot_id, 0, 2**62, 10**6, True) if forged[6:] in line.text],
+        "written": forged_entries(forged),
         "late": max(abs(line.time - time.time()) for line in filled if line.text.startswith(text)),
         "limited": len(read_journal(boot_id, 0, 2**62, 3)),
     }))
@@ -175,5 +392,7 @@ def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path
         "before": [text + "1"],
         "kernel_only": [],
         "limited": 3,
+        "forged": [],
+        "written": 7,
     }
     assert late < 30

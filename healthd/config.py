@@ -74,10 +74,13 @@ class KernelLogConfig:
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
     """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
-    be under way."""
+    be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: the jobs
+    that a CRITICAL fault hit are told so in theirs."""
 
     command_seconds: float = 30.0
     requeue_again_seconds: float = 90.0
+    max_restarts: int = 5
+    admin_comment: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +347,8 @@ def _plausible(config: Any, where: str) -> None:
             raise ConvertError(f"{place}: must not be negative, is {value:g}")
         elif f.name == "clear_after" and value < 1:
             raise ConvertError(f"{place}: must be 1 or more, is {value}")
+        elif f.name == "max_restarts" and value < 0:
+            raise ConvertError(f"{place}: must be 0 or more, is {value}")
         elif f.name == "listen":
             listen_address(value, place)
         elif f.name in ("state_dir", "runtime_dir", "checks_dir", "root") or (f.name == "baseline_file" and value):

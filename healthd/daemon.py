@@ -52,7 +52,7 @@ from healthd.results import result_of
 from healthd.rounds import Rounds
 from healthd.runner import Reply, Request, Runner
 from healthd.schedule import Job
-from healthd.slurm import ReconcileReport
+from healthd.slurm import HELD, ReconcileReport
 from healthd.slurm_driver import SlurmDriver
 from healthd.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
 from healthd.worker import Setup
@@ -511,7 +511,12 @@ class Daemon:
     def policy(self) -> Policy:
         pause, slurm = self.memory.ledger.pause, self.settings.slurm
         return Policy(
-            self.settings.mode, pause.until if pause else 0.0, slurm.command_seconds, slurm.requeue_again_seconds
+            self.settings.mode,
+            pause.until if pause else 0.0,
+            slurm.command_seconds,
+            slurm.requeue_again_seconds,
+            slurm.max_restarts,
+            slurm.admin_comment,
         )
 
     def must_look_at_slurm(self) -> bool:
@@ -543,7 +548,7 @@ class Daemon:
         if report.trouble:
             log.warning("slurm: %s", report.trouble)
         for job in report.requeued:
-            log.warning("job %s was requeued", job)
+            log.warning("job %s was requeued%s", job, f", held: {HELD}" if job in report.held else "")
         for job, why in report.spared:
             log.info("job %s is not requeued: %s", job, why)
         self.judge()

@@ -75,12 +75,16 @@ class Policy:
                            hangs is reported by scontrol after that, black holes after three times that
     requeue_again_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
                            slurmctld that was stopped): within it none is sent for the same run of a job
+    max_restarts           a job that was restarted so often is requeued held: a person looks at it first
+    admin_comment          whether the jobs that a CRITICAL fault hit are told so in their AdminComment
     """
 
     mode: Mode = Mode.OBSERVE
     paused_until: float = 0.0
     command_seconds: float = 30.0
     requeue_again_seconds: float = 90.0
+    max_restarts: int = 5
+    admin_comment: bool = True
 
 
 class Owner(enum.Enum):

@@ -5,7 +5,8 @@ drives them in its one wait and tests feed them values; never a shell.
 again: what must be known afterwards is written down (Remember) before the command that needs it.
 
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
-change 1. The jobs on the node come from its own slurmstepds, which answer without slurmctld and without slurmd.
+change 1 (a drain, a resume, a comment on a job, a requeue). The jobs on the node come from its own slurmstepds, which
+answer without slurmctld and without slurmd.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
+from healthd.admin_comment import MAX_CHARACTERS, admin_comment
 from healthd.model import (
     Decision,
     Drain,
@@ -48,10 +50,11 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
 JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
-    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20)),
+    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_CHARACTERS + 1)),
 )
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
+HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class ReconcileReport:
     acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
                   drain was last read) are known to them. The verdict that this look was made for is out of date
     foreign_reason   whose words stand where the drain is not ours; "" = no such drain
-    requeued      jobs that were requeued in this look
+    requeued      jobs that were requeued in this look; those of them that are `held` wait for `scontrol release`
     spared        running jobs that a requeue was wanted for but cannot be: (job, why)
     """
 
@@ -115,6 +118,7 @@ class ReconcileReport:
     adopted: Adopted | None = None
     foreign_reason: str = ""
     requeued: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     spared: tuple[tuple[str, str], ...] = ()
 
 
@@ -131,6 +135,7 @@ class Job:
     start: float
     restarts: int
     requeue: bool
+    comment: str = ""
 
 
 class SlurmTrouble(Exception):
@@ -172,7 +177,7 @@ def reconcile(
         if isinstance(look.decision, Drain):
             yield from look.drain(look.decision)
             if look.decision.requeue:
-                yield from look.requeue(verdict.fault_time)
+                yield from look.requeue(verdict)
         elif isinstance(look.decision, Resume):
             yield from look.resume()
         elif not isinstance(look.decision, Leave):
@@ -196,6 +201,8 @@ class _Look:
         self.node: NodeState | None = None
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
+        self.held: list[str] = []
+        self.refused = ""  # a change that slurmctld answered with no, which keeps us from nothing else
         self.spared: list[tuple[str, str]] = []
         self.jobs_left = False  # a requeue is due that was not sent or has not shown yet
 
@@ -214,6 +221,7 @@ class _Look:
             adopted=Adopted(*code, node.reason) if node and code else None,
             foreign_reason=node.reason if node and whose in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD) else "",
             requeued=tuple(self.requeued),
+            held=tuple(self.held),
             spared=tuple(self.spared),
         )
 
@@ -275,7 +283,7 @@ class _Look:
 
     # requeue
 
-    def requeue(self, fault_time: float) -> Steps[None]:
+    def requeue(self, verdict: Verdict) -> Steps[None]:
         """The batch jobs that run here since before the fault. Only on a node that was read as held: a job
         that is requeued while its node is open comes back to it.
         """
@@ -287,10 +295,24 @@ class _Look:
             job = yield from self.read_job(job_id)
             if job is None or not _is_running(job):
                 continue
-            if why := spared(job, fault_time):
+            if job.start > verdict.fault_time:
+                self.spared.append((job.name, "started after the fault"))
+                continue
+            yield from self.comment(job, verdict)
+            if why := spared(job):
                 self.spared.append((job.name, why))
             else:
                 yield from self.requeue_job(job)
+        if self.refused:
+            raise SlurmTrouble(self.refused)
+
+    def comment(self, job: Job, verdict: Verdict) -> Steps[None]:
+        """Tell the job's user, before the requeue ends this run of it. Best effort: without it all goes on."""
+        if not self.policy.admin_comment or len(job.comment) > MAX_CHARACTERS:
+            return
+        told = admin_comment(job.comment, self.node_name, reason(verdict.causes), verdict.fault_time, job.start)
+        if told != job.comment:
+            yield from self.run("scontrol", "update", f"JobId={job.name}", f"AdminComment={told}", changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
         """At most one for the same run of a job, unless the job is read again in that run when an earlier one
@@ -306,18 +328,24 @@ class _Look:
         intent = Requeued(job.name, job.restarts, self.now())
         self.memory = replace(self.memory, requeued=(*others, intent))
         yield Remember(self.memory)
+        held = job.restarts >= self.policy.max_restarts
         # "incomplete": a job that ended meanwhile would be run again without it
-        argv = ("scontrol", "requeue", "incomplete", job.name)
+        argv = ("scontrol", "requeuehold" if held else "requeue", "incomplete", job.name)
         result = yield from self.run(*argv, changes=True)
         if result.status != 0:
             if never_arrived(result):
                 self.memory = replace(self.memory, requeued=others)
-            raise SlurmTrouble(what_failed(argv, result))
+            if is_slurm_away(result):
+                raise SlurmTrouble(what_failed(argv, result))
+            self.refused, self.jobs_left = what_failed(argv, result), True
+            return
         after = yield from self.read_job(job.id)
         if after and _is_running(after) and after.restarts == job.restarts:
             self.jobs_left = True  # status 0 also when it did nothing
         elif after and after.restarts > job.restarts:
             self.requeued.append(job.name)
+            if held:
+                self.held.append(job.name)
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
         """None: Slurm no longer knows it."""
@@ -334,14 +362,12 @@ def _is_running(job: Job) -> bool:
     return job.state in ("RUNNING", "SUSPENDED")
 
 
-def spared(job: Job, fault_time: float) -> str:
-    """Why a running job is not requeued; "" = it is a victim."""
+def spared(job: Job) -> str:
+    """Why a running job that the fault hit is not requeued; "" = it can be."""
     if not job.batch:
         return "srun or salloc: only batch jobs can be requeued"
     if not job.requeue:
         return "submitted with --no-requeue"
-    if job.start > fault_time:
-        return "started after the fault"
     return ""
 
 
@@ -398,11 +424,12 @@ def parse_job(text: str, job_id: str) -> Job | None:
         values = _split(line, JOB_COLUMNS)
         if values[0] != job_id:
             continue
-        _, name, state, batch, start, restarts, requeue = values
+        _, name, state, batch, start, restarts, requeue, comment = values
         if not (restarts.isascii() and restarts.isdigit() and name and state):
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
         leader = name.partition("+")[0]
-        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1")
+        known = "" if comment == "(null)" else comment
+        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1", known)
     if text.strip():
         raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
     return None
@@ -431,7 +458,7 @@ def what_failed(argv: tuple[str, ...], result: CommandResult) -> str:
     """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        late = "; slurmctld may still do it" if argv[1] in ("update", "requeue") else ""
+        late = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
         return f"{command} did not end in time{late}"
     lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
     if "Invalid user id" in result.stderr:
@@ -443,6 +470,12 @@ def never_arrived(result: CommandResult) -> bool:
     """slurmctld surely has not got the request ("Socket timed out": it may have)."""
     not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
     return result.status == 127 or not_sent is not None
+
+
+def is_slurm_away(result: CommandResult) -> bool:
+    """Nobody answered: the next command would wait as long for nothing."""
+    unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
+    return result.status is None or never_arrived(result) or re.search(unanswered, result.stderr) is not None
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,6 @@ from healthd.slurm import (
     NODE_COLUMNS,
     Command,
     CommandResult,
-    Job,
     ReconcileReport,
     Remember,
     SlurmTrouble,
@@ -37,11 +36,11 @@ from healthd.slurm import (
     parse_node,
     parse_slurmctld_start,
     reconcile,
-    spared,
 )
 
 NOW = 1_795_207_900.0
-ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90)
+ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
+TELL = replace(ACT, admin_comment=True)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
@@ -85,8 +84,9 @@ def squeue(
     start: float = NOW - 100,
     restarts: int = 0,
     requeue: str = "1",
+    comment: str = "(null)",
 ) -> CommandResult:
-    row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue)
+    row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue, comment)
     return CommandResult(0, columns(row, JOB_COLUMNS))
 
 
@@ -413,7 +413,6 @@ def test_a_job_that_came_back_here_and_ran_before_a_later_fault_is_requeued_agai
         (LATE, True),
         (failed("Socket timed out on send/recv operation for job 12"), True),
         (failed("Unexpected message received for job 12"), True),
-        (failed("Access/permission denied for job 12"), True),
         (failed("Unable to contact slurm controller (connect failure) for job 12"), False),
         (failed("scontrol: error: Munge encode failed: Failed to connect\nProtocol authentication error"), False),
         (CommandResult(127, stderr="No such file: scontrol"), False),
@@ -440,6 +439,47 @@ def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(ans
 def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], trouble: str) -> None:
     done = look(CRITICAL, [DRAINED, *answers], OURS)
     assert done.report.trouble.startswith(trouble)
+    assert done.changes() == []
+
+
+def test_a_job_that_was_restarted_too_often_is_held() -> None:
+    answers = [DRAINED, listpids("12"), squeue(restarts=5), DONE, squeue(restarts=6, state="PENDING")]
+    done = look(CRITICAL, answers, OURS)
+    assert done.changes() == ["scontrol requeuehold incomplete 12"]
+    assert done.report.requeued == done.report.held == ("12",)
+    fewer = [DRAINED, listpids("12"), squeue(restarts=4), DONE, squeue(restarts=5, state="PENDING")]
+    assert look(CRITICAL, fewer, OURS).report.held == ()
+
+
+def test_a_job_that_slurmctld_refuses_to_requeue_does_not_keep_the_others() -> None:
+    refused = failed("Access/permission denied for job 12")
+    answers = [DRAINED, listpids("12", "13"), squeue(), refused, squeue("13"), DONE, squeue("13", restarts=1)]
+    done = look(CRITICAL, answers, OURS)
+    assert done.report.requeued == ("13",)
+    assert done.report.trouble.startswith("scontrol requeue: Access/permission denied")
+    assert [r.job for r in done.report.memory.requeued] == ["12", "13"], "so that 12 is not tried each round"
+    assert not done.report.settled
+
+
+def test_the_jobs_that_were_hit_are_told_and_those_that_came_later_are_not() -> None:
+    hit = squeue(requeue="0", comment="project x")
+    answers = [DRAINED, listpids("12", "13"), hit, DONE, squeue("13", start=NOW - 9)]
+    done = look(CRITICAL, answers, OURS, TELL)
+    words = "healthd: node n1: gpu_xid/79 0000:1b:00.0: fell off the bus at 2026-11-20T20:51:30Z"
+    assert done.changes() == [f"scontrol update JobId=12 AdminComment=project x; {words}"]
+    told = squeue(requeue="0", comment=f"project x; {words}")
+    assert look(CRITICAL, [DRAINED, listpids("12"), told], OURS, TELL).changes() == []
+
+
+def test_a_comment_that_is_refused_does_not_keep_a_job_from_its_requeue() -> None:
+    answers = [DRAINED, listpids("12"), squeue(), NOT_ALLOWED, DONE, squeue(state="PENDING", restarts=1)]
+    done = look(CRITICAL, answers, OURS, TELL)
+    assert done.report.requeued == ("12",)
+    assert done.report.trouble == ""
+
+
+def test_a_comment_that_is_too_long_to_be_read_back_is_left_alone() -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment="x" * 2000)], OURS, TELL)
     assert done.changes() == []
 
 
@@ -474,16 +514,16 @@ def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
 
 
 def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
-    job = Job("1", "1", "RUNNING", True, NOW, 0, True)
-    assert spared(job, NOW) == ""
-    assert spared(job, NOW - 1) == "started after the fault"
+    at_once = squeue(start=CRITICAL.fault_time)
+    done = look(CRITICAL, [DRAINED, listpids("12"), at_once, DONE, squeue(state="PENDING", restarts=1)], OURS)
+    assert done.report.requeued == ("12",)
 
 
 PARSERS: list[Callable[[str], object]] = [
     lambda text: parse_node(text, "n1"),
     parse_listpids,
     lambda text: parse_job(text, "12"),
-    lambda text: parse_job(columns(("12", *text.split(), *[""] * 9)[:7], JOB_COLUMNS), "12"),
+    lambda text: parse_job(columns(("12", *text.split(), *[""] * 9)[:8], JOB_COLUMNS), "12"),
     parse_slurmctld_start,
     lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
 ]

@@ -192,6 +192,10 @@ class SlurmCluster:
         text = self.run("scontrol", "show", "job", "-o", job)
         return dict(re.findall(r"(?:^| )([A-Za-z/:]+)=(\S*)", text))
 
+    def admin_comment(self, job: str) -> str:
+        found = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", "admin_comment:1000").strip()
+        return "" if found == "(null)" else found
+
     def wait_job(self, job: str, *states: str, timeout: float = 20) -> dict[str, str]:
         self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.job(job)

@@ -242,7 +242,11 @@ def test_observe_mode_changes_nothing_whatever_breaks(cluster: SlurmCluster, nod
     with healthd(cluster, node, tmp_path, env=env, fake_nvml=str(scenario)):
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_access/lost ")
         cluster.wait_job(job, "PENDING")
-    assert [line.split()[1] for line in changing(log)] == ["update", "requeue"]
+    assert [" ".join(line.split()[1:3]) for line in changing(log)] == [
+        f"update NodeName={node}",
+        f"update JobId={job}",
+        "requeue incomplete",
+    ]
 
 
 def test_what_the_log_held_before_the_first_start_is_history(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:

@@ -133,7 +133,9 @@ class Healthd:
         return self.cluster.node(self.node)
 
     def changes(self) -> list[tuple[str, ...]]:
-        return [argv for argv in self.commands if argv[:2] in (("scontrol", "update"), ("scontrol", "requeue"))]
+        """Of the node's state and of jobs, but for what the jobs' users are told."""
+        kinds = ("update", "requeue", "requeuehold")
+        return [argv for argv in self.commands if argv[1] in kinds and not argv[2].startswith("JobId=")]
 
 
 def program(path: Path, script: str) -> Path:
@@ -311,6 +313,100 @@ def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd
     assert report.settled
     now = healthd.cluster.job(job)
     assert (now["JobState"], now["Restarts"]) == ("CANCELLED", "0")
+
+
+@every_slurm
+def test_a_job_that_was_restarted_too_often_is_held_and_runs_again_when_it_is_released(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    job = healthd.running("sleep 60")
+    healthd.policy = dataclasses.replace(ACT, max_restarts=1)
+    assert healthd.look(faulty()).held == ()
+    assert healthd.look(HEALTHY).settled
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    cluster.wait_job(job, "RUNNING", timeout=30)
+    until_listed(cluster, job, healthd.node)
+    time.sleep(1.1)
+    report = healthd.look(faulty())
+    assert (report.requeued, report.held) == ((job,), (job,))
+    held = cluster.wait_job(job, "PENDING")
+    assert (held["Restarts"], held["Priority"], held["Reason"]) == ("2", "0", "job_requeued_in_held_state")
+    assert healthd.look(HEALTHY).settled
+    cluster.run("scontrol", "release", job)
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    cluster.wait_job(job, "RUNNING", timeout=30)
+
+
+@every_slurm
+def test_the_jobs_that_were_hit_say_why_in_their_admin_comment_and_later_ones_do_not(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    victim = healthd.running("sleep 60")
+    no_requeue = healthd.running("sleep 60", "--no-requeue")
+    cluster.run("scontrol", "update", f"JobId={no_requeue}", "AdminComment=reserved, for: RMA=7")
+    fault_time = time.time()
+    time.sleep(1.1)
+    later = healthd.running("sleep 60")
+    healthd.look(faulty(fault_time=fault_time))
+    when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fault_time))
+    words = f"healthd: node {healthd.node}: {XID.removeprefix('healthd: ')} at {when}"
+    comments = {job: cluster.admin_comment(job) for job in (victim, no_requeue, later)}
+    assert comments == {victim: words, no_requeue: f"reserved, for: RMA=7; {words}", later: ""}
+    healthd.look(faulty(fault_time=time.time()))
+    assert cluster.admin_comment(no_requeue) == comments[no_requeue], "each run of a job is told once"
+
+
+@pytest.mark.parametrize("step", ["update", "requeue"])
+def test_a_job_on_two_nodes_that_fail_at_once_is_requeued_once(healthd: Healthd, step: str) -> None:
+    cluster = healthd.cluster
+    other = Healthd(cluster, "n8")
+    make_idle(cluster, "n8")
+    nodes = f"{healthd.node},n8"
+    job = cluster.sbatch("srun sleep 60", "-N2", "-w", nodes)
+    try:
+        cluster.wait_job(job, "RUNNING")
+        for name in (healthd.node, "n8"):
+            until_listed(cluster, job, name)
+        fault = faulty()
+        reports: list[ReconcileReport] = []
+
+        def fail_too(command: Command) -> None:
+            if command.argv[1] == step and not reports:
+                reports.append(other.look_until_settled(fault))
+
+        healthd.before = fail_too
+        reports.append(healthd.look_until_settled(fault))
+        assert cluster.job(job)["Restarts"] == "1"
+        assert all(report.owner is Owner.OURS for report in reports)
+        assert "DRAIN" in cluster.node("n8").flags
+        assert "DRAIN" in healthd.state().flags
+    finally:
+        cluster.run("scancel", job)
+        end_jobs_and_resume(cluster, "n8")
+
+
+def test_a_job_that_is_ending_is_left_to_end(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    job = healthd.running("trap '' TERM; sleep 60 & sleep 60")
+    cluster.run("scancel", job)
+    cluster.wait_state(healthd.node, "COMPLETING")
+    assert healthd.look(faulty()).requeued == ()
+    cluster.wait_state(healthd.node, "IDLE", "DRAIN", without=("COMPLETING",))
+    now = cluster.job(job)
+    assert (now["JobState"], now["Restarts"]) == ("CANCELLED", "0")
+
+
+def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    command = ["salloc", "-w", healthd.node, "-n1", "--no-shell", "-J", "held"]
+    subprocess.run(command, env=cluster.env, cwd="/", capture_output=True, check=True)
+    job = cluster.run("squeue", "-h", "-n", "held", "-t", "R", "-o", "%i").strip()
+    with subprocess.Popen(["srun", f"--jobid={job}", "sleep", "60"], env=cluster.env, cwd="/") as step:
+        until_listed(cluster, job, healthd.node)
+        report = healthd.look(faulty())
+        assert dict(report.spared) == {job: "srun or salloc: only batch jobs can be requeued"}
+        assert cluster.job(job)["JobState"] == "RUNNING"
+        assert cluster.admin_comment(job).startswith(f"healthd: node {healthd.node}: gpu_xid/79 ")
+        cluster.run("scancel", job)
+        step.wait(10)
 
 
 @every_slurm

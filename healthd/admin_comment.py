@@ -1,0 +1,40 @@
+"""What the user of a job that a fault hit is told in its AdminComment, which `sacct -o AdminComment` shows:
+
+    healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
+
+What others wrote there stays in front of it. Each node of a job has its own words; those of an earlier run of the
+job are replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+SEPARATOR = "; "
+MAX_CHARACTERS = 999  # as many are read back; in a longer one nothing is changed
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def admin_comment(found: str, node: str, reason: str, fault_time: float, job_start: float) -> str:
+    """The comment that is to stand instead of `found`; the same if this run of the job has its words already, or if
+    there is no room for them. `reason` is the drain's, "healthd: ..."; the times are epoch seconds.
+    """
+    own = re.compile(
+        rf"(?:^|{SEPARATOR})healthd: node {re.escape(node)}: .*? at (\d{{4}}-\d\d-\d\dT[\d:]{{8}}Z)(?={SEPARATOR}|$)"
+    )
+    last = own.search(found)
+    if last and _seconds(last[1]) >= int(job_start):
+        return found
+    others = own.sub("", found).removeprefix(SEPARATOR)
+    when = datetime.fromtimestamp(fault_time, timezone.utc).strftime(_TIME)
+    words = f"healthd: node {node}: {reason.removeprefix('healthd: ')} at {when}"
+    new = f"{others}{SEPARATOR}{words}" if others else words
+    return new if len(new) <= MAX_CHARACTERS else found
+
+
+def _seconds(text: str) -> float:
+    try:
+        return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return 0.0

@@ -283,7 +283,7 @@ EXPLAIN = {
     "memory_edac/pci_parity": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device on the PCI bus saw a parity or a system error.",
+        "A device on the PCI bus saw a parity or a system error, as EDAC polled or an interrupt (NMI) told.",
         "A transfer had wrong data. Many devices set these bits for no reason, so it only warns.",
         "lspci -vvv -s PCI; look for errors of its driver at the same time. Reseat the card if it comes back.",
     ),

@@ -89,6 +89,10 @@ def test_the_status_register_says_what_a_machine_check_is(status, polled, except
         ("[Hardware Error]: Uncorrected, software restartable error.", "uncorrected"),
         ("[Hardware Error]: Uncorrected, software containable error.", "uncorrected"),
         ("[Hardware Error]: System Fatal error.", "left_over"),
+        ("mce: CPUs not responding to MCE broadcast (may include false positives): 1-7", "fatal"),
+        ("SError Interrupt on CPU12, code 0x00000000be000411 -- SError", "fatal"),
+        ("NMI: PCI system error (SERR) for reason b1 on CPU 0.", "pci_parity"),
+        ("RAS: Soft-offlining pfn: 0x7740c0", "detail"),
         (
             "[Hardware Error]: CPU:24 (17:31:0) MC17_STATUS[Over|CE|MiscV|AddrV|-|-|SyndV|CECC]: 0xdc2040000400011b",
             "detail",

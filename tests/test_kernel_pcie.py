@@ -117,8 +117,15 @@ def test_severities_in_the_words_of_every_kernel(severity, code):
         f"mlx5_core {NIC}: AER: PCIe Bus Error: severity={severity}, type=Inaccessible, (Unregistered Agent ID)",
         f"mlx5_core {NIC}: PCIe Bus Error: severity={severity}, type=Unaccessible, id=0600(Unregistered Agent ID)",
         f"mlx5_core {NIC}: PCIe Bus Error: severity={severity}, type=Data Link Layer, id=0600(Transmitter ID)",
+        f"mlx5_core {NIC}: PCIe Bus Error: {severity}, type=Transaction Layer",
     ):
         assert (one(text).kind, one(text).code, one(text).pci) == ("pcie_aer", code, NIC)
+
+
+def test_the_bits_of_an_error_are_lines_of_it():
+    for bit in ("[ 5] SDES                  ", "[14] CmpltTO                (First)", "[ 0] Receiver Error        "):
+        found = one(f"pcieport {PORT}:    {bit}")
+        assert (found.code, fields(found)["bit"]) == ("detail", bit[5:21].strip())
 
 
 def test_the_sender_of_an_old_kernel_is_in_the_domain_of_its_port():
@@ -251,13 +258,16 @@ def test_what_people_do_with_slots_is_no_event(text):
         "can't change power state from D3cold to D0 (config space inaccessible)",
         "not ready 65535ms after bus reset; giving up",
         "not ready 65535ms after FLR; giving up",
+        "Refused to change power state, currently in D3",
+        "refused to change power state (currently D3hot)",
+        "Refused to change power state from D3hot to D0",
     ],
 )
 def test_a_device_that_does_not_answer_when_it_is_woken(text):
     found = one(f"nvidia {NIC}: {text}")
     assert (found.kind, found.code, found.pci) == ("pcie_hotplug", "inaccessible", NIC)
     assert parse(f"nvidia {NIC}: not ready 1023ms after FLR; waiting") is None
-    assert parse(f"nvidia {NIC}: Refused to change power state, currently in D3") is None
+    assert parse(f"xhci_hcd {NIC}: Refused to change power state from D0 to D3hot") is None
 
 
 @pytest.mark.parametrize("text", f"{AN_ERROR}\n{FIRMWARE_FIRST}".split("\n"))

@@ -7,7 +7,7 @@ mce_edac; part = what is named ("mc0", "device1", a PCI address), dimm, bank, se
     left_over                     found in a register without an exception: of the last boot, or of no consequence
     recoverable, fatal, corrected, info    with `record`: the severity in a firmware's record of an error
     process_killed, page_recovered, page_not_recovered    what the kernel made of a page with bad data
-    pci_parity                    PCI parity and system errors that EDAC polls for
+    pci_parity                    PCI parity and system errors, polled for by EDAC or by an NMI
     last_boot                     what the firmware kept of the last boot (BERT)
     detail                        a further line of one of these; kernel_fold.py adds it to the one beside it
 
@@ -65,10 +65,13 @@ def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
 _MCE_SAYS = re.compile(
     rf"{_MCE}(?:Error Status: )?(Machine check: \S|Uncorrected hardware memory error in user-access"
     r"|Memory error not recovered|Machine check events logged|Corrected error, no action|Deferred error, no action"
-    r"|Uncorrected, software|System Fatal error|(?:CPU \d{1,5}: )?CMCI storm detected)"
+    r"|Uncorrected, software|System Fatal error|CPUs not responding to MCE|SError Interrupt on CPU"
+    r"|(?:CPU \d{1,5}: )?CMCI storm detected)"
 )
 _MCE_CODES = {
     "Machine check: ": "fatal",
+    "CPUs not responding to MCE": "fatal",
+    "SError Interrupt on CPU": "fatal",  # arm64
     "Uncorrected hardware memory error in user-access": "uncorrected",
     "Memory error not recovered": "uncorrected",
     "Machine check events logged": "logged",
@@ -131,6 +134,8 @@ _EDAC_PCI = re.compile(
     rf"EDAC PCI(\d{{0,3}}): (?:(?:Bridge )?(?:Signaled System|Master Data Parity|Detected Parity) Error on {PCI}"
     r"|(?:Non-)?Parity Error ctl: )"
 )
+# NMI: PCI system error (SERR) for reason b1 on CPU 0.
+_NMI = re.compile(r"NMI: (?:PCI system error \(SERR\)|IOCK error)")
 _EDAC_CODES = {"CE": "corrected", "UE": "uncorrected"}
 
 
@@ -152,6 +157,10 @@ def _edac_pci(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "pci_parity", match[2] or "")
 
 
+def _nmi(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "pci_parity")
+
+
 # --- pages
 
 # Memory failure: 0x7740c0: recovery action for dirty page: Recovered                 (4.2 and newer)
@@ -163,7 +172,7 @@ _PAGE = re.compile(
     r"|[^:\n]{1,60} page recovery: (\w{1,16})"
     r"|(?:Killing|Sending SIGBUS to) ([^\n]{1,16}):(\d{1,10}) due to hardware memory corruption)?"
 )
-_SOFT_OFFLINE = re.compile(r"(?:Memory failure: )?[Ss]oft.offline: 0x[0-9a-f]{1,16}: ")
+_SOFT_OFFLINE = re.compile(r"(?:Memory failure: )?[Ss]oft.offline: 0x[0-9a-f]{1,16}: |RAS: Soft-offlining pfn: 0x")
 
 
 def _page(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -185,6 +194,7 @@ RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),
     Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, _edac_further),
     Rule("mce_edac", ("EDAC ",), _EDAC_PCI, _edac_pci),
+    Rule("mce_edac", ("NMI: ",), _NMI, _nmi),
     Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check),
     Rule(
         "mce_edac",
@@ -197,13 +207,15 @@ RULES = (
             "Uncorrected, software",
             "System Fatal error",
             "CMCI storm",
+            "CPUs not responding to MCE",
+            "SError Interrupt on CPU",
             "[Hardware Error]",
         ),
         _MCE_SAYS,
         _mce_says,
     ),
     Rule("mce_edac", ("Memory failure: 0x", "MCE 0x"), _PAGE, _page),
-    Rule("mce_edac", ("oft offline: 0x", "oft_offline: 0x"), _SOFT_OFFLINE, _soft_offline),
+    Rule("mce_edac", ("oft offline: 0x", "oft_offline: 0x", "Soft-offlining pfn"), _SOFT_OFFLINE, _soft_offline),
     Rule("mce_edac", ("BERT: Error records",), _LAST_BOOT, _last_boot),
     Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity),
     Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section),

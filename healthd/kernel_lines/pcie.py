@@ -69,10 +69,11 @@ def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible      (5.17 and newer)
 # nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)   (5.5)
 # nvidia 0000:01:00.0: not ready 65535ms after bus reset; giving up
-# nvidia 0000:01:00.0: Refused to change power state, currently in D3: a device that answers may do so; no event.
+# nvidia 0000:01:00.0: Refused to change power state, currently in D3    (to 5.4: what it reads of a lost device)
 _INACCESSIBLE = re.compile(
     rf"{_DEVICE}(?:[Uu]nable to change power state from \w{{2,8}} to \w{{2,8}}, device inaccessible"
     r"|can't change power state from \w{2,8} to \w{2,8} \(config space inaccessible\)"
+    r"|[Rr]efused to change power state(?:,? \(?currently (?:in )?D3|, currently in D3| from \w{2,8} to D0\b)"
     r"|not ready \d{1,9}ms after [\w ]{1,32}; giving up)"
 )
 
@@ -96,7 +97,7 @@ _RECEIVED = re.compile(
     re.I,
 )
 _BUS_ERROR = re.compile(
-    rf"{_DEVICE}(?:AER: )?PCIe Bus Error: severity={_SEVERITY}"
+    rf"{_DEVICE}(?:AER: )?PCIe Bus Error: (?:severity=)?{_SEVERITY}"
     r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?[ \t]{0,16}$",
     re.I | re.M,
 )
@@ -205,7 +206,7 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
 RULES = (
     Rule("pcie_hotplug", ("Slot(", "slot("), _SLOT_SAYS, _slot_says),
     Rule("pcie_hotplug", ("present on ", "ower fault on ", "Removal on "), _OF_SLOT, _of_slot),
-    Rule("pcie_hotplug", ("inaccessible", "; giving up"), _INACCESSIBLE, _inaccessible),
+    Rule("pcie_hotplug", ("inaccessible", "; giving up", "efused to change power state"), _INACCESSIBLE, _inaccessible),
     Rule("pcie_aer", ("PCIe Bus Error",), _BUS_ERROR, _bus_error),
     Rule("pcie_aer", (" error received", " error message received"), _RECEIVED, _received),
     Rule(
@@ -218,7 +219,16 @@ RULES = (
     Rule("pcie_aer", ("EDR event",), _EDR, _edr),
     Rule(
         "pcie_aer",
-        ("AER: ", "DPC: ", "error status/mask=", "(First)", "TLP Header", "reported first", "broadcast error"),
+        (
+            "AER: ",
+            "DPC: ",
+            "error status/mask=",
+            ":    [",
+            "(First)",
+            "TLP Header",
+            "reported first",
+            "broadcast error",
+        ),
         _DETAIL,
         _detail,
     ),

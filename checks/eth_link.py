@@ -18,6 +18,7 @@ from healthd.model import Clears, Explain, Finding, Observation, ObservationKind
 from healthd.past import Past
 
 USES = ""
+AFTER_EVENTS = ("mlx5", "ib")
 
 NET = "/sys/class/net"
 NAME = re.compile(r"(?!\.{1,2}$)[^/\s:]{1,15}")

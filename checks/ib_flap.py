@@ -19,6 +19,7 @@ from healthd.model import Clears, Explain, Finding, Observation, ObservationKind
 from healthd.past import Past
 
 USES = ""
+AFTER_EVENTS = ("mlx5", "ib")
 
 FULL = 255
 

@@ -1,0 +1,219 @@
+"""What the kernel log says of the kernel itself: lockups, hung tasks, an oops, a panic, out of memory, heat.
+
+Rules: after a hard lockup, a panic, or an oops in the driver of the GPUs or network cards the machine cannot be trusted
+until a reboot. Any other oops kills what ran, and what it held stays held: it warns. So do CPUs and tasks that stand
+still: a file server that fails over blocks tasks on every node (processes and mount judge what lasts). A soft lockup is
+said again every 20 s while it lasts, an RCU stall every few minutes, a hung task every 2 minutes but only ten times in
+a boot (kernel.hung_task_warnings): an hour of silence ends the warning. An OOM kill is its job's, not the node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from healthd.config import CheckConfig
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+
+USES = ""
+
+DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """window_seconds       how long a lockup, a hung task, heat or an OOM kill is told after the last such line
+    oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
+    """
+
+    window_seconds: float = 3600.0
+    oops_window_seconds: float = 24 * 3600.0
+
+
+class Rule(NamedTuple):
+    """`words`: of the message."""
+
+    code: str
+    severity: Severity
+    clears: Clears
+    words: str
+
+
+RULES = {
+    ("soft_lockup", "hard"): Rule("hard_lockup", Severity.DEGRADED, Clears.REBOOT, "a CPU took no interrupts any more"),
+    ("oops", "panic"): Rule("panic", Severity.DEGRADED, Clears.REBOOT, "the kernel panicked"),
+    ("oops", "oops"): Rule("oops", Severity.WARNING, Clears.REBOOT, "the kernel made an error and killed what ran"),
+    ("oops", "bad_page"): Rule("oops", Severity.WARNING, Clears.REBOOT, "the kernel found its own data corrupt"),
+    ("soft_lockup", "soft"): Rule("soft_lockup", Severity.WARNING, Clears.WINDOW, "a CPU did not schedule"),
+    ("soft_lockup", "rcu_stall"): Rule("rcu_stall", Severity.WARNING, Clears.WINDOW, "a CPU holds up the others (RCU)"),
+    ("soft_lockup", "workqueue"): Rule(
+        "workqueue", Severity.WARNING, Clears.WINDOW, "the kernel's own work stood still"
+    ),
+    ("hung_task", "hung"): Rule("hung_task", Severity.WARNING, Clears.WINDOW, "a task does not go on"),
+    ("oom", "oom_kill"): Rule("oom_kill", Severity.INFO, Clears.WINDOW, "killed, for there was no memory left"),
+    ("thermal", "cpu_throttled"): Rule(
+        "cpu_throttled", Severity.WARNING, Clears.WINDOW, "CPUs are hot and slowed down"
+    ),
+    ("thermal", "cpu_normal"): Rule("cpu_throttled", Severity.WARNING, Clears.WINDOW, "all CPUs are cool again"),
+    ("thermal", "critical"): Rule(
+        "too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine switches itself off"
+    ),
+}
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """One finding a code, resting on all its events. CPUs that are all cool again end what their heat was."""
+    groups: dict[str, list[KernelEvent]] = {}
+    for event in events:
+        if rule := RULES.get((event.kind, event.code)):
+            groups.setdefault(rule.code, []).append(event)
+    for code, group in groups.items():
+        event = max(group, key=lambda each: (_rule(each).severity, each.last_time, each.sequence))
+        over = False
+        if code == "cpu_throttled":
+            hot = _still_hot(group)
+            over = not hot
+            event = max(hot or group, key=lambda each: (each.last_time, each.sequence))
+            if all(each.code == "cpu_normal" for each in group):
+                continue  # none was seen getting hot
+        rule = _rule(event)
+        yield Finding(
+            severity=rule.severity,
+            code=f"kernel/{code}",
+            subject="",
+            message=_message(rule, event, sum(each.lines for each in group if each.code != "cpu_normal")),
+            clears=rule.clears,
+            window_seconds=_window_seconds(rule, config),
+            events=tuple(each.sequence for each in group),
+            over=over,
+        )
+
+
+def _rule(event: KernelEvent) -> Rule:
+    rule = RULES[event.kind, event.code]
+    if rule.code == "oops" and _field(event, "driver").startswith(DRIVERS):
+        return rule._replace(severity=Severity.DEGRADED)
+    return rule
+
+
+def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
+    """What each CPU, and the package that it is in, said last in this boot, where that is heat."""
+    boot_id = max(group, key=lambda each: (each.last_time, each.sequence)).boot_id
+    group = [event for event in group if event.boot_id == boot_id]
+    newest: dict[tuple[str, str], KernelEvent] = {}
+    for event in sorted(group, key=lambda each: (each.last_time, each.sequence)):
+        newest[_field(event, "cpu"), _field(event, "level")] = event
+    return [event for event in newest.values() if event.code == "cpu_throttled"]
+
+
+def _window_seconds(rule: Rule, config: Config) -> float:
+    if rule.severity >= Severity.DEGRADED:
+        return 0.0
+    return config.oops_window_seconds if rule.code == "oops" else config.window_seconds
+
+
+def _field(event: KernelEvent, name: str) -> str:
+    return dict(event.fields).get(name, "")
+
+
+def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
+    parts = [rule.words]
+    if why := _field(event, "why"):
+        parts.append(_printable(why))
+    if driver := _field(event, "driver"):
+        parts.append(f"in {driver}")
+    if event.process or event.pid:
+        name = _printable(event.process or "process")
+        parts.append(f"{name} (pid {event.pid})" if event.pid else name)
+    if cpu := _field(event, "cpu"):
+        parts.append(f"CPU {cpu}")
+    if seconds := _field(event, "seconds"):
+        parts.append(f"{seconds} s")
+    if rule.code == "oom_kill":
+        parts.append({"cgroup": "its cgroup's limit", "node": "the whole node's"}.get(_field(event, "scope"), ""))
+    if lines > 1:
+        parts.append(f"{lines} lines")
+    return ", ".join(part for part in parts if part)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+_STACK_TODO = "journalctl -k shows the stack below the line: the functions in it name the driver or file system."
+
+EXPLAIN = {
+    "kernel/hard_lockup": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "A CPU took no interrupts for ten seconds and more: it hangs in the kernel or in the firmware.",
+        "What ran there is stuck, and sooner or later everything that waits for this CPU.",
+        f"Reboot. {_STACK_TODO} Update firmware and drivers; else suspect the processor or board.",
+    ),
+    "kernel/panic": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The kernel stopped the machine.",
+        "All jobs on it are lost.",
+        f"{_STACK_TODO} Look for a crash dump (/var/crash) and at the BMC's event log.",
+    ),
+    "kernel/oops": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The kernel made an error (oops, BUG) and killed what ran. In the driver of the GPUs or network cards it is "
+        "degraded, anywhere else a warning.",
+        "Locks that the dead task held are held for ever: later jobs hang in the same driver. Data may be damaged.",
+        f"Reboot. {_STACK_TODO} Report it to the driver's maker; bad memory can be the cause (memory_edac).",
+    ),
+    "kernel/soft_lockup": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A CPU stayed in the kernel for more than 20 seconds without letting anybody else run.",
+        "What is bound to this CPU stands still meanwhile. On a virtual machine the host may have been too busy.",
+        _STACK_TODO,
+    ),
+    "kernel/rcu_stall": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A CPU did not pass through the scheduler for 21 seconds and more, and the kernel waits for it.",
+        "Memory that waits to be freed piles up; jobs on this CPU may stand still.",
+        _STACK_TODO,
+    ),
+    "kernel/workqueue": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "Work that the kernel gave itself was not done for 30 seconds: something holds that CPU.",
+        "Drivers and file systems wait for it.",
+        _STACK_TODO,
+    ),
+    "kernel/hung_task": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A task waits in the kernel for two minutes or more, for a disk or file server mostly, and cannot be killed.",
+        "Its job stands still. If what it waits for comes back it goes on; else the node needs a reboot.",
+        f"Is a file server or disk away (mount, block_device)? {_STACK_TODO} cat /proc/PID/stack: where it is now.",
+    ),
+    "kernel/oom_kill": Explain(
+        Severity.INFO,
+        Clears.WINDOW,
+        "The kernel killed a process because its job (or the whole node) had no memory left.",
+        "None for the node if it was the job's own limit.",
+        "Nothing for its cgroup's limit: tell the job's owner. The whole node's: a job runs without a limit, or the "
+        "system took too much; memory_size says whether memory is missing.",
+    ),
+    "kernel/cpu_throttled": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "CPUs were too hot and ran slower. It ends when the kernel says that all are cool again.",
+        "Jobs are slow, and with them all the nodes that wait for this one.",
+        "ipmitool sdr type Temperature; fans, filters, the inlet's temperature, thermal paste.",
+    ),
+    "kernel/too_hot": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A sensor is above the temperature at which the kernel switches the machine off.",
+        "The node is about to be off, or was.",
+        "ipmitool sdr type Temperature; fans, filters, the inlet's temperature.",
+    ),
+}

@@ -1,0 +1,203 @@
+"""What the kernel says of itself becomes findings, and these a verdict."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+
+from healthd.checks import kernel
+from healthd.checks.kernel import EXPLAIN, RULES, Config, correlate
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Inventory, Severity
+
+HOUR, DAY = 60.0, 24 * 60.0  # minutes
+NODE = Inventory()
+
+
+def found(*lines, times=None, boots=None):
+    """Findings of correlate for kernel messages, a tenth of a second apart unless `times` says else."""
+    times = times or [1000.0 + n / 10 for n in range(len(lines))]
+    boots = boots or ["b"] * len(lines)
+    events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
+    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    return list(correlate(recent, NODE, Config()))
+
+
+def one(*lines, **kw) -> Finding:
+    (finding,) = found(*lines, **kw)
+    return finding
+
+
+class Life(Story):
+    def __init__(self) -> None:
+        super().__init__(kernel)
+
+    def says(self, *lines):
+        for line in lines:
+            self.hear(event_of(RawLine(self.now, line), self.boot_id), NODE)
+        return self
+
+
+HARD = "watchdog: Watchdog detected hard LOCKUP on cpu 12"
+SOFT = "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]"
+STALL = "rcu: INFO: rcu_sched self-detected stall on CPU"
+WORK = "BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 33s!"
+HUNG = "INFO: task php-fpm:2767319 blocked for more than 120 seconds."
+FAULT = "BUG: unable to handle page fault for address: ffffa26487064230"
+OOPS = "Oops: 0000 [#1] PREEMPT SMP PTI"
+PANIC = "Kernel panic - not syncing: Fatal exception in interrupt"
+KILLED = "Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, anon-rss:1kB, file-rss:0kB"
+HOT = "CPU{}: Core temperature above threshold, cpu clock throttled (total events = 1)"
+COOL = "CPU{}: Core temperature/speed normal"
+
+
+def at(driver):
+    return f"RIP: 0010:f+0x2c/0x70 [{driver}]"
+
+
+def test_a_hard_lockup_is_degraded_until_a_reboot():
+    assert one(HARD) == Finding(
+        Severity.DEGRADED,
+        "kernel/hard_lockup",
+        "",
+        "a CPU took no interrupts any more, CPU 12",
+        Clears.REBOOT,
+        events=(1,),
+    )
+
+
+@pytest.mark.parametrize(
+    "lines", [[HARD], [PANIC], [FAULT, OOPS, at("nvidia")], [FAULT, at("nvidia_uvm")], [OOPS, at("mlx5_core")]]
+)
+def test_what_a_machine_cannot_be_trusted_after_drains_without_requeue_until_a_reboot(lines):
+    finding = one(*lines)
+    assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.DEGRADED, Clears.REBOOT, 0.0)
+
+
+@pytest.mark.parametrize("line", [HARD, PANIC, "kernel BUG at /var/lib/dkms/nvidia/550.54/build/nvidia/nv.c:12!"])
+def test_it_stays_drained_until_then(line):
+    life = Life().says(line)
+    assert (life.drained, life.requeued) == (True, False)
+    assert life.says(SOFT, FAULT).wait(30 * DAY).drained
+    assert not life.reboot().drained
+
+
+@pytest.mark.parametrize("lines", [[FAULT, OOPS], [FAULT, at("xfs")], ["BUG: Bad page state in process a  pfn:1"]])
+def test_an_oops_elsewhere_warns_until_a_reboot_or_a_day(lines):
+    finding = one(*lines)
+    assert (finding.code, finding.severity, finding.clears) == ("kernel/oops", Severity.WARNING, Clears.REBOOT)
+    assert Life().says(*lines[:1]).codes == ["kernel/oops"]
+    assert Life().says(*lines[:1]).reboot().codes == []
+    assert Life().says(*lines[:1]).wait(DAY + 1).codes == []
+
+
+def test_the_oops_names_its_driver():
+    assert one(FAULT, OOPS, at("nvidia")).message == "the kernel made an error and killed what ran, in nvidia, 3 lines"
+
+
+def test_the_driver_of_one_oops_is_not_that_of_another():
+    severities = [finding.severity for finding in found(FAULT, at("xfs"), FAULT, times=[1000.0, 1000.1, 5000.0])]
+    assert severities == [Severity.WARNING]
+    worst = one(FAULT, at("nvidia"), FAULT, times=[1000.0, 1000.1, 5000.0])
+    assert (worst.severity, "nvidia" in worst.message) == (Severity.DEGRADED, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        (SOFT, "soft_lockup"),
+        (STALL, "rcu_stall"),
+        (WORK, "workqueue"),
+        (HUNG, "hung_task"),
+        (HOT.format(3), "cpu_throttled"),
+        ("thermal thermal_zone0: critical temperature reached (103 C), shutting down", "too_hot"),
+    ],
+)
+def test_what_stands_still_or_is_hot_warns_for_an_hour_and_never_drains(line, code):
+    life = Life()
+    for _ in range(50):
+        life.says(line).wait(2)
+    assert (life.drained, life.codes) == (False, [f"kernel/{code}"])
+    assert life.wait(57).codes == [f"kernel/{code}"]
+    assert life.wait(2).codes == []
+
+
+def test_the_one_that_stands_still_is_named():
+    assert one(SOFT).message == "a CPU did not schedule, python3 (pid 2254956), CPU 18, 27 s"
+    assert one(HUNG).message == "a task does not go on, php-fpm (pid 2767319), 120 s"
+    assert "a?b" in one(HUNG.replace("php-fpm", "a\x1bb")).message
+
+
+def test_a_process_that_was_killed_for_memory_is_its_jobs_affair():
+    finding = one(KILLED, "oom_reaper: reaped process 1234 (python3), now anon-rss:0kB")
+    assert (finding.severity, finding.code) == (Severity.INFO, "kernel/oom_kill")
+    assert finding.message == "killed, for there was no memory left, python3 (pid 1234), its cgroup's limit, 2 lines"
+    life = Life()
+    for _ in range(50):
+        life.says(KILLED)
+    assert not life.drained
+    assert life.wait(HOUR + 1).codes == []
+
+
+def test_the_job_of_the_victim_stands_with_the_condition():
+    from dataclasses import replace
+
+    event = event_of(RawLine(0.0, KILLED), "b")
+    life = Life().hear(replace(event, fields=(*event.fields, ("job", "42"))), NODE)
+    assert [condition.job for condition in life.conditions.values()] == ["42"]
+
+
+def test_heat_is_over_when_every_cpu_that_was_hot_is_cool():
+    life = Life().says(HOT.format(3), HOT.format(4), COOL.format(3))
+    assert life.codes == ["kernel/cpu_throttled"]
+    assert life.says(COOL.format(4)).codes == []
+    assert life.wait(HOUR).says(HOT.format(3)).codes == ["kernel/cpu_throttled"]
+    assert found(COOL.format(3)) == []
+
+
+def test_a_cpu_that_was_hot_before_the_boot_is_not_waited_for():
+    lines = [HOT.format(3), HOT.format(4), COOL.format(4)]
+    assert one(*lines, times=[1.0, 1000.0, 1010.0], boots=["a", "b", "b"]).over
+    assert not one(*lines, times=[1.0, 1000.0, 1010.0]).over
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Kernel panic - not syncing: sysrq triggered crash",
+        "Kernel panic - not syncing: Test panic triggered by crash_test module",
+        "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        at("nvidia"),
+        "WARNING: CPU: 3 PID: 210 at drivers/gpu/drm/drm_x.c:12 f+0x1/0x2 [drm]",
+        "NVRM: Xid (PCI:0000:3b:00): 79, x",
+    ],
+)
+def test_what_somebody_did_on_purpose_or_what_is_only_a_detail_is_no_finding(line):
+    assert found(line) == []
+
+
+def test_what_the_log_held_before_healthd_first_looked_never_acts():
+    life = Life().hear(event_of(RawLine(0.0, HARD, history=True), "b"), NODE)
+    assert (life.drained, life.codes) == (False, ["kernel/hard_lockup"])
+
+
+def test_every_finding_is_explained_as_it_is_judged():
+    assert set(EXPLAIN) == {f"kernel/{rule.code}" for rule in RULES.values()}
+    for rule in RULES.values():
+        text = EXPLAIN[f"kernel/{rule.code}"]
+        assert text.clears is rule.clears
+        # An oops is as bad as its driver matters.
+        assert text.severity == (Severity.DEGRADED if rule.code == "oops" else rule.severity)
+        assert all((text.meaning, text.matters, text.todo))
+
+
+@given(
+    st.lists(
+        st.sampled_from([HARD, SOFT, HUNG, FAULT, at("nvidia"), KILLED, HOT.format(1), COOL.format(1)]), max_size=10
+    )
+)
+def test_whatever_is_said_there_is_at_most_one_finding_for_each_code(lines):
+    names = [finding.code for finding in found(*lines)]
+    assert len(names) == len(set(names))
+    assert all(finding.events for finding in found(*lines))

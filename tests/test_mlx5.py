@@ -1,0 +1,228 @@
+"""What the network cards say becomes findings, and these a verdict."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+
+from healthd.checks import eth_link, ib_flap, ib_link, mlx5
+from healthd.checks.mlx5 import EXPLAIN, RULES, Config, correlate
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Inventory, Severity
+
+PCI = "0000:61:00.0"
+CARD = f"mlx5_core {PCI}: "
+HOUR, DAY = 60.0, 24 * 60.0  # minutes
+NODE = Inventory()
+
+
+def found(*lines, times=None):
+    """Findings of correlate for kernel messages, a tenth of a second apart unless `times` says else."""
+    times = times or [1000.0 + n / 10 for n in range(len(lines))]
+    events = [event_of(RawLine(t, line), "b") for t, line in zip(times, lines, strict=True)]
+    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    return list(correlate(recent, NODE, Config()))
+
+
+def one(*lines, **kw) -> Finding:
+    (finding,) = found(*lines, **kw)
+    return finding
+
+
+def codes(*lines, **kw):
+    return sorted(finding.code for finding in found(*lines, **kw))
+
+
+class Life(Story):
+    def __init__(self) -> None:
+        super().__init__(mlx5)
+
+    def says(self, *lines):
+        for line in lines:
+            self.hear(event_of(RawLine(self.now, line), self.boot_id), NODE)
+        return self
+
+
+MISSED = f"{CARD}poll_health:801:(pid 0): device's health compromised - reached miss count"
+REPORT = f"{CARD}print_health_info:431:(pid 0): Health issue observed, {{}}, severity({{}}) X:"
+SYNDROME = f"{CARD}print_health_info:448:(pid 0): synd 0x1: firmware internal error"
+
+
+def test_a_card_whose_firmware_is_dead_is_degraded_until_a_reboot():
+    assert one(MISSED) == Finding(
+        Severity.DEGRADED,
+        "mlx5/health_fatal",
+        PCI,
+        "the card's firmware failed",
+        Clears.REBOOT,
+        events=(1,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([REPORT.format("firmware internal error", 3)], "health_fatal"),
+        ([REPORT.format("firmware internal error", 0)], "health_fatal"),
+        ([REPORT.format("ICM fetch PCI data poisoned error", 4)], "health_warning"),
+        ([SYNDROME], "health_fatal"),  # to Linux 5.13 there is no severity
+        ([REPORT.format("firmware internal error", 4), SYNDROME], "health_warning"),
+        ([REPORT.format("firmware internal error", 3), SYNDROME], "health_fatal"),
+    ],
+)
+def test_a_health_report_is_as_bad_as_the_firmware_says(lines, code):
+    assert codes(*lines) == [f"mlx5/{code}"]
+
+
+def test_the_report_of_another_card_or_another_time_says_nothing_of_this_one():
+    mild = REPORT.format("firmware internal error", 4)
+    assert codes(mild.replace("61:00.0", "61:00.1"), SYNDROME) == ["mlx5/health_fatal", "mlx5/health_warning"]
+    assert codes(mild, SYNDROME, times=[1000.0, 1006.0]) == ["mlx5/health_fatal", "mlx5/health_warning"]
+
+
+def test_a_health_report_is_one_finding_that_names_the_fault():
+    lines = [
+        REPORT.format("firmware internal error", 3),
+        SYNDROME,
+        f"{CARD}print_health_info:1:(pid 0): hw_id 0x000020f",
+    ]
+    finding = one(MISSED, *lines)
+    assert (finding.code, finding.subject, finding.events) == ("mlx5/health_fatal", PCI, (1, 2, 3))
+    assert finding.message == "the card's firmware failed: firmware internal error, 4 lines"
+
+
+@pytest.mark.parametrize(
+    ("rest", "code"),
+    [
+        ("temp_warn:171:(pid 0): High temperature on sensors with bit set 0 1", "temperature"),
+        ("print_health_info:520:(pid 0): synd 0x10: High temperature", "temperature"),
+        ("Port module event[error]: module 0, Cable error, High Temperature", "module_temperature"),
+        ("Port module event[error]: module 0, Cable error, Power budget exceeded", "module_power"),
+        ("Port module event[error]: module 0, Cable error, Unknown identifier", "module_error"),
+        (
+            "wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource",
+            "command_timeout",
+        ),
+        ("mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter", "pci_error"),
+        ("poll_health:740:(pid 0): Fatal error 3 detected", "health_recovery"),
+    ],
+)
+def test_heat_transceivers_and_time_outs_warn_for_a_day(rest, code):
+    life = Life()
+    for _ in range(20):
+        life.says(CARD + rest).wait(10)
+    assert (life.drained, life.codes) == (False, [f"mlx5/{code}"])
+    assert life.wait(DAY - 11).codes == [f"mlx5/{code}"]
+    assert life.wait(2).codes == []
+
+
+@pytest.mark.parametrize("line", [MISSED, SYNDROME, REPORT.format("irisc not responding", 2)])
+def test_dead_firmware_drains_without_requeue_until_a_reboot_whatever_is_said_later(line):
+    life = Life().says(line, f"{CARD}mlx5_health_try_recover:330:(pid 1): handling bad device here")
+    assert (life.drained, life.requeued) == (True, False)
+    assert life.wait(30 * DAY).says(REPORT.format("firmware internal error", 4)).wait(2 * DAY).drained
+    assert not life.reboot().drained
+
+
+def test_a_link_that_goes_down_is_recorded_until_it_is_up_again():
+    down, up = "mlx5_core 0000:53:00.0 enp83s0f0np0: Link down", "mlx5_core 0000:53:00.0 enp83s0f0np0: Link up"
+    finding = one(down)
+    assert (finding.severity, finding.code, finding.subject) == (Severity.INFO, "mlx5/link_down", "0000:53:00.0")
+    assert finding.message == "the link went down (enp83s0f0np0)"
+    life = Life().says(down)
+    assert (life.drained, life.codes) == (False, ["mlx5/link_down"])
+    assert life.says(up).codes == []
+    assert life.wait(HOUR).says(down).codes == ["mlx5/link_down"]
+    assert life.wait(HOUR + 1).codes == []
+
+
+def test_a_link_that_came_up_at_boot_is_no_finding():
+    assert (
+        found("mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link ACTIVE", f"{CARD}Port module event: module 0, Cable plugged")
+        == []
+    )
+
+
+def test_both_lines_of_a_link_are_one_finding_and_a_bond_names_its_member():
+    lines = ["mlx5_core 0000:53:00.0 enp83s0f0np0: Link down", "mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link DOWN"]
+    assert one(*lines).message == "the link went down (mlx5_3, port 1), 2 lines"
+    finding = one("bond0: (slave enp83s0f0np0): link status definitely down, disabling slave")
+    assert (finding.subject, finding.message) == ("enp83s0f0np0", "the link went down (bond0, enp83s0f0np0)")
+
+
+@pytest.mark.parametrize("check", [ib_link, ib_flap, eth_link])
+def test_the_checks_that_judge_links_look_at_once(check):
+    assert {"mlx5", "ib"} <= set(check.AFTER_EVENTS)
+
+
+def test_a_driver_that_cannot_start_a_card_warns_until_a_reboot_or_a_day():
+    line = "mlx5_core: probe of 0000:03:00.0 failed with error -22"
+    assert one(line).message == "the driver could not start the card: -22"
+    assert Life().says(line).codes == ["mlx5/load_failed"]
+    assert Life().says(line).reboot().codes == []
+    assert Life().says(line).wait(DAY + 1).codes == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{CARD}mlx5_eq_int:556:(pid 0): CQ error on CQN 0x40a, syndrom 0x1",
+        f"{CARD}mlx5_cmd_check:769:(pid 9): CREATE_QP(0x500) op_mod(0x0) failed, status bad resource(0x5), x",
+        "infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe",
+        "ib0: failed cm send event (status=12, wrid=3 vend_err 129)",
+        f"{CARD}63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at 0000:16:02.0",
+    ],
+)
+def test_what_an_application_can_cause_is_only_recorded(line):
+    life = Life()
+    for _ in range(50):
+        life.says(line)
+    assert one(line).severity is Severity.INFO
+    assert not life.drained
+    assert life.wait(HOUR + 1).codes == []
+
+
+def test_other_network_cards_are_judged_alike():
+    assert one("mlx4_core 0000:81:00.0: Internal error detected:").severity is Severity.DEGRADED
+    assert one("NETDEV WATCHDOG: eno1 (ixgbe): transmit queue 5 timed out").subject == "eno1"
+    assert (
+        one("infiniband mlx5_1: Couldn't open port 1 for agents").message
+        == "a port could not be opened (mlx5_1, port 1)"
+    )
+
+
+def test_events_of_other_kinds_and_what_is_only_a_detail_are_left_alone():
+    assert (
+        found(
+            "NVRM: Xid (PCI:0000:3b:00): 79, x",
+            f"{CARD}hw_id 0x00000020",
+            f"{CARD}not enough MMIO resources for SR-IOV",
+        )
+        == []
+    )
+
+
+def test_what_the_log_held_before_healthd_first_looked_never_acts():
+    event = event_of(RawLine(0.0, MISSED, history=True), "b")
+    life = Life().hear(event, NODE)
+    assert (life.drained, life.codes) == (False, ["mlx5/health_fatal"])
+
+
+@pytest.mark.parametrize("code", sorted(RULES))
+def test_every_finding_is_explained_as_it_is_judged(code):
+    text = EXPLAIN[f"mlx5/{code}"]
+    assert (text.severity, text.clears) == RULES[code][:2]
+    assert all((text.meaning, text.matters, text.todo))
+    assert len(EXPLAIN) == len(RULES)
+
+
+@given(
+    st.lists(st.sampled_from([MISSED, SYNDROME, REPORT.format("x", 4), f"{CARD}Fatal error 1 detected"]), max_size=8)
+)
+def test_whatever_is_said_there_is_one_finding_for_each_code_and_part(lines):
+    keys = [(finding.code, finding.subject) for finding in found(*lines)]
+    assert len(keys) == len(set(keys))
+    assert all(re.fullmatch(r"mlx5/\w+", code) for code, _ in keys)

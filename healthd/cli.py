@@ -14,19 +14,23 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from healthd import flags
 from healthd.flags import Parser, load_settings, wrong_settings_are_wrong_use
-from healthd.terminal import INTERRUPTED, OF_HEALTH, OK, REFUSED, UNKNOWN, Stop, complain, page, prepare, say
+from healthd.terminal import INTERRUPTED, OF_HEALTH, OK, REFUSED, UNKNOWN, Stop, complain, page, prepare, say, stream
 
 if TYPE_CHECKING:
     from healthd.baseline import Change
     from healthd.config import Loaded
-    from healthd.model import Explain
+    from healthd.log_file import Block
+    from healthd.model import Explain, Finding, Inventory, KernelEvent
     from healthd.once import KernelLog, Look
     from healthd.registry import Check
     from healthd.runner import Runner
+    from healthd.scan import Judged, Tally
     from healthd.worker import Setup
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to end
 WORKER_WORDS = 64 << 10
+HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60, and start the next one beside it before
+TWO_WORDS = ("config", "hook")  # commands that have commands
 
 HELP = """\
 healthd: is this GPU node well, and may Slurm use it?
@@ -36,6 +40,7 @@ usage: healthd COMMAND [...]        healthd COMMAND --help says more
 look
   check [NAME ...]            run the checks once, now, without the daemon
   record FILE                 the same, and keep what they read, for a colleague
+  scan FILE|-                 what a kernel log tells, of this or another machine
   status                      what the daemon believes, and wants of Slurm
   explain CODE                what a code means, why it matters, and what to do
   list                        the checks: what they look at, how often
@@ -91,10 +96,10 @@ def _dispatch(words: list[str]) -> int:
         from healthd import __version__
 
         return say(f"healthd {__version__}\n")
-    count = 2 if words[0] == "config" else 1
+    count = 2 if words[0] in TWO_WORDS else 1
     name, rest = " ".join(words[:count]), words[count:]
-    if name in ("config", "config -h", "config --help"):
-        return say(_config_help())
+    if words[0] in TWO_WORDS and words[1:2] in ([], ["-h"], ["--help"]):
+        return say(_commands_of(words[0]))
     if name not in COMMANDS:
         from healthd.convert import nearest
 
@@ -108,11 +113,13 @@ def _dispatch(words: list[str]) -> int:
     return command.run(parser.parse_intermixed_args(rest))
 
 
-def _config_help() -> str:
-    return f"""\
-usage: healthd config check FILE     {COMMANDS["config check"].description}
-       healthd config show           {COMMANDS["config show"].description}
-"""
+def _commands_of(first: str) -> str:
+    usages = {"config check": "config check FILE"}
+    mine = {name: command for name, command in COMMANDS.items() if name.startswith(f"{first} ")}
+    heads = [f"healthd {usages.get(name, name)}" for name in mine]
+    wide = max(map(len, heads))
+    lines = [f"{head:{wide}}  {command.description}" for head, command in zip(heads, mine.values(), strict=True)]
+    return "usage: " + "\n       ".join(lines) + "\n"
 
 
 def _json(document: Any) -> str:
@@ -420,6 +427,84 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
     return say((f"{render.drift(path, changes, page())}\n" if changes else "") + f"{path}: written\n")
 
 
+# --- scan
+
+
+def _scan_arguments(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
+    parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+
+
+def _scan(args: argparse.Namespace) -> int:
+    import time
+
+    from healthd import log_file, scan
+    from healthd.model import Severity
+
+    tally = scan.Tally()
+    trouble: list[str] = []
+    worst = Severity.INFO
+
+    def watched() -> Iterator[Judged]:
+        nonlocal worst
+        blocks = _until_damaged(log_file.blocks(args.file), trouble)
+        for one in scan.judged(scan.events(blocks, time.time(), tally), _correlate_all()):
+            worst = max(worst, one.severity)
+            yield one
+
+    name = "standard input" if args.file == "-" else args.file
+    if args.json:
+        import json
+
+        stream(json.dumps(scan.event_json(one)) + "\n" for one in watched())
+    else:
+        from healthd import scan_table
+
+        found = scan_table.summary(watched())
+        if tally.kernel:
+            say(scan_table.table(found, name, tally, page()))
+    status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
+    if trouble:
+        return complain(f"healthd scan: {trouble[0]}", status or UNKNOWN)
+    if not tally.kernel:
+        return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
+    return status
+
+
+def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
+    """What was read before counts."""
+    from healthd.log_file import LogError
+
+    try:
+        yield from blocks
+    except LogError as error:
+        trouble.append(str(error))
+
+
+def _no_kernel_log(tally: Tally) -> str:
+    if not tally.lines:
+        return "is empty"
+    if tally.binary:
+        return "is no text"
+    return f"none of its {tally.lines:,} lines is known to be the kernel's (by a prefix of dmesg, syslog, journalctl)"
+
+
+def _correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
+    """All built-in checks that listen, with their own settings."""
+    from healthd import registry, verdict
+
+    checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+
+    def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
+        return [
+            verdict.as_configured(finding, config)
+            for check, config in checks
+            for finding in check.correlate(events, node, config) or ()
+        ]
+
+    return correlate
+
+
 # --- status, and what the daemon is told
 
 
@@ -490,6 +575,31 @@ def _resume_checks(args: argparse.Namespace) -> int:
     return say(_ask(args, {"command": "resume-checks"})["done"] + "\n")
 
 
+# --- what Slurm calls
+
+
+def _hook_epilog_arguments(parser: Parser) -> None:
+    parser.add_argument("--wait", metavar="SECONDS", type=float, default=10.0, help="at most so long (default: 10)")
+    flags.client(parser)
+
+
+def _hook_epilog(args: argparse.Namespace) -> int:
+    from healthd import hook
+
+    hook.end_after(args.wait + 1)
+    return say(hook.epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), args.wait) + "\n")
+
+
+def _hook_healthcheck(args: argparse.Namespace) -> int:
+    import time
+
+    from healthd import hook
+
+    hook.end_after(HEALTHCHECK_SECONDS)
+    status, sentence = hook.healthcheck(flags.runtime_dir(args), time.time())
+    return say(sentence + "\n", status)
+
+
 # --- settings, checks and codes
 
 
@@ -528,18 +638,19 @@ def _explain(args: argparse.Namespace) -> int:
     from healthd.convert import nearest
 
     checks = registry.built_in()
-    if args.code.partition("/")[0] not in checks:
+    if args.code.partition("/")[0] not in checks and registry.explain(checks, args.code) is None:
         with wrong_settings_are_wrong_use():
             _, checks = load_settings(args)  # the site's own
     if args.code in checks:
-        check = checks[args.code]
-        rows = _code_rows(registry.explained({args.code: check}))
-        return say(render.explain_check(check.name, check.summary, rows, page()))
+        known = checks[args.code]
+        rows = _code_rows(registry.explained({args.code: known}))
+        return say(render.explain_check(known.name, known.summary, rows, page()))
     found = registry.explain(checks, args.code)
     if found is None:
-        raise Stop(f'healthd explain: there is no code "{args.code}"{nearest(args.code, registry.all_codes(checks))}')
+        raise Stop(f'healthd explain: there is no code "{args.code}"{nearest(args.code, registry.all_names(checks))}')
     texts = (found.meaning, found.matters, found.todo)
-    enforced = checks[args.code.partition("/")[0]].config().enforce
+    check = checks.get(args.code.partition("/")[0])
+    enforced = check is None or check.config().enforce
     severity, clears = found.severity.name.lower(), found.clears.name.lower()
     return say(render.explain(args.code, severity, clears, texts, page(), enforced))
 
@@ -611,6 +722,18 @@ COMMANDS = {
         "Exit status: 0 written, whatever was found; 1 not written; 64 wrong use.",
         "  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
     ),
+    "scan": Command(
+        _scan_arguments,
+        _scan,
+        "What a kernel log tells: dmesg, syslog, journalctl (also -o json), a dump of /dev/kmsg, a serial console, "
+        "pdsh; of any machine. Incidents in the order of time, the first cause on top. Nothing else of that machine is "
+        "known, so what depends on it (is this file system the root?) is only a warning.\n"
+        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 it is no kernel log or cannot be read, 64 wrong "
+        "use.",
+        "  healthd scan /var/log/kern.log.2.gz\n"
+        "  ssh node17 dmesg -T | healthd scan -\n"
+        "  healthd scan --json console.log | jq 'select(.severity == \"critical\")'\n",
+    ),
     "status": Command(
         _status_arguments,
         _status,
@@ -633,6 +756,16 @@ COMMANDS = {
         '  healthd pause --for 30m --why "driver upgrade"\n',
     ),
     "resume-checks": Command(flags.client, _resume_checks, "End the pause now. All checks look at once."),
+    "hook epilog": Command(
+        _hook_epilog_arguments,
+        _hook_epilog,
+        "For Slurm's epilog: the job ended, look at the GPUs now; and wait for that. Exit status 0, always.",
+    ),
+    "hook healthcheck": Command(
+        flags.client,
+        _hook_healthcheck,
+        "For HealthCheckProgram: what the daemon has decided. Exit status: 0 usable, 2 drained, 3 no daemon.",
+    ),
     "config check": Command(
         _config_check_arguments, _config_check, "Read a settings file; say in one sentence what is wrong with it."
     ),

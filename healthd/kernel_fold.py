@@ -51,7 +51,7 @@ def key(event: KernelEvent) -> Key:
 def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
     details = (event.code == DETAIL) + (new.code == DETAIL)
-    if event.history != new.history or (_part(event) != _part(new) if details == 1 else key(event) != key(new)):
+    if event.history != new.history or (part(event) != part(new) if details == 1 else key(event) != key(new)):
         return None
     if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
         return None
@@ -69,7 +69,7 @@ def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SE
     )
 
 
-def _part(event: KernelEvent) -> Key:
+def part(event: KernelEvent) -> Key:
     named = tuple(item for item in event.fields if item[0] in _PARTS)
     return (event.boot_id, event.kind, event.pci, named)
 
@@ -94,10 +94,10 @@ def fold_events(
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
-    beside = {_part(event): place for place, event in enumerate(events)}
+    beside = {part(event): place for place, event in enumerate(events)}
     touched: dict[int, None] = {}
     for new in incoming:
-        for place in (newest.get(key(new)), beside.get(_part(new))):
+        for place in (newest.get(key(new)), beside.get(part(new))):
             if place is not None and (grown := fold(events[place], new)) is not None:
                 events[place] = grown
                 break
@@ -105,7 +105,7 @@ def fold_events(
             place = len(events)
             events.append(dataclasses.replace(new, sequence=next_sequence))
             next_sequence += 1
-        newest[key(events[place])] = beside[_part(new)] = place
+        newest[key(events[place])] = beside[part(new)] = place
         touched[events[place].sequence] = None
     kept = _bounded(events, touched, keep_seconds, keep_most)
     alive = {event.sequence for event in kept}

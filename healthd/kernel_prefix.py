@@ -6,6 +6,7 @@ can pretend to be the kernel (`logger -t kernel`); lines that name another progr
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from typing import NamedTuple
@@ -56,7 +57,11 @@ _UPTIME = re.compile(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
 # [Fri Aug 30 11:43:09 2024]      dmesg -T
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
 # [2023-06-22 21:55:31.352446]    serial consoles; [...] elided in documents
-_CONSOLE = re.compile(r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\.)\] ?")
+# [May19 19:57] and [  +0.000127]    dmesg -H: no time that could be told
+_CONSOLE = re.compile(
+    r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\."
+    r"| *\+\d{1,10}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ?"
+)
 # 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: a comma, neither host nor tag
 # 2026-10-03T05:56:38.1-04:00 host kernel: text  rsyslog, journalctl -o short-iso
 _ISO = re.compile(
@@ -188,7 +193,13 @@ def _iso_epoch(found: re.Match[str]) -> float:
 
 def _local(year: int, month: int, day: int, hour: int, minute: int, second: float) -> float:
     _check(month, day, hour, minute, second)
-    return time.mktime((year, month, day, hour, minute, int(second), 0, 0, -1)) + second % 1
+    return _minute(year, month, day, hour, minute) + second
+
+
+@functools.lru_cache(maxsize=64)
+def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
+    """Lines of a storm are of one minute, and mktime is slow."""
+    return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
 
 
 def _check(month: int, day: int, hour: int, minute: int, second: float) -> None:

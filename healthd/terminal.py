@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,20 @@ def say(text: str, status: int = OK) -> int:
         if not isinstance(error, BrokenPipeError):
             raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
     return status
+
+
+def stream(texts: Iterable[str]) -> None:
+    """Write one after another as they come; ends where nobody reads any more."""
+    for text in texts:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
 
 
 def complain(sentence: str, status: int = OK) -> int:

@@ -39,8 +39,12 @@ PURE: dict[str, set[str]] = {
         for family in ("nvidia", "nvidia_driver", "pcie", "network", "storage", "filesystems", "memory", "host")
     },
     "kernel_prefix": set(),
+    "incidents": {"model"},
+    "scan": {"kernel_fold", "kernel_parse", "kernel_prefix", "model"},
+    "scan_table": {"incidents", "model", "render", "scan"},
     "kernel_repeats": set(),
     "xid_texts": {"checks.gpu_xid", "codes", "model"},
+    "nvlink5_texts": {"codes", "model"},
 }
 # What a pure module may import of the standard library: nothing that knows a clock, a file or a process ...
 PURE_STDLIB = (
@@ -48,7 +52,7 @@ PURE_STDLIB = (
     "itertools math operator re statistics string textwrap types typing zlib"
 )
 # ... but for these, which convert only,
-PURE_EXCEPTIONS = {("kernel_prefix", "time"), ("past", "json")}
+PURE_EXCEPTIONS = {("kernel_prefix", "time"), ("past", "json"), ("scan", "json")}
 # and for the calls that would make them a lie.
 IMPURE_CALLS = {
     "open",
@@ -73,6 +77,7 @@ CHECKS_MAY = {
     "infiniband",
     "model",
     "mountinfo",
+    "nvlink5_texts",
     "nvml",
     "ownership",
     "past",

@@ -1,0 +1,81 @@
+"""Writes the logs that `make bench` scans: a GPU node's syslog, with as many faults as is asked for."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+# What a GPU node's syslog is made of. {t}: seconds since the boot, {n}: a number, {h}: 48 bits in hexadecimal, {u}: a
+# user, {k}: a key.
+USUAL = (
+    "sshd[{n}]: Accepted publickey for {u} from 10.1.{b}.{b} port {n} ssh2: ED25519 SHA256:{k}",
+    "sshd[{n}]: pam_unix(sshd:session): session opened for user {u}(uid={n}) by (uid=0)",
+    "systemd[1]: Started Session {n} of User {u}.",
+    "systemd-logind[812]: New session {n} of user {u}.",
+    "slurmd[4211]: launch task StepId={n}.0 request from UID:{n} GID:{n} HOST:10.1.{b}.{b} PORT:{n}",
+    "slurmstepd[{n}]: task/cgroup: _memcg_initialize: job: alloc=2063937MB mem.limit=2063937MB memsw.limit=unlimited",
+    "kernel: [{t}] IPv6: ADDRCONF(NETDEV_CHANGE): cali{h}: link becomes ready",
+    "kernel: [{t}] python[{n}]: segfault at 0 ip 0000{h} sp 0000{h} error 4 in libc.so.6[{h}+156000]",
+    "kernel: [{t}] audit: type=1400 audit({n}.{b}:{n}): apparmor=\"STATUS\" operation=\"profile_load\" pid={n}",
+    "kernel: [{t}] docker0: port 1(veth{h}) entered blocking state",
+    "dockerd[1822]: time=\"2026-10-03T05:56:38.{n}Z\" level=info msg=\"ignoring event\" container={h}{h}{h}",
+    "nv-hostengine[2211]: [{n}] DCGM health watch poll {h} finished in {b} ms",
+)  # fmt: skip
+FAULTS = (
+    "NVRM: Xid (PCI:0000:{g}:00): 31, pid={n}, name=python3, Ch 000000{b}, intr 00000000. MMU Fault: ENGINE GRAPHICS "
+    "GPCCLIENT_T1_{b} faulted @ 0x7f_{h}. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+    "NVRM: Xid (PCI:0000:{g}:00): 94, pid={n}, name=train.py, Contained: SM (0x{b}). RST: No, D-RST: No",
+    "pcieport 0000:{g}:01.0: AER: Corrected error received: 0000:{g}:00.0",
+    "nvidia-nvswitch{s}: SXid (PCI:0000:{g}:00.0): 22013, Non-fatal, Link {b} Minion Link DLREQ interrupt",
+    "nvme nvme{s}: I/O {b} QID {b} timeout, completion polled",
+    "mlx5_core 0000:{g}:00.0 ib{s}: Link down",
+)
+STORM = "NVRM: Xid (PCI:0000:3b:00): 95, pid=4711, name=python3, Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
+GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+MONTH_SECONDS = 28 * 86400
+
+
+def write(path: Path, size: int, fault_each: int) -> int:
+    """About `size` bytes, one line in `fault_each` (0: none) a fault; returns the number of lines."""
+    chance = random.Random(1)
+    average = 127
+    step = MONTH_SECONDS / (size / average)
+    written = lines = 0
+    with open(path, "w") as file:
+        for number in itertools.count():
+            if written >= size:
+                return lines
+            fault = fault_each and number % fault_each == fault_each - 1
+            text = f"kernel: [{{t}}] {chance.choice(FAULTS)}" if fault else chance.choice(USUAL)
+            written += file.write(f"{_date(number * step)} gpu-042 {_filled(text, chance, number * step)}\n")
+            lines += 1
+    return lines
+
+
+def write_storm(path: Path, lines: int) -> None:
+    """The same Xid, ten thousand times a second."""
+    with open(path, "w") as file:
+        for number in range(lines):
+            seconds = number / 10_000
+            file.write(f"{_date(seconds)} gpu-042 kernel: [{88000 + seconds:.6f}] {STORM}\n")
+
+
+def _date(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    day, hour = divmod(hours, 24)
+    return f"Oct {day + 1:2} {hour:02}:{minute:02}:{second:02}"
+
+
+def _filled(text: str, chance: random.Random, seconds: float) -> str:
+    return text.format(
+        t=f"{88000 + seconds:.6f}",
+        n=chance.randrange(1000, 4_000_000),
+        b=chance.randrange(10, 99),
+        s=chance.randrange(4),
+        h=f"{chance.getrandbits(48):012x}",
+        u=f"user{chance.randrange(300)}",
+        k=f"{chance.getrandbits(250):x}",
+        g=chance.choice(GPUS),
+    )

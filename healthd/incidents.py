@@ -1,0 +1,97 @@
+"""Which kernel events belong to one incident: those that name the same part, or one above it, within a minute.
+
+A GPU that falls off the bus is a PCIe error of the port above it, an Xid 79, "fallen off the bus" and a slot without a
+link; a dying NVMe disk is a controller that is down, I/O errors, and a file system that turns read-only. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from healthd.model import Inventory, KernelEvent
+
+GAP_SECONDS = 60.0  # after so long without a line of its parts an incident is over
+INDEX_SECONDS = 5.0  # a line that gives a GPU's index only belongs to the GPU that is in trouble just then
+
+# Fields that name a part beside the address of the event, or the port above it.
+_NAMES = ("device", "disk", "controller", "netdev", "ibdev", "interface", "server", "link_partner")
+_ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
+_NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
+_FABRIC = "NVLink fabric"  # NVSwitches and the GPUs behind them fail together
+_DISK = re.compile(r"(nvme\d+)(?:c\d+)?n\d+(?:p\d+)?|([shv]d[a-z]+)\d*|((?:md|mmcblk)\d+)p\d+")
+_GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink")
+
+
+class Span(NamedTuple):
+    """An incident as far as a new line must know it. `last`: time of its last line, seconds of any one clock."""
+
+    parts: frozenset[str]
+    last: float
+
+
+def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
+    """What an event is about: devices without their function, disks without partition, the port above; never empty."""
+    fields = dict(event.fields)
+    found = {_device(event.pci)} if event.pci else set()
+    found |= {_device(fields[name]) for name in _ADDRESSES if fields.get(name)}
+    found |= {disk(fields[name]) for name in _NAMES if fields.get(name)}
+    found |= {f"{word}{fields[name]}" for name, word in _NUMBERED.items() if fields.get(name)}
+    if event.kind in ("sxid", "nvlink") or (event.kind == "xid" and event.code in ("74", *map(str, range(144, 151)))):
+        found.add(_FABRIC)
+    for device in node.devices if node is not None else ():
+        if device.upstream and _device(device.pci) in found:
+            found.add(_device(device.upstream))
+    return frozenset(found or {event.kind})
+
+
+def _device(address: str) -> str:
+    """ "0000:1b:00.0" -> "0000:1b:00": what is lost is lost with all its functions."""
+    return address.partition(".")[0]
+
+
+def disk(name: str) -> str:
+    """ "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; another name as it is."""
+    match = _DISK.fullmatch(name)
+    return next((word for word in match.groups() if word), name) if match else name
+
+
+def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], time: float) -> list[int]:
+    """The incidents that a new event belongs to: none, one, or several, which are one from now on."""
+    found = [
+        place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
+    ]
+    if not found and event.kind in _GPU_KINDS and not event.pci:
+        near = [
+            place
+            for place, span in enumerate(open_ones)
+            if abs(time - span.last) <= INDEX_SECONDS and any(":" in part for part in span.parts)
+        ]
+        return near if len(near) == 1 else []
+    return found
+
+
+def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:
+    """The incidents of one machine, each with its events in order of time: the first cause on top."""
+    over: list[list[KernelEvent]] = []
+    spans: list[Span] = []
+    groups: list[list[KernelEvent]] = []
+    for event in sorted(events, key=_order):
+        for place in reversed(range(len(spans))):
+            if event.time - spans[place].last > GAP_SECONDS:
+                over.append(groups.pop(place))
+                del spans[place]
+        about = parts(event, node)
+        mine, last = [event], event.last_time
+        for place in reversed(joins(spans, event, about, event.time)):
+            span = spans.pop(place)
+            about, last = about | span.parts, max(last, span.last)
+            mine = groups.pop(place) + mine
+        spans.append(Span(about, last))
+        groups.append(sorted(mine, key=_order))
+    return sorted(over + groups, key=lambda members: _order(members[0]))
+
+
+def _order(event: KernelEvent) -> tuple[float, int]:
+    return event.time, event.sequence

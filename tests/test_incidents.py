@@ -1,0 +1,105 @@
+"""Which lines are one incident."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import incidents
+from healthd.kernel_parse import parse
+from healthd.model import Inventory, KernelEvent, PciDevice
+
+PORT, GPU, OTHER = "0000:15:01.0", "0000:18:00.0", "0000:2a:00.0"
+NODE = Inventory(devices=(PciDevice(GPU, "0x10de", "0x2330", "0x030200", "gpu", upstream=PORT),))
+
+
+def at(seconds: float, text: str) -> KernelEvent:
+    event = parse(text)
+    assert event is not None, text
+    return dataclasses.replace(event, time=seconds, last_time=seconds, sequence=int(seconds * 1000))
+
+
+def grouped(*events: KernelEvent, node: Inventory | None = None) -> list[list[str]]:
+    return [[f"{event.kind}/{event.code}" for event in members] for members in incidents.group(events, node)]
+
+
+def test_a_gpu_that_falls_off_the_bus_is_one_incident_with_its_port_and_slot():
+    events = (
+        at(10.0, f"pcieport {PORT}: AER: Uncorrected (Fatal) error received: {GPU}"),
+        at(10.1, "NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus."),
+        at(10.2, f"NVRM: GPU {GPU}: GPU has fallen off the bus."),
+        at(10.4, f"pcieport {PORT}: pciehp: Slot(21): Link Down"),
+    )
+    assert len(grouped(*events)) == 1
+    assert grouped(*events)[0][0] == "pcie_aer/fatal"  # the first cause on top
+    assert len(grouped(*events[1:], node=NODE)) == 1  # where no line names both, the inventory does
+    assert len(grouped(*events[1:])) == 2
+
+
+def test_what_a_dying_gpu_says_of_itself_is_one_incident():
+    codes = ("48, pid=1, name=a, DBE", "63, row remap", "45, pid=1, name=a, Ch 1", "154, GPU recovery action changed "
+             "from 0x0 (None) to 0x1 (GPU Reset Required)")  # fmt: skip
+    events = [at(10.0 + place, f"NVRM: Xid (PCI:0000:18:00): {code}") for place, code in enumerate(codes)]
+    assert grouped(*events) == [["xid/48", "xid/63", "xid/45", "xid/154"]]
+
+
+def test_switches_and_the_gpus_behind_them_are_one_incident():
+    events = (
+        at(10.0, "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
+        at(10.5, "NVRM: Xid (PCI:0000:18:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on "
+                 "link 2(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),
+    )  # fmt: skip
+    assert grouped(*events) == [["sxid/20034", "xid/74"]]
+
+
+def test_a_dying_disk_takes_its_file_system_along():
+    events = (
+        at(10.0, "nvme nvme1: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0xffff"),
+        at(12.0, "blk_update_request: I/O error, dev nvme1n1, sector 1234 op 0x1:(WRITE) flags 0x0 phys_seg 1"),
+        at(12.5, "EXT4-fs (nvme1n1p2): Remounting filesystem read-only"),
+        at(12.6, "EXT4-fs (sda2): Remounting filesystem read-only"),
+    )
+    found = grouped(*events)
+    assert list(map(len, found)) == [3, 1]
+
+
+def test_two_gpus_and_two_times_are_two_incidents():
+    xid = "NVRM: Xid (PCI:{}): 79, pid=1, name=a, GPU has fallen off the bus."
+    events = (at(10, xid.format("0000:18:00")), at(11, xid.format("0000:2a:00")), at(200, xid.format("0000:18:00")))
+    assert len(grouped(*events)) == 3
+
+
+def test_a_line_that_joins_two_incidents_makes_them_one():
+    events = (
+        at(10.0, f"pcieport {PORT}: pciehp: Slot(21): Link Down"),
+        at(10.1, "NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a, GPU has fallen off the bus."),
+        at(10.2, f"pcieport {PORT}: AER: Uncorrected (Fatal) error received: {GPU}"),
+    )
+    assert grouped(*events) == [["pcie_hotplug/link_down", "xid/79", "pcie_aer/fatal"]]
+
+
+def test_a_disk_is_known_by_any_of_its_names():
+    names = ("nvme1n1p2", "nvme1c0n1", "sda3", "sda", "md0p1", "dm-3", "mmcblk0p1")
+    assert [incidents.disk(name) for name in names] == ["nvme1", "nvme1", "sda", "sda", "md0", "dm-3", "mmcblk0"]
+
+
+KINDS = ("xid", "sxid", "pcie_aer", "block", "gsp", "oom")
+EVENTS = st.builds(
+    lambda kind, code, pci, time, fields: KernelEvent(kind, code, pci, time, last_time=time, fields=fields),
+    st.sampled_from(KINDS),
+    st.sampled_from(["79", "74", "", "fatal"]),
+    st.sampled_from(["", PORT, GPU, OTHER]),
+    st.floats(0, 1000),
+    st.lists(st.sampled_from([("reporter", PORT), ("device", "sda1"), ("slot", "7")])).map(tuple),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_every_event_is_in_one_incident(events):
+    numbered = [dataclasses.replace(event, sequence=place) for place, event in enumerate(events)]
+    found = incidents.group(numbered)
+    assert sorted(event.sequence for members in found for event in members) == list(range(len(events)))
+    for members in found:
+        assert [event.time for event in members] == sorted(event.time for event in members)

@@ -1,0 +1,473 @@
+"""`healthd scan`: the real program over real and made-up logs, and the steps that it is made of."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import cli, scan, scan_table
+from healthd.incidents import GAP_SECONDS
+from healthd.kernel_parse import LITERALS, parse
+from healthd.kernel_prefix import strip_prefix
+from healthd.log_file import Block, lines_of
+from healthd.scan_table import summary
+
+ROOT = Path(__file__).parents[1]
+NOW = 1_760_000_000.0  # 2025-10-09
+XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+USUAL = "Mar 29 15:38:59 gpu-042 sshd[4711]: Accepted publickey for alice from 10.1.2.3 port 22 ssh2"
+STORY = """\
+Mar 29 05:56:30 gpu-042 kernel: [88000.100000] pcieport 0000:15:01.0: AER: Uncorrected (Fatal) error received: 0000:18:00.0
+Mar 29 05:56:30 gpu-042 sshd[4711]: Accepted publickey for alice from 10.1.2.3 port 22 ssh2
+Mar 29 05:56:31 gpu-042 kernel: [88001.100300] NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus.
+Mar 29 05:56:31 gpu-042 kernel: [88001.100400] NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.
+Mar 29 05:56:31 gpu-042 kernel: [88001.200500] pcieport 0000:15:01.0: pciehp: Slot(21): Link Down
+Mar 29 05:56:32 gpu-042 python3[4711]: NVRM: Xid (PCI:0000:2a:00): 79, pid=4711, name=a, GPU has fallen off the bus.
+Mar 29 09:00:00 gpu-042 kernel: [99001.000000] NVRM: Xid (PCI:0000:2a:00): 31, pid=12, name=python3, Ch 00000008, MMU Fault
+"""  # noqa: E501
+
+
+class Done:
+    def __init__(self, done: subprocess.CompletedProcess[bytes]) -> None:
+        self.status, self.out, self.err = done.returncode, done.stdout.decode(), done.stderr.decode()
+        assert "Traceback" not in self.err, self.err
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
+    argv = [sys.executable, "-m", "healthd", "scan", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8"}
+    data = log.encode() if isinstance(log, str) else log
+    return Done(subprocess.run(argv, input=data, capture_output=True, timeout=60, env=env))
+
+
+def scanned(*lines: str | bytes) -> list[scan.Judged]:
+    data = [line.encode() if isinstance(line, str) else line for line in lines]
+    blocks = [Block(place, [line]) for place, line in enumerate(data, 1)]
+    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), cli._correlate_all()))
+
+
+def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
+    """(line, code, severity) of each event."""
+    return [(one.seen.line, one.code, one.severity.name.lower()) for one in scanned(*lines)]
+
+
+# --- what one sees
+
+
+def test_the_table_has_one_incident_for_the_lines_of_one_fault_with_its_first_cause_on_top():
+    done = healthd_scan("-", log=STORY)
+    assert done.status == 2
+    first, _, second = done.out.partition("\nwarning")
+    assert first.splitlines()[0] == "standard input: 1 critical, 1 warning in 7 lines"
+    rows = [line for line in first.splitlines() if line.startswith("  05:56:3")]
+    assert [row.split()[2] for row in rows][:2] == ["pcie_aer/fatal", "gpu_xid/79"]
+    assert len(rows) == 4
+    assert "Xid 79: GPU has fallen off the bus, python3 (pid 4711)" in first
+    assert "  healthd explain pcie_aer/fatal" in first
+    assert "gpu_xid/31" in second
+    assert "0000:2a:00.0  (line 7)" in second
+
+
+def test_each_event_is_an_object_of_a_line():
+    done = healthd_scan("--json", "-", log=STORY)
+    assert done.status == 2
+    xid = next(one for one in done.objects if one.get("xid") == 79)
+    when = time.mktime(time.strptime(f"{time.localtime().tm_year} Mar 29 05:56:31", "%Y %b %d %H:%M:%S"))
+    assert xid == {
+        "line": 3,
+        "time": when if when < time.time() + 86400 else xid["time"],
+        "uptime": 88001.1003,
+        "host": "gpu-042",
+        "kind": "xid",
+        "code": "gpu_xid/79",
+        "xid": 79,
+        "pci": "0000:18:00.0",
+        "pid": 4711,
+        "name": "python3",
+        "severity": "critical",
+        "clears": "reboot",
+        "count": 1,
+        "text": XID,
+    }
+    assert [one["line"] for one in done.objects] == [1, 3, 4, 5, 7]
+
+
+def test_every_code_that_is_worth_an_incident_can_be_explained():
+    done = healthd_scan("-", log=STORY)
+    codes = [line.split()[-1] for line in done.out.splitlines() if line.startswith("  healthd explain ")]
+    assert len(codes) == 2
+    for code in codes:
+        assert cli.main(["explain", code]) == 0
+
+
+@pytest.mark.parametrize(
+    ("log", "status"),
+    [
+        (f"[ 12.000000] {XID}", 2),
+        ("[ 12.000000] NVRM: Xid (PCI:0000:18:00): 31, pid=1, name=a, MMU Fault", 1),
+        ("[ 12.000000] usb 1-1: new high-speed USB device number 4 using xhci_hcd", 0),
+        ("", 3),
+        (USUAL, 3),
+        (b"\x7fELF\x00\x01\x02" * 1000, 3),
+    ],
+)
+def test_the_exit_status_is_that_of_the_worst_event(log, status):
+    done = healthd_scan("-", log=log)
+    assert done.status == status
+    assert bool(done.err) == (status == 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("none", "there is no such file"),
+        ("", "is a directory, no log"),
+        ("empty", "is empty"),
+        ("journal", "is a journal, no text: journalctl -k -o json --file"),
+        ("zstd", "is compressed with zstd: zstdcat"),
+        ("readme", "none of its 2 lines is known to be the kernel's"),
+    ],
+)
+def test_what_is_no_log_is_said_in_a_sentence(tmp_path, name, sentence):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "journal").write_bytes(b"LPKSHHRH" + bytes(100))
+    (tmp_path / "zstd").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+    (tmp_path / "readme").write_text("# A program\nthat does things\n")
+    if name == "zstd" and sys.version_info >= (3, 14):
+        pytest.skip("this Python reads it")
+    done = healthd_scan(tmp_path / name)
+    assert (done.status, done.out) == (3, "")
+    assert len(done.err.splitlines()) == 1
+    assert f"{tmp_path / name}".rstrip("/") in done.err
+    assert sentence in done.err
+
+
+def test_an_unreadable_file_is_said(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may read everything")
+    (tmp_path / "log").write_text(STORY)
+    (tmp_path / "log").chmod(0)
+    assert "Permission denied" in healthd_scan(tmp_path / "log").err
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress, bytes])
+def test_rotated_logs_are_unpacked(tmp_path, pack):
+    (tmp_path / "kern.log.2").write_bytes(pack(STORY.encode()))
+    done = healthd_scan("--json", tmp_path / "kern.log.2")
+    assert [one["line"] for one in done.objects] == [1, 3, 4, 5, 7]
+    assert healthd_scan("--json", "-", log=pack(STORY.encode())).out == done.out
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_what_a_damaged_archive_holds_before_the_damage_counts(pack):
+    chance = __import__("random").Random(1)
+    noise = "".join(f"{USUAL}{chance.getrandbits(64)}\n" for _ in range(60_000))
+    packed = pack((STORY + noise).encode())
+    done = healthd_scan("-", log=packed[: len(packed) // 2])
+    assert done.status == (2 if done.out else 3)
+    assert "standard input: " in done.err
+    assert "compressed data" in done.err
+    broken = bytearray(packed)
+    broken[len(broken) // 2 : len(broken) // 2 + 50] = bytes(50)
+    assert "compressed data" in healthd_scan("-", log=bytes(broken)).err
+
+
+def test_a_pipe_is_read_as_it_comes():
+    argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"[ 12.000000] {XID}\n[ 30.000000] {XID.replace('18:00', '2a:00')}\n".encode())
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["pci"] == "0000:18:00.0"
+        process.stdin.close()
+        assert json.loads(process.stdout.readline())["pci"] == "0000:2a:00.0"
+
+
+def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
+    argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for end in ("interrupt", "close"):
+        with subprocess.Popen(argv, env=env, **pipes) as process:
+            lines = "".join(f"[ {number}0.000000] {XID}\n" for number in range(1, 4000))
+            process.stdin.write(f"[ 1.000000] {XID}\n[ 2.000000] {XID}\n[ 30.000000] {XID}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline()
+            if end == "interrupt":
+                process.send_signal(signal.SIGINT)
+                assert process.wait(10) == 130
+            else:
+                process.stdout.close()
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(process, "stdout", None)
+                    _, said = process.communicate(lines.encode(), timeout=20)
+                assert said == b""
+                continue
+            assert process.stderr.read() == b""
+
+
+# --- what is read
+
+PREFIXES = [
+    "",
+    "[   12.345678] ",
+    "[Fri Aug 30 11:43:09 2024] ",
+    "kern  :err   : [   12.345678] ",
+    "2025-01-21T04:41:44,283302+00:00 ",
+    "Mar 29 15:38:59 gpu-042 kernel: [   12.345678] ",
+    "Mar 29 15:38:59 gpu-042 kernel: ",
+    "2025-01-21T04:41:44.283302+00:00 gpu-042 kernel: [   12.345678] ",
+    "2025-01-21T04:41:44+0000 gpu-042 kernel: ",
+    "1737434504.500000 gpu-042 kernel: ",
+    "[   12.345678] gpu-042 kernel: ",
+    "3,1234,12345678,-;",
+    "<3>[   12.345678] ",
+    "<3>1 2025-01-21T04:41:44Z gpu-042 kernel - - - ",
+    "[2023-06-22 21:55:31.352446] [   12.345678] ",
+    "gpu-042: [   12.345678] ",
+    "gpu-042: [Fri Aug 30 11:43:09 2024] ",
+    "gpu-042: Mar 29 15:38:59 gpu-042 kernel: ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_any_prefix_is_read(prefix):
+    (one,) = scanned(USUAL, prefix + XID)
+    assert (one.seen.line, one.code, one.seen.event.text) == (2, "gpu_xid/79", XID)
+    assert one.seen.host == ("gpu-042" if "gpu-042" in prefix else "")
+    assert one.seen.uptime == (12.345678 if "12.345678" in prefix or "12345678" in prefix else None)
+
+
+JOURNAL = {
+    "__CURSOR": "s=0123;i=1",
+    "__REALTIME_TIMESTAMP": "1737434504500000",
+    "__MONOTONIC_TIMESTAMP": "12845678",
+    "_SOURCE_MONOTONIC_TIMESTAMP": "12345678",
+    "_BOOT_ID": "0123456789abcdef0123456789abcdef",
+    "_TRANSPORT": "kernel",
+    "_HOSTNAME": "gpu-042",
+    "SYSLOG_FACILITY": "0",
+    "SYSLOG_IDENTIFIER": "kernel",
+    "PRIORITY": "3",
+    "MESSAGE": XID,
+}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [JOURNAL, {**JOURNAL, "MESSAGE": list(XID.encode())}, {**JOURNAL, "MESSAGE": f"{XID}\nmore"}],
+)
+def test_the_journals_own_json_is_read(entry):
+    (one,) = scanned(json.dumps({**JOURNAL, "MESSAGE": "usb 1-1: x"}), json.dumps(entry))
+    assert (one.seen.line, one.code, one.seen.host) == (2, "gpu_xid/79", "gpu-042")
+    assert (one.seen.epoch, one.seen.uptime) == (1737434504.0, 12.345678)
+
+
+def test_the_journals_export_is_read():
+    fields = [f"{name}={value}" for name, value in JOURNAL.items()]
+    other = [line for line in fields if not line.startswith("_TRANSPORT")] + ["_TRANSPORT=syslog"]
+    (one,) = scanned(*other, "", *fields, "")
+    assert (one.seen.line, one.code, one.seen.host) == (len(other) + 1 + len(fields), "gpu_xid/79", "gpu-042")
+    size = len(XID).to_bytes(8, "little")
+    (one,) = scanned(*fields[:-1], "MESSAGE", size + XID.encode(), "")
+    assert one.code == "gpu_xid/79"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Mar 29 15:38:59 gpu-042 python3[4711]: {XID}",
+        f"Mar 29 15:38:59 gpu-042 logger: kernel: {XID}",
+        f"Mar 29 15:38:59 gpu-042 python3[4711]: kernel: {XID}",
+        f"gpu-042: Mar 29 15:38:59 gpu-042 python3[4711]: {XID}",
+        f"<13>1 2025-01-21T04:41:44Z gpu-042 python3 - - - {XID}",
+        f"12,1234,12345678,-;{XID}",
+        f"user  :warn  : [   12.345678] {XID}",
+        json.dumps({**JOURNAL, "_TRANSPORT": "syslog"}),
+        json.dumps({**JOURNAL, "SYSLOG_FACILITY": "3"}),
+        json.dumps({**JOURNAL, "SYSLOG_IDENTIFIER": "python3"}),
+        json.dumps([JOURNAL]),
+        json.dumps({**JOURNAL, "_TRANSPORT": "stdout", "X": '"_TRANSPORT":"kernel"'}),
+        "{" * 5000,
+    ],
+)
+def test_what_another_program_wrote_is_nothing(line):
+    assert scanned(line) == []
+
+
+@given(st.sampled_from(PREFIXES), st.sampled_from([XID, "text", "[1] x", " x", "é\udc80", "kernel: [1.5] x", ""]))
+def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, text):
+    line = (prefix + text).encode("utf-8", "surrogateescape")
+    assert scan.stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
+
+
+CAPTURED = [json.loads(line) for line in (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_the_search_misses_no_line_that_a_rule_reads():
+    lines = [line for row in CAPTURED for line in row["text"].split("\n")]
+    read = {
+        number
+        for number, line in enumerate(lines, 1)
+        if (found := strip_prefix(line, NOW)) is not None and parse(found.text) is not None
+    }
+    assert len(read) > 150
+    blocks = [Block(1, [line.encode() for line in lines])]
+    seen = {number for number, _, _ in scan.candidates(blocks, scan.Tally())}
+    assert read <= seen
+    assert len(scanned(*lines)) > 100
+
+
+@pytest.mark.parametrize("literal", sorted(LITERALS))
+def test_a_literal_is_found_by_what_is_left_of_it(literal):
+    line = f"[ 1.5] 0af1{literal}9c".encode()
+    ((_, _, found),) = scan.candidates([Block(1, [line])], scan.Tally())
+    assert literal in found
+    assert len(literal.encode().translate(None, scan._VARIES)) >= 2, "everything has it"
+
+
+@given(st.lists(st.binary(max_size=300), max_size=20))
+def test_any_bytes_are_scanned(lines):
+    for one in scanned(*(line.replace(b"\n", b"") for line in lines)):
+        assert one.code
+
+
+# --- what it makes of it
+
+
+def test_repeated_lines_are_one_event_with_a_count():
+    lines = [f"[   {second}.000000] {XID}" for second in (10, 11, 12, 13, 60)]
+    assert [(one.seen.line, one.seen.count) for one in scanned(*lines)] == [(1, 4), (5, 1)]
+
+
+def test_the_severity_is_that_of_the_event_and_worse_only_by_repetition():
+    nvlink = (
+        "NVRM: Xid (PCI:0000:18:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 2"
+        "(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)"
+    )
+    assert [severity for _, _, severity in told(f"[   10.000000] {nvlink}", f"[ 3000.000000] {nvlink}")] == [
+        "warning",
+        "critical",
+    ]
+    fatal = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, {}, Link 30 Minion Link DLREQ interrupt"
+    both = told(f"[   10.000000] {fatal.format('Fatal')}", f"[   90.000000] {fatal.format('Non-fatal')}")
+    alone = told(f"[   90.000000] {fatal.format('Non-fatal')}")
+    assert both[1][2] == alone[0][2]
+
+
+def test_repetition_on_two_machines_or_two_boots_is_none():
+    nvlink = "NVRM: Xid (PCI:0000:18:00): 74, pid=1, name=a, NVLink: fatal error detected on link 2(0x0, 0x0, 0x0)"
+    dates = ("Mar 29 10:00:00", "Mar 29 11:00:00")
+    two_hosts = [f"{date} gpu-{place} kernel: {nvlink}" for place, date in enumerate(dates)]
+    assert {severity for _, _, severity in told(*two_hosts)} == {"warning"}
+    two_boots = (f"[ 9000.000000] {nvlink}", f"[  100.000000] {nvlink}")
+    assert {severity for _, _, severity in told(*two_boots)} == {"warning"}
+
+
+def test_a_gpu_that_could_not_be_initialised_is_critical_where_an_xid_showed_that_it_is_there():
+    failed = "[  90.000000] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
+    assert [severity for _, _, severity in told(failed)] == ["warning"]
+    assert told(f"[  10.000000] {XID}", failed)[-1][1:] == ("gpu_xid/rm_init_failed", "critical")
+
+
+def test_the_hosts_of_a_collected_log_are_told_apart():
+    lines = [f"gpu-{place}: [  10.00000{place}] {XID}" for place in range(3)]
+    found = summary(scanned(*lines))
+    assert sorted(incident.host for incident in found.incidents.values()) == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+def test_an_incident_that_comes_again_is_shown_once():
+    lines = [f"[ {100 + 200 * time}.000000] {XID}" for time in range(5)]
+    (incident,) = summary(scanned(*lines)).incidents.values()
+    assert incident.again == 4
+    assert sum(row.count for row in incident.rows.values()) == 5
+    assert GAP_SECONDS < 200
+
+
+# --- bounds
+
+
+def many(count: int) -> Iterable[Block]:
+    """`count` different faults, some seconds apart."""
+    for number in range(count):
+        pci = f"{number // 8192 % 65536:04x}:{number // 32 % 256:02x}:{number % 32:02x}"
+        yield Block(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
+
+
+def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
+    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES"):
+        monkeypatch.setattr(scan, bound, 100)
+    monkeypatch.setattr(scan_table, "MOST_INCIDENTS", 50)
+
+    def peak(count: int) -> int:
+        tracemalloc.start()
+        correlate = cli._correlate_all()
+        tracemalloc.reset_peak()
+        found = summary(scan.judged(scan.events(many(count), NOW, scan.Tally()), correlate))
+        assert len(found.incidents) + found.left_out == count
+        assert len(found.incidents) == 50
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    assert peak(6000) < peak(3000) + 500_000
+
+
+def test_a_storm_is_one_event_and_hides_no_other():
+    storm = [f"[   10.{number:06}] {XID.replace('4711', str(number))}".encode() for number in range(20_000)]
+    other = f"[   10.010000] {XID.replace('18:00', '2a:00')}".encode()
+    lines = [*storm[:10_000], other, *storm[10_000:]]
+    found = list(scan.events([Block(1, lines)], NOW, scan.Tally()))
+    assert [(seen.line, seen.count) for seen in found] == [(1, 20_000), (10_001, 1)]
+
+
+class Trickle:
+    """A pipe that gives what it has, a few bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self.data, self.step = data, step
+
+    def read1(self, _size: int) -> bytes:
+        given, self.data = self.data[: self.step], self.data[self.step :]
+        return given
+
+
+@given(st.lists(st.binary(max_size=40).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.integers(1, 50))
+def test_lines_are_whole_and_numbered_however_they_come(lines, step):
+    data = b"\n".join(lines)
+    found = [
+        (block.first + place, line)
+        for block in lines_of(Trickle(data, step), max_line=20)  # type: ignore[arg-type]
+        for place, line in enumerate(block.lines)
+    ]
+    expected = data.split(b"\n")
+    while expected and not expected[-1]:
+        expected.pop()
+    numbers = dict(found)
+    assert [numbers.get(place, b"") for place in range(1, len(expected) + 1)] == [line[:20] for line in expected]
+
+
+def test_a_line_without_end_takes_bounded_memory():
+    blocks = list(lines_of(Trickle(b"x" * 3_000_000 + b"\nlast\n", 65_536)))  # type: ignore[arg-type]
+    assert [(block.first, [len(line) for line in block.lines]) for block in blocks] == [(1, [16384]), (2, [4])]

@@ -37,6 +37,7 @@ LOGGED = {
     "recovery_failed": "not_recovered",
 }
 RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
+RECOVERY_SECONDS = 60.0  # links are given so long to come back
 INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
@@ -179,8 +180,13 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
     devices = {
         (event.boot_id, _field(event, "record")): event.pci for event in events if event.code == "record" and event.pci
     }
+    told: dict[str, float] = {}  # boot -> when an uncorrected error was last said
     for event in events:
         if event.kind == "pcie_aer" and event.code in LOGGED:
+            if event.code != "recovery_failed":
+                told[event.boot_id] = max(event.last_time, told.get(event.boot_id, 0.0))
+            elif event.time - told.get(event.boot_id, 0.0) <= RECOVERY_SECONDS:
+                continue  # that no driver recovers is the usual end of an error, and no further one
             yield LOGGED[event.code], event.pci, event
         record = (event.boot_id, _field(event, "record"))
         if event.kind == "mce_edac" and event.code in RECORDED and record in devices:

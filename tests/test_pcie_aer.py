@@ -293,6 +293,13 @@ def test_a_device_that_does_not_come_back_after_the_reset_is_critical_and_one_wi
     assert judged(said(PORT, "AER: device recovery failed")) == [("not_recovered", PORT, Severity.WARNING)]
 
 
+def test_that_no_driver_recovers_is_no_second_fault():
+    failed = said(PORT, "AER: device recovery failed")
+    assert judged(bus_error(GPU), failed, apart=3.0) == [("fatal", GPU, Severity.CRITICAL)]
+    assert judged(bus_error(GPU, "Non-Fatal"), failed, apart=3.0) == [("nonfatal", GPU, Severity.WARNING)]
+    assert ("not_recovered", PORT, Severity.WARNING) in judged(bus_error(GPU), failed, apart=90.0)
+
+
 def record(number, severity, pci):
     return [
         f"{{{number}}}[Hardware Error]: {line}"

@@ -1,7 +1,8 @@
-"""What the kernel log says of GPUs: Xids, GPUs that are gone.
+"""What the kernel log says of GPUs: Xids, GPUs that are gone, and what the driver says without an Xid.
 
 Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
-loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
+loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn. What the driver says
+of its GSP or of NVLink in words counts where no Xid of the same minute says it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from healthd import codes
 from healthd.config import CheckConfig
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
 
 USES = ""
 
@@ -22,6 +23,7 @@ GONE = frozenset({79, 151})
 RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 # gpu_row_remap and gpu_recovery_action judge what these announce; 45 follows another Xid.
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
+NVLINK5 = range(144, 151)
 # Of the numbers that Xid 154 and NVML's field 230 share; others are unknown or no fault of this node.
 RECOVERY: Mapping[int, tuple[Severity, Clears, str]] = {
     1: (Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
@@ -32,8 +34,19 @@ RECOVERY: Mapping[int, tuple[Severity, Clears, str]] = {
     6: (Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
     7: (Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
-SAME_LOSS_SECONDS = 60.0  # a lost GPU is said by its Xid and in other words, at once or when a call notices it
+RESETS = frozenset({"1", "2", "4", "6", "7"})  # recovery actions that, once no longer asked for, were done
 INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are folded
+SAME_FAULT_SECONDS = 60.0  # one fault is said by Xids and in words, at once or when a call notices it
+
+# What is no finding of its own beside one of these on the same GPU (or on one that a line does not name).
+SAID_BY: Mapping[str, frozenset[str]] = {
+    "fallen_off_bus": frozenset({"79"}),
+    "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
+    "gsp": frozenset({*map(str, GONE | RESET), "154", "fallen_off_bus", "rm_init_failed"}),
+    "nvlink": frozenset({"74", "79", "136", "155", *map(str, NVLINK5)}),
+}
+# 171 and 172 only say more of an uncorrectable memory error: beside its Xid they are recorded, alone they warn.
+MORE_OF: Mapping[str, frozenset[str]] = dict.fromkeys(("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,69 +67,121 @@ class Rule(NamedTuple):
     window_seconds: float = 0.0
 
 
+Groups = Mapping[tuple[str, str], Sequence[KernelEvent]]  # by name and part
+
+
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """One finding per code and part, resting on all its events."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
+    parts = _parts_by_number(events, node)
     for event in events:
         name = _name(event)
         if name:
-            groups.setdefault((name, event.pci), []).append(event)
+            part = event.pci or parts.get(_field(event, "gpu"), "")
+            groups.setdefault((name, part), []).append(event)
     for (name, part), group in groups.items():
-        if name == "fallen_off_bus":
-            xids = groups.get(("79", part), ())
-            group = [event for event in group if not any(_says_the_same(xid, event) for xid in xids)]
-        if not group:
+        said = _said(SAID_BY[name], part, groups) if name in SAID_BY else ()
+        own = [event for event in group if not any(_one_fault(other, event) for other in said)] if said else group
+        if not own:
             continue
-        rule, event = _judge(group, node, config)
+        rule, event = _judge(own, part, groups, node, config)
         if rule is not None:
             yield Finding(
                 severity=rule.severity,
                 code=f"gpu_xid/{name}",
                 subject=part,
-                message=_message(event, part, sum(e.lines for e in group), node),
+                message=_message(event, part, sum(e.lines for e in own), node),
                 clears=rule.clears,
                 window_seconds=rule.window_seconds,
-                events=tuple(e.sequence for e in group),
+                events=tuple(e.sequence for e in own),
             )
 
 
+def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
+    """What new lines are evidence of: an Xid 154 that no longer asks for the reset that it asked for before."""
+    for event in events:
+        asked, asks = _field(event, "recovery_from"), _field(event, "recovery_to")
+        if event.kind == "xid" and event.pci and asks == "0" and asked in RESETS:
+            why = "the driver asks for no recovery any more (Xid 154)"
+            yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
+
+
 def _name(event: KernelEvent) -> str:
+    """What follows "gpu_xid/" in the code, "" for events of other checks."""
+    if event.kind in ("gsp", "nvlink"):
+        return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
-def _says_the_same(xid: KernelEvent, lost: KernelEvent) -> bool:
-    apart = max(lost.time - xid.last_time, xid.time - lost.last_time)
-    return (xid.boot_id, xid.history) == (lost.boot_id, lost.history) and apart <= SAME_LOSS_SECONDS
+def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
+    """The driver's number of a GPU -> its address: from lines that give both (Xid 119), else the inventory's index."""
+    by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
+    return by_index | {_field(event, "gpu"): event.pci for event in events if event.pci and _field(event, "gpu")}
 
 
-def _judge(group: Sequence[KernelEvent], node: Inventory, config: Config) -> tuple[Rule | None, KernelEvent]:
+def _said(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
+    """Events of these names on this part; a part that no line names may be any."""
+    return [
+        event for (name, other), group in groups.items() if name in names and (other == part or not (other and part))
+        for event in group
+    ]  # fmt: skip
+
+
+def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:
+    apart = max(other.time - one.last_time, one.time - other.last_time)
+    return (one.boot_id, one.history) == (other.boot_id, other.history) and apart <= SAME_FAULT_SECONDS
+
+
+# --- what an event means for the node
+
+
+def _judge(
+    group: Sequence[KernelEvent], part: str, groups: Groups, node: Inventory, config: Config
+) -> tuple[Rule | None, KernelEvent]:
     """(rule, the event that it rests on): the worst of what this boot showed within the warning window.
 
     A recovery action (154) is a state: the newest counts alone.
     """
     newest = max(group, key=lambda event: (event.last_time, event.sequence))
-    if newest.kind == "xid" and newest.code == "154":
+    name = _name(newest)
+    if name == "154":
         return _recovery(newest, config), newest
-    if newest.kind == "xid" and newest.code == "74":
-        return _nvlink(group, newest, config), newest
+    if name == "74":
+        return _nvlink(group, newest, config)
+    more_of = _said(MORE_OF[name], part, groups) if name in MORE_OF else ()
     judged = [
-        (rule, event)
+        (_rule(event, part, more_of, node, config), event)
         for event in group
         if event.boot_id == newest.boot_id and event.last_time >= newest.last_time - config.warning_window_seconds
-        if (rule := _rule(event, node, config)) is not None
     ]
-    return max(judged, key=lambda pair: (pair[0].severity, pair[1].last_time), default=(None, newest))
+    return max(judged, key=lambda pair: (pair[0].severity, pair[1].last_time))
 
 
-def _rule(event: KernelEvent, node: Inventory, config: Config) -> Rule | None:
-    if event.code == "fallen_off_bus":
+def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: Inventory, config: Config) -> Rule:
+    if event.kind == "xid":
+        if any(_one_fault(other, event) for other in more_of):
+            return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
+        return xid_rule(event, config)
+    if event.kind == "nvlink":
+        return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
+    present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
+    if event.kind == "gsp":
+        return _gsp(event, present, config)
+    if event.code == "fallen_off_bus" or (event.code == "rm_init_failed" and present):
         return Rule(Severity.CRITICAL, Clears.REBOOT)
-    if event.code == "rm_init_failed":
-        present = {gpu.pci for gpu in node.gpus} | {device.pci for device in node.devices if device.kind == "gpu"}
-        if event.pci in present:
-            return Rule(Severity.CRITICAL, Clears.REBOOT)
-        return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
-    return xid_rule(event, config)
+    return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
+
+
+def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
+    """CRITICAL is what the driver itself holds to be beyond recovery, of a GPU that is known; a crash has an Xid 120
+    unless it is a watchdog's report, which is no error; a time-out of many calls has an Xid 119."""
+    if event.code in ("dump", "message"):
+        return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
+    if event.code == "boot_failed" and present:
+        return Rule(Severity.CRITICAL, Clears.REBOOT)
+    if event.code in ("pmu_halted", "reset_required") and present:
+        return Rule(Severity.CRITICAL, Clears.GPU_RESET)
+    return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
 
 
 def xid_rule(event: KernelEvent, config: Config) -> Rule:
@@ -128,9 +193,9 @@ def xid_rule(event: KernelEvent, config: Config) -> Rule:
         return Rule(Severity.CRITICAL, Clears.GPU_RESET)
     if code in COMPANIONS:
         return Rule(COMPANIONS[code], Clears.WINDOW, config.application_window_seconds)
-    if 144 <= code <= 150:
-        fatal = _decoded(event) == "RESET_GPU" and _field(event, "fatal") == "true"
-        if fatal:
+    if code in NVLINK5:
+        row = _nvlink5(event)
+        if row is not None and row.action == "RESET_GPU" and _field(event, "fatal") == "true":
             return Rule(Severity.CRITICAL, Clears.GPU_RESET)
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
@@ -139,13 +204,12 @@ def xid_rule(event: KernelEvent, config: Config) -> Rule:
     return Rule(Severity.WARNING, Clears.WINDOW, config.warning_window_seconds)
 
 
-def _decoded(event: KernelEvent) -> str:
-    """NVIDIA's action for the unit and registers that an Xid 144-150 shows, "" where its table has no such row."""
+def _nvlink5(event: KernelEvent) -> codes.Nvlink5Fact | None:
+    """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
     unit, info, status = (_field(event, name) for name in ("unit", "intr_info", "error_status"))
     if not (unit and info and status):
-        return ""
-    row = codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
-    return row.action if row is not None else ""
+        return None
+    return codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
@@ -158,14 +222,26 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     return Rule(severity, clears, config.warning_window_seconds if severity is Severity.WARNING else 0.0)
 
 
-def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> Rule:
-    """CRITICAL if an incident lies before the newest one, which may be several lines: one for each link."""
+def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
+    """CRITICAL if the line says that a link is down or that the fabric must be reset, or if an incident lies before
+    the newest one, which may be several lines: one for each link. A link that is down in silence is gpu_nvlink's."""
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
+    for event in reversed(events):
+        if event.boot_id == newest.boot_id and _link_is_down(event):
+            return Rule(Severity.CRITICAL, Clears.GPU_RESET), event
     for before, after in itertools.pairwise(events):
         if after.time - before.last_time > INCIDENT_SECONDS:
-            return Rule(Severity.CRITICAL, Clears.GPU_RESET)
-    return Rule(Severity.WARNING, Clears.GPU_RESET, config.nvlink_repeat_seconds)
+            return Rule(Severity.CRITICAL, Clears.GPU_RESET), newest
+    return Rule(Severity.WARNING, Clears.GPU_RESET, config.nvlink_repeat_seconds), newest
+
+
+def _link_is_down(event: KernelEvent) -> bool:
+    return _field(event, "inactive") == "true" or any(known.reset for known in codes.nvlink4(_registers(event)))
+
+
+def _registers(event: KernelEvent) -> list[int]:
+    return [int(word, 16) for word in _field(event, "register").split()]
 
 
 def _field(event: KernelEvent, name: str) -> str:
@@ -177,9 +253,7 @@ def _field(event: KernelEvent, name: str) -> str:
 
 def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
     gpu = next((gpu for gpu in node.gpus if gpu.pci == part), None)
-    parts = [_what(event)]
-    if gpu is not None:
-        parts.append(f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}")
+    parts = [_what(event), *_which(event, part, gpu)]
     if event.process or event.pid:
         name = "".join(c if c.isprintable() else "?" for c in event.process or "process")
         parts.append(f"{name} (pid {event.pid})" if event.pid else name)
@@ -188,20 +262,50 @@ def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
     return ", ".join(parts)
 
 
+def _which(event: KernelEvent, part: str, gpu: Gpu | None) -> list[str]:
+    if gpu is not None:
+        return [f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}"]
+    number = _field(event, "gpu")
+    return [f"the driver's GPU{number}"] if number and not part else []
+
+
+_IN_WORDS = {
+    "fallen_off_bus": "GPU has fallen off the bus",
+    "gpu_is_lost": "calls fail because the GPU is lost",
+    "rm_init_failed": "the driver could not initialise the GPU",
+    "rpc_timeout": "the GPU's system processor (GSP) does not answer in time",
+    "crash": "the GPU's system processor (GSP) reports a crash or a watchdog",
+    "pmu_halted": "the power management unit (PMU) of the GPU has halted",
+    "boot_failed": "the GPU's system processor (GSP) does not boot",
+    "boot_error": "error at the boot of the GPU's system processor (GSP)",
+    "reset_required": "the driver refuses the GPU until it is reset",
+    "dump": "registers and history of the GPU's system processor (GSP)",
+    "message": "the driver says something of the GPU's system processor (GSP)",
+    "rx_detect": "NVLink: the driver does not find what is at the other end",
+    "training": "NVLink: the training of a link failed",
+    "error": "NVLink: the driver says an error",
+}
+
+
 def _what(event: KernelEvent) -> str:
-    if event.code == "fallen_off_bus":
-        return "GPU has fallen off the bus"
-    if event.code == "rm_init_failed":
-        status = _field(event, "status")
-        return "the driver could not initialise the GPU" + (f" ({status})" if status else "")
-    found = {name: _field(event, name) for name in ("unit", "link", "fatal", "recovery_to", "gpu_instance")}
-    words = [title(int(event.code))]
-    if event.kind == "xid" and event.code == "154" and found["recovery_to"]:
+    found = {name: _field(event, name) for name in ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
+    if event.kind != "xid":
+        words = [_IN_WORDS.get(event.code, event.code)]
+        words[0] += f" ({found['status']})" if found["status"] else ""
+        return ", ".join([*words, f"link {found['link']}"] if found["link"] else words)
+    code = int(event.code)
+    if code == 154 and found["recovery_to"]:
         action = RECOVERY.get(int(found["recovery_to"]))
         return f"Xid 154: {action[2] if action else 'unknown recovery action ' + found['recovery_to']}"
+    words = [title(code)]
     words += [found["unit"]] if found["unit"] else []
+    if info := _field(event, "intr_info"):
+        words += [f"{code}:{codes.sub_code(int(info, 16))}"]
+        words += [] if _nvlink5(event) is not None else ["unknown to this version"]
     words += [f"link {found['link']}"] if found["link"] else []
     words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if found["fatal"] else []
+    words += ["it is down"] if _field(event, "inactive") else []
+    words += [known.means for known in codes.nvlink4(_registers(event))[:1]]
     words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
     return ", ".join(words)
 
@@ -210,7 +314,7 @@ def title(code: int) -> str:
     """ "Xid 79: GPU has fallen off the bus"; the driver's own name where the catalogue has no words."""
     fact = codes.xid(code)
     if fact is None:
-        return f"Xid {code}"
+        return f"Xid {code}: unknown to this version"
     words = fact.description if fact.description not in ("", "Reserved", "Unused") else fact.mnemonic
     return f"Xid {code}: {words}"
 
@@ -219,9 +323,24 @@ def explain(code: str) -> Explain | None:
     """The text for one code: "gpu_xid/79"; None if it is none of this check's."""
     from healthd.xid_texts import explain as text_of
 
-    return text_of(code.rpartition("/")[2])
+    check, _, name = code.partition("/")
+    return text_of(name) if check == "gpu_xid" else None
 
 
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
-    return [f"gpu_xid/{name}" for name in ("fallen_off_bus", "rm_init_failed", *codes.xid_numbers())]
+    in_words = ("fallen_off_bus", "gpu_is_lost", "rm_init_failed", "gsp", "nvlink")
+    return [f"gpu_xid/{name}" for name in (*in_words, *codes.xid_numbers())]
+
+
+def explain_more(code: str) -> Explain | None:
+    """What is no condition of its own, but named in the message of one: "nvlink5/149:4"."""
+    from healthd.nvlink5_texts import explain as text_of
+
+    return text_of(code)
+
+
+def known_more() -> list[str]:
+    from healthd.nvlink5_texts import known
+
+    return known()

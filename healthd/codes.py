@@ -6,6 +6,7 @@ Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager gui
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from importlib import resources
 from typing import NamedTuple
 
@@ -66,6 +67,41 @@ def xid(code: int) -> XidFact | None:
 
 def sxid(code: int) -> SxidFact | None:
     return _sxids().get(code)
+
+
+class Nvlink4Bits(NamedTuple):
+    """What bits of the registers of an Xid 74 mean. `word`: 0 = first; `reset`: NVIDIA asks for a reset."""
+
+    word: int
+    bits: frozenset[int]
+    means: str
+    reset: bool = False
+
+
+# NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word say nothing.
+NVLINK4_BITS = (
+    Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset", reset=True),
+    Nvlink4Bits(0, frozenset({4, 5}), "ECC or parity"),
+    Nvlink4Bits(2, frozenset({0, 1, 2, 6}), "ECC or parity"),
+    Nvlink4Bits(4, frozenset({18, 19, 21, 22, 24, 25, 27, 28}), "ECC or parity"),
+    Nvlink4Bits(0, frozenset({8, 9, 12, 16, 17, 24, 28}), "perhaps the link's hardware: check its connections"),
+    Nvlink4Bits(0, frozenset({21, 22}), "marginal signal: check the link's connections"),
+    Nvlink4Bits(2, frozenset({16, 19}), "if repeated: run NVIDIA's field diagnostics"),
+    Nvlink4Bits(0, frozenset({27, 29}), "if repeated: a case for NVIDIA"),
+    Nvlink4Bits(2, frozenset({13, 17, 18}), "if repeated: a case for NVIDIA"),
+    Nvlink4Bits(4, frozenset({20, 23, 26, 29}), "many corrected errors, nothing lost"),
+    Nvlink4Bits(0, frozenset({1, 20}), "follows another error"),
+    Nvlink4Bits(3, frozenset({16, 17}), "follows another error"),
+)
+
+
+def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
+    """What the words of an Xid 74 mean, worst first; () if nothing known is in them."""
+    return tuple(
+        known
+        for known in NVLINK4_BITS
+        if known.word < len(registers) and any(registers[known.word] >> bit & 1 for bit in known.bits)
+    )
 
 
 def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:

@@ -282,6 +282,11 @@ class Daemon:
                     memory.ledger.cleared,
                 )
             )
+        news = [event for event in kept if event.sequence in touched and not event.history]
+        listeners = dict.fromkeys(name for name, _ in self.loaded.checks)
+        repairs = [repair for name in listeners for repair in self.checks[name].repairs(news)]
+        if repairs:
+            memory.set_conditions(verdict.after_repairs(memory.conditions, repairs, self.now()))
         memory.save()
 
     def found_in(self, events: tuple[KernelEvent, ...]) -> Iterator[tuple[str, list[Finding]]]:

@@ -23,7 +23,7 @@ from healthd import ownership
 from healthd.config import CheckConfig, ConfigError
 from healthd.convert import ConvertError, dump, load, nearest
 from healthd.host import Host
-from healthd.model import Explain, Finding, Inventory, KernelEvent
+from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
 
 log = logging.getLogger("healthd")
 
@@ -92,6 +92,11 @@ class Check:
         listen = None if self.path else getattr(self.module, "correlate", None)
         return None if listen is None else listen(events, node, config)
 
+    def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
+        """The repairs that kernel events are evidence of. Built-in checks only."""
+        say = None if self.path else getattr(self.module, "repairs", None)
+        return [] if say is None else list(say(events))
+
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """What it means that a run did not answer for `seconds`."""
         say: Callable[[CheckConfig, float], Iterable[object]] = getattr(self.module, "overdue", lambda *_: ())
@@ -110,6 +115,19 @@ class Check:
             return None if found is None else load(Explain, dump(found))
 
         return self._asked("explain", ask, None)
+
+    def explain_more(self, code: str) -> Explain | None:
+        """The text for what is no code of a finding, but named in the message of one: "nvlink5/149:4"."""
+
+        def ask() -> Explain | None:
+            found = getattr(self.module, "explain_more", lambda _code: None)(code)
+            return None if found is None else load(Explain, dump(found))
+
+        return self._asked("explain_more", ask, None)
+
+    def known_more(self) -> list[str]:
+        """Names that explain_more() knows."""
+        return self._asked("known_more", lambda: list(getattr(self.module, "known_more", list)()), [])
 
     def codes(self) -> list[str]:
         """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
@@ -242,11 +260,18 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
 
 def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
     check = checks.get(code.partition("/")[0])
-    return check.explain(code) if check else None
+    if check is not None:
+        return check.explain(code)
+    return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
 
 
 def all_codes(checks: Mapping[str, Check]) -> list[str]:
     return [code for check in checks.values() for code in check.codes()]
+
+
+def all_names(checks: Mapping[str, Check]) -> list[str]:
+    """What `healthd explain` knows: all codes, and what is named in messages only."""
+    return [*all_codes(checks), *(name for check in checks.values() for name in check.known_more())]
 
 
 def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:

@@ -77,6 +77,11 @@ class Page:
             break_on_hyphens=False,
         )
 
+    def item(self, text: str, indent: str = "") -> list[str]:
+        """One item of a list: "- text", with its further lines below the text."""
+        first, *rest = Page(self.width - 2).wrap(text.removeprefix("- "), indent)
+        return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in rest)]
+
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Columns as wide as their widest cell (one that is very wide moves its own row only); a word that has a colour
         gets it."""
@@ -425,7 +430,9 @@ def explain(
         ("What ends it", f"{ends[:1].upper()}{ends[1:]}"),
         ("What to do", todo),
     ):
-        lines += ["", narrow.heading(title), *narrow.wrap(text, "  ")]
+        lines += ["", narrow.heading(title)]
+        for paragraph in text.split("\n"):
+            lines += narrow.item(paragraph, "  ") if paragraph.startswith("- ") else narrow.wrap(paragraph, "  ")
     return _text(lines)
 
 

@@ -75,8 +75,9 @@ _XIDS: dict[int, Text] = {
     ),
     74: Text(
         "A connection over NVLink showed an error: at this GPU, at its peer or switch, or between.",
-        "Collective operations over the link fail or hang. It becomes CRITICAL when it repeats within 24 h; an "
-        "inactive link is judged by gpu_nvlink.",
+        "Collective operations over the link fail or hang. One warns; it is CRITICAL when it repeats within 24 h, and "
+        "at once where the line says that the link is down (failed to train) or its registers ask for a reset of the "
+        "fabric. A link that is down in silence is judged by gpu_nvlink.",
         "nvidia-smi nvlink -s and -e show which link. After a reset of all GPUs of the baseboard a link that fails "
         "again is hardware: reseat or replace GPU or switch.",
     ),
@@ -130,6 +131,17 @@ _XIDS: dict[int, Text] = {
         "The driver itself holds the GPU unfit until that is done. It follows another Xid, which says why.",
         "Do what it asks, after the drain. nvidia-smi -q | grep -i recovery shows the present state.",
     ),
+    171: Text(
+        "The uncorrectable memory error that another Xid reports (48, 94, 95, 140) was in DRAM.",
+        "It says more of the other Xid, which carries the action: beside it this is only recorded, alone it warns.",
+        "Look for the other Xid on the same GPU, and at nvidia-smi -q -d ECC,ROW_REMAPPER.",
+    ),
+    172: Text(
+        "The uncorrectable memory error that another Xid reports (48, 94, 95, 140) was in SRAM, inside the GPU.",
+        "It says more of the other Xid, which carries the action: beside it this is only recorded, alone it warns.",
+        "Look for the other Xid on the same GPU, and at nvidia-smi -q -d ECC. SRAM has no spare rows: many errors are "
+        "a case for replacement.",
+    ),
 }
 _NAMED: dict[str, Text] = {
     "fallen_off_bus": Text(
@@ -143,6 +155,32 @@ _NAMED: dict[str, Text] = {
         "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; a power "
         "cycle if that does not help; then replace the GPU.",
     ),
+    "gpu_is_lost": Text(
+        "Calls into the driver fail because it lost a GPU, and neither an Xid nor another line says so.",
+        "It mostly follows Xid 79, and is a warning where that was not seen. gpu_access and gpu_count say whether the "
+        "GPU is there.",
+        _XIDS[79].todo,
+    ),
+    "gsp": Text(
+        "The driver says in its own words, without an Xid, that the GPU's system processor (GSP) is in trouble.",
+        "At its worst the GPU cannot be used: its GSP does not boot (until a reboot), its power management halted, or "
+        "the driver refuses it until it is reset. A crash or a call that timed out warns: where it is more, an Xid 119 "
+        "or 120 comes with it, and then this is no finding of its own. Registers and tables that follow are only "
+        "recorded. It is also only a warning where the line does not tell which GPU.",
+        _RESET_TODO,
+    ),
+    "nvlink": Text(
+        "The driver says in its own words, without an Xid, that an NVLink or what is behind it is in trouble.",
+        "Links may be missing: collective operations fail or are slow. gpu_nvlink and gpu_fabric judge the state "
+        "itself.",
+        "nvidia-smi nvlink -s shows the links, nvidia-smi -q (Fabric) and journalctl -u nvidia-fabricmanager the "
+        "fabric. If it comes with each program that starts: restart the fabric manager on the drained node, or reboot.",
+    ),
+}
+# How they are judged at their worst; the others like a GPU that is gone.
+_WORST = {
+    "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
+    "nvlink": (Severity.WARNING, Clears.GPU_RESET),
 }
 _NVLINK5 = Text(
     "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "
@@ -174,8 +212,8 @@ _OTHER = (
 def explain(name: str) -> Explain | None:
     """`name` is what follows "gpu_xid/": "79", "fallen_off_bus"."""
     if name in _NAMED:
-        return Explain(Severity.CRITICAL, Clears.REBOOT, *_NAMED[name])
-    if name.isdecimal() and len(name) < 5:
+        return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name])
+    if name.isascii() and name.isdecimal() and len(name) < 5:
         return _xid(int(name))
     return None
 
@@ -184,12 +222,17 @@ def _xid(code: int) -> Explain:
     severity, clears = _usual(code)
     text = _XIDS.get(code)
     if text is None and 144 <= code <= 150:
-        text = _NVLINK5._replace(meaning=f"{gpu_xid.title(code)}. {_NVLINK5.meaning}")
+        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:4)."
+        text = _NVLINK5._replace(meaning=f"{gpu_xid.title(code)}. {_NVLINK5.meaning} {more}")
     if text is None:
         fact = codes.xid(code)
         action = "RESET_GPU" if code in gpu_xid.RESET else fact.action if fact is not None else ""
         matters, todo = _BY_ACTION.get(action, _OTHER)
-        named = f"{gpu_xid.title(code)}." if fact is not None else f"Xid {code} is in no catalogue known here."
+        named = (
+            f"{gpu_xid.title(code)}."
+            if fact is not None
+            else f"Xid {code} is unknown to this version: it is in no catalogue that it has."
+        )
         text = Text(named, matters, todo)
     return Explain(severity, clears, *text)
 

@@ -133,6 +133,8 @@ class Story:
                 tuple(self.cleared),
             )
         )
+        if not event.history:
+            self._take(verdict.after_repairs(self.conditions, self.check.repairs([event]), self.now))
         return self._decide()
 
     def wait(self, minutes: float) -> Story:

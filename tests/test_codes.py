@@ -52,3 +52,24 @@ def test_what_the_table_does_not_hold_is_unknown():
     assert codes.nvlink5(145, "RLW_REMAP", 0x82, 0x1000) is None
     assert codes.nvlink5(145, "NEW_UNIT", 0x82, 0x40) is None
     assert codes.nvlink5(145, "RLW_CTRL", 0x82, 0x40) is None
+
+
+def test_the_registers_of_an_xid_74_are_read_worst_first():
+    assert [known.means for known in codes.nvlink4([0x10010, 0, 0, 0x40000])] == [
+        "the NVLink fabric must be reset",
+        "ECC or parity",
+        "perhaps the link's hardware: check its connections",
+    ]
+    assert codes.nvlink4([]) == codes.nvlink4([0x40800001]) == codes.nvlink4([0, 0xFFFFFFFF]) == ()
+
+
+def test_each_bit_of_a_register_means_one_thing():
+    bits = [(known.word, bit) for known in codes.NVLINK4_BITS for bit in known.bits]
+    assert len(bits) == len(set(bits))
+
+
+def test_every_row_of_the_nvlink5_table_has_a_sub_code():
+    assert {(row.code, row.sub_code) for row in codes.nvlink5_rows()} >= {(144, 0), (149, 4), (149, 38), (150, 0)}
+    assert codes.sub_code(0x004525C6) == 4
+    assert codes.sub_code(0x026001C6) == 38
+    assert all(len({pattern[6:12] for pattern in row.patterns}) == 1 for row in codes.nvlink5_rows())

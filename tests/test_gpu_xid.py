@@ -221,9 +221,169 @@ def test_the_lines_of_one_memory_error_stay_apart_and_only_the_cause_drains():
         "gpu_xid/48": Severity.CRITICAL,
         "gpu_xid/63": Severity.INFO,
         "gpu_xid/154": Severity.CRITICAL,
-        "gpu_xid/171": Severity.WARNING,
+        "gpu_xid/171": Severity.INFO,
         "gpu_xid/45": Severity.INFO,
     }
+
+
+def nvrm(rest, gpu=None):
+    return f"NVRM: {rest}" if gpu is None else f"NVRM: GPU{gpu} {rest}"
+
+
+TIMEOUT = "119, pid=1, name=a, Timeout after 45s of waiting for RPC response from GPU4 GSP! Expected function 76 (x)."
+HALTED = "_kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted."
+NO_BOOT = "_kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"
+REFUSED = "nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]"
+CRASH = "kgspHealthCheck_TU102: ****************************** GSP-CrashCat Report *******************************"
+NO_ANSWER = "_kgspLogXid119: ********************************* GSP Timeout **********************************"
+ROW = "     0    76   GSP_RM_CONTROL        0x000000002080a097 0x0000000000000490 0x000609ffebd7f5bd          y"
+
+
+@pytest.mark.parametrize(
+    ("text", "severity", "clears", "window"),
+    [
+        (NO_BOOT, Severity.CRITICAL, Clears.REBOOT, 0),
+        (HALTED, Severity.CRITICAL, Clears.GPU_RESET, 0),
+        (REFUSED, Severity.CRITICAL, Clears.GPU_RESET, 0),
+        (CRASH, Severity.WARNING, Clears.GPU_RESET, WINDOW),
+        (NO_ANSWER, Severity.WARNING, Clears.GPU_RESET, WINDOW),
+        (
+            "kgspExecuteBooterLoad_TU102: failed to execute Booter Load: 0x62",
+            Severity.WARNING,
+            Clears.GPU_RESET,
+            WINDOW,
+        ),
+        ("RPC history (CPU -> GSP):", Severity.INFO, Clears.WINDOW, 3600),
+        ("kgspSomethingNew_GB300: a sentence of tomorrow", Severity.INFO, Clears.WINDOW, 3600),
+    ],
+)
+def test_what_the_driver_says_of_the_gsp_without_an_xid_counts_for_the_gpu_with_that_number(
+    text, severity, clears, window
+):
+    finding = one(nvrm(text, 3))
+    assert (finding.code, finding.subject) == ("gpu_xid/gsp", PCI)
+    assert (finding.severity, finding.clears, finding.window_seconds) == (severity, clears, window)
+    assert finding.message.endswith("GPU 3 (GPU-8a47641b)")
+
+
+def test_of_a_gpu_that_is_not_known_it_only_warns():
+    for text in (NO_BOOT, HALTED, REFUSED):
+        finding = one(nvrm(text, 7))
+        assert (finding.severity, finding.subject, finding.window_seconds) == (Severity.WARNING, "", WINDOW)
+        assert finding.message.endswith("the driver's GPU7")
+        assert one(nvrm(text)).severity is Severity.WARNING
+
+
+def test_a_line_that_gives_address_and_number_tells_which_gpu_the_number_is():
+    timeout = xid(TIMEOUT, "0000:5e:00")
+    (first, second) = found(timeout, nvrm(HALTED, 4), times=[0.0, 3600.0])
+    assert (first.subject, second.subject, second.code) == ("0000:5e:00.0", "0000:5e:00.0", "gpu_xid/gsp")
+    swapped = Inventory(gpus=(Gpu(PCI, 4), Gpu("0000:5e:00.0", 3)))
+    assert [f.subject for f in found(timeout, nvrm(HALTED, 4), node=swapped, times=[0.0, 3600.0])] == [
+        "0000:5e:00.0"
+    ] * 2
+
+
+def test_the_lines_of_one_gsp_are_one_finding_and_the_worst_of_them_counts():
+    finding = one(nvrm(NO_ANSWER, 3), nvrm(NO_BOOT, 3), nvrm(CRASH, 3), times=[1.0, 2.0, 3.0])
+    assert (finding.severity, finding.clears, finding.events) == (Severity.CRITICAL, Clears.REBOOT, (1, 2, 3))
+    assert "does not boot" in finding.message
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        xid(TIMEOUT.replace("GPU4", "GPU3")),
+        xid("120, GSP kernel exception: store access page fault (cause:0xf) @ pc:0xffffffff93003d42, partition:4#0"),
+        xid("62, 223b6a66 00002100"),
+        xid("154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"),
+        xid("79, GPU has fallen off the bus."),
+        "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2168)",
+    ],
+)
+@pytest.mark.parametrize("number", [3, None])
+def test_what_an_xid_of_the_same_minute_says_is_not_said_twice(said, number):
+    lines = [nvrm(text, number) for text in (NO_ANSWER, CRASH, HALTED, NO_BOOT, REFUSED)]
+    codes_found = {
+        finding.code for finding in found(said, *lines, nvrm(ROW), times=[10.0, *[11.0 + n for n in range(6)]])
+    }
+    assert len(codes_found) == 1
+    assert "gpu_xid/gsp" not in codes_found
+    later = found(said, lines[0], times=[10.0, 71.0])
+    assert "gpu_xid/gsp" in {finding.code for finding in later}
+    assert len(found(said, nvrm(HALTED, 4), times=[10.0, 11.0])) == 2, "of another GPU"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+        "knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 3::linkId 5: 0x10001",
+        "NVLink training failed on link 4",
+    ],
+)
+def test_what_the_driver_says_of_nvlink_without_an_xid_warns(text):
+    finding = one(nvrm(text, 3))
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_xid/nvlink", PCI, Severity.WARNING)
+    assert (finding.clears, finding.window_seconds) == (Clears.GPU_RESET, WINDOW)
+    assert one(nvrm(text)).severity is Severity.WARNING
+    assert one(xid(NVLINK.format(1)), nvrm(text, 3), times=[1.0, 2.0]).code == "gpu_xid/74"
+    assert one(nvrm(text, 3), xid("136, x"), times=[1.0, 2.0]).code == "gpu_xid/136"
+
+
+def test_calls_that_fail_because_a_gpu_is_lost_are_a_finding_only_where_nothing_else_says_so():
+    lost = "NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned"
+    assert judged(lost) == (Severity.WARNING, Clears.REBOOT, WINDOW)
+    for said in (xid("79, GPU has fallen off the bus."), LOST, RM_INIT):
+        assert len(found(said, lost, lost.replace("Check failed", "Assertion failed"), times=[1.0, 2.0, 3.0])) == 1
+
+
+@pytest.mark.parametrize("code", [171, 172])
+@pytest.mark.parametrize("cause", [48, 63, 64, 94, 95, 140])
+def test_what_says_more_of_a_memory_error_is_recorded_beside_it_and_warns_alone(code, cause):
+    severities = {f.code: f.severity for f in found(xid(f"{code}, x"), xid(f"{cause}, x"), times=[1.0, 1.1])}
+    assert severities[f"gpu_xid/{code}"] is Severity.INFO
+    assert judged(xid(f"{code}, x")) == (Severity.WARNING, Clears.WINDOW, WINDOW)
+    apart = found(xid(f"{code}, x"), xid(f"{cause}, x", "0000:5e:00"), times=[1.0, 1.1])
+    assert {f.code: f.severity for f in apart}[f"gpu_xid/{code}"] is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("words", "severity", "says"),
+    [
+        ("0x0, 0x0, 0x0, 0x40000, 0x0, 0x0, 0x0", Severity.CRITICAL, "the NVLink fabric must be reset"),
+        ("0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Severity.WARNING, "perhaps the link's hardware"),
+        ("0x10, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Severity.WARNING, "ECC or parity"),
+        ("0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0", Severity.WARNING, "field diagnostics"),
+        ("0x0, 0x0, 0x0, 0x0, 0x100000, 0x0, 0x0", Severity.WARNING, "nothing lost"),
+        ("0x40800001, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0", Severity.WARNING, "link 2, fatal"),
+    ],
+)
+def test_the_registers_of_an_nvlink_error_say_what_it_is(words, severity, says):
+    finding = one(xid(f"74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 2({words})"))
+    assert (finding.severity, finding.clears) == (severity, Clears.GPU_RESET)
+    assert says in finding.message
+
+
+def test_a_link_that_does_not_train_is_critical_at_once_and_no_later_line_makes_it_less():
+    down = xid("74, NVLink: failed to train link 3 to remote PCI:0000:08:00")
+    assert judged(down) == (Severity.CRITICAL, Clears.GPU_RESET, 0)
+    finding = one(down, xid(NVLINK.format(4)), times=[1.0, 2.0])
+    assert (finding.severity, "link 3, it is down" in finding.message) == (Severity.CRITICAL, True)
+
+
+def test_an_nvlink5_error_is_named_with_its_sub_code():
+    finding = one(xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000 0x0 0x0 0x0 0x0)"))
+    assert finding.message.startswith("Xid 149: NVLINK: NETIR Error, NETIR_LINK_EVT, 149:4, link 9, fatal, GPU 3")
+
+
+@pytest.mark.parametrize(
+    "rest", ["999, x", "178, x", "145, NEW_UNIT Fatal XC0 i0 Link 01 (0x00000082 0x00000040 0x0 0x0 0x0 0x0)"]
+)
+def test_a_code_in_no_table_is_unknown_to_this_version_and_warns_for_a_day(rest):
+    finding = one(xid(rest))
+    assert (finding.severity, finding.window_seconds) == (Severity.WARNING, WINDOW)
+    assert "unknown to this version" in finding.message
 
 
 def test_a_storm_is_one_finding_with_its_count():
@@ -248,6 +408,20 @@ def test_every_xid_is_explained_as_it_is_judged(code):
     if code not in (74, 154) and not 144 <= code <= 150:
         finding = one(xid(f"{code}, x"))
         assert (text.severity, text.clears) == (finding.severity, finding.clears)
+
+
+@pytest.mark.parametrize("code", ["gpu_is_lost", "gsp", "nvlink"])
+def test_what_the_driver_says_without_an_xid_is_explained(code):
+    text = explain(f"gpu_xid/{code}")
+    assert text is not None
+    assert all((text.meaning, text.matters, text.todo))
+    assert text.severity is (Severity.CRITICAL if code == "gsp" else Severity.WARNING)
+
+
+def test_only_its_own_codes_are_explained():
+    assert [explain(code) for code in ("sxid/20034", "nvlink5/149:4", "79", "gpu_xid/", "gpu_xid/sxid-20034")] == [
+        None
+    ] * 5
 
 
 @pytest.mark.parametrize("code", ["fallen_off_bus", "rm_init_failed"])
@@ -402,11 +576,94 @@ def test_such_a_warning_ends_with_its_repair_too(line, repair):
     assert (life.reset(PCI) if repair == "reset" else life.reboot()).codes == []
 
 
-def test_a_recovery_action_that_is_no_longer_asked_for_ends_only_with_evidence_of_what_was_done():
-    life = Life().says(to(1), to(0))
+def no_longer(action):
+    return xid(f"154, GPU recovery action changed from 0x{action:x} (x) to 0x0 (None)")
+
+
+@pytest.mark.parametrize("action", [1, 4, 6])
+def test_a_recovery_action_that_is_no_longer_asked_for_is_evidence_of_the_reset(action):
+    life = Life().says(xid("95, x"), to(action))
     assert life.acts == (True, True)
-    assert life.wait(30 * DAY).drained
+    life.says(no_longer(action))
+    assert (life.drained, life.codes) == (False, [])
+
+
+@pytest.mark.parametrize("action", [3, 5])
+def test_one_that_is_no_reset_is_no_evidence(action):
+    life = Life().says(xid("95, x"), to(action), no_longer(action))
+    assert life.drained
+
+
+def test_it_is_evidence_for_that_gpu_only_for_resets_only_and_for_what_was_before_it():
+    other = NODE.gpus[1].pci.removesuffix(".0")
+    life = Life().says(xid("95, x"), xid("95, x", other), xid("79, x"), to(1))
+    life.says(no_longer(1))
+    assert {(c.code, c.subject) for c in life.conditions.values()} == {
+        ("gpu_xid/95", NODE.gpus[1].pci),
+        ("gpu_xid/79", PCI),
+    }
+    life.says(xid("48, x"))
+    assert ("gpu_xid/48", PCI) in {(c.code, c.subject) for c in life.conditions.values()}
+    assert life.drained
+
+
+def test_what_the_log_held_before_the_first_start_is_no_evidence():
+    life = Life().says(xid("95, x"))
+    event = event_of(RawLine(life.now, no_longer(1), history=True), life.boot_id)
+    assert life.hear(event, NODE).drained
+
+
+OTHER = NODE.gpus[1].pci
+
+
+@pytest.mark.parametrize("reset", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(4), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("reboot", [xid("79, x"), xid("151, x"), to(2), to(7), LOST, RM_INIT, nvrm(NO_BOOT, 3)])
+def test_a_reset_of_one_gpu_ends_what_waits_for_it_there_and_nothing_else(reset, reboot):
+    if "154" in reset and "154" in reboot:
+        return  # one state, the newest counts
+    there = reset.replace("0000:3b:00", OTHER.removesuffix(".0"))
+    life = Life().says(reset).wait(2).says(there).wait(2).says(reboot)
+    before = {(c.code, c.subject) for c in life.conditions.values()}
+    life.reset(PCI)
+    ended = before - {(c.code, c.subject) for c in life.conditions.values()}
+    (first,) = [finding.code for finding in found(reset)]
+    assert ended == {(first, PCI)}
+    assert life.drained
+    life.reset(OTHER)
+    assert {c.subject for c in life.conditions.values()} == {PCI}
+    assert life.drained
+    life.reboot()
+    assert (life.drained, life.codes) == (False, [])
+
+
+@pytest.mark.parametrize("text", [HALTED, REFUSED])
+def test_a_gpu_that_its_driver_gave_up_drains_until_a_reset_of_it(text):
+    life = Life().says(nvrm(text, 3))
+    assert life.acts == (True, True)
+    assert life.wait(30 * DAY).reset(OTHER).drained
     assert not life.reset(PCI).drained
+
+
+def test_a_gsp_that_is_slow_or_crashed_without_an_xid_never_drains_by_itself():
+    life = Life()
+    for _ in range(50):
+        life.says(nvrm(NO_ANSWER, 3), nvrm(CRASH, 3), nvrm(ROW)).wait(10)
+    assert life.acts == (False, False)
+    assert life.wait(DAY + HOUR).codes == []
+
+
+def test_one_memory_error_is_one_cause_and_ends_with_one_reset():
+    life = Life().says(
+        xid("48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected"),
+        xid("63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping"),
+        xid("171, pid='<unknown>', name=<unknown>, Uncorrectable DRAM error"),
+        to(4),
+        xid("45, pid=1, name=a, Ch 00000008 caused by previous Xid 48"),
+    )
+    severe = {c.code for c in life.conditions.values() if c.severity >= Severity.WARNING}
+    assert severe == {"gpu_xid/48", "gpu_xid/154"}
+    life.reset(PCI)
+    assert not life.drained
 
 
 def test_a_recovery_action_that_got_worse_needs_the_reboot():

@@ -1,0 +1,96 @@
+"""`healthd explain nvlink5/149:4`: every row of NVIDIA's table in words, without a network."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd import codes, registry
+from healthd.cli import main
+from healthd.model import Clears, Severity
+from healthd.nvlink5_texts import explain, known
+
+ROWS = codes.nvlink5_rows()
+CHECKS = registry.built_in()
+
+
+def page(capsys, name):
+    status = main(["explain", name])
+    return status, capsys.readouterr()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.code}-{row.sub_code}-{row.units[0]}")
+def test_every_row_of_the_table_is_on_the_page_of_its_sub_code(row):
+    text = explain(f"nvlink5/{row.code}:{row.sub_code}")
+    assert text is not None
+    lines = [line for line in text.meaning.split("\n") if line.startswith(f"- {row.units[0]}")]
+    assert lines
+    for status in row.statuses:
+        assert any(re.search(rf"\b{status:#x}\b", line) for line in lines)
+    severity = row.severity.rstrip("*?").lower()
+    assert any(f"{severity}; " in line for line in lines)
+    if row.action == "RESET_GPU":
+        assert any("reset the GPU" in line for line in lines)
+        assert (text.severity, text.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
+    assert not re.search(r"\*|;;|_SI|CONTACT_|INVESTIGATE|IGNORE|PacketLoss", text.meaning), "in words"
+
+
+@pytest.mark.parametrize("xid", range(144, 151))
+def test_the_page_of_an_xid_has_all_its_sub_codes_and_that_of_nvlink5_all_xids(xid):
+    text, top = explain(f"nvlink5/{xid}"), explain("nvlink5")
+    assert text is not None
+    assert top is not None
+    assert f"nvlink5/{xid}: " in top.meaning
+    for row in ROWS:
+        if row.code == xid:
+            assert re.search(rf"\b{xid}:{row.sub_code}\b", text.meaning)
+            assert row.units[0] in text.meaning
+
+
+@pytest.mark.parametrize("name", known())
+def test_every_name_is_explained_by_the_command(capsys, name):
+    assert registry.explain(CHECKS, name) is not None
+    status, said = page(capsys, name)
+    assert (status, said.err) == (0, "")
+    assert said.out.startswith(f"{name}  ")
+    assert all(len(line) <= 100 for line in said.out.splitlines())
+
+
+def test_items_of_a_page_are_lines_of_their_own(capsys):
+    said = page(capsys, "nvlink5/150:0")[1].out
+    assert re.search(r"(?m)^  - MSE Degraded, status 0x0 or 0xffffffff: fatal; reset the GPU", said)
+    assert re.search(r"(?m)^  - MSE_WATCHDOG, status 0x0: fatal; reset the GPU", said)
+
+
+def test_a_sub_code_may_be_written_as_other_tools_do():
+    assert explain("nvlink5/149.4") == explain("nvlink5/149:4")
+
+
+def test_a_sub_code_in_no_row_is_unknown_to_this_version_and_warns():
+    text = explain("nvlink5/149:63")
+    assert text is not None
+    assert (text.severity, "unknown to this version" in text.meaning) == (Severity.WARNING, True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("nvlink5/149:64", "149:4"), ("nvlink5/151", "nvlink5/150"), ("nvlnik5/149:4", "nvlink5/149:4")],
+)
+def test_a_misspelt_name_gets_one_sentence(capsys, wrong, right):
+    status, said = page(capsys, wrong)
+    assert status != 0
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert f'there is no code "{wrong}"' in said.err
+    assert right in said.err
+
+
+def test_what_is_no_condition_has_no_severity_to_set():
+    assert CHECKS["gpu_xid"].explain("nvlink5/149:4") is None
+    assert not set(known()) & set(registry.all_codes(CHECKS))
+
+
+@given(st.text() | st.from_regex(r"nvlink5/[0-9]{0,5}[:.]?[0-9]{0,5}", fullmatch=True))
+def test_explain_takes_any_name(name):
+    text = explain(name)
+    assert text is None or text.meaning

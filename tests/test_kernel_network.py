@@ -176,6 +176,13 @@ def test_a_card_without_an_address_is_still_read():
         ("bonding: bond0: link status definitely down for interface eth0, disabling it", ("mlx5", "link_down")),
         ("bond0: now running without any active interface!", ("mlx5", "bond_down")),
         ("mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link INIT", ("mlx5", "link_init")),
+        ("mlx5_core 0000:5e:00.0: Link is Down", ("mlx5", "link_down")),
+        ("infiniband mlx5_0: mlx5_handle_error_cqe:332:(pid 0): WC error: 4, Message: x", ("mlx5", "cqe_error")),
+        ("infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): Responder error cqe on cqn 0x406:", ("mlx5", "cqe_error")),
+        ("infiniband rocep33s0f0: mlx5_poll_one:530:(pid 0): syndrome 0x5, vendor syndrome 0xf9", ("mlx5", "detail")),
+        ("infiniband rocep33s0f0: dump_cqe:272:(pid 0): dump error cqe", ("mlx5", "cqe_error")),
+        ("bond0: (slave eth0): link status down for interface, disabling it in 200 ms", ("mlx5", "link_down")),
+        ("bond0: link status down for active interface eth0, disabling it in 200 ms", ("mlx5", "link_down")),
     ],
 )
 def test_other_lines_of_the_network_are_read(text, event):

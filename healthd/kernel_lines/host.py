@@ -122,7 +122,7 @@ def _where(kind: str, match: re.Match[str]) -> KernelEvent:
 # Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, ...; before 5.2: Kill process
 _KILLED = re.compile(
     r"(?:(Memory cgroup out of memory|Out of memory(?: \(\w{1,40}\))?): Kill(?:ed)? process |Killed process "
-    rf"|oom_reaper: reaped process )(\d{{1,10}}) \({_NAME}\)(?: score \d| total-vm:|, UID|, now |$)"
+    rf"|oom_reaper: reaped process )(\d{{1,10}}) \({_NAME}\)(?=[ ,]|$)"
 )
 # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,...,oom_memcg=/a,task_memcg=/a/b,task=c,pid=1,uid=0
 _OOM_KILL = re.compile(r"oom-kill:constraint=CONSTRAINT_(\w{1,24}),")

@@ -34,9 +34,9 @@ _IF = r"[^\s:/]{1,15}"  # a network interface
 # mlx5_core 0000:61:00.0: print_health_info:520:(pid 0): synd 0x10: High temperature
 # mlx5_core 0000:53:00.0 enp83s0f0np0: Link down              the card's interface, or its RDMA device (mlx5_3)
 # mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): to Linux 4.x
-# infiniband mlx5_0: dump_cqe:272:(pid 0): dump error cqe; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:dump_cqe:
+# infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): ...; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:...
 _MLX5 = re.compile(
-    r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband (mlx5_\w{1,16}): "
+    r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
     r"|(?:mlx5_\w{1,8}:)?(?=mlx5_\w{1,32}:))"
     r"(?:(?:[\w:.]{1,24}:)??\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
 )
@@ -45,7 +45,7 @@ _LINK_CODES = {"down": "link_down", "up": "link_up", "active": "link_up", "init"
 _FORMS = tuple(
     (code, re.compile(pattern))
     for code, pattern in (
-        ("link", r"Link (?:is )?(?P<link>down|up)\b"),
+        ("link", r"Link (?:is )?(?P<link>(?i:down|up))\b"),
         ("link", r"(?:mlx5_ib: )?Port: ?(?P<port>\d{1,3}) Link (?P<link>DOWN|ACTIVE|INIT|ARMED)\b"),
         ("health", r"Health issue observed, (?P<issue>[^,\n]{1,64}), severity\((?P<severity>\d{1,3})\)"),
         ("health", r"synd (?P<synd>0x[0-9a-f]{1,8}): (?P<issue>[^\n]{1,64}?)\s*$"),
@@ -71,7 +71,8 @@ _FORMS = tuple(
             r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
         ),
         ("cq_error", r"CQ error on CQN (?P<cqn>0x[0-9a-f]{1,8})"),
-        ("cqe_error", r"dump error cqe|(?:Error cqe|Error CQE|ERR CQE) on "),
+        ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
+        (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x"),
         ("tx_timeout", r"TX timeout (?:detected|on )|RX timeout on channel|NETDEV WATCHDOG: "),
         ("pci_error", r"mlx5_pci_(?:err_detected|slot_reset)\b"),
         ("load_failed", r"mlx5_\w{1,32} failed with error code(?: is)?:? (?P<error>-?\d{1,5})"),
@@ -80,7 +81,7 @@ _FORMS = tuple(
             r"probe (?:of (?P<device>[\w:.]{1,24})|with driver \w{1,16}) failed with error (?P<error>-\d{1,5})",
         ),
         ("load_failed", r"Firmware over \d{1,8} MS in |(?:enable|init) hca failed|handle_hca_cap\w* failed"),
-        ("sriov_failed", r"not enough MMIO resources for SR-IOV"),
+        ("sriov_failed", r"not enough MMIO resources for SR-IOV|failed to enable eswitch SRIOV"),
         ("pcie_limited", r"[\d.]{1,12} Gb/s available PCIe bandwidth, limited by "),
     )
 )
@@ -112,14 +113,15 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
         # The card was switched off or is being reset: so for virtual functions that are taken away, and mlxfwreset.
         code = "health_recovery"
     name = match[2] or match[3]
-    role = "ibdev" if name and name.startswith("mlx5_") else "netdev"
+    role = "ibdev" if match[3] or (name and name.startswith("mlx5_")) or "port" in found else "netdev"
     return event(kind, match, code, found.pop("device", None) or match[1] or "", ((role, name), *found.items()))
 
 
 # bond0: (slave enp83s0f0np0): link status definitely down, disabling slave
 # bonding: bond0: link status definitely down for interface eth0, disabling it        (to Linux 5.1)
 _BOND_MEMBER = re.compile(
-    rf"(?:bonding: )?({_IF}): (?:\(slave ({_IF})\): )?link status definitely down(?: for interface ({_IF}),)?"
+    rf"(?:bonding: )?({_IF}): (?:\(slave ({_IF})\): )?"
+    rf"link status (?:definitely )?down(?: for (?:\w{{1,8}} )?interface ({_IF}),)?"
 )
 _BOND = re.compile(rf"(?:bonding: )?({_IF}): now running without any active interface")
 
@@ -135,7 +137,7 @@ def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
 # ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
 # The end of the line belongs to it: a process may be called "a: b Link down".
 _LINK_DOWN = re.compile(
-    rf"(?:[\w-]{{1,24}} {PCI} ({_IF}): (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
+    rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
     r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"
 )
 # bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
@@ -191,8 +193,8 @@ def _mlx4(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("mlx5", ("mlx5_",), _MLX5, _mlx5),
-    Rule("mlx5", ("link status definitely down",), _BOND_MEMBER, _bond_member),
+    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5),
+    Rule("mlx5", ("link status definitely down", "link status down"), _BOND_MEMBER, _bond_member),
     Rule("mlx5", ("running without any active interface",), _BOND, _bond),
     Rule(
         "ib",

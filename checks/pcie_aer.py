@@ -194,10 +194,10 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """The device that a line blames; a GPU's or card's for a further function of it that nobody watches (its audio)."""
+    """The device that a line blames; a GPU or card itself for a further function of it that nobody lists (its audio)."""
     listed = {device.pci for device in node.devices}
-    others = sorted(other for other in listed if other[:-2] == pci[:-2])
-    return others[0] if pci not in listed and others else pci
+    first = f"{pci[:-1]}0"
+    return first if pci not in listed and first in listed else pci
 
 
 def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:

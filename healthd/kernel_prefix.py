@@ -82,6 +82,10 @@ _COLLECTOR = re.compile(
     r"|<\d{1,3}>|\d{1,10},\d{1,20},\d{1,20},|\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
     r"|kern *:\w{1,8} *: )"
 )
+# An alert around a whole line: "Xid errors on instance: node17, Error: May 19 07:08:57 node17 kernel: [680.5] text"
+_AROUND = re.compile(
+    r"[\w ,:.-]{1,80}: (?=[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,255} kernel: \[ *\d{1,10}\.\d{6}\] )"
+)
 
 
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
@@ -94,6 +98,8 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
     host = ""
     if found := _COLLECTOR.match(text):
         host, text = found[1], text[found.end() :]
+    elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_SYSLOG, _ISO, _UNIX, _FACILITY)):
+        text = text[found.end() :]
     if text[:1].isdigit() and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
         admitted = injected or record.facility == KERNEL
         return Stripped(record.text, uptime=record.usec / 1e6, host=host) if admitted else None

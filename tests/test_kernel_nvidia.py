@@ -40,7 +40,7 @@ def fields(event: KernelEvent) -> dict[str, str]:
 
 
 # A program's text that quotes an Xid is not the driver's line, wherever in it the Xid stands.
-QUOTED = {"k0023", "k0061", "k0062"}
+QUOTED = {"k0023"}
 
 
 @pytest.mark.parametrize("row", captured("xid"))
@@ -471,6 +471,11 @@ def test_a_gpu_that_is_gone_is_read_in_each_wording(text, code, pci, gpu):
             "reset_required",
         ),
         ("GSP RPC buffer contains function 76 (GSP_RM_CONTROL) and data 0x000000002080a097 0x490.", "dump"),
+        (
+            "nvAssertOkFailedNoLog: Assertion failed: Invalid argument to call [NV_ERR_INVALID_ARGUMENT] (0x0000001F) "
+            "returned from kgspWaitForRmInitDone(pGpu, pKernelGsp) @ kernel_gsp_gh100.c:1107",
+            "message",
+        ),
         ("RPC history (CPU -> GSP):", "dump"),
         ("RPC event history (CPU <- GSP):", "dump"),
         ("kflcnCoreDumpDestructive_IMPL: ICD: csr[100] = 0x0000000200000020", "dump"),
@@ -498,6 +503,16 @@ def test_what_the_driver_says_of_the_gsp_has_a_code(text, code):
 def test_the_tables_after_a_fault_of_the_gsp_are_its_dump(text):
     event = one(f"NVRM: {text}")
     assert (event.kind, event.code, event.pci) == ("gsp", "dump", "")
+
+
+def test_a_watchdogs_report_of_the_gsp_is_its_dump():
+    event = one("GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3")
+    assert (event.kind, event.code) == ("gsp", "dump")
+
+
+def test_an_assertion_about_something_else_is_no_event():
+    assert parse("NVRM: nvAssertOkFailedNoLog: Assertion failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)") is None
+    assert parse("NVRM: GPU0 iovaspaceDestruct_IMPL: 1 left-over mappings in IOVAS 0x100") is None
 
 
 def test_a_limited_rate_and_a_firmware_that_was_not_loaded_name_their_gpu():

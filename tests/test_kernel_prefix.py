@@ -51,6 +51,17 @@ def test_prefixes_of_log_files_are_taken_off(prefix, uptime, epoch):
     assert strip_prefix(prefix + TEXT, NOW) == Stripped(TEXT, uptime, epoch, host)
 
 
+def test_an_alert_around_a_whole_line_is_taken_off_but_not_another_programs_line():
+    line = f"May 19 07:08:57 node17 kernel: [680111.646286] {TEXT}"
+    found = strip_prefix(f"Xid errors on instance: node17, Error: {line}", NOW)
+    assert found is not None
+    assert (found.text, found.host, found.uptime) == (TEXT, "node17", 680111.646286)
+    for own in ("Mar 29 15:38:59 host myprog: ", "2025-01-21T04:41:44.5Z host myprog: ", "user  :warn  : "):
+        assert strip_prefix(own + line, NOW) is None
+    for own in ("[   12.500000] ", "oom-kill:task_memcg=/x: "):
+        assert strip_prefix(own + line, NOW).text.endswith(line)
+
+
 def test_a_collector_names_the_host_before_any_prefix():
     assert strip_prefix(f"gpu-042: [Fri Aug 30 11:43:09 2024] {TEXT}", NOW) == Stripped(
         TEXT, None, local(2024, 8, 30, 11, 43, 9), "gpu-042"

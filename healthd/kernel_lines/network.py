@@ -2,7 +2,7 @@
 
     mlx5   what NVIDIA's driver says of its card, and bonds: on GPU nodes these are of its ports, and people file their
            lines together, as one fault gives both
-    ib     InfiniBand's own lines, and those of other network cards
+    ib     InfiniBand's own lines, and those of other network cards (mlx4, EFA, any Ethernet driver)
 
 Codes of both:
 
@@ -70,6 +70,7 @@ _FORMS = tuple(
             "command_failed",
             r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
         ),
+        ("command_failed", r"Create QP type \d{1,5} failed|mlx5_ib: modify QP \w{1,16} to RESET failed"),
         ("cq_error", r"CQ error on CQN (?P<cqn>0x[0-9a-f]{1,8})"),
         ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
         (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x"),
@@ -153,10 +154,26 @@ def _port(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # infiniband mlx5_0: Couldn't open port 1 for agents; ib_mad: Couldn't open mlx4_0 port 1 for agents (to Linux 3.x)
+# mlx5_1: couldn't register ipoib port 1; error -12
 _AGENTS = re.compile(
-    r"(?:infiniband (\S{1,32}): |ib_mad: )(?:Couldn't (?:open|start) (?:(\w{1,32}) )?port (\d{1,3})"
-    r"|Couldn't create ib_mad QP\d|ib_query_port failed \()"
+    r"(?:infiniband (\S{1,32}): |ib_mad: )(?:Couldn't (?:open|start) (?:(?!port)(\w{1,32}) )?port(?: (\d{1,3}))?"
+    r"|Couldn't create ib_mad QP\d|Couldn't post receive WRs|ib_query_port failed \()"
+    r"|(\w{1,32}): (?:couldn't register ipoib port|failed to initialize device: \S{1,15} port) (\d{1,3})"
 )
+# infiniband rdmap0s6: The device didn't send any completion for admin cmd CREATE_QP(6); efa 0000:00:06.0: ...
+_EFA_FORMS = (
+    (
+        "command_timeout",
+        re.compile(r"Wait for completion \(polling\) timeout|The device didn't send any completion for "),
+    ),
+    ("command_failed", re.compile(r"Failed to (?:process|submit) command (?P<command>\w{1,48}) \(opcode ")),
+    (
+        "health_fatal",
+        re.compile(r"Admin queue is closed|Reset indication didn't turn |Device isn't ready, can't reset"),
+    ),
+    ("load_failed", re.compile(r"Device isn't ready, abort com init")),
+)
+_EFA = re.compile(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = re.compile(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = re.compile(
@@ -172,7 +189,16 @@ _MLX4 = re.compile(
 
 
 def _agents(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "port_failed", fields=(("ibdev", match[1] or match[2]), ("port", match[3])))
+    fields = (("ibdev", match[1] or match[2] or match[4]), ("port", match[3] or match[5]))
+    return event(kind, match, "port_failed", fields=fields)
+
+
+def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    for code, form in _EFA_FORMS:
+        if found := form.match(match.string, match.end()):
+            fields = (("ibdev", match[1]), *found.groupdict().items())
+            return event(kind, match, code, match[2] or "", fields)
+    return None
 
 
 def _transmit(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -203,7 +229,33 @@ RULES = (
         _link_down,
     ),
     Rule("ib", (" Link DOWN", " Link ACTIVE", " Link INIT", " Link ARMED"), _PORT, _port),
-    Rule("ib", ("Couldn't open", "Couldn't start", "Couldn't create", "ib_query_port failed"), _AGENTS, _agents),
+    Rule(
+        "ib",
+        (
+            "Couldn't open",
+            "Couldn't start",
+            "Couldn't create ib",
+            "Couldn't post rec",
+            "ib_query_port failed",
+            "register ipoib port",
+            "failed to initialize device: ",
+        ),
+        _AGENTS,
+        _agents,
+    ),
+    Rule(
+        "ib",
+        (
+            "completion (polling) timeout",
+            "completion for admin cmd",
+            "(opcode ",
+            "Admin queue is closed",
+            "Reset indication didn't",
+            "Device isn't ready",
+        ),
+        _EFA,
+        _efa,
+    ),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
     Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),

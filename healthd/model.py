@@ -381,7 +381,7 @@ class SlurmMemory:
     adopted       words in our form that this ledger does not know (an earlier healthd's), "" = none
     confirmed_at  when the node was last read as held by one of reason, overruled and adopted (0 = never)
     boot_id       of this machine at that reading
-    rebooting     a reboot was pending in Slurm at that reading
+    rebooting     a reboot, or switching it off or on, was pending in Slurm at that reading
     resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
                   that was not ended by an operator
     """

@@ -9,17 +9,17 @@ causes               ours                        keep it (new text only for anot
 causes, CRITICAL     an operator's, Slurm's,     text and drain stay untouched; requeue the victims
                      an unknown healthd's
 causes, no CRITICAL  the same                    Leave
-none, may_resume     ours                        Resume, unless DOWN, INVALID_REG or a reboot is pending: then
-                                                 Leave. The drain stays beside it and is lifted when that is over
-                                                 (UNDRAIN would keep DOWN but leave our reason on it)
+none, may_resume     ours                        Resume, unless DOWN, INVALID_REG, going off or on, or a reboot is
+                                                 pending: then Leave. The drain stays beside it and is lifted
+                                                 when that is over (UNDRAIN keeps DOWN, with our reason)
 none, not yet        ours                        Leave: a check that can drain has not completed clean
 none                 nobody's, another's         Leave
 
 mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what. A node that a person set DOWN
 or FAIL is theirs like a drain: draining it would replace their reason.
 
-our drain is gone    this machine booted since, a reboot was pending, slurmctld started since, or our own
-                     resume was on its way: lost, drain again where a cause stands
+our drain is gone    this machine booted since, a reboot was pending, Slurm switches the node off, slurmctld
+                     started since, or our own resume was on its way: lost, drain again where a cause stands
                      else an operator resumed the node: causes are acknowledged, not drained for again
 """
 
@@ -34,7 +34,9 @@ from healthd.model import Decision, Drain, Leave, NodeState, Resume, Severity, S
 from healthd.reason import parse_reason, reason, still_says
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
-NOT_TO_RESUME = REBOOT | {"DOWN", "INVALID_REG"}
+# Slurm's power saving takes a drain away when it switches a node off; UNDRAIN would undo POWER_DOWN_ASAP.
+POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
+NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
@@ -101,7 +103,8 @@ def our_text(node: NodeState, memory: SlurmMemory) -> str:
     found = without_slurms_words(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
-    replaced = UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
+    # no words at all: 22.05 drops them when it switches the node on; a person cannot drain without
+    replaced = not found or UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
     if memory.reason and (found == memory.reason or replaced):
         return memory.reason
     return ""
@@ -159,7 +162,7 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> De
         if whose is Owner.NOBODY:
             return Drain(reason(verdict.causes), critical)
         if whose is Owner.OURS:
-            keep = still_says(our_text(node, memory), verdict.causes)
+            keep = node.reason and still_says(our_text(node, memory), verdict.causes)
             return Drain(node.reason if keep else reason(verdict.causes), critical)
         if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
             return Drain(node.reason, requeue=True) if critical else Leave(held_by(node))
@@ -210,12 +213,13 @@ def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
     return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
 
 
-def is_lost_for_sure(memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
+def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
     """The drain is gone, and no operator need have done that; else slurmctld's start tells."""
     our_resume_under_way = memory.resumed_at > 0 and (
         memory.resumed_at >= memory.confirmed_at or now < memory.resumed_at + policy.requeue_again_seconds
     )
-    return boot_id != memory.boot_id or memory.rebooting or our_resume_under_way
+    going = memory.rebooting or not node.flags.isdisjoint(POWER)
+    return boot_id != memory.boot_id or going or our_resume_under_way
 
 
 def is_lost_by_slurmctld(memory: SlurmMemory, slurmctld_started: float) -> bool:
@@ -233,7 +237,7 @@ def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> 
     whose, text = owner(node, memory), our_text(node, memory)
     if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
         memory = replace(memory, writing="", written_at=0.0)
-    seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT))
+    seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
     if whose is Owner.OURS:
         return replace(seen, reason=text, overruled="", adopted="")
     if whose is Owner.FOREIGN_HEALTHD:

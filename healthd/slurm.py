@@ -161,7 +161,7 @@ def reconcile(
     try:
         node = yield from look.read_node()
         if is_gone(node, memory):
-            lost = is_lost_for_sure(memory, boot_id, policy, now()) or (yield from look.slurmctld_lost_it())
+            lost = is_lost_for_sure(node, memory, boot_id, policy, now()) or (yield from look.slurmctld_lost_it())
             look.memory = forget(memory)
             if not lost:
                 why = Leave("an operator resumed the node")

@@ -219,7 +219,8 @@ def test_in_mode_drain_nothing_is_requeued() -> None:
         (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(overruled=f"{XID} RMA 7"), Owner.FOREIGN),
         (node("IDLE+DRAIN", f"{XID} RMA 7"), SlurmMemory(writing=XID), Owner.FOREIGN),
         (node("IDLE+DRAIN", "Prolog error"), OURS, Owner.FOREIGN),
-        (node("IDLE+DRAIN", ""), OURS, Owner.FOREIGN),
+        (node("IDLE+DRAIN", ""), OURS, Owner.OURS),  # 22.05 drops the words when it switches a node on
+        (node("IDLE+DRAIN", ""), SlurmMemory(), Owner.FOREIGN),
         (node("IDLE+DRAIN", ECC), replace(OURS, writing=ECC), Owner.OURS),
     ],
 )
@@ -263,7 +264,45 @@ def test_what_was_sent_stays_known_until_it_can_no_longer_be_under_way() -> None
     ],
 )
 def test_a_drain_is_lost_without_an_operator(memory: SlurmMemory, boot_id: str, lost: bool) -> None:
-    assert is_lost_for_sure(memory, boot_id, ACT, NOW) is lost
+    assert is_lost_for_sure(node("IDLE"), memory, boot_id, ACT, NOW) is lost
+
+
+@pytest.mark.parametrize("state", ["IDLE+POWERING_DOWN", "IDLE+POWERED_DOWN", "IDLE+POWERING_UP+NOT_RESPONDING"])
+def test_switching_a_node_off_takes_its_drain_away_without_an_operator(state: str) -> None:
+    assert is_lost_for_sure(node(state, XID), OURS, "b1", ACT, NOW)
+    assert decide(CRITICAL, node(state, XID), SlurmMemory(), ACT, NOW) == Drain(XID, True)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("DOWN", "INVALID_REG", "REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^"),
+        *("POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"),
+    ],
+)
+def test_a_repaired_node_waits_until_slurm_is_through_with_it(flag: str) -> None:
+    waits = decide(REPAIRED, node(f"IDLE+DRAIN+{flag}", XID), OURS, ACT, NOW)
+    assert waits == Leave(f"repaired, but Slurm has the node {flag}")
+    assert isinstance(decide(DEGRADED, node(f"IDLE+{flag}"), SlurmMemory(), ACT, NOW), Drain)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("MAINTENANCE+RESERVED", "RESERVED", "PLANNED", "COMPLETING", "NOT_RESPONDING", "CLOUD", "DYNAMIC_NORM"),
+        *("PERFCTRS", "BLOCKED"),
+    ],
+)
+def test_what_else_slurm_says_of_a_node_changes_nothing(flags: str) -> None:
+    assert decide(DEGRADED, node(f"MIXED+{flags}"), SlurmMemory(), ACT, NOW) == Drain(XID, False)
+    assert isinstance(decide(REPAIRED, node(f"MIXED+DRAIN+{flags}", XID), OURS, ACT, NOW), Resume)
+    assert decide(REPAIRED, node(f"MIXED+{flags}"), SlurmMemory(), ACT, NOW) == Leave("nothing to do")
+
+
+def test_words_that_slurm_dropped_are_written_again() -> None:
+    bare = node("IDLE+DRAIN+POWERING_UP")
+    assert decide(DEGRADED, bare, OURS, ACT, NOW) == Drain(XID, False)
+    assert isinstance(decide(REPAIRED, node("IDLE+DRAIN"), OURS, ACT, NOW), Resume)
 
 
 @pytest.mark.parametrize(

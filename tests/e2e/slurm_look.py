@@ -1,0 +1,163 @@
+"""What the daemon does with one node of a SlurmCluster, in the test's own thread, and what tests need for that."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import slurm_versions
+from slurm_cluster import Node, SlurmCluster
+
+from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
+from healthd.policy import Mode, Policy
+from healthd.slurm import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+
+ACT = Policy(mode=Mode.ACT, command_seconds=20, requeue_again_seconds=3)
+XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
+HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
+
+
+def condition(severity: Severity = Severity.CRITICAL, code: str = "gpu_xid/79", **more: object) -> Condition:
+    values: dict[str, object] = {
+        "check": code.partition("/")[0],
+        "instance": "",
+        "code": code,
+        "subject": "0000:1b:00.0",
+        "severity": severity,
+        "message": "fell off the bus",
+        "clears": Clears.REBOOT,
+        "state": ConditionState.OPEN,
+        "first_seen": 0.0,
+        "last_seen": 0.0,
+        "count": 1,
+        "boot_id": "",
+    }
+    return Condition(**{**values, **more})  # type: ignore[arg-type]
+
+
+def faulty(*causes: Condition, fault_time: float | None = None) -> Verdict:
+    """CRITICAL now: every job that runs is a victim, unless `fault_time` says otherwise."""
+    at = time.time() if fault_time is None else fault_time
+    return Verdict(Health.UNHEALTHY, causes=causes or (condition(),), fault_time=at)
+
+
+@dataclasses.dataclass
+class Healthd:
+    """What the daemon does with the generator, run to its end in this thread; `memory` is its ledger."""
+
+    cluster: SlurmCluster
+    node: str
+    policy: Policy = ACT
+    boot_id: str = "boot-1"
+    memory: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
+    commands: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    before: Callable[[Command], None] = lambda command: None
+    after: Callable[[Command], None] = lambda command: None
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+
+    def look(self, verdict: Verdict) -> ReconcileReport:
+        steps = reconcile(verdict, self.memory, self.policy, self.node, self.boot_id, time.time)
+        answer: CommandResult | None = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration as end:
+                report: ReconcileReport = end.value
+                self.memory = report.memory
+                return report
+            if isinstance(step, Remember):
+                self.memory, answer = step.memory, None
+            else:
+                self.before(step)
+                answer = self.run(step)
+                self.after(step)
+
+    def look_until_settled(self, verdict: Verdict, seconds: float = 20) -> ReconcileReport:
+        end = time.monotonic() + seconds
+        while not (report := self.look(verdict)).settled:
+            assert time.monotonic() < end, report
+            time.sleep(0.3)
+        return report
+
+    def run(self, command: Command) -> CommandResult:
+        self.commands.append(command.argv)
+        started, environment = time.time(), self.cluster.env | ENVIRONMENT | self.environment
+        try:
+            done = subprocess.run(
+                self.prefix + command.argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=command.deadline_seconds,
+            )
+        except subprocess.TimeoutExpired:
+            return CommandResult(None, started=started, seconds=time.time() - started)
+        except OSError as error:
+            return CommandResult(127, stderr=str(error), started=started)
+        return CommandResult(done.returncode, done.stdout, done.stderr, started, time.time() - started)
+
+    def running(self, script: str, *options: str) -> str:
+        """A job that runs on this node, its first process seen by its slurmstepd."""
+        job = self.cluster.sbatch(script, "-w", self.node, "-n1", *options)
+        self.cluster.wait_job(job, "RUNNING")
+        return until_listed(self.cluster, job, self.node)
+
+    def state(self) -> Node:
+        return self.cluster.node(self.node)
+
+    def changes(self) -> list[tuple[str, ...]]:
+        """Of the node's state and of jobs, but for what the jobs' users are told."""
+        kinds = ("update", "requeue", "requeuehold")
+        return [argv for argv in self.commands if argv[1] in kinds and not argv[2].startswith("JobId=")]
+
+
+def program(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def make_idle(cluster: SlurmCluster, name: str) -> None:
+    end_jobs_and_resume(cluster, name)
+    cluster.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
+
+
+def end_jobs_and_resume(cluster: SlurmCluster, name: str) -> None:
+    cluster.run("scancel", "--state=RUNNING", f"--nodelist={name}")
+    cluster.run("scancel", "--state=PENDING")
+    if not cluster.node(name).flags.isdisjoint({"DRAIN", "DOWN"}):
+        cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
+
+def drain(cluster: SlurmCluster, name: str, reason: str) -> None:
+    cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
+
+
+def resume(cluster: SlurmCluster, name: str) -> None:
+    cluster.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
+
+def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
+    end = time.monotonic() + 10
+    while f" {job} " not in cluster.attempt("scontrol", "listpids", "*", node).stdout:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return job
+
+
+def is_drained(node: Node, reason: str) -> bool:
+    return "DRAIN" in node.flags and node.reason == reason and node.user == "root"
+
+
+def on_slurm(*versions: str | None) -> pytest.MarkDecorator:
+    """Run the test with these versions; None is this machine's own."""
+    return pytest.mark.parametrize("cluster", versions, indirect=True, scope="module")
+
+
+every_slurm = on_slurm(None, *slurm_versions.DEBIAN)

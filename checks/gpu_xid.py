@@ -81,7 +81,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             groups.setdefault((name, part), []).append(event)
     for (name, part), group in groups.items():
         said = _said(SAID_BY[name], part, groups) if name in SAID_BY else ()
-        own = [event for event in group if not any(_one_fault(other, event) for other in said)] if said else group
+        own = [
+            event for event in group if not any(_one_fault(other, event) for other in (*said, *_inits(event, groups)))
+        ]
         if not own:
             continue
         rule, event = _judge(own, part, groups, node, config)
@@ -125,6 +127,14 @@ def _said(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]
         event for (name, other), group in groups.items() if name in names and (other == part or not (other and part))
         for event in group
     ]  # fmt: skip
+
+
+def _inits(event: KernelEvent, groups: Groups) -> list[KernelEvent]:
+    """Of a GSP that does not boot: the lines of GPUs that could not be initialised, of which each such GPU has one. On
+    any part: a GPU that is missing moves the indices of the others."""
+    if event.code not in ("boot_failed", "boot_error"):
+        return []
+    return [other for (name, _), group in groups.items() if name == "rm_init_failed" for other in group]
 
 
 def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:

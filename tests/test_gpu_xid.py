@@ -314,6 +314,12 @@ def test_what_an_xid_of_the_same_minute_says_is_not_said_twice(said, number):
     assert len(found(said, nvrm(HALTED, 4), times=[10.0, 11.0])) == 2, "of another GPU"
 
 
+def test_a_gsp_that_does_not_boot_is_said_by_the_gpu_that_is_not_initialised_whatever_its_number():
+    lines = [nvrm(NO_BOOT, 4), nvrm("RmInitAdapter: Cannot initialize GSP firmware RM", 4), RM_INIT]
+    finding = one(*lines, times=[1.0, 1.1, 1.2])
+    assert (finding.code, finding.subject) == ("gpu_xid/rm_init_failed", PCI)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -83,15 +83,25 @@ def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, limited_pci or load_pci or "", (("gpu", index),))
 
 
+# A watchdog's report has no Xid, and is printed bare: GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3
+_WATCHDOG = re.compile(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
+
+
+def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dump")
+
+
 # NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]
 # NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ ...
-_RESET_REQUIRED = re.compile(
-    r"NVRM: (?:GPU(\d{1,3}) )?nv(?:Assert|Check)\w{1,32}: [^\n]{0,200}?(?:NV_ERR_RESET_REQUIRED|marked for reset)"
+# NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: ... returned from kgspWaitForRmInitDone(pGpu, pKernelGsp) @ ...
+_ASSERTION = re.compile(
+    r"NVRM: (?:GPU(\d{1,3}) )?nv(?:Assert|Check)\w{1,32}: "
+    r"(?:[^\n]{0,200}?(NV_ERR_RESET_REQUIRED|marked for reset)|[^\n]{0,300}?(?:kgsp|kernel_gsp|rpcRecvPoll|kfsp))"
 )
 
 
-def _reset_required(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "reset_required", "", (("gpu", match[1]),))
+def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "reset_required" if match[2] else "message", "", (("gpu", match[1]),))
 
 
 # What follows a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
@@ -156,7 +166,13 @@ def _nvlink_fault(
 RULES = (
     Rule("gsp", ("GSP", "Gsp", "gsp", "_issueRpc", "rpcRmApi", "rpcSendMessage", "kfsp"), _GSP_WORDS, _gsp_words),
     Rule("gsp", ("GSP", "gsp"), _GSP_OTHER, _gsp_other),
-    Rule("gsp", ("NV_ERR_RESET_REQUIRED", "marked for reset"), _RESET_REQUIRED, _reset_required),
+    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, _watchdog),
+    Rule(
+        "gsp",
+        ("NV_ERR_RESET_REQUIRED", "marked for reset", "kgsp", "gsp", "rpcRecvPoll", "kfsp"),
+        _ASSERTION,
+        _assertion,
+    ),
     Rule("gsp", ("GSP", "kflcnCoreDump", "kcrashcat", "NVRM:    ", "end crash report"), _DUMP, _dump),
     Rule("nvlink", ("nvlink",), _KNVLINK, _knvlink),
     Rule("nvlink", ("NVLink", "NVLINK"), _NVLINK_WORDS, _nvlink_words),

@@ -346,6 +346,17 @@ def test_a_daemon_that_is_restarted_again_and_again_counts_each_event_once(direc
         assert found == dict.fromkeys([*expected, ("gpu_xid/48", f"{addresses[3]}.0")], (1, False))
 
 
+def test_an_xid_that_says_that_no_recovery_is_needed_any_more_ends_what_waited_for_the_reset(directory: Path) -> None:
+    def action(before: int, after: int) -> str:
+        return xid(154, "0000:61:00", f"GPU recovery action changed from {before:#x} (x) to {after:#x} (x)")
+
+    with Healthd(directory=directory) as daemon:
+        daemon.kernel_line(xid(95, text="Uncontained: LTC TAG"), xid(79), action(0, 1))
+        daemon.until(lambda s: len(heard(s)) == 3, "the faults are known")
+        daemon.kernel_line(action(1, 0))
+        daemon.until(lambda s: [c["code"] for c in heard(s)] == ["gpu_xid/79"], "only what waits for a reboot is left")
+
+
 def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
     require_root()
     bridges = [

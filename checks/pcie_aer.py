@@ -194,7 +194,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """The device that a line blames; a GPU or card itself for a further function of it that nobody lists (its audio)."""
+    """The device that a line blames; the GPU or card itself for a further function of it that is not listed (audio)."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci

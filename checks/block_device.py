@@ -1,4 +1,4 @@
-"""Local disks: those that are gone, dead NVMe controllers, file systems that the kernel stopped, degraded RAIDs.
+"""Local disks: gone, dead or losing data; file systems that the kernel stopped, degraded RAIDs.
 
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Which disks
 belong to the node only a baseline says. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). That the
@@ -6,37 +6,44 @@ kernel stopped a file system after errors is told by /proc/self/mountinfo: who m
 too (see Mount.turned). ext4's errors_count would not do: it stays until fsck and says nothing of now. An XFS that was
 shut down says so nowhere, but its root answers EIO. What stands until a reboot does so because a dead disk soon goes
 from sysfs and its file system is unmounted, and both would look like a clean run.
+
+The kernel log says the same sooner, and what sysfs does not know: data that could not be read or written. That drains
+where the disk holds a file system of the node, or the settings name it; other disks, time-outs and resets that a drive
+or its controller may get over warn. One disk gives one finding, the worst of what its lines say.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from healthd.config import CheckConfig
+from healthd.disks import NO_DISKS, controller, whole
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
-from healthd.mountinfo import MOUNTINFO, Mount, is_local, parse_all
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, Severity
+from healthd.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
 from healthd.past import Past
 
 USES = ""
+AFTER_EVENTS = ("nvme", "block", "fs")
 
 NVME = "/sys/class/nvme"
 BLOCK = "/sys/block"
 NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "dead"}
-ON_DISKS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "jfs", "bcachefs"}
-NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """expected         serial number or wwid of each disk that this node has, as sysfs has them; others are not judged
     confirm_seconds  a disk must be gone, or an NVMe controller not be live, for so long: a reset takes seconds
+    warning_window_seconds   how long what the kernel log said, and may be over, stays a warning
     """
 
     expected: tuple[str, ...] = ()
     confirm_seconds: float = 60.0
+    warning_window_seconds: float = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:
@@ -104,7 +111,7 @@ def _file_systems(host: Host, config: Config, unreadable: list[str]) -> Iterator
     uppermost = {mount.point: mount for mount in mounts}
     on_disks: dict[str, Mount] = {}
     for mount in mounts:
-        if mount.fstype in ON_DISKS and (mount.device not in on_disks or mount.point == "/"):
+        if of_host(mount) and (mount.device not in on_disks or mount.point == "/"):
             on_disks[mount.device] = mount
     for mount in on_disks.values():
         turned = mount.turned
@@ -142,6 +149,188 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
         if int(missing):
             message = f"the RAID {name} runs without {missing} of its disks"
             yield Finding(Severity.WARNING, "block_device/raid_degraded", name, message)
+
+
+# --- what the kernel log says
+
+STOPS = ("remount_ro", "shutdown", "journal_abort")
+LOSES_DATA = {
+    "io_error": "io_error",
+    "protection_error": "io_error",
+    "offline": "io_error",
+    "medium_error": "medium_error",
+}
+NO_DATA = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # a drive that refuses these has lost nothing
+NOBODYS = ("loop", "sr", "ram", "zram")  # image files of tests and containers, an empty drive
+TROUBLE = {
+    "timeout": "did not answer in time",
+    "controller_down": "was down and is reset",
+    "frozen": "is reset after PCIe errors",
+    "not_ready": "did not get ready",
+    "internal_error": "is reset after an error of its own",
+    "init_failed": "could not be set up",
+    "admin_error": "failed a command",
+    "command_failed": "failed a command",
+    "target_error": "refused a command",
+    "reservation": "is reserved by another machine",
+    "space": "is full",
+    "ata_error": "failed on its link",
+    "dm_error": "failed in the device mapper",
+    "offline": "does not answer any more",
+}
+
+
+class _Said(NamedTuple):
+    """What one line means: severity, name and subject of the finding, its words. `part`: lines with the same are judged
+    together, the worst counts."""
+
+    severity: Severity
+    name: str
+    subject: str
+    words: str
+    part: str
+    expects: str = ""
+    shared: bool = False
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """One finding per disk with its controller, path, adapter, array or file system: the worst of this boot."""
+    groups: dict[str, list[tuple[KernelEvent, _Said]]] = {}
+    for event in events:
+        said = _said(event, node, config)
+        if said is not None:
+            groups.setdefault(said.part, []).append((event, said))
+    for group in groups.values():
+        newest = max((event for event, _ in group), key=lambda event: (event.last_time, event.sequence))
+        group = [(event, said) for event, said in group if event.boot_id == newest.boot_id]
+        worst = max(group, key=lambda pair: (pair[1].severity, pair[0].last_time))[1]
+        over = newest.code == "path_restored"
+        lines = sum(event.lines for event, _ in group)
+        warns = worst.severity is Severity.WARNING
+        yield Finding(
+            severity=worst.severity,
+            code=f"block_device/{worst.name}",
+            subject=worst.subject,
+            message=worst.words + (f" ({lines} lines)" if lines > 1 and not over else ""),
+            clears=Clears.WINDOW if warns else Clears.REBOOT,
+            window_seconds=config.warning_window_seconds if warns else 0.0,
+            events=tuple(event.sequence for event, _ in group),
+            shared_cause=worst.shared,
+            expects=worst.expects,
+            over=over,
+        )
+
+
+def _said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
+    if event.kind == "nvme":
+        return _controller_said(event, node)
+    if event.kind == "block":
+        return _disk_said(event, node, config)
+    return _file_system_said(event, node) if event.kind == "fs" and event.code in STOPS else None
+
+
+def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
+    name = _field(event, "controller") or controller(_field(event, "device"))
+    known = next((disk for disk in node.disks if disk.name == name or (event.pci and disk.pci == event.pci)), None)
+    pci = event.pci or (known.pci if known else "")
+    name = name or (known.name if known else pci)
+    if event.code in ("path_error", "path_restored") or (event.code == "dead" and known and not pci):
+        words = (
+            f"the NVMe controller {name} is {'connected again' if event.code == 'path_restored' else 'not connected'}"
+        )
+        return _Said(Severity.WARNING, "nvme_path", name, words, f"path {name}")
+    if event.code == "dead":
+        words = f"the NVMe controller {name} is dead" + (", gone from the bus" if _field(event, "csts") else "")
+        return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {name}")
+    words = TROUBLE.get(event.code, "")
+    return (
+        _Said(Severity.WARNING, "trouble", name, f"the NVMe controller {name} {words}", f"disk {name}")
+        if words
+        else None
+    )
+
+
+def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
+    device = _field(event, "device")
+    disk = whole(device)
+    if disk.startswith(NOBODYS):
+        return None
+    if event.code in ("raid_failed", "raid_disk"):
+        return _array_said(event, node, device)
+    if event.code in ("path_error", "path_restored"):
+        path = _field(event, "path") or disk
+        words = f"the path {path} to a disk is {'back' if event.code == 'path_restored' else 'lost'}"
+        return _Said(Severity.WARNING, "path", path, words, f"path {path}")
+    if event.code == "controller_fault":
+        name = event.pci or _field(event, "controller")
+        words = f"the RAID or host bus adapter {name} had a fault"
+        return _Said(Severity.WARNING, "adapter", name, words, f"adapter {name}")
+    if event.code in LOSES_DATA and disk:
+        return _data_lost(event, disk, node, config)
+    part = disk or _field(event, "port") or _field(event, "scsi") or "a disk"
+    words = TROUBLE.get(event.code, "")
+    return _Said(Severity.WARNING, "trouble", part, f"{part} {words}", _part_of(part)) if words else None
+
+
+def _part_of(disk: str) -> str:
+    return f"disk {controller(disk) or disk}"
+
+
+def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _Said:
+    operation = _field(event, "operation")
+    held = _held([m.point for m in node.mounts if disk in m.disks or m.device == _field(event, "device")])
+    names = (disk, controller(disk))
+    expected = any({*known.ids} & {*config.expected} for known in node.disks if known.name in names)
+    watched = (held or expected) and operation not in NO_DATA
+    done = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
+    return _Said(
+        Severity.DEGRADED if watched else Severity.WARNING,
+        LOSES_DATA[event.code],
+        disk,
+        f"data of the disk {disk} could not be {done}{held}",
+        _part_of(disk),
+        "expected" if watched and not held else "",
+        _over_network([disk], node),
+    )
+
+
+def _over_network(names: Sequence[str], node: Inventory) -> bool:
+    """iSCSI, NVMe over fabrics: no card of this node is above the disk, and other nodes lose theirs with it."""
+    known = [disk for disk in node.disks if disk.name in names]
+    return bool(known) and not any(disk.pci for disk in known)
+
+
+def _held(points: Sequence[str]) -> str:
+    return f"; it holds {', '.join(points)}" if points else ""
+
+
+def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
+    if event.code == "raid_disk":
+        disk = _field(event, "disk")
+        words = f"a disk of the RAID {array} failed" + (f": {disk}" if disk else "")
+        return _Said(Severity.WARNING, "raid_disk", array, words, f"raid {array}")
+    held = _held([mount.point for mount in node.mounts if mount.device == array])
+    severity = Severity.DEGRADED if held else Severity.WARNING
+    return _Said(severity, "raid_failed", array, f"the RAID {array} failed{held}", f"raid {array}")
+
+
+def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
+    """Of the node's own file systems; the others are those of the check filesystem. The same findings as run() has."""
+    device = _field(event, "device")
+    mount = next((mount for mount in node.mounts if device and mount.device == device), None)
+    if mount is None:
+        return None
+    how = "shut down" if event.code == "shutdown" else "turned read-only"
+    shared = _over_network(mount.disks, node)
+    if mount.point == "/":
+        words = f"the root file system ({mount.fstype}) was {how} by the kernel"
+        return _Said(Severity.CRITICAL, "root_stopped", "/", words, "mount /", shared=shared)
+    words = f"{mount.point} ({mount.fstype}) was {how} by the kernel"
+    return _Said(Severity.DEGRADED, "stopped", mount.point, words, f"mount {mount.point}", shared=shared)
+
+
+def _field(event: KernelEvent, name: str) -> str:
+    return dict(event.fields).get(name, "")
 
 
 _DISK_TODO = (
@@ -184,6 +373,59 @@ EXPLAIN = {
         "The kernel turned the root file system read-only, or shut it down, after errors.",
         "Nothing can be logged or spooled: jobs fail in odd places, and new ones cannot start.",
         "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. Again: replace the disk.",
+    ),
+    "block_device/io_error": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The kernel log says that data of a disk could not be read or written. Of a disk that holds no file system of "
+        "the node and that no setting names it is a warning that ends after a day.",
+        "Jobs that read or write there fail, and the file system on it may be stopped next.",
+        _DISK_TODO,
+    ),
+    "block_device/medium_error": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "A disk says that it cannot read some of its sectors. Of a disk that holds no file system of the node and that "
+        "no setting names it is a warning that ends after a day.",
+        "What was in these sectors is lost. More of them follow as a rule.",
+        _DISK_TODO,
+    ),
+    "block_device/trouble": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The kernel log says that a disk or its controller did not answer in time, was reset or failed a command, and "
+        "does not say that data was lost.",
+        "Reads and writes took seconds. A drive that does this again and again is about to fail.",
+        _DISK_TODO,
+    ),
+    "block_device/path": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "One path to a disk failed (multipath, iSCSI, Fibre Channel). It ends when the log says that the path is back.",
+        "With multipath the others serve; else what is mounted from it stands still.",
+        "multipath -ll shows the paths; look at the network and at the storage target.",
+    ),
+    "block_device/adapter": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The firmware of a RAID or host bus adapter stopped, or reports a critical event.",
+        "All disks behind it stand still while it is reset, or are lost.",
+        "Look at it with the maker's program (storcli, sas3ircu, ssacli) and update its firmware. Replace it.",
+    ),
+    "block_device/raid_disk": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The kernel log says that a software RAID lost a disk, or could not write to one.",
+        "None, but the next failing disk may take the data with it. block_device/raid_degraded stands until then.",
+        "cat /proc/mdstat; mdadm --detail /dev/NAME shows which disk is out. Replace it, then mdadm --add.",
+    ),
+    "block_device/raid_failed": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The kernel log says that a software RAID lost more disks than it can. Of one that holds no file system of the "
+        "node it is a warning.",
+        "Everything on it is lost to jobs, and perhaps for good.",
+        "cat /proc/mdstat; mdadm --examine of its disks. If all went at once, look at their adapter.",
     ),
     "block_device/raid_degraded": Explain(
         Severity.WARNING,

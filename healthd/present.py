@@ -211,7 +211,8 @@ def _cpus(host: Host, config: Mapping[str, Any]) -> Found:
 
 
 def _disks(host: Host, config: Mapping[str, Any]) -> Found:
-    from healthd.checks.block_device import BLOCK, NO_DISKS, NVME
+    from healthd.checks.block_device import BLOCK, NVME
+    from healthd.disks import NO_DISKS
 
     named = set()
     for name in host.list(NVME):

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from story import Story
 from trees import captured, write
 
+from healthd import verdict
 from healthd.checks import block_device
-from healthd.checks.block_device import Config, validate
+from healthd.checks.block_device import EXPLAIN, Config, validate
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
 from healthd.system import FileStat, Tree
 
 INFO = "/proc/self/mountinfo"
@@ -317,3 +320,240 @@ def test_a_degraded_raid_warns_until_it_is_rebuilt_and_never_drains(node):
     story = Story(block_device).looks(node({DEGRADED: "1\n"}), 20)
     assert (story.codes, story.drained) == (["block_device/raid_degraded"], False)
     assert story.looks(node({DEGRADED: "0\n"}), 2).codes == []
+
+
+# --- the kernel log
+
+HELD = Inventory(
+    devices=(PciDevice("0000:5e:00.0", "0x144d", "0xa824", "0x010802", "nvme"),),
+    disks=(
+        Disk("nvme0", "0000:5e:00.0", ("S64GNE0T100001",)),
+        Disk("nvme1", "0000:5f:00.0", ("S64GNE0T100002",)),
+        Disk("nvme9"),
+        Disk("nvme0n1", "0000:5e:00.0"),
+        Disk("nvme1n1", "0000:5f:00.0"),
+        Disk("sda", "0000:00:17.0", ("naa.5002538e00000001",)),
+        Disk("sdb", "0000:00:17.0"),
+        Disk("sdz"),
+    ),
+    mounts=(
+        LocalMount("/", "ext4", "dm-0", ("sda",)),
+        LocalMount("/scratch", "xfs", "nvme1n1", ("nvme1n1",)),
+        LocalMount("/san", "xfs", "sdz1", ("sdz",)),
+        LocalMount("/local", "ext4", "md0", ("nvme7n1", "nvme8n1")),
+    ),
+)
+
+
+def event(text, at=0.0):
+    heard = event_of(RawLine(at, text), "b")
+    assert heard is not None, text
+    return heard
+
+
+def said(*lines, config=BASELINE, seconds=10.0) -> list[Finding]:
+    recent, _, _ = fold_events((), [event(line, 1000.0 + seconds * n) for n, line in enumerate(lines)], 1)
+    return list(block_device.correlate(recent, HELD, config))
+
+
+def judged(*lines, **kwargs):
+    return [(f.code.partition("/")[2], f.subject, f.severity.name, f.clears.name) for f in said(*lines, **kwargs)]
+
+
+def hear(story, *lines):
+    for line in lines:
+        story.hear(event(line, story.now), HELD)
+    return story
+
+
+IO_ERROR = "I/O error, dev {}, sector 32545872 op 0x1:(WRITE) flags 0x80700 phys_seg 1 prio class 2"
+RESET_FAILED = "nvme nvme1: Disabling device after reset failure: -19"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "part", "severity"),
+    [
+        (RESET_FAILED, "nvme", "0000:5f:00.0", "DEGRADED"),
+        ("nvme nvme1: Removing after probe failure status: -19", "nvme", "0000:5f:00.0", "DEGRADED"),
+        (
+            "nvme nvme1: controller is down; will reset: CSTS=0xffffffff, PCI_STATUS=0x10",
+            "nvme",
+            "0000:5f:00.0",
+            "DEGRADED",
+        ),
+        ("nvme 0000:5f:00.0: Removing after probe failure", "nvme", "0000:5f:00.0", "DEGRADED"),
+        ("nvme nvme77: Removing after probe failure status: -19", "nvme", "nvme77", "DEGRADED"),
+        ("nvme nvme9: Removing after probe failure status: -19", "nvme_path", "nvme9", "WARNING"),
+        ("nvme nvme9: Reconnecting in 10 seconds...", "nvme_path", "nvme9", "WARNING"),
+        ("nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10", "trouble", "nvme1", "WARNING"),
+        ("nvme nvme1: I/O 39 QID 3 timeout, aborting", "trouble", "nvme1", "WARNING"),
+        ("nvme nvme1: frozen state error detected, reset controller", "trouble", "nvme1", "WARNING"),
+        (IO_ERROR.format("nvme1n1"), "io_error", "nvme1n1", "DEGRADED"),
+        (IO_ERROR.format("nvme1c0n1"), "io_error", "nvme1n1", "DEGRADED"),
+        (IO_ERROR.format("nvme0n1"), "io_error", "nvme0n1", "DEGRADED"),  # the settings name it
+        (IO_ERROR.format("sda"), "io_error", "sda", "DEGRADED"),
+        (IO_ERROR.format("dm-0"), "io_error", "dm-0", "DEGRADED"),
+        (IO_ERROR.format("dm-17"), "io_error", "dm-17", "WARNING"),
+        (IO_ERROR.format("sdb"), "io_error", "sdb", "WARNING"),
+        (IO_ERROR.format("sda").replace("0x1:(WRITE)", "0x3:(DISCARD)"), "io_error", "sda", "WARNING"),
+        ("Buffer I/O error on dev sda3, logical block 5, lost async page write", "io_error", "sda", "DEGRADED"),
+        ("critical medium error, dev sda, sector 5 op 0x0:(READ) flags 0x0", "medium_error", "sda", "DEGRADED"),
+        ("sd 0:0:0:0: [sda] tag#2 Sense Key : Medium Error [current] ", "medium_error", "sda", "DEGRADED"),
+        ("sd 0:0:0:0: [sda] tag#2 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_OK", "trouble", "sda", "WARNING"),
+        ("critical target error, dev sda, sector 5 op 0x1:(WRITE) flags 0x0", "trouble", "sda", "WARNING"),
+        ("sd 2:0:0:0: rejecting I/O to offline device", "trouble", "2:0:0:0", "WARNING"),
+        ("ata2.00: exception Emask 0x0 SAct 0x5c50001f SErr 0x0 action 0x0", "trouble", "ata2.00", "WARNING"),
+        ("mpt3sas_cm0: fault_state(0x2100)!", "adapter", "mpt3sas_cm0", "WARNING"),
+        ("device-mapper: multipath: 253:3: Failing path 8:16.", "path", "8:16", "WARNING"),
+        ("md/raid1:md0: Disk failure on sdb1, disabling device.", "raid_disk", "md0", "WARNING"),
+        ("md/raid:md0: Cannot continue operation (2/4 failed).", "raid_failed", "md0", "DEGRADED"),
+        ("md/raid:md9: Cannot continue operation (2/4 failed).", "raid_failed", "md9", "WARNING"),
+        ("EXT4-fs (dm-0): Remounting filesystem read-only", "root_stopped", "/", "CRITICAL"),
+        ("Aborting journal on device dm-0-8.", "root_stopped", "/", "CRITICAL"),
+        ("XFS (nvme1n1): Filesystem has been shut down due to log error (0x2).", "stopped", "/scratch", "DEGRADED"),
+    ],
+)
+def test_a_line_is_judged_by_what_the_disk_holds(line, code, part, severity):
+    clears = "WINDOW" if severity == "WARNING" else "REBOOT"
+    (finding,) = said(line)
+    assert judged(line) == [(code, part, severity, clears)]
+    assert finding.window_seconds == (86400 if severity == "WARNING" else 0)
+    assert finding.code in EXPLAIN
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        IO_ERROR.format("loop3"),
+        IO_ERROR.format("sr0"),
+        "nvme nvme1: Abort status: 0x0",
+        "ata1: hard resetting link",
+        "sd 0:0:0:0: [sda] tag#2 Add. Sense: Unrecovered read error",
+        "mpt3sas_cm0: log_info(0x30030101): originator(IOP), code(0x03), sub_code(0x0101)",
+        "EXT4-fs (dm-17): Remounting filesystem read-only",
+        "nvme nvme9: Successfully reconnected (1 attempt)",
+    ],
+)
+def test_what_is_nobodys_disk_or_a_further_line_is_nothing(line):
+    assert [finding for finding in said(line) if not finding.over] == []
+
+
+def test_one_disk_and_its_controller_are_one_finding_the_worst_of_what_they_say():
+    lines = ["nvme nvme1: I/O 39 QID 3 timeout, aborting", IO_ERROR.format("nvme1n1"), RESET_FAILED]
+    (finding,) = said(*lines)
+    assert (finding.code, finding.subject, finding.events) == ("block_device/nvme", "0000:5f:00.0", (1, 2, 3))
+    assert finding.message == "the NVMe controller nvme1 is dead (3 lines)"
+    assert judged(*lines[:2]) == [("io_error", "nvme1n1", "DEGRADED", "REBOOT")]
+    assert len(said(*lines, lines[1].replace("nvme1", "nvme0"))) == 2
+
+
+def test_a_finding_says_what_the_disk_holds():
+    (finding,) = said(IO_ERROR.format("nvme1n1"))
+    assert finding.message == "data of the disk nvme1n1 could not be written; it holds /scratch"
+
+
+def test_a_disk_that_only_the_settings_name_rests_on_them():
+    assert [f.expects for f in said(IO_ERROR.format("nvme0n1"))] == ["expected"]
+    assert judged(IO_ERROR.format("nvme0n1"), config=Config()) == [("io_error", "nvme0n1", "WARNING", "WINDOW")]
+    assert [f.expects for f in said(IO_ERROR.format("nvme1n1"))] == [""]
+
+
+@pytest.mark.parametrize(("line", "shared"), [(IO_ERROR.format("sdz"), True), (IO_ERROR.format("sda"), False)])
+def test_a_disk_behind_a_network_may_be_lost_on_every_node_at_once(line, shared):
+    assert [f.shared_cause for f in said(line)] == [shared]
+
+
+def test_without_an_inventory_only_what_is_wrong_by_itself_drains():
+    lines = [IO_ERROR.format("sda"), "EXT4-fs (dm-0): Remounting filesystem read-only", RESET_FAILED]
+    events, _, _ = fold_events((), [event(line) for line in lines], 1)
+    found = block_device.correlate(events, Inventory(), Config())
+    assert [(f.code, f.severity) for f in found] == [
+        ("block_device/io_error", Severity.WARNING),
+        ("block_device/nvme", Severity.DEGRADED),
+    ]
+
+
+@given(
+    st.text(max_size=300),
+    st.sampled_from(["I/O error, dev {}, sector 5", "nvme {}: Removing after probe failure", "{}"]),
+)
+def test_no_line_breaks_the_judgement(text, line):
+    heard = event_of(RawLine(0.0, line.format(text)), "b")
+    for finding in block_device.correlate([heard] if heard else [], HELD, BASELINE):
+        assert len(finding.subject) <= 80
+
+
+def test_errors_of_a_disk_that_jobs_use_drain_until_a_reboot_and_a_clean_look_clears_nothing(node):
+    story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1"))
+    assert (story.codes, story.drained, story.requeued) == (["block_device/io_error"], True, False)
+    assert story.wait(3000).looks(node(), 20).drained
+    assert not story.reboot().looks(node(), 2).drained
+
+
+def test_errors_that_come_back_after_the_reboot_wait_for_an_operator(node):
+    story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1")).reboot().look(node())
+    assert hear(story, IO_ERROR.format("nvme1n1")).drained
+    assert story.reboot().looks(node(), 5).drained
+    assert not story.repaired("block_device/io_error").looks(node(), 2).drained
+
+
+def test_a_controller_that_is_reset_and_works_again_warns_for_a_day_and_drains_nothing(node):
+    story = hear(
+        Story(block_device).look(node()),
+        "nvme nvme1: I/O 39 QID 3 timeout, reset controller",
+        "nvme nvme1: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10",
+    )
+    story.look(node())
+    assert (story.codes, story.drained) == (["block_device/trouble"], False)
+    for _ in range(25):
+        story.look(node(), minutes=60)
+    assert story.codes == []
+
+
+def test_the_log_and_sysfs_say_of_one_dead_controller_one_thing(node):
+    story = hear(Story(block_device).look(node()), "nvme nvme1: I/O 39 QID 3 timeout, aborting", RESET_FAILED)
+    story.look(node(state("dead")))
+    assert story.codes == ["block_device/nvme", "block_device/trouble"]
+    assert story.looks(node(), 20).drained
+    assert not story.reboot().looks(node(), 2).drained
+
+
+def test_the_log_and_the_mounts_say_of_one_stopped_file_system_one_thing(node):
+    story = hear(Story(block_device).look(node()), "EXT4-fs (md0): Remounting filesystem read-only")
+    story.look(node(mounts=ROOT + LOCAL.replace("md0 rw", "md0 rw,emergency_ro") + SCRATCH))
+    assert (story.codes, story.drained, story.requeued) == (["block_device/stopped"], True, False)
+    assert story.looks(node(), 20).drained
+    assert not story.reboot().looks(node(), 2).drained
+
+
+def test_a_root_that_the_kernel_stopped_is_drained_with_its_jobs_before_anybody_looked(node):
+    story = hear(Story(block_device).look(node()), "EXT4-fs (dm-0): Remounting filesystem read-only")
+    assert (story.codes, story.drained, story.requeued) == (["block_device/root_stopped"], True, True)
+
+
+def test_a_path_that_is_back_is_over(node):
+    story = hear(Story(block_device).look(node()), "device-mapper: multipath: 253:3: Failing path 8:16.")
+    assert story.codes == ["block_device/path"]
+    hear(story, "device-mapper: multipath: 253:3: Reinstating path 8:16.")
+    assert (story.codes, [c.cleared_by for c in story.cleared]) == ([], ["the path 8:16 to a disk is back"])
+
+
+def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(node):
+    story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1"))
+    story._take(verdict.resumed_by_operator(story.conditions, story.now, story.now))
+    story.look(node())
+    assert story.codes == []
+    hear(story, "nvme nvme1: I/O 39 QID 3 timeout, aborting")
+    assert story.codes == ["block_device/trouble"]
+    assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/io_error", "block_device/trouble"]
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "24 21 253:17 / /var/lib/kubelet/pods/1/volumes/pvc/mount rw - ext4 /dev/mapper/pvc rw,emergency_ro\n",
+        "24 21 7:5 / /mnt/image rw - ext4 /dev/loop5 rw,emergency_ro\n",
+    ],
+)
+def test_a_volume_of_a_container_or_an_image_that_the_kernel_stopped_is_not_the_nodes(node, mount):
+    assert findings(block_device, node(mounts=MOUNTS + mount)) == []

@@ -1,0 +1,170 @@
+"""filesystem: what the kernel log says of file systems and their servers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from story import Story
+
+from healthd.checks import filesystem
+from healthd.checks.filesystem import EXPLAIN, Config, correlate
+from healthd.kernel_fold import fold_events
+from healthd.kernel_log import RawLine, event_of
+from healthd.model import Clears, Finding, Inventory, LocalMount, Severity
+
+NODE = Inventory(mounts=(LocalMount("/", "ext4", "sda3", ("sda",)), LocalMount("/scratch", "xfs", "md0", ("nvme0n1",))))
+SILENT = "nfs: server nas1 not responding, still trying"
+ANSWERS = "nfs: server nas1 OK"
+LOST = (
+    "Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection to scratch-MDT0000 (at 10.0.0.1@o2ib) was lost; in "
+    "progress operations using this service will wait for recovery to complete"
+)
+EVICTED = (
+    "LustreError: 167-0: scratch-MDT0000-mdc-ffff88203810d800: This client was evicted by scratch-MDT0000; in progress "
+    "operations using this service will fail."
+)
+RESTORED = "Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection restored to 10.0.0.1@o2ib (at 10.0.0.1@o2ib)"
+
+
+def event(text: str, at: float = 0.0):
+    found = event_of(RawLine(at, text), "b")
+    assert found is not None, text
+    return found
+
+
+def found(*lines: str) -> list[Finding]:
+    """Findings of lines, ten seconds apart."""
+    events = [event(line, 1000.0 + 10 * number) for number, line in enumerate(lines)]
+    recent, _, _ = fold_events((), events, 1)
+    findings = list(correlate(recent, NODE, Config()))
+    for finding in findings:
+        explain = EXPLAIN[finding.code]
+        assert (finding.severity, finding.clears) == (explain.severity, explain.clears)
+    return findings
+
+
+def judged(*lines: str) -> list[tuple[str, str, str]]:
+    return [(f.code, f.subject, f.message) for f in found(*lines) if not f.over]
+
+
+def hear(story: Story, *lines: str) -> Story:
+    for line in lines:
+        story.hear(event(line, story.now), NODE)
+    return story
+
+
+def test_a_server_that_does_not_answer_warns_and_may_be_silent_for_every_node_at_once():
+    (finding,) = found(SILENT, SILENT)
+    assert (finding.severity, finding.code, finding.subject) == (
+        Severity.WARNING,
+        "filesystem/not_responding",
+        "nas1",
+    )
+    assert finding.message == "the nfs server nas1 does not answer (2 lines)"
+    assert (finding.clears, finding.window_seconds, finding.shared_cause) == (Clears.WINDOW, 86400, True)
+
+
+def test_each_server_is_judged_by_itself():
+    assert judged(SILENT, SILENT.replace("nas1", "nas2"), ANSWERS) == [
+        ("filesystem/not_responding", "nas2", "the nfs server nas2 does not answer")
+    ]
+
+
+def test_the_lock_service_of_a_server_is_another_one():
+    assert [subject for _, subject, _ in judged(SILENT.replace("nfs:", "lockd:"), ANSWERS)] == ["nas1 (lockd)"]
+
+
+def test_a_client_that_was_thrown_out_warns_until_it_is_connected_again():
+    codes = ["filesystem/not_responding", "filesystem/evicted"]
+    assert [code for code, *_ in judged(LOST, EVICTED)] == codes
+    assert judged(LOST, EVICTED, RESTORED) == []
+    assert [finding.code for finding in found(LOST, EVICTED, RESTORED) if finding.over] == codes
+
+
+def test_a_server_that_answers_and_was_never_silent_is_nothing():
+    assert found(ANSWERS, RESTORED) == []
+
+
+@pytest.mark.parametrize("device", ["dm-17", "loop5"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXT4-fs ({}): Remounting filesystem read-only",
+        "XFS ({}): xfs_do_force_shutdown(0x8) called from line 955 of file fs/xfs/xfs_trans.c.",
+        "Aborting journal on device {}-8.",
+        "BTRFS info (device {}): forced readonly",
+    ],
+)
+def test_a_stopped_volume_of_a_container_or_a_test_warns(line, device):
+    ((code, subject, _),) = judged(line.format(device))
+    assert (code, subject) == ("filesystem/volume_stopped", device)
+
+
+@pytest.mark.parametrize("device", ["sda3", "md0"])
+def test_the_nodes_own_file_systems_that_stop_are_left_to_block_device(device):
+    assert judged(f"EXT4-fs ({device}): Remounting filesystem read-only") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "part"),
+    [
+        ("EXT4-fs error (device sda3): ext4_find_entry:1455: inode #2: comm ls: reading", "errors", "sda3"),
+        ("XFS (md0): Metadata corruption detected at xfs_inode_buf_verify+0x1, xfs_inode block 0x8", "errors", "md0"),
+        ('XFS (md0): metadata I/O error in "xfs_imap" at daddr 0x8 len 8 error 5', "errors", "md0"),
+        ("BTRFS: Transaction aborted (error -28)", "errors", ""),
+        ("XFS (sdc): log mount/recovery failed: error -117", "mount_failed", "sdc"),
+        ("LustreError: 123:0:(osc_cache.c:1:osc_release()) LBUG", "lustre_bug", ""),
+    ],
+)
+def test_what_the_kernel_goes_on_with_warns(line, code, part):
+    assert [(c, s) for c, s, _ in judged(line)] == [(f"filesystem/{code}", part)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "EXT4-fs (sda3): error count since last fsck: 3",
+        "EXT4-fs warning (device sda3): ext4_dx_add_entry:2184: Directory (ino: 1) index full",
+        "XFS: python3(77) possible memory allocation deadlock size 65552 in kmem_alloc",
+        "LustreError: 11-0: scratch-MDT0000-mdc-ffff8820381: operation obd_ping to node 10.0.0.1@tcp failed: rc = -107",
+        "Lustre: 1:0:(client.c:1:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply",
+        "libceph: osd3 10.0.0.1:6800 socket closed (con state OPEN)",
+    ],
+)
+def test_what_says_nothing_of_the_node_is_nothing(line):
+    assert judged(line) == []
+
+
+@given(st.text(max_size=400), st.sampled_from([SILENT, EVICTED, "EXT4-fs error (device sda3): f:1: comm {}: x"]))
+def test_no_name_of_a_user_makes_another_code_or_drains(name, line):
+    found_event = event_of(RawLine(0.0, line.replace("nas1", name, 1).replace("{}", name)), "b")
+    for finding in correlate([found_event] if found_event else [], NODE, Config()):
+        assert finding.severity is Severity.WARNING
+        assert len(finding.subject) <= 140
+        assert finding.code in ("filesystem/not_responding", "filesystem/evicted", "filesystem/errors")
+
+
+# --- stories
+
+
+def test_a_server_that_fails_over_warns_for_as_long_as_it_is_silent_and_never_drains():
+    story = hear(Story(filesystem), SILENT)
+    assert (story.codes, story.drained) == (["filesystem/not_responding"], False)
+    story.wait(10)
+    hear(story, ANSWERS)
+    assert (story.codes, story.drained) == ([], False)
+    assert [c.cleared_by for c in story.cleared] == ["the server nas1 answers again"]
+    assert hear(story, SILENT).codes == ["filesystem/not_responding"]
+
+
+def test_a_server_of_which_the_log_says_no_more_is_forgotten_after_a_day():
+    story = hear(Story(filesystem), SILENT)
+    assert story.wait(23 * 60).codes
+    assert story.wait(61).codes == []
+
+
+def test_a_container_that_ruins_its_volume_drains_nothing():
+    story = hear(Story(filesystem), *["EXT4-fs (dm-17): Remounting filesystem read-only"] * 50)
+    assert (story.codes, story.drained) == (["filesystem/volume_stopped"], False)
+    assert story.wait(24 * 60 + 1).codes == []

@@ -8,7 +8,8 @@ fail, which an application can cause. InfiniBand's own lines and those of other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,14 +62,16 @@ RULES = {
 }
 REQUESTS = frozenset({"command_failed", "cq_error", "cqe_error", "send_failed"})
 LINK_ENDS = "link_up"
+SAID = ("issue", "error", "command")  # fields that say what it was
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """One finding per code and part, resting on all its events. A link that is up again is over."""
     heard = [event for event in events if event.kind in ("mlx5", "ib")]
+    reports = _reports(heard)
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in heard:
-        if code := _code(event, heard):
+        if code := _code(event, reports):
             groups.setdefault((code, _part(event)), []).append(event)
     for (code, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
@@ -79,7 +82,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             severity=rule.severity,
             code=f"mlx5/{code}",
             subject=part,
-            message=_message(rule, newest, sum(event.lines for event in group if event.code != LINK_ENDS)),
+            message=_message(rule, _telling(group), sum(event.lines for event in group if event.code != LINK_ENDS)),
             clears=rule.clears,
             window_seconds=_window_seconds(code, rule, config),
             events=tuple(event.sequence for event in group),
@@ -87,7 +90,19 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         )
 
 
-def _code(event: KernelEvent, heard: Sequence[KernelEvent]) -> str:
+Reports = Mapping[tuple[str, str], Sequence[tuple[float, int]]]
+
+
+def _reports(heard: Sequence[KernelEvent]) -> Reports:
+    """(boot, card) -> (time, severity) of each health report that has one, in the order of time."""
+    reports: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for event in heard:
+        if severity := dict(event.fields).get("severity"):
+            reports.setdefault((event.boot_id, event.pci), []).append((event.time, int(severity)))
+    return {card: sorted(found) for card, found in reports.items()}
+
+
+def _code(event: KernelEvent, reports: Reports) -> str:
     """ "" = nothing that is judged."""
     if event.code in REQUESTS:
         return "request_failed"
@@ -95,21 +110,17 @@ def _code(event: KernelEvent, heard: Sequence[KernelEvent]) -> str:
         return "link_down"
     if event.code != "health":
         return event.code if event.code in RULES else ""
-    severity = _severity(event)
-    if severity is None:  # an older driver, or a further line of the report
-        report = [_severity(other) for other in heard if _same_report(event, other)]
-        severity = max((number for number in report if number is not None), default=FIRMWARE_ERROR)
-    return "health_fatal" if severity <= FIRMWARE_ERROR else "health_warning"
-
-
-def _severity(event: KernelEvent) -> int | None:
     severity = dict(event.fields).get("severity")
-    return int(severity) if severity else None
+    worst = int(severity) if severity else _severity_beside(event, reports)
+    return "health_fatal" if worst <= FIRMWARE_ERROR else "health_warning"
 
 
-def _same_report(event: KernelEvent, other: KernelEvent) -> bool:
-    near = -INCIDENT_SECONDS <= event.time - other.time <= INCIDENT_SECONDS
-    return near and (event.pci, event.boot_id, "health") == (other.pci, other.boot_id, other.code)
+def _severity_beside(event: KernelEvent, reports: Reports) -> int:
+    """Of the report that a line without a severity belongs to; an older driver gives none, and reports errors only."""
+    found = reports.get((event.boot_id, event.pci), ())
+    near = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
+    beside = [severity for time, severity in found[near : near + 8] if time <= event.time + INCIDENT_SECONDS]
+    return min(beside, default=FIRMWARE_ERROR)
 
 
 def _part(event: KernelEvent) -> str:
@@ -124,9 +135,16 @@ def _window_seconds(code: str, rule: Rule, config: Config) -> float:
     return config.warning_window_seconds if rule.severity is Severity.WARNING else 0.0
 
 
+def _telling(group: Sequence[KernelEvent]) -> KernelEvent:
+    """The newest event, or the newest that says what it was."""
+    return max(
+        group, key=lambda event: (any(name in SAID for name, _ in event.fields), event.last_time, event.sequence)
+    )
+
+
 def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
     fields = dict(event.fields)
-    said = [fields[name] for name in ("issue", "error", "command") if name in fields]
+    said = [fields[name] for name in SAID if name in fields]
     named = [fields[name] for name in ("bond", "netdev", "ibdev") if name in fields]
     named += [f"{name} {fields[name]}" for name in ("port", "module") if name in fields]
     words = rule.words + (f": {', '.join(said)}" if said else "")

@@ -77,6 +77,14 @@ def test_a_health_report_is_as_bad_as_the_firmware_says(lines, code):
     assert codes(*lines) == [f"mlx5/{code}"]
 
 
+def test_what_the_firmware_said_stays_in_the_message_while_the_driver_goes_on():
+    lines = [
+        REPORT.format("irisc not responding", 3),
+        f"{CARD}mlx5_health_try_recover:338:(pid 1): health recovery failed",
+    ]
+    assert one(*lines).message == "the card's firmware failed: irisc not responding, 2 lines"
+
+
 def test_the_report_of_another_card_or_another_time_says_nothing_of_this_one():
     mild = REPORT.format("firmware internal error", 4)
     assert codes(mild.replace("61:00.0", "61:00.1"), SYNDROME) == ["mlx5/health_fatal", "mlx5/health_warning"]

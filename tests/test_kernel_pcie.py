@@ -141,12 +141,12 @@ def test_a_port_that_lost_the_senders_number_is_blamed_itself():
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("DPC: containment event, status:0x1f05 source:0x0300", "contained"),
-        ("DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:aa:00.0", "contained"),
+        ("DPC: containment event, status:0x1f09 source:0x0300", "contained"),
+        ("DPC: containment event, status:0x1f05 source:0x0000", "contained"),
         ("DPC: containment event, status:0x1f01: unmasked uncorrectable error detected", "contained"),
         ("DPC: containment event, status:0x1f27 source:0x0000", "detail"),
         ("DPC: unmasked uncorrectable error detected", "contained"),
-        ("DPC: ERR_FATAL detected", "contained"),
+        ("DPC: ERR_FATAL detected", "detail"),
         ("DPC: software trigger detected", "detail"),
         ("DPC: rp_pio_status: 0x00010000, rp_pio_mask: 0x07070707", "detail"),
         ("DPC: RP PIO severity=0x00010000, syserror=0x00000000, exception=0x00000000", "detail"),
@@ -171,6 +171,14 @@ def test_a_port_that_lost_the_senders_number_is_blamed_itself():
 def test_containment_and_recovery(text, code):
     found = parse(f"pcieport {PORT}: {text}")
     assert (found and (found.kind, found.code, found.pci)) == (code and ("pcie_aer", code, PORT))
+
+
+@pytest.mark.parametrize(
+    "text", ["status:0x1f05 source:0x0608", "status:0x1f03 source:0x0608", "status:0x1f05, ERR_FATAL received from {}"]
+)
+def test_containment_for_a_message_blames_its_sender(text):
+    found = one(f"pcieport {PORT}: DPC: containment event, {text.format('0000:06:01.0')}")
+    assert (found.code, found.pci, fields(found)) == ("contained", "0000:06:01.0", {"reporter": PORT})
 
 
 def test_containment_as_the_first_kernels_with_it_said_it():

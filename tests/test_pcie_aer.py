@@ -238,7 +238,7 @@ def judged(*lines, **kw):
 
 @pytest.mark.parametrize("pci", [GPU, NIC, NVME, "0000:0a:00.0", PORT, "0000:17:00.0"])
 @pytest.mark.parametrize(
-    "line", ["PCIe Bus Error: severity=Uncorrected (Fatal)", "DPC: containment event, status:0x1f05 source:0x0300"]
+    "line", ["PCIe Bus Error: severity=Uncorrected (Fatal)", "DPC: containment event, status:0x1f01 source:0x0000"]
 )
 def test_a_fatal_error_in_the_log_is_the_same_critical_condition_as_its_count(pci, line):
     (finding,) = heard(said(pci, line))

@@ -110,12 +110,17 @@ def _code(severity: str) -> str:
     return "fatal" if "(fatal)" in severity else "nonfatal"
 
 
+def _address(port: str, bus: str, function: str) -> str:
+    """Of a sender that is named by two numbers of 8 bits ("00", "e5"): it is in its port's domain."""
+    return f"{port[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
+
+
 def _received(kind: str, match: re.Match[str]) -> KernelEvent:
     """Some ports lose the number of the sender's bus ("from 0000:00:00.0"): then the port is all that is known."""
     _, port, severity, sender, bus, function = match.groups()
     reporter = pci_address(port)
     if bus is not None:
-        sender = f"{reporter[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
+        sender = _address(port, bus, function)
     blamed = pci_address(sender)
     if blamed[-7:] == "00:00.0":
         blamed = reporter
@@ -137,7 +142,7 @@ _DETAIL = re.compile(
     r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover|broadcast \w{1,32} message"
     r"|(?:Root|Downstream) Port link has been reset|found no error details"
     r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO |root port still busy"
-    r"|software trigger detected|reserved error detected)",
+    r"|(?:software trigger|reserved error|ERR_(?:NON)?FATAL) detected)",
     re.I | re.M,
 )
 
@@ -171,16 +176,23 @@ def _outcome(kind: str, match: re.Match[str]) -> KernelEvent:
 # dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000                           (4.8)
 _DPC = re.compile(
     rf"[\w-]{{1,32}} {PCI}:(?:\w{{1,16}}:)? DPC:? (?:containment event, status:0x([0-9a-f]{{1,4}})"
-    r"|(?:unmasked uncorrectable error|ERR_(?:NON)?FATAL|RP PIO error) detected)"
+    rf"(?: source:0x([0-9a-f]{{2}})([0-9a-f]{{2}})|, ERR_\w{{5,8}} received from {PCI})?"
+    r"|(?:unmasked uncorrectable error|RP PIO error) detected)"
 )
 _EDR = re.compile(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 
 
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
-    """The trigger's reason is bits 1 and 2 of the status, 3 = in bits 5 and 6; there 1 is a person who tries it."""
-    status = int(match[2] or "0", 16)
-    tried = status >> 1 & 3 == 3 and status >> 5 & 3 == 1
-    return event(kind, match, DETAIL if tried else "contained", match[1])
+    """The trigger's reason is bits 1 and 2 of the status: 1 or 2 = a message, whose sender is the source; 3 = what
+    bits 5 and 6 say, of which 1 is a person who tries it."""
+    port, status, bus, function, sender = match.groups()
+    bits = int(status or "0", 16)
+    reason = bits >> 1 & 3
+    if reason == 3 and bits >> 5 & 3 == 1:
+        return event(kind, match, DETAIL, port)
+    if sender is None and reason in (1, 2) and bus and bus + function != "0000":
+        sender = _address(port, bus, function)
+    return event(kind, match, "contained", sender or port, (("reporter", pci_address(port) if sender else None),))
 
 
 def _edr(kind: str, match: re.Match[str]) -> KernelEvent:

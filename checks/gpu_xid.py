@@ -298,7 +298,8 @@ _IN_WORDS = {
 
 
 def _what(event: KernelEvent) -> str:
-    found = {name: _field(event, name) for name in ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance")}
+    names = ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance", "caused_by")
+    found = {name: _field(event, name) for name in names}
     if event.kind != "xid":
         words = [_IN_WORDS.get(event.code, event.code)]
         words[0] += f" ({found['status']})" if found["status"] else ""
@@ -317,6 +318,7 @@ def _what(event: KernelEvent) -> str:
     words += ["it is down"] if _field(event, "inactive") else []
     words += [known.means for known in codes.nvlink4(_registers(event))[:1]]
     words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
+    words += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []
     return ", ".join(words)
 
 

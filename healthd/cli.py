@@ -784,8 +784,8 @@ COMMANDS = {
         _explain_arguments,
         _explain,
         "What a code means, why it matters, what healthd does, what ends it, and what an engineer should do.\n"
-        "With the name of a check: what it looks at, and its codes.",
-        "  healthd explain gpu_xid/79\n  healthd explain mount\n",
+        "With the name of a check: what it looks at, and its codes. nvlink5/149:4 is what an Xid 149 names as 149:4.",
+        "  healthd explain gpu_xid/79\n  healthd explain nvlink5/149:4\n  healthd explain mount\n",
     ),
     "list": Command(
         _list_arguments, _list, "The checks: what they look at, how often they run, how long they may take."

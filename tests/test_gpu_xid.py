@@ -378,6 +378,11 @@ def test_a_link_that_does_not_train_is_critical_at_once_and_no_later_line_makes_
     assert (finding.severity, "link 3, it is down" in finding.message) == (Severity.CRITICAL, True)
 
 
+def test_what_an_xid_follows_from_is_named():
+    finding = one(xid("45, pid=11, name=python3, Ch 00000001 caused by previous Xid 149"))
+    assert finding.message.endswith(", after Xid 149, GPU 3 (GPU-8a47641b), python3 (pid 11)")
+
+
 def test_an_nvlink5_error_is_named_with_its_sub_code():
     finding = one(xid("149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000 0x0 0x0 0x0 0x0)"))
     assert finding.message.startswith("Xid 149: NVLINK: NETIR Error, NETIR_LINK_EVT, 149:4, link 9, fatal, GPU 3")

@@ -448,7 +448,7 @@ def _scan(args: argparse.Namespace) -> int:
     def watched() -> Iterator[Judged]:
         nonlocal worst
         blocks = _until_damaged(log_file.blocks(args.file), trouble)
-        for one in scan.judged(scan.events(blocks, time.time(), tally), _correlate_all()):
+        for one in scan.judged(scan.events(blocks, time.time(), tally), correlate_all()):
             worst = max(worst, one.severity)
             yield one
 
@@ -489,7 +489,7 @@ def _no_kernel_log(tally: Tally) -> str:
     return f"none of its {tally.lines:,} lines is known to be the kernel's (by a prefix of dmesg, syslog, journalctl)"
 
 
-def _correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
+def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
     """All built-in checks that listen, with their own settings."""
     from healthd import registry, verdict
 

@@ -62,7 +62,7 @@ def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
 def scanned(*lines: str | bytes) -> list[scan.Judged]:
     data = [line.encode() if isinstance(line, str) else line for line in lines]
     blocks = [Block(place, [line]) for place, line in enumerate(data, 1)]
-    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), cli._correlate_all()))
+    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), cli.correlate_all()))
 
 
 def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
@@ -422,7 +422,7 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
 
     def peak(count: int) -> int:
         tracemalloc.start()
-        correlate = cli._correlate_all()
+        correlate = cli.correlate_all()
         tracemalloc.reset_peak()
         found = summary(scan.judged(scan.events(many(count), NOW, scan.Tally()), correlate))
         assert len(found.incidents) + found.left_out == count
@@ -471,3 +471,9 @@ def test_lines_are_whole_and_numbered_however_they_come(lines, step):
 def test_a_line_without_end_takes_bounded_memory():
     blocks = list(lines_of(Trickle(b"x" * 3_000_000 + b"\nlast\n", 65_536)))  # type: ignore[arg-type]
     assert [(block.first, [len(line) for line in block.lines]) for block in blocks] == [(1, [16384]), (2, [4])]
+
+
+def test_every_key_of_an_event_is_explained():
+    text = (ROOT / "docs/json.md").read_text("utf-8").partition("## `healthd scan --json`")[2].partition("\n## ")[0]
+    for one in scanned(f"[   10.000000] {XID}", "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 x"):
+        assert [key for key in scan.event_json(one) if f"`{key}`" not in text] == []

@@ -1,0 +1,163 @@
+"""Writes docs/kernel-lines.md: what the rules read, and how many of the captured lines they recognise. Run it after a
+rule changes; tests/test_kernel_lines_page.py fails where the page is older than the code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from healthd import cli, kernel_parse, scan  # noqa: E402
+from healthd.kernel_lines.rule import pci_address  # noqa: E402
+from healthd.log_file import Block  # noqa: E402
+from healthd.model import KernelEvent  # noqa: E402
+
+PAGE, DATA = ROOT / "docs/kernel-lines.md", ROOT / "tests/data/kernel_lines.jsonl"
+NOW = 1_795_000_000.0  # any: it dates lines without a year
+# What a program says of an Xid in a log of its own is not the driver's line.
+QUOTED = {"k0023"}
+HEAD = """\
+# What is read of the kernel log
+
+`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of `healthd/kernel_lines/`,
+anchored at the start of the kernel's message; everything else is skipped. `healthd scan FILE` shows what a log holds,
+`healthd explain CODE` what a code means.
+"""
+CAPTURED = """\
+## The captured lines
+
+`tests/data/kernel_lines.jsonl` holds lines that other people's machines printed, each with its public source. *as that
+kind*: an event of that kind was read from it; *another*: only events of other kinds; *missed*: nothing. Of Xids and
+SXids code, address, pid and name must be right too. Further lines of an SXid ("Severity 0 Engine instance", "Data {")
+are no events of their own, and a program's log that quotes an Xid is none of the kernel's: *as meant*. A benign line is
+right where nothing is read.
+"""
+RULES = """\
+## What each kind says
+
+The severity is that of a single line in a log of a machine of which nothing else is known (`healthd scan`): the daemon
+knows the node and judges some of them worse, as [checks.md](checks.md) says. *-*: no check makes a finding of it alone.
+The example is a captured line; there is none for every code.
+"""
+
+
+class Captured(NamedTuple):
+    id: str
+    kind: str
+    text: str
+    provenance: str
+    expected: Mapping[str, Any]
+
+    def events(self) -> list[tuple[KernelEvent, scan.Judged]]:
+        blocks = [Block(1, [line.encode() for line in self.text.split("\n")])]
+        return [(one.seen.event, one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), CORRELATE)]
+
+
+CORRELATE = cli.correlate_all()
+
+
+def captured() -> list[Captured]:
+    rows = (json.loads(line) for line in DATA.read_text("utf-8").splitlines())
+    return [Captured(r["id"], r["kind"], r["text"], r["provenance"], r["expected"] or {}) for r in rows]
+
+
+def outcome(row: Captured) -> str:
+    """ "right", "meant" (silent on purpose), "wrong" (an Xid with another code, address, pid or name), "other" or
+    "missed"."""
+    found = [event for event, _ in row.events()]
+    if row.kind == "benign":
+        return "right" if not found else "other"
+    if row.id in QUOTED or (row.kind == "sxid" and ("Severity 0 Engine" in row.text or "Data {" in row.text)):
+        return "meant" if not found else "wrong"
+    same = [event for event in found if event.kind == row.kind]
+    if not same:
+        return "other" if found else "missed"
+    if row.kind in ("xid", "sxid"):
+        return "right" if len(same) == 1 and _is_right(same[0], row) else "wrong"
+    return "right"
+
+
+def _is_right(event: KernelEvent, row: Captured) -> bool:
+    expected = row.expected
+    unknown = (None, "<unknown>")
+    pid = None if expected.get("pid") in unknown else int(expected["pid"])
+    name = None if expected.get("name") in unknown else expected["name"]
+    address = pci_address(expected["pci"] or "")
+    if (event.code, event.pci) != (str(expected[row.kind]), address):
+        return False
+    return row.kind == "sxid" or (event.pid, event.process) == (pid, name)
+
+
+def tally(rows: Sequence[Captured]) -> dict[tuple[str, str], Counter[str]]:
+    """(kind, provenance) -> how many lines ended how."""
+    found: dict[tuple[str, str], Counter[str]] = {}
+    for row in rows:
+        found.setdefault((row.kind, row.provenance), Counter())[outcome(row)] += 1
+    return dict(sorted(found.items(), key=lambda item: (item[0][0] == "benign", item[0])))
+
+
+def table(found: Mapping[tuple[str, str], Counter[str]]) -> list[str]:
+    head = ("kind", "from", "lines", "as that kind", "as meant", "another", "wrong", "missed")
+    columns = ("right", "meant", "other", "wrong", "missed")
+    lines = [_row(head), _row(["---"] * 2 + ["---:"] * 6)]
+    for (kind, provenance), counts in found.items():
+        lines.append(_row([kind, provenance, str(counts.total()), *(str(counts[word] or "") for word in columns)]))
+    total: Counter[str] = sum(found.values(), Counter())
+    lines.append(_row(["all", "", str(total.total()), *(str(total[word] or "") for word in columns)]))
+    return lines
+
+
+def kinds(rows: Sequence[Captured]) -> Iterator[str]:
+    """Each kind with its codes as captured, and how each is judged."""
+    examples: dict[tuple[str, str], tuple[scan.Judged, int]] = {}
+    for row in rows:
+        for event, judged in row.events():
+            key = (event.kind, event.code)
+            known = examples.get(key)
+            examples[key] = (known[0] if known else judged, (known[1] if known else 0) + 1)
+    for kind in dict.fromkeys(rule.kind for rule in kernel_parse.RULES):
+        number = sum(rule.kind == kind for rule in kernel_parse.RULES)
+        yield f"### {kind}\n"
+        yield f"{number} rule{'s' if number > 1 else ''}.\n"
+        mine = sorted((key, value) for key, value in examples.items() if key[0] == kind)
+        if not mine:
+            yield "No line of it was captured.\n"
+            continue
+        yield _row(("code of the line", "`explain`", "severity", "ends with", "example"))
+        yield _row(["---"] * 5)
+        for (_, code), (judged, _) in sorted(mine, key=lambda item: item[0][1].zfill(6)):
+            severity = judged.severity.name.lower()
+            ends = judged.clears.name.lower().replace("_", " ") if judged.clears else "-"
+            explain = f"`{judged.code}`" if judged.clears else "-"
+            yield _row((code, explain, severity, ends, f"`{_cell(judged.seen.event.text)}`"))
+        yield ""
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _cell(text: str) -> str:
+    short = " ".join(text.split())
+    return (short if len(short) <= 110 else f"{short[:107]}...").replace("|", r"\|").replace("`", "'")
+
+
+def page() -> str:
+    rows = captured()
+    return "\n".join([HEAD, CAPTURED, *table(tally(rows)), "", RULES, *kinds(rows)]).rstrip("\n") + "\n"
+
+
+def main() -> int:
+    PAGE.write_text(page(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""docs/kernel-lines.md says what the rules read, and the captured lines are read as they must be."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from healthd import kernel_parse
+
+ROOT = Path(__file__).parents[1]
+AGAIN = "run scripts/kernel_lines_page.py: a rule, a check or the captured lines changed"
+RECOGNISED = 0.95  # of the lines of each kind but Xids and SXids
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("kernel_lines_page", ROOT / "scripts/kernel_lines_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGES = script()
+ROWS = PAGES.captured()
+TALLY = PAGES.tally(ROWS)
+
+
+def of(*kinds: str) -> Counter[str]:
+    return sum((counts for (kind, _), counts in TALLY.items() if kind in kinds), Counter())
+
+
+def test_the_page_says_what_the_rules_read():
+    print("\n" + "\n".join(PAGES.table(TALLY)))  # pytest -s shows it
+    assert (ROOT / "docs/kernel-lines.md").read_text("utf-8") == PAGES.page(), AGAIN
+
+
+@pytest.mark.parametrize("kind", ["xid", "sxid"])
+def test_every_xid_and_sxid_of_a_user_is_read_right(kind):
+    wrong = [
+        row.id
+        for row in ROWS
+        if row.kind == kind and row.provenance == "user-paste" and PAGES.outcome(row) not in ("right", "meant")
+    ]
+    assert wrong == []
+    assert of(kind)["right"] + of(kind)["meant"] == of(kind).total()
+
+
+def test_every_benign_line_is_silent():
+    assert [row.id for row in ROWS if row.kind == "benign" and PAGES.outcome(row) != "right"] == []
+
+
+@pytest.mark.parametrize("kind", sorted({kind for kind, _ in TALLY} - {"xid", "sxid", "benign"}))
+def test_the_lines_of_other_kinds_are_recognised(kind):
+    missed = [row.id for row in ROWS if row.kind == kind and PAGES.outcome(row) != "right"]
+    assert of(kind)["right"] >= RECOGNISED * of(kind).total(), missed
+
+
+def test_every_kind_has_its_section():
+    text = PAGES.page()
+    assert [rule.kind for rule in kernel_parse.RULES if f"\n### {rule.kind}\n" not in text] == []

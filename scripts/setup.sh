@@ -10,8 +10,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUILD_PACKAGES=(gcc libsystemd-dev pkg-config)  # systemd-python is a source package
-TEST_PACKAGES=(slurmctld slurmd slurm-client munge systemd-container mmdebstrap debian-archive-keyring patchelf prometheus gcc e2fsprogs mount util-linux procps groff-base logrotate)
-DAEMONS=(slurmctld slurmd munge prometheus)
+TEST_PACKAGES=(slurmctld slurmd slurm-client munge slurmdbd systemd-container mmdebstrap debian-archive-keyring patchelf prometheus gcc e2fsprogs mount util-linux procps groff-base logrotate)
+# MariaDB without its service, for slurmdbd.
+if [ -f /etc/os-release ] && grep -q '^VERSION_CODENAME=jammy' /etc/os-release; then
+  TEST_PACKAGES+=(mariadb-server-core-10.6 mariadb-client-core-10.6)
+else TEST_PACKAGES+=(mariadb-server-core mariadb-client-core); fi
+DAEMONS=(slurmctld slurmd slurmdbd munge prometheus)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import slurm_accounting
 import slurm_versions
 from requirements import require_programs, require_root
 
@@ -96,6 +97,7 @@ class SlurmCluster:
     `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
     `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
     slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
+    `accounting`: with a slurmdbd, for sacct and sacctmgr (this machine's own version only).
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class SlurmCluster:
         message_timeout: int = 5,
         extra_conf: Sequence[str] = (),
         version: str | None = None,
+        accounting: bool = False,
     ) -> None:
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.gpus = gpus
@@ -116,6 +119,7 @@ class SlurmCluster:
         self.extra_conf = tuple(extra_conf)
         self.version = os.environ.get("HEALTHD_TEST_SLURM", "") if version is None else version
         self.base_port = base_port
+        self.accounting = accounting
         self._wanted_directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -131,6 +135,8 @@ class SlurmCluster:
         try:
             self._write_files()
             self._start_munged()
+            if self.accounting:
+                self._start_accounting()
             self.start_slurmctld(wait=False)
             for name in self.names:
                 self.start_slurmd(name)
@@ -243,7 +249,8 @@ class SlurmCluster:
 
     def _write_files(self) -> None:
         at, host = self.directory, socket.gethostname().partition(".")[0]
-        first = self.base_port or free_ports(len(self.names) + 1)
+        first = self.base_port or free_ports(len(self.names) + 3)
+        self._accounting_port = first + len(self.names) + 1
         for folder in ("munge", "state", "spool", "log", "dev"):
             (at / folder).mkdir(mode=0o755, parents=True)
         conf = SLURM_CONF.format(
@@ -263,6 +270,10 @@ class SlurmCluster:
                     device = at / "dev" / name / f"gpu{g}"
                     device.parent.mkdir(exist_ok=True)
                     os.mknod(device, 0o666 | 0o020000, os.makedev(195, g))
+        if self.accounting:
+            conf = conf.replace("AccountingStorageType=accounting_storage/none\n", "")
+            conf += slurm_accounting.SLURM_CONF.format(directory=at, port=self._accounting_port)
+            slurm_accounting.write_slurmdbd_conf(at, self._accounting_port)
         if self._programs:
             conf += f"PluginDir={self._programs}/plugins\n"
         (at / "slurm.conf").write_text(conf + PARTITION + "".join(f"{line}\n" for line in self.extra_conf))
@@ -290,6 +301,16 @@ class SlurmCluster:
         )
         answers = ("munge", "-S", f"{at}/munge.sock", "-n")
         self._until(lambda: self.attempt(*answers).returncode == 0, "munged is up", 10)
+
+    def _start_accounting(self) -> None:
+        require_programs(*slurm_accounting.PROGRAMS, packages=slurm_accounting.PACKAGES)
+        slurm_accounting.make_database(self.directory)
+        self._launch("mariadbd", *slurm_accounting.mariadbd(self.directory, self._accounting_port))
+        client = ("mariadb", "--no-defaults", "-uroot", f"--socket={self.directory}/database/s", "-e")
+        self._until(lambda: self.attempt(*client, "CREATE DATABASE slurm_acct").returncode == 0, "MariaDB is up", 30)
+        self._launch("slurmdbd", "slurmdbd", "-D")
+        cluster = ("sacctmgr", "-i", "-Q", "add", "cluster", "test")
+        self._until(lambda: self.attempt(*cluster).returncode == 0, "slurmdbd is up", 30)
 
     def _controller_answers(self) -> bool:
         return self.attempt("scontrol", "ping").returncode == 0

@@ -40,8 +40,9 @@ def head(text: str) -> str:
 
 
 def folded(lines: bytes) -> Repeats:
-    """Complete lines of a log, each with its newline, in two passes of the regular expression engine (1 us a line)."""
-    counts = Counter(_LINE.findall(lines))
+    """Complete lines of a log, each with its newline, in one pass of the regular expression engine (1 us a line)."""
+    parts = _LINE.split(lines)  # what is between two repeats, the head of one, what is between, ...
+    counts = Counter(parts[1::2])
     if not counts:
         return Repeats([], lines)
     first = []
@@ -55,4 +56,4 @@ def folded(lines: bytes) -> Repeats:
                 break
             place = lines.index(b"\n", start) + 1
         first.append((match[0][:-1], count))
-    return Repeats(first, _LINE.sub(b"", lines))
+    return Repeats(first, b"".join(parts[::2]))

@@ -26,6 +26,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "bench"), str(REPOSITORY / "tests" / "e2e")]
 
+import big_log  # noqa: E402
 import node_tree  # noqa: E402
 from healthd_daemon import Healthd, xid  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
@@ -38,9 +39,9 @@ STARTS = 10
 IDLE_SECONDS = 20.0
 QUIET_SECONDS = 0.5  # after a round: the errands that follow it are over
 INJECTED = "[kernel_log]\naccept_injected = true\n"
-
 # What comes round only on a drained idle node would keep the drain until the next round: nobody waits for that here.
 DRAINED = "[checks.gpu_processes]\nenabled = false\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -159,7 +160,6 @@ def drains_from_kmsg() -> list[Figure]:
     return drains("/dev/kmsg", inject, "--kernel-log", "kmsg", config=INJECTED)
 
 
-def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, config: str = "") -> list[Figure]:
 def drains_under_load() -> list[Figure]:
     """Beside a loop on each core that never sleeps."""
     with beside([[sys.executable, "-c", "while True: pass"]] * (os.cpu_count() or 1)):
@@ -200,6 +200,7 @@ def beside(commands: Sequence[Sequence[str]]) -> Iterator[None]:
             process.wait()
 
 
+def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, config: str = "") -> list[Figure]:
     """From before the line is written until slurmctld has logged the new Reason; a repair in between."""
     taken = []
     with SlurmCluster(nodes=1) as cluster:
@@ -347,6 +348,54 @@ def idle() -> list[Figure]:
     ]
 
 
+# --- a log
+
+
+def scans() -> list[Figure]:
+    """`healthd scan` over logs of 100 MB: CPU of the whole program, its start included, on one core. With the usual
+    faults, with more of them, and with a storm; the figure to aim at is 50 MB/s."""
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
+        log = Path(folder) / "syslog"
+        for name, size, each in SCANNED:
+            if each:
+                big_log.write(log, size, each)
+            else:
+                big_log.write_storm(log, STORM_LINES)
+            megabytes = log.stat().st_size / 1e6
+            log.read_bytes()  # it is in the page cache
+            runs = [scan(log) for _ in range(SCANS)]
+            speed = [megabytes / seconds for seconds, _ in runs]
+            aim = 100 / SCAN_MB_A_SECOND if each == 500 else None
+            figures += [
+                Figure(f"healthd scan, {name}: CPU for 100 MB", "s", [100 / rate for rate in speed], aim),
+                Figure("  that is", "MB/s", speed),
+                Figure("  its memory, resident at most", "MiB", [resident for _, resident in runs]),
+            ]
+    return figures
+
+
+SCANS = 5
+SCAN_MB_A_SECOND = 50
+SCANNED = (
+    ("a fault in 500 lines", 100_000_000, 500),
+    ("no fault", 100_000_000, 10**9),
+    ("a fault in 10 lines", 100_000_000, 10),
+    ("faults only", 20_000_000, 1),
+    ("a million lines of one Xid", 0, 0),
+)
+
+
+def scan(log: Path) -> tuple[float, float]:
+    """(CPU seconds, MiB resident at most) of one run."""
+    argv = [sys.executable, "-m", "healthd", "scan", str(log)]
+    process = subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode in (0, 1, 2), process.returncode
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
 # --- what the kernel counts
 
 
@@ -420,12 +469,13 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "page": memory_with_page,
     "drains-file": drains_from_file,
     "drains-kmsg": drains_from_kmsg,
+    "drains-load": drains_under_load,
+    "drains-storm": drains_in_a_storm,
+    "storm": storms,
     "starts": starts,
     "idle": idle,
+    "scan": scans,
 }
 
 if __name__ == "__main__":
     sys.exit(main())
-    "drains-load": drains_under_load,
-    "drains-storm": drains_in_a_storm,
-    "storm": storms,

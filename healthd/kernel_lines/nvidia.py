@@ -166,9 +166,9 @@ def _rm_init(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 RULES = (
-    Rule("xid", ("Xid (", "NVRM: Xid: "), _XID, _xid),
-    Rule("sxid", ("SXid (",), _SXID, _sxid),
-    Rule("gpu_fallen_off_bus", ("fallen off the bus",), _LOST, _lost),
-    Rule("gpu_fallen_off_bus", ("GPU is lost", "NV_ERR_GPU_IS_LOST"), _GONE, _gone),
-    Rule("gpu_fallen_off_bus", ("RmInitAdapter failed", "rm_init_adapter failed"), _RM_INIT, _rm_init),
+    Rule("xid", ("Xid (", "NVRM: "), _XID, _xid),
+    Rule("sxid", ("Xid (",), _SXID, _sxid),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, _lost),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, _gone),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init),
 )

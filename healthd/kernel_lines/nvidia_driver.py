@@ -164,17 +164,12 @@ def _nvlink_fault(
 
 
 RULES = (
-    Rule("gsp", ("GSP", "Gsp", "gsp", "_issueRpc", "rpcRmApi", "rpcSendMessage", "kfsp"), _GSP_WORDS, _gsp_words),
-    Rule("gsp", ("GSP", "gsp"), _GSP_OTHER, _gsp_other),
+    Rule("gsp", ("NVRM: ",), _GSP_WORDS, _gsp_words),
+    Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_OTHER, _gsp_other),
     Rule("gsp", ("watchdog timeout @",), _WATCHDOG, _watchdog),
-    Rule(
-        "gsp",
-        ("NV_ERR_RESET_REQUIRED", "marked for reset", "kgsp", "gsp", "rpcRecvPoll", "kfsp"),
-        _ASSERTION,
-        _assertion,
-    ),
-    Rule("gsp", ("GSP", "kflcnCoreDump", "kcrashcat", "NVRM:    ", "end crash report"), _DUMP, _dump),
-    Rule("nvlink", ("nvlink",), _KNVLINK, _knvlink),
-    Rule("nvlink", ("NVLink", "NVLINK"), _NVLINK_WORDS, _nvlink_words),
-    Rule("nvlink", ("nvidia-nvlink", "nvidia-nvswitch"), _NVLINK_CORE, _nvlink_core),
+    Rule("gsp", ("NVRM: ",), _ASSERTION, _assertion),
+    Rule("gsp", ("NVRM: ",), _DUMP, _dump),
+    Rule("nvlink", ("NVRM: ",), _KNVLINK, _knvlink),
+    Rule("nvlink", ("NVRM: ",), _NVLINK_WORDS, _nvlink_words),
+    Rule("nvlink", ("nvidia-nv",), _NVLINK_CORE, _nvlink_core),
 )

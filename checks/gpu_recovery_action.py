@@ -15,7 +15,7 @@ from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid",)
+AFTER_EVENTS = ("xid", "gsp")
 
 ACTIONS = {
     1: (Severity.CRITICAL, "gpu_reset", "reset the GPU"),

@@ -151,6 +151,15 @@ def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
     return job
 
 
+def run_again(cluster: SlurmCluster, job: str) -> None:
+    """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds."""
+    end = time.monotonic() + 60
+    while cluster.job(job)["JobState"] != "RUNNING":
+        assert time.monotonic() < end, cluster.job(job)
+        cluster.attempt("scontrol", "update", f"JobId={job}", "StartTime=now")
+        time.sleep(1)
+
+
 def is_drained(node: Node, reason: str) -> bool:
     return "DRAIN" in node.flags and node.reason == reason and node.user == "root"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from slurm_cluster import SlurmCluster
-from slurm_look import HEALTHY, XID, Healthd, condition, faulty
+from slurm_look import HEALTHY, XID, Healthd, condition, faulty, run_again
 
 from healthd.model import Resume, Severity
 from healthd.policy import Owner
@@ -49,8 +49,7 @@ def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) ->
     words = f"healthd: node n1: {XID.removeprefix('healthd: ')} at {when}"
     assert f"REQUEUED|{words}" in until_sacct_says(cluster, job, words)
     assert healthd.look(HEALTHY).settled
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    cluster.wait_job(job, "RUNNING", timeout=30)
+    run_again(cluster, job)
     cluster.run("scancel", job)
     last = until_sacct_says(cluster, job, "CANCELLED")[-1]
     assert last.startswith("CANCELLED")

@@ -32,6 +32,7 @@ from slurm_look import (
     on_slurm,
     program,
     resume,
+    run_again,
     until_listed,
 )
 
@@ -181,24 +182,29 @@ def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd
 
 
 @every_slurm
-def test_a_job_that_was_restarted_too_often_is_held_and_runs_again_when_it_is_released(healthd: Healthd) -> None:
+def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    job = healthd.running("sleep 60")
+    healthd.policy = dataclasses.replace(ACT, max_restarts=0)
+    report = healthd.look(faulty())
+    assert (report.requeued, report.held) == ((job,), (job,))
+    held = cluster.wait_job(job, "PENDING")
+    assert (held["Restarts"], held["Priority"], held["Reason"]) == ("1", "0", "job_requeued_in_held_state")
+    cluster.run("scontrol", "release", job)
+    assert cluster.job(job)["Priority"] != "0"
+
+
+def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
     cluster = healthd.cluster
     job = healthd.running("sleep 60")
     healthd.policy = dataclasses.replace(ACT, max_restarts=1)
     assert healthd.look(faulty()).held == ()
     assert healthd.look(HEALTHY).settled
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    cluster.wait_job(job, "RUNNING", timeout=30)
+    run_again(cluster, job)
     until_listed(cluster, job, healthd.node)
     time.sleep(1.1)
-    report = healthd.look(faulty())
-    assert (report.requeued, report.held) == ((job,), (job,))
-    held = cluster.wait_job(job, "PENDING")
-    assert (held["Restarts"], held["Priority"], held["Reason"]) == ("2", "0", "job_requeued_in_held_state")
-    assert healthd.look(HEALTHY).settled
-    cluster.run("scontrol", "release", job)
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-    cluster.wait_job(job, "RUNNING", timeout=30)
+    assert healthd.look(faulty()).held == (job,)
+    assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
 
 
 @every_slurm

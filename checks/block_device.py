@@ -283,11 +283,13 @@ def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -
     expected = any({*known.ids} & {*config.expected} for known in node.disks if known.name in names)
     watched = (held or expected) and operation not in NO_DATA
     done = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
+    name = LOSES_DATA[event.code]
+    words = f"data of the disk {disk} could not be {done}" if name == "io_error" else f"the disk {disk} has bad sectors"
     return _Said(
         Severity.DEGRADED if watched else Severity.WARNING,
-        LOSES_DATA[event.code],
+        name,
         disk,
-        f"data of the disk {disk} could not be {done}{held}",
+        words + held,
         _part_of(disk),
         "expected" if watched and not held else "",
         _over_network([disk], node),

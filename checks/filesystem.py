@@ -26,7 +26,7 @@ NAMES = {
     "lbug": ("lustre_bug",),
 }
 WORDS = {
-    "volume_stopped": "{fs} on {part} was turned read-only or shut down by the kernel; it is none of the node's own",
+    "volume_stopped": "{fs} on {part} was turned read-only or shut down by the kernel",
     "errors": "{fs} on {part} found errors",
     "mount_failed": "{fs} on {part} could not be mounted",
     "not_responding": "the {fs} server {part} does not answer",

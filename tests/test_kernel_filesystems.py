@@ -65,6 +65,10 @@ def read(text: str) -> tuple[str, str, str]:
         ("Aborting journal on device nvme0n1p2-8.", "ext4", "journal_abort", "nvme0n1p2"),
         ("Aborting journal on device sdb1.", "ext4", "journal_abort", "sdb1"),
         ("JBD2: Error -5 detected when updating journal superblock for dm-0-8.", "ext4", "io_error", "dm-0"),
+        ("EXT4-fs (dm-17): ext4_writepages: jbd2_start: 1024 pages, ino 5; err -30", "ext4", "error", "dm-17"),
+        ("JBD2: recovery failed", "ext4", "io_error", ""),
+        ("JBD2: Invalid checksum recovering block 88 in log", "ext4", "io_error", ""),
+        ("XFS (nbd0): First 128 bytes of corrupted metadata buffer:", "xfs", "detail", "nbd0"),
         ("JBD2: Detected IO errors while flushing file data on sda3-8", "ext4", "io_error", "sda3"),
         # github.com/kubernetes/node-problem-detector/pull/845
         (

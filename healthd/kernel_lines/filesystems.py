@@ -51,6 +51,7 @@ _EXT_SAYS = _worded(
     (r"(?:Shut(?:ting)? down|shut down requested|emergency (?:remount|read-only))", "shutdown"),
     (r"error count since last fsck|(?:initial|last) error at(?: time)? ", "error_count"),
     (r"I/O error while writing superblock|previous I/O error to superblock|error loading journal", "io_error"),
+    (r"ext4_\w{1,40}: jbd2_start: ", "error"),
     (r"This should not happen!!|Delayed block allocation failed|failed to convert unwritten", "io_error"),
     (r"error: |ext4_\w{1,40}: (?:bad|corrupt|invalid)|ext4_abort called", "error"),
     (r"(?:ext4_check_descriptors: |group descriptors corrupted|bad geometry|corrupt root inode)", "mount_failed"),
@@ -76,12 +77,17 @@ def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device|JBD2?: .{{0,80}}? (?:superblock for|flushing file data on)) {DEVICE}(:\d{{1,10}})?"
 )
+_JBD2 = re.compile(r"JBD2: (?:recovery failed|journal checksum error|Invalid checksum|IO error|I/O error|Error -?\d)")
 _JOURNAL_INODE = re.compile(r"-\d{1,10}$")
 
 
 def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
     code = "journal_abort" if match.string.startswith("Aborting") else "io_error"
     return _of_device(match, code, "ext4", _JOURNAL_INODE.sub("", match[1].rstrip(".")))
+
+
+def _jbd2(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, "io_error", "ext4", None)
 
 
 # --- XFS (sda3): ...
@@ -93,6 +99,7 @@ _XFS_SAYS = _worded(
     (r"(?:metadata|log) I/O error|writeback error on|[Ff]ailing async write|page discard on page", "io_error"),
     (r"xfs_log_force: error |xfs_\w{1,40}: .{0,80}returned error|xlog_\w{1,30}: .{0,80}error", "io_error"),
     (r"Internal error |Metadata (?:corruption|CRC error) detected|Corruption (?:detected|warning)", "corruption"),
+    (r"First \d{1,4} bytes of corrupted metadata", "detail"),
     (r"(?:corrupt|Corrupt)|bad magic number in|Unmount and run xfs_repair|[Cc]orruption of ", "corruption"),
     (r"log mount(?:/recovery)? failed|SB validate failed|failed to read root inode|RT mount failed", "mount_failed"),
     (
@@ -271,6 +278,7 @@ def _gpfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
 RULES: tuple[Rule, ...] = (
     Rule("fs", ("EXT4-fs ", "EXT3-fs ", "EXT2-fs "), _EXT, _ext),
     Rule("fs", ("Aborting journal", "JBD2: ", "JBD: "), _JOURNAL, _journal),
+    Rule("fs", ("JBD2: ",), _JBD2, _jbd2),
     Rule("fs", ("XFS (",), _XFS, _xfs),
     Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, _xfs_memory),
     Rule("fs", ("BTRFS",), _BTRFS, _btrfs),

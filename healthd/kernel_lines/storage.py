@@ -46,13 +46,14 @@ _NVME_SAYS = _worded(
         (r"(?:controller is down; will reset|Failed status: )", "controller_down"),
         (r"(?:timing out )?I/O (?:tag )?\d{1,6}\b.{0,100}? QID \d{1,5} timeout, ", "timeout"),
         (r"I/O (?:tag )?\d{1,6}\b.{0,100}? QID \d{1,5} timeout", "path_error"),  # rdma, tcp
-        (r"(?:Abort status: ?|Cancelling I/O |Timeout I/O )", "detail"),
+        (r"(?:Abort status: ?|Cancelling I/O |Timeout I/O |restart after slot reset)", "detail"),
         (r"Disabling device after reset failure|Removing after probe failure|Device failed to resume", "dead"),
         (r"failure state error detected, request disconnect", "dead"),
         (r"frozen state error detected, reset controller", "frozen"),
         (r"Device not ready; aborting|Device shutdown incomplete", "not_ready"),
         (r"resetting controller due to|Fw activation timeout|Firmware activation timeout", "internal_error"),
-        (r"(?:Could not set queue count|Identify Controller failed|Identify Descriptors failed)", "init_failed"),
+        (r"request 0x[0-9a-f]{1,8} genctr mismatch|invalid id \d{1,8} completed on queue", "internal_error"),
+        (r"(?:Could not set queue count|Identify (?:Controller|Descriptors|namespace|NS List) failed)", "init_failed"),
         (r"(?:Reading (?:CAP|VS) failed|failed to set APST feature|IO queues (?:not created|lost))", "init_failed"),
         (r"IO queues tagset allocation failed|failed to mark controller", "init_failed"),
         (r"Successfully reconnected|controller connectivity re-established|reconnected", "path_restored"),
@@ -61,6 +62,7 @@ _NVME_SAYS = _worded(
         (r"(?:receive failed|failed to send request|failed to connect (?:socket|queue)|socket error)", "path_error"),
         (r"(?:Connect (?:command failed|rejected)|rdma connection establishment failed|disconnected \()", "path_error"),
         (r"(?:address|route) resolution error|ANATT timeout|keep[- ]alive (?:failed|timed out)", "path_error"),
+        (r"Property (?:Set|Get) error|Failed to get ANA log", "path_error"),
         (r"controller connectivity lost|io failed due to|transport (?:association event|error)", "path_error"),
     )
 )
@@ -173,7 +175,8 @@ _SCSI_SAYS = _worded(
         (r"Sense Key ?: |Add\. Sense: |CDB: |Unhandled (?:error|sense) code|ASC=0x", "detail"),
         (r"rejecting I/O to (?:offline|dead) device|Device offlined - |Medium access timeout failure", "offline"),
         (r"(?:FAILED |UNKNOWN\(0x[0-9a-f]{1,8}\) |Timed out |TIMEOUT_ERROR )?Result: hostbyte=", "command_failed"),
-        (r"(?:Synchronize Cache|Read Capacity)\(\d{1,2}\) failed", "command_failed"),
+        (r"(?:Synchronize Cache|Read Capacity)\(\d{1,2}\) failed|Test Unit Ready failed", "command_failed"),
+        (r"BRCM Debug mfi stat", "detail"),
         (r"timing out command, waited|attempting (?:task abort|\w{1,10} reset)|task abort: ", "timeout"),
     )
 )
@@ -233,7 +236,7 @@ _ADAPTER_SAYS = _worded(
         (r"(?:_?\w{1,40}: ?)?fault_state\(0x|SAS host is non-operational|sending diag reset", "controller_fault"),
         (r"diag reset: FAILED|\w{0,40} ?: hard reset: failed|[Cc]ontroller lockup detected", "controller_fault"),
         (
-            r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|\w{0,40}: ?Command Timeout",
+            r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
             "controller_fault",
         ),
         (r"log_info\(0x", "detail"),
@@ -302,7 +305,7 @@ RULES: tuple[Rule, ...] = (
         "block",
         (
             *(" Sense", " CDB: ", "Result: hostbyte=", "rejecting I/O to", "Device offlined", "Offlining disk"),
-            *("timing out command", "task abort", " Unhandled ", "attempting "),
+            *("timing out command", "task abort", " Unhandled ", "attempting ", "BRCM Debug"),
         ),
         _SCSI,
         _scsi,

@@ -80,10 +80,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             part = event.pci or parts.get(_field(event, "gpu"), "")
             groups.setdefault((name, part), []).append(event)
     for (name, part), group in groups.items():
-        said = _said(SAID_BY[name], part, groups) if name in SAID_BY else ()
-        own = [
-            event for event in group if not any(_one_fault(other, event) for other in (*said, *_inits(event, groups)))
-        ]
+        own = _unsaid(group, name, part, groups)
         if not own:
             continue
         rule, event = _judge(own, part, groups, node, config)
@@ -121,20 +118,26 @@ def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str
     return by_index | {_field(event, "gpu"): event.pci for event in events if event.pci and _field(event, "gpu")}
 
 
-def _said(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Events of these names on this part; a part that no line names may be any."""
+def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
+    """Those of a group's events that no Xid or plainer line of the same fault says already."""
+    said = _on_part(SAID_BY.get(name, frozenset()), part, groups)
+    # A GSP that does not boot: of any GPU, for one that is missing moves the indices of the others.
+    inits = _on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
-        event for (name, other), group in groups.items() if name in names and (other == part or not (other and part))
+        event
         for event in group
-    ]  # fmt: skip
+        if not any(_one_fault(other, event) for other in said)
+        and not (event.code in ("boot_failed", "boot_error") and any(_one_fault(other, event) for other in inits))
+    ]
 
 
-def _inits(event: KernelEvent, groups: Groups) -> list[KernelEvent]:
-    """Of a GSP that does not boot: the lines of GPUs that could not be initialised, of which each such GPU has one. On
-    any part: a GPU that is missing moves the indices of the others."""
-    if event.code not in ("boot_failed", "boot_error"):
-        return []
-    return [other for (name, _), group in groups.items() if name == "rm_init_failed" for other in group]
+def _on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
+    """Events of these names on this part. A part that no line names may be any."""
+    found: list[KernelEvent] = []
+    for (name, other), group in groups.items():
+        if name in names and (other == part or not other or not part):
+            found += group
+    return found
 
 
 def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:
@@ -158,7 +161,7 @@ def _judge(
         return _recovery(newest, config), newest
     if name == "74":
         return _nvlink(group, newest, config)
-    more_of = _said(MORE_OF[name], part, groups) if name in MORE_OF else ()
+    more_of = _on_part(MORE_OF[name], part, groups) if name in MORE_OF else ()
     judged = [
         (_rule(event, part, more_of, node, config), event)
         for event in group
@@ -247,7 +250,7 @@ def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -
 
 
 def _link_is_down(event: KernelEvent) -> bool:
-    return _field(event, "inactive") == "true" or any(known.reset for known in codes.nvlink4(_registers(event)))
+    return "true" in (_field(event, "inactive"), _field(event, "reset"))
 
 
 def _registers(event: KernelEvent) -> list[int]:

@@ -70,17 +70,16 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """What bits of the registers of an Xid 74 mean. `word`: 0 = first; `reset`: NVIDIA asks for a reset."""
+    """What bits of the registers of an Xid 74 mean. `word`: 0 = first."""
 
     word: int
     bits: frozenset[int]
     means: str
-    reset: bool = False
 
 
 # NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word say nothing.
 NVLINK4_BITS = (
-    Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset", reset=True),
+    Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset"),
     Nvlink4Bits(0, frozenset({4, 5}), "ECC or parity"),
     Nvlink4Bits(2, frozenset({0, 1, 2, 6}), "ECC or parity"),
     Nvlink4Bits(4, frozenset({18, 19, 21, 22, 24, 25, 27, 28}), "ECC or parity"),

@@ -371,6 +371,13 @@ def test_the_registers_of_an_nvlink_error_say_what_it_is(words, severity, says):
     assert says in finding.message
 
 
+def test_registers_that_ask_for_a_reset_are_not_lost_behind_harmless_ones_of_the_same_link():
+    words = "74, NVLink: fatal error detected on link 2(0x10000, 0x0, 0x0, {}, 0x0, 0x0, 0x0)"
+    finding = one(xid(words.format("0x0")), xid(words.format("0x40000")), times=[1.0, 1.5])
+    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
+    assert "the NVLink fabric must be reset" in finding.message
+
+
 def test_a_link_that_does_not_train_is_critical_at_once_and_no_later_line_makes_it_less():
     down = xid("74, NVLink: failed to train link 3 to remote PCI:0000:08:00")
     assert judged(down) == (Severity.CRITICAL, Clears.GPU_RESET, 0)

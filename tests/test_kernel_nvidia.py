@@ -324,6 +324,10 @@ def test_a_process_that_is_named_like_an_xid_is_none(name, line):
             {"link": "14", "fatal": "false", "register": "0x0 0x0 0x100000"},
         ),
         ("NVLink: fatal error detected on link 2", {"link": "2", "fatal": "true"}),
+        (
+            "NVLink: fatal error detected on link 2(0x0, 0x0, 0x0, 0x60000, 0x0, 0x0, 0x0)",
+            {"link": "2", "fatal": "true", "register": "0x0 0x0 0x0 0x60000 0x0 0x0 0x0", "reset": "true"},
+        ),
         ("NVLink: error detected on link 05 (0x1,0x0)", {"link": "5", "register": "0x1 0x0"}),
         ("NVLink: Failed to train link 3 to remote PCI:0000:08:00", {"link": "3", "inactive": "true"}),
         ("NVLink: failed to train link 11 to remote PCI:0000:08:00", {"link": "11", "inactive": "true"}),

@@ -100,13 +100,20 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
     elif number == 74 and (match := _NVLINK4.match(message)):
         word = (match[1] or "").lower()
         details = [("link", str(int(match[2]))), ("fatal", str(word == "fatal").lower() if word else None)]
-        details.append(("register", " ".join(re.split(", ?", match[3])) if match[3] else None))
+        words = re.split(", ?", match[3]) if match[3] else []
+        details += [("register", " ".join(words) or None), ("reset", "true" if _asks_for_reset(words) else None)]
     elif number == 74 and (match := _LINK_DOWN.match(message)):
         details = [("link", str(int(match[1] or match[2]))), ("inactive", "true")]
     elif match := _GSP_INSTANCE.search(message, 0, 200):
         details = [("gpu", match[1])]
     caused = _CAUSED_BY.search(message, max(0, len(message) - 40))
     return [*details, ("caused_by", caused[1])] if caused else details
+
+
+def _asks_for_reset(words: list[str]) -> bool:
+    """Bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue). A field of its
+    own: two lines that differ in it are two faults."""
+    return len(words) > 3 and bool(int(words[3], 16) >> 18 & 1)
 
 
 # "... RPC response from GPU4 GSP!": the number by which the driver calls this GPU in lines that give no address.

@@ -135,7 +135,7 @@ def _knvlink(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # NVRM: NVLink training failed ... / NVRM: GPU 0000:65:00.0: NVLink ... error
 _NVLINK_WORDS = re.compile(
-    rf"NVRM: (?:GPU {PCI}: |GPU(\d{{1,3}}) )?((?:\w{{1,64}}: )?[^\n:]{{0,40}}\bNVLINK\b[^\n]{{0,300}})", re.I
+    rf"NVRM: (?!Xid)(?:GPU {PCI}: |GPU(\d{{1,3}}) )?((?:\w{{1,64}}: )?[^\n:]{{0,40}}\bNVLINK\b[^\n]{{0,300}})", re.I
 )
 
 

@@ -20,7 +20,7 @@ from healthd.nvml import NvmlError, NvmlErrorKind
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove")
+AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end")
 
 CLOSED = {
     NvmlErrorKind.LIBRARY_NOT_FOUND: (

@@ -21,7 +21,7 @@ from healthd.nvml import Nvlink, NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "sxid", "nvlink")
+AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 
 # Cards that have links without anything at their other end until somebody plugs in a bridge.
 BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)

@@ -15,7 +15,7 @@ from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gsp")
+AFTER_EVENTS = ("xid", "gsp", "job_end")
 
 ACTIONS = {
     1: (Severity.CRITICAL, "gpu_reset", "reset the GPU"),

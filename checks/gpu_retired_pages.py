@@ -16,7 +16,7 @@ from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid",)
+AFTER_EVENTS = ("xid", "job_end")
 
 
 @dataclass(frozen=True, slots=True)

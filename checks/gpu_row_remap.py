@@ -19,7 +19,7 @@ from healthd.nvml import NvmlError, NvmlGpu, RemappedRows
 from healthd.past import Past
 
 USES = "nvml"
-AFTER_EVENTS = ("xid",)
+AFTER_EVENTS = ("xid", "job_end")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from healthd.model import Clears, Explain, Finding, Observation, Severity, Worse
 from healthd.past import Past
 
 USES = ""
-AFTER_EVENTS = ("mlx5", "ib")
+AFTER_EVENTS = ("mlx5", "ib", "job_end")
 
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"

@@ -50,6 +50,10 @@ tell the running daemon
   pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
   resume-checks               the pause is over
 
+what Slurm calls
+  hook epilog                 a job ended: look at the GPUs now
+  hook healthcheck            for HealthCheckProgram: what was decided
+
 set up
   run                         the daemon, in the foreground, as systemd does
   config check FILE           is this settings file right?

@@ -49,7 +49,7 @@ from healthd.model import (
 from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
 from healthd.removals import removals
 from healthd.results import result_of
-from healthd.rounds import Rounds
+from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
 from healthd.runner import Reply, Request, Runner
 from healthd.schedule import Job
 from healthd.slurm import HELD, ReconcileReport
@@ -67,6 +67,7 @@ CLOCK_STEP_SECONDS = 2.0
 QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
 BURST_SECONDS = 0.02
 FOREVER = float("inf")
+JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 
 INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
 INVENTORY_SECONDS = 24 * 3600.0
@@ -697,10 +698,14 @@ class Daemon:
         name = request.get("command")
         if name == "status":
             return {"status": status_json(self.snapshot())}
-        if not isinstance(name, str) or name not in commands.COMMANDS:
+        if name == "looks-left":
+            return {"asked": request.get("asked"), "left": self.looks_left(request.get("asked"))}
+        if not isinstance(name, str) or name not in ("job-ended", *commands.COMMANDS):
             return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
         if not may_command:
             return {"error": f"{name}: refused: {who} is neither root nor the user that healthd runs as"}
+        if name == "job-ended":
+            return self.job_ended()
         try:
             done = commands.COMMANDS[name](self.memory, request, who, self.now())
         except commands.Refused as refusal:
@@ -709,6 +714,27 @@ class Daemon:
         self.memory.save()
         self.rounds.look_now()
         return {"done": done}
+
+    def job_ended(self) -> dict[str, Any]:
+        """The epilog of a job: the checks that this concerns look at once. `left`: those that it may wait for."""
+        asked = self.now()
+        self.rounds.look_after_event(self.concerned_by_job_end())
+        left = self.looks_left(asked)
+        words = f"these look now: {', '.join(left)}" if left else "all have looked just now"
+        return {"done": words, "asked": asked, "left": left}
+
+    def looks_left(self, asked: object) -> list[str]:
+        """Which of these checks have not run since. One that ran right before does not look again so soon."""
+        if not isinstance(asked, int | float):
+            return []
+        before = asked - EARLY_AGAIN_SECONDS
+        names = self.concerned_by_job_end()
+        return [label(name) for name in names if name not in self.results or self.results[name].started < before]
+
+    def concerned_by_job_end(self) -> list[tuple[str, str]]:
+        """Not GPU checks where the driver is closed after each job: to open it costs seconds."""
+        unheld = self.is_driver_unheld()
+        return [name for name in self.concerned(JOB_END) if not (unheld and self.checks[name[0]].uses == "nvml")]
 
     def reload(self) -> None:
         """SIGHUP: the file again. One that is wrong changes nothing."""

@@ -6,6 +6,8 @@ Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, 
     {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "cleared 1 condition: ..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "resume-checks"}                                 -> {"done": "..."}
+    {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
+    {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
     anything refused                                             -> {"error": "one sentence"}
 
 Anyone may ask for the status; only root (or the user that healthd runs as) may command.

@@ -1,0 +1,157 @@
+"""The prolog and epilog in a real slurmd, which gives them no PATH and no HOME; and HealthCheckProgram."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from healthd_daemon import REPOSITORY, Healthd, condition, xid
+from slurm_cluster import SlurmCluster
+
+SCRIPTS = REPOSITORY / "packaging/slurm"
+
+
+class Node(NamedTuple):
+    cluster: SlurmCluster
+    directory: Path
+
+    def daemon(self, mode: str = "act", **options: str) -> Healthd:
+        flags = ("--mode", mode, "--node-name", "n1", "--interval", "60")
+        return Healthd(*flags, directory=self.directory, env=self.cluster.env, **options)  # type: ignore[arg-type]
+
+    def job(self, script: str = "echo the job runs", *options: str) -> tuple[str, Path]:
+        output = self.directory / f"job.{time.monotonic_ns()}"
+        return self.cluster.sbatch(script, "-w", "n1", f"--output={output}", *options), output
+
+
+@contextmanager
+def made(tmp_path: Path, settings: Sequence[str], extra_conf: Sequence[str]) -> Iterator[Node]:
+    """A node whose slurmd runs the scripts as they are shipped; only the place of their settings is another."""
+    program = tmp_path / "healthd"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m healthd "$@"\n')
+    program.chmod(0o755)
+    default = tmp_path / "default"
+    default.write_text("\n".join((f"HEALTHD_RUNTIME_DIR={tmp_path}/run", f"HEALTHD={program}", *settings)) + "\n")
+    for name in ("prolog", "epilog"):
+        copy = tmp_path / name
+        copy.write_text((SCRIPTS / name).read_text().replace("/etc/default/healthd", str(default)))
+        copy.chmod(0o755)
+    conf = [f"Prolog={tmp_path}/prolog", f"Epilog={tmp_path}/epilog", *extra_conf]
+    with SlurmCluster(nodes=1, extra_conf=conf) as cluster:
+        yield Node(cluster, tmp_path)
+
+
+def until(reached: Callable[[], bool], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+NOHOLD = "SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000,nohold_on_prolog_fail"
+
+
+@pytest.mark.parametrize("flags", [[], ["PrologFlags=Alloc"]], ids=["first_step", "alloc"])
+@pytest.mark.parametrize("nohold", [[], [NOHOLD]], ids=["hold", "nohold"])
+def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
+    tmp_path: Path, flags: list[str], nohold: list[str]
+) -> None:
+    with made(tmp_path, [], [*flags, *nohold]) as node:
+        cluster = node.cluster
+        with node.daemon() as daemon:
+            job, output = node.job()
+            cluster.wait_job(job, "COMPLETED")
+            assert output.read_text() == "the job runs\n"
+            # The drain is decided and stands in the verdict; that it reached slurmctld is undone here, as in a race.
+            daemon.kernel_line(xid(79))
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
+            assert daemon.verdict().startswith("drain ")
+            daemon.kill()  # as if it had been slow: it would drain again
+            cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+            job, output = node.job()
+            refused = cluster.wait_state("n1", "DRAIN")
+            assert refused.reason == "Prolog error"
+            pending = cluster.wait_job(job, "PENDING")
+            assert pending["Restarts"] == "1"
+            expected = ("BeginTime", False) if nohold else ("launch_failed_requeued_held", True)
+            until(lambda: (now := cluster.job(job)) and (now["Reason"], now["Priority"] == "0") == expected)
+            until(lambda: output.exists() and "takes no job" in output.read_text())
+            assert "healthd: node n1 takes no job: gpu_xid/79 0000:61:00.0: Xid 79" in output.read_text()
+            assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
+
+
+def test_what_is_only_observed_or_old_refuses_nothing(tmp_path: Path) -> None:
+    with made(tmp_path, [], []) as node:
+        with node.daemon("observe") as daemon:
+            daemon.kernel_line(xid(79))
+            daemon.until(lambda s: s["health"] == "unhealthy", "the fault is known")
+            job, _ = node.job()
+            node.cluster.wait_job(job, "COMPLETED")
+        (daemon.run_dir / "verdict").write_text(f"drain {int(time.time()) - 1} gpu_xid/79 x: of yesterday\n")
+        job, _ = node.job()
+        node.cluster.wait_job(job, "COMPLETED")
+        assert "DRAIN" not in node.cluster.node("n1").flags
+
+
+def test_where_it_must_a_node_without_a_daemon_takes_no_job(tmp_path: Path) -> None:
+    with made(tmp_path, ["HEALTHD_ON_STALE=deny"], []) as node:
+        job, _ = node.job()
+        node.cluster.wait_state("n1", "DRAIN", reason="Prolog error")
+        assert node.cluster.wait_job(job, "PENDING")["Reason"] == "launch_failed_requeued_held"
+        assert "healthd has no verdict on this node" in node.cluster.log("slurmd.n1")
+        node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        with node.daemon():
+            node.cluster.run("scontrol", "release", job)
+            node.cluster.wait_job(job, "COMPLETED")
+
+
+def test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts(tmp_path: Path) -> None:
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text('profile = "dgx-h100"\n')
+    with made(tmp_path, [], []) as node, node.daemon(fake_nvml=str(scenario)) as daemon:
+        time.sleep(10)  # a check that has just run does not look again at once
+        bad = 'profile = "dgx-h100"\n[gpu.3]\nremap_failure = true\n'
+        first, _ = node.job(f"printf '{bad}' > {scenario}", "--exclusive")
+        second, output = node.job("echo the second runs", "--exclusive", f"--dependency=afterany:{first}")
+        found = daemon.until(lambda s: condition(s, "gpu_row_remap/failure") is not None, "it is found", 15)
+        assert condition(found, "gpu_row_remap/failure", "0000:61:00.0")
+        node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_row_remap/failure")
+        time.sleep(2)
+        assert node.cluster.job(second)["JobState"] == "PENDING"
+        assert not output.exists()
+
+
+def test_an_epilog_ends_also_where_the_daemon_hangs_and_never_drains_the_node(tmp_path: Path) -> None:
+    with made(tmp_path, ["HEALTHD_EPILOG_SECONDS=2"], []) as node, node.daemon() as daemon:
+        daemon.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+        job, _ = node.job("true")
+        node.cluster.wait_job(job, "COMPLETED")
+        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"], timeout=6)
+        daemon.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+        daemon.kill()
+        job, _ = node.job("true")  # a socket at which nobody listens
+        node.cluster.wait_job(job, "COMPLETED")
+        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"], timeout=6)
+
+
+def test_the_health_check_program_of_slurmd_can_be_healthd(tmp_path: Path) -> None:
+    check = tmp_path / "check"
+    check.write_text(f"#!/bin/sh\n{tmp_path}/healthd hook healthcheck --runtime-dir {tmp_path}/run\n")
+    check.chmod(0o755)
+    conf = [f"HealthCheckProgram={check}", "HealthCheckInterval=1"]
+    with made(tmp_path, [], conf) as node:
+        with node.daemon() as daemon:
+            daemon.kernel_line(xid(79))
+            node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
+            assert "takes" not in daemon.verdict()
+            done = subprocess.run(["/bin/sh", check], env={}, capture_output=True, text=True, timeout=30)
+            assert done.returncode == 2
+            assert done.stdout.startswith("drain: gpu_xid/79 0000:61:00.0")
+        until(lambda: "drain: gpu_xid/79" in node.cluster.log("slurmd.n1"))

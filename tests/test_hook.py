@@ -1,0 +1,296 @@
+"""What Slurm calls is bounded and never fails a node; the prolog refuses only where a drain was decided and allowed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from healthd import hook
+
+ROOT = Path(__file__).parents[1]
+PROLOG, EPILOG = ROOT / "packaging/slurm/prolog", ROOT / "packaging/slurm/epilog"
+SHELLS = [shell for shell in ("/bin/dash", "/bin/bash", "/bin/busybox") if os.path.exists(shell)]
+DRAIN = "drain {} gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
+
+
+def run(
+    tmp_path: Path, script: Path, settings: Sequence[str] = (), shell: str = "/bin/sh", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """As slurmd runs it: with what it puts into the environment and nothing else."""
+    default = tmp_path / "default"
+    default.write_text("\n".join((f"HEALTHD_RUNTIME_DIR={tmp_path}", *settings)) + "\n")
+    copy = tmp_path / script.name
+    copy.write_text(script.read_text().replace("/etc/default/healthd", str(default)))
+    argv = [shell, *(["sh"] if shell.endswith("busybox") else []), str(copy)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+
+
+def verdict(tmp_path: Path, line: str, seconds: float = 300) -> None:
+    (tmp_path / "verdict").write_text(line.format(int(time.time() + seconds)))
+
+
+# --- the prolog
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "seconds", "allowed", "denied"),
+    [
+        ("ok {} healthy\n", 300, 0, 0),
+        ("warning {} disk_space/low /: 5 %\n", 300, 0, 0),
+        ("unknown {} gpu_ecc has not run yet\n", 300, 0, 0),
+        (DRAIN, 300, 1, 1),
+        (DRAIN, -1, 0, 1),
+        ("ok {} healthy\n", -1, 0, 1),
+        ("", 0, 0, 1),
+        ("drain\n", 0, 0, 1),
+        ("drain soon because\n", 0, 0, 1),
+        ("drain -5 x\n", 0, 0, 1),
+        ("drained {} x\n", 300, 0, 0),
+    ],
+)
+def test_the_prolog_refuses_only_what_was_decided_and_still_holds(
+    tmp_path: Path, shell: str, line: str, seconds: float, allowed: int, denied: int
+) -> None:
+    verdict(tmp_path, line, seconds)
+    assert run(tmp_path, PROLOG, shell=shell).returncode == allowed
+    assert run(tmp_path, PROLOG, ["HEALTHD_ON_STALE=deny"], shell=shell).returncode == denied
+
+
+def test_without_a_daemon_the_prolog_lets_jobs_through_unless_it_must_not(tmp_path: Path) -> None:
+    done = run(tmp_path, PROLOG)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run(tmp_path, PROLOG, ["HEALTHD_ON_STALE=deny"], SLURMD_NODENAME="n7")
+    assert done.returncode == 1
+    assert done.stderr == "healthd: node n7 takes no job: healthd has no verdict on this node, or an old one\n"
+
+
+def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path) -> None:
+    verdict(tmp_path, DRAIN)
+    done = run(tmp_path, PROLOG, SLURMD_NODENAME="n7")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "healthd: node n7 takes no job: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
+    )
+
+
+def until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """pytest's own directories are for their owner alone."""
+    with tempfile.TemporaryDirectory(prefix="healthd-hook.", dir="/tmp") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed")
+def test_the_reason_goes_into_the_jobs_output_as_its_user_and_never_as_root(open_to_all: Path) -> None:
+    tmp_path = open_to_all
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 1234, 1234)
+    (tmp_path / "root.txt").touch(mode=0o600)
+    verdict(tmp_path, DRAIN)
+    job = {"SLURM_JOB_ID": "42", "SLURM_JOB_UID": "1234", "SLURM_JOB_GID": "1234"}
+    array = {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
+    run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "theirs/slurm-%j.out"), **job)
+    run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "theirs/slurm-%A_%a.out"), **job, **array)
+    run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "theirs/%x.out"), **job)
+    run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "root.txt"), **job)
+    run(tmp_path, PROLOG, ["HEALTHD_TELL_JOB=no"], SLURM_JOB_STDOUT=str(tmp_path / "theirs/no"), **job)
+    written = [tmp_path / f"theirs/slurm-{name}.out" for name in ("42", "40_2")]
+    until(lambda: all(path.exists() and path.read_text() for path in written))
+    assert [path.stat().st_uid for path in written] == [1234, 1234]
+    assert written[0].read_text().startswith("healthd: node ? takes no job: gpu_xid/79 ")
+    assert sorted((tmp_path / "theirs").iterdir()) == sorted(written)
+    assert (tmp_path / "root.txt").read_text() == ""
+
+
+def test_a_hanging_output_holds_up_no_prolog(tmp_path: Path) -> None:
+    verdict(tmp_path, DRAIN)
+    os.mkfifo(tmp_path / "out")
+    start = time.monotonic()
+    job = {"SLURM_JOB_ID": "42", "SLURM_JOB_UID": f"{os.geteuid()}", "SLURM_JOB_GID": f"{os.getegid()}"}
+    assert run(tmp_path, PROLOG, SLURM_JOB_STDOUT=str(tmp_path / "out"), **job).returncode == 1
+    assert time.monotonic() - start < 5
+    with suppress(OSError), open(os.open(tmp_path / "out", os.O_RDONLY | os.O_NONBLOCK)):
+        pass  # who waits there may end
+
+
+@pytest.mark.parametrize(("line", "settings"), [("ok {} healthy\n", ()), (DRAIN, ("HEALTHD_TELL_JOB=no",))])
+def test_the_prolog_costs_a_few_milliseconds(tmp_path: Path, line: str, settings: Sequence[str]) -> None:
+    verdict(tmp_path, line)
+    run(tmp_path, PROLOG, settings)
+    took = []
+    for _ in range(31):
+        start = time.perf_counter()
+        subprocess.run(["/bin/sh", tmp_path / "prolog"], env={}, stderr=subprocess.DEVNULL)
+        took.append(time.perf_counter() - start)
+    print(f"p50 {statistics.median(took) * 1000:.1f} ms")
+    assert min(took) < 0.005
+
+
+# --- the epilog
+
+
+@contextmanager
+def daemon(tmp_path: Path, *answers: bytes | None) -> Iterator[list[bytes]]:
+    """Something that listens where the daemon does: says these, one a connection (None: it never answers)."""
+    asked: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        os.chdir(tmp_path)  # the path of a socket is short
+        listener.bind("healthd.sock")
+        listener.listen()
+        over: list[socket.socket] = []
+
+        def serve() -> None:
+            for answer in answers:
+                try:
+                    stream, _ = listener.accept()
+                except OSError:
+                    return
+                asked.append(stream.recv(4096))
+                over.append(stream)
+                if answer is not None:
+                    stream.sendall(answer)
+                    stream.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield asked
+        finally:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            for stream in over:
+                stream.close()
+            thread.join(5)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(".")
+
+
+def test_the_epilog_waits_until_the_checks_have_looked(tmp_path: Path) -> None:
+    answers = [b'{"asked": 5, "left": ["gpu_ecc"]}', b'{"asked": 5, "left": ["gpu_ecc"]}', b'{"asked": 5, "left": []}']
+    with daemon(tmp_path, *answers) as asked:
+        assert hook.epilog(str(tmp_path), "12", 10.0) == "healthd has looked"
+    assert asked == [b'{"command": "job-ended", "job": "12"}\n', *[b'{"command": "looks-left", "asked": 5}\n'] * 2]
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (b'{"asked": 5, "left": ["gpu_ecc"]}', "not waited for: gpu_ecc"),
+        (b'{"error": "job-ended: refused"}', "job-ended: refused"),
+        (b"nonsense", "answered nonsense"),
+        (None, "nothing came"),
+    ],
+)
+def test_the_epilog_never_waits_longer_than_it_is_told(tmp_path: Path, answer: bytes | None, sentence: str) -> None:
+    with daemon(tmp_path, *[answer] * 50):
+        start = time.monotonic()
+        assert sentence in hook.epilog(str(tmp_path), "12", 0.5)
+        assert time.monotonic() - start < 1.5
+
+
+def epilog(tmp_path: Path, program: str, seconds: int = 2) -> tuple[int, float]:
+    start = time.monotonic()
+    done = run(tmp_path, EPILOG, [f"HEALTHD='{program}'", f"HEALTHD_EPILOG_SECONDS={seconds}"])
+    assert (done.stdout, done.stderr) == ("", "")
+    return done.returncode, time.monotonic() - start
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "healthd"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m healthd "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_epilogs_script_ends_as_soon_as_healthd_has_looked(tmp_path: Path, program: str) -> None:
+    with daemon(tmp_path, b'{"asked": 5, "left": []}') as asked:
+        status, took = epilog(tmp_path, program, 20)
+    assert (status, len(asked)) == (0, 1)
+    assert took < 5
+
+
+def test_the_epilogs_script_is_bounded_where_the_daemon_hangs_or_the_program_does(tmp_path: Path, program: str) -> None:
+    stuck = tmp_path / "stuck"
+    stuck.write_text("#!/bin/sh\ntrap '' TERM\nsleep 20 & wait\n")
+    stuck.chmod(0o755)
+    with daemon(tmp_path, *[None] * 3):
+        for name in (program, str(stuck), str(tmp_path / "absent")):
+            status, took = epilog(tmp_path, name)
+            assert status == 0, name
+            assert took < 4, name
+
+
+def test_without_a_daemon_the_epilog_is_over_at_once(tmp_path: Path) -> None:
+    assert epilog(tmp_path, "/nowhere")[0] == 0
+    (tmp_path / "verdict").touch()
+    status, took = epilog(tmp_path, "/nowhere", 20)
+    assert status == 0
+    assert took < 5
+
+
+# --- HealthCheckProgram
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "sentence"),
+    [
+        ("ok 2000 healthy\n", 0, "ok: healthy"),
+        ("warning 2000 disk_space/low /: 5 %\n", 0, "warning: disk_space/low /: 5 %"),
+        ("drain 2000 gpu_xid/79 x: y\n", 2, "drain: gpu_xid/79 x: y"),
+        ("drain 1000 gpu_xid/79 x: y\n", 3, "the verdict is old: healthd does not run, or hangs"),
+        ("", 3, "the verdict is old: healthd does not run, or hangs"),
+        ("ok\n", 3, "the verdict is old: healthd does not run, or hangs"),
+        ("ok \xb2 x\n", 3, "the verdict is old: healthd does not run, or hangs"),
+    ],
+)
+def test_the_health_check_says_what_was_decided(tmp_path: Path, text: str, status: int, sentence: str) -> None:
+    (tmp_path / "verdict").write_text(text, "latin-1")
+    assert hook.healthcheck(str(tmp_path), 1000.0) == (status, sentence)
+
+
+def test_the_health_check_without_a_verdict_or_beside_another_one(tmp_path: Path) -> None:
+    status, sentence = hook.healthcheck(str(tmp_path), 1000.0)
+    assert (status, sentence) == (3, f"no verdict: {tmp_path}/verdict: No such file or directory")
+    (tmp_path / "verdict").write_text("drain 2000 x\n")
+    with open(tmp_path / "verdict") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert hook.healthcheck(str(tmp_path), 1000.0) == (0, "another one runs")
+    assert hook.healthcheck(str(tmp_path), 1000.0)[0] == 2
+
+
+def test_the_hooks_load_little_and_run_without_an_environment(tmp_path: Path) -> None:
+    (tmp_path / "verdict").write_text("ok 99999999999 healthy\n")
+    code = "import sys; from healthd.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    for words in (["hook", "healthcheck"], ["hook", "epilog", "--wait", "1"]):
+        argv = [sys.executable, "-c", code, *words, "--runtime-dir", str(tmp_path)]
+        done = subprocess.run(
+            argv, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30, check=True
+        )
+        assert done.stdout
+        heavy = {"healthd.config", "healthd.daemon", "healthd.model", "asyncio", "dataclasses", "pynvml"}
+        assert heavy.isdisjoint(done.stderr.split())

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import healthd
-from healthd import commands, ledger, registry, service, verdict
+from healthd import commands, incidents, ledger, registry, service, verdict
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
@@ -66,6 +66,7 @@ OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to in
 CLOCK_STEP_SECONDS = 2.0
 QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
 BURST_SECONDS = 0.02
+INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the same incident
 FOREVER = float("inf")
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 
@@ -153,6 +154,7 @@ class Daemon:
         self.stop_metrics: Callable[[], None] | None = None
         self.metrics_trouble = ""
         self.started = self.now()
+        self.incidents: dict[tuple[str, str], tuple[str, str]] = {}
         self.results: dict[tuple[str, str], CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.turns = 0  # how often the outcome of some check has changed
@@ -271,6 +273,7 @@ class Daemon:
                 if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
                     log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
                 self.rounds.look_after_event(self.concerned(event.kind))
+        known = set(memory.conditions)
         for name, found in self.found_in(kept):
             memory.set_conditions(
                 verdict.absorb_events(
@@ -288,7 +291,21 @@ class Daemon:
         repairs = [repair for name in listeners for repair in self.checks[name].repairs(news)]
         if repairs:
             memory.set_conditions(verdict.after_repairs(memory.conditions, repairs, self.now()))
+        if not known.issuperset(memory.conditions):
+            self.tell_incidents()
         memory.save()
+
+    def tell_incidents(self) -> None:
+        """Which conditions are one fault: said when one of them opens, shown while they stand."""
+        memory = self.memory
+        since = self.now() - INCIDENT_SECONDS
+        events = [event for event in memory.ledger.events if event.last_time >= since and not event.history]
+        found = incidents.causes(memory.ledger.conditions, events, memory.ledger.inventory)
+        for follows, first in found.items():
+            if self.incidents.get(follows) != first:
+                log.warning("incident: %s is of one incident with %s", " ".join(follows), " ".join(first))
+        standing = memory.conditions
+        self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
     def found_in(self, events: tuple[KernelEvent, ...]) -> Iterator[tuple[str, list[Finding]]]:
         """What the checks that listen make of these events."""
@@ -667,6 +684,11 @@ class Daemon:
             decision=self.decision,
             slurm=self.slurm.status,
             kernel_log=self.kernel.status,
+            incidents={
+                follows: first
+                for follows, first in self.incidents.items()
+                if follows in self.memory.conditions and first in self.memory.conditions
+            },
             sources=(*self.kernel.sources, *self.removals.sources),
             round=self.rounds.status,
             inventory=known.inventory,

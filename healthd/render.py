@@ -283,6 +283,8 @@ def status(document: Document, now: float, page: Page) -> str:
         lines += [*_finding(c, page), *page.wrap(_story(c, now), "    ")]
     if not d["conditions"]:
         lines.append("  none")
+    for incident in d["incidents"]:
+        lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(incident['then'])}", "  ")
     for c in d["cleared"][-3:]:
         lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)} ({c['cleared_by']})", "  ")
     lines += _not_known(d, page)

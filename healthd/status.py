@@ -111,6 +111,7 @@ class Snapshot:
     round: RoundStatus
     inventory: Inventory
     sources: tuple[SourceStatus, ...] = ()
+    incidents: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
     barred: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
@@ -178,6 +179,10 @@ def result_json(r: CheckResult) -> dict[str, Any]:
     }
 
 
+def _words(key: tuple[str, str]) -> str:
+    return " ".join(key).strip()
+
+
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
@@ -207,6 +212,10 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "trouble": s.slurm.trouble,
         },
         "kernel_log": dataclasses.asdict(s.kernel_log),
+        "incidents": [
+            {"first": _words(first), "then": [_words(later) for later in s.incidents if s.incidents[later] == first]}
+            for first in dict.fromkeys(s.incidents.values())
+        ],
         "sources": [dataclasses.asdict(source) for source in s.sources],
         "round": dataclasses.asdict(s.round),
         "pause": dataclasses.asdict(s.pause) if s.pause else None,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from healthd import incidents
 from healthd.kernel_parse import parse
-from healthd.model import Inventory, KernelEvent, PciDevice
+from healthd.model import Clears, Condition, ConditionState, Inventory, KernelEvent, PciDevice, Severity
 
 PORT, GPU, OTHER = "0000:15:01.0", "0000:18:00.0", "0000:2a:00.0"
 NODE = Inventory(devices=(PciDevice(GPU, "0x10de", "0x2330", "0x030200", "gpu", upstream=PORT),))
@@ -103,3 +103,35 @@ def test_every_event_is_in_one_incident(events):
     assert sorted(event.sequence for members in found for event in members) == list(range(len(events)))
     for members in found:
         assert [event.time for event in members] == sorted(event.time for event in members)
+
+
+def standing(code: str, subject: str, event: KernelEvent) -> Condition:
+    when = event.time
+    return Condition(
+        code.partition("/")[0],
+        "",
+        code,
+        subject,
+        Severity.CRITICAL,
+        "",
+        Clears.REBOOT,
+        ConditionState.OPEN,
+        first_seen=when,
+        last_seen=when,
+        count=1,
+        boot_id="b",
+        last_sequence=event.sequence,
+    )
+
+
+def test_conditions_of_one_incident_name_the_first_of_them_and_others_none() -> None:
+    memory = at(10.0, "NVRM: Xid (PCI:0000:18:00): 48, pid=1, name=a, DBE (double bit error)")
+    lost = at(10.5, "NVRM: Xid (PCI:0000:18:00): 79, pid=1, name=a, GPU has fallen off the bus.")
+    other = at(10.7, "NVRM: Xid (PCI:0000:2a:00): 79, pid=1, name=a, GPU has fallen off the bus.")
+    conditions = (
+        standing("gpu_xid/79", GPU, lost),
+        standing("gpu_xid/48", GPU, memory),
+        standing("gpu_xid/79", OTHER, other),
+    )
+    assert incidents.causes(conditions, (memory, lost, other)) == {("gpu_xid/79", GPU): ("gpu_xid/48", GPU)}
+    assert incidents.causes(conditions, ()) == {}

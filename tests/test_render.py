@@ -82,6 +82,7 @@ def believed(**changes: Any) -> dict[str, Any]:
         "cleared": [],
         "decision": {"action": "leave", "text": "nothing to do", "would": ""},
         "slurm": {"state": None, "reason": "", "reason_user": "", "owner": "", "read_at": 0.0, "trouble": ""},
+        "incidents": [],
         "kernel_log": {
             "source": "kmsg",
             "alive": True,
@@ -285,6 +286,12 @@ def test_before_the_first_round():
     text = status(round={"number": 0, "started": 0.0, "seconds": 0.0, "next_at": 0.0}, results=[])
     assert "; no round yet\n" in text
     assert text.endswith("no check has run yet\n")
+
+
+def test_conditions_of_one_incident_are_told_with_the_first_of_them():
+    incident = {"first": "gpu_xid/48 0000:1b:00.0", "then": ["gpu_xid/79 0000:1b:00.0"]}
+    told = " ".join(status(incidents=[incident]).split())
+    assert "one incident: gpu_xid/48 0000:1b:00.0, then gpu_xid/79 0000:1b:00.0" in told
 
 
 def test_a_kernel_log_that_is_not_read_is_told_with_why():

@@ -357,6 +357,17 @@ def test_an_xid_that_says_that_no_recovery_is_needed_any_more_ends_what_waited_f
         daemon.until(lambda s: [c["code"] for c in heard(s)] == ["gpu_xid/79"], "only what waits for a reboot is left")
 
 
+def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) -> None:
+    with Healthd(directory=directory) as daemon:
+        daemon.kernel_line(xid(48, text="DBE (double bit error)"), xid(79), xid(79, "0000:9d:00"))
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:9d:00.0"), "all are conditions")
+        assert status["incidents"] == [{"first": "gpu_xid/48 0000:61:00.0", "then": ["gpu_xid/79 0000:61:00.0"]}]
+        told = "incident: gpu_xid/79 0000:61:00.0 is of one incident with gpu_xid/48 0000:61:00.0"
+        assert daemon.log.read_text().count(told) == 1
+        daemon.ask(command="repaired", code="gpu_xid/48", part="0000:61:00.0")
+        daemon.until(lambda s: s["incidents"] == [], "what stands alone is no incident")
+
+
 def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
     require_root()
     bridges = [

@@ -174,6 +174,7 @@ TROUBLE = {
     "target_error": "refused a command",
     "reservation": "is reserved by another machine",
     "space": "is full",
+    "beyond_end": "was asked for sectors that it does not have",
     "ata_error": "failed on its link",
     "dm_error": "failed in the device mapper",
     "offline": "does not answer any more",
@@ -241,10 +242,10 @@ def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
         return _Said(Severity.WARNING, "nvme_path", name, words, f"path {name}")
     if event.code == "dead":
         words = f"the NVMe controller {name} is dead" + (", gone from the bus" if _field(event, "csts") else "")
-        return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {name}")
+        return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {pci or name}")
     words = TROUBLE.get(event.code, "")
     return (
-        _Said(Severity.WARNING, "trouble", name, f"the NVMe controller {name} {words}", f"disk {name}")
+        _Said(Severity.WARNING, "trouble", name, f"the NVMe controller {name} {words}", f"disk {pci or name}")
         if words
         else None
     )
@@ -269,11 +270,14 @@ def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | N
         return _data_lost(event, disk, node, config)
     part = disk or _field(event, "port") or _field(event, "scsi") or "a disk"
     words = TROUBLE.get(event.code, "")
-    return _Said(Severity.WARNING, "trouble", part, f"{part} {words}", _part_of(part)) if words else None
+    return _Said(Severity.WARNING, "trouble", part, f"{part} {words}", _part_of(part, node)) if words else None
 
 
-def _part_of(disk: str) -> str:
-    return f"disk {controller(disk) or disk}"
+def _part_of(disk: str, node: Inventory) -> str:
+    """With several paths nvme1n1 may be a disk of the controller nvme0: the PCI address tells."""
+    card = controller(disk)
+    pcis = {known.name: known.pci for known in node.disks}
+    return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
 
 
 def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _Said:
@@ -290,7 +294,7 @@ def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -
         name,
         disk,
         words + held,
-        _part_of(disk),
+        _part_of(disk, node),
         "expected" if watched and not held else "",
         _over_network([disk], node),
     )

@@ -402,6 +402,7 @@ RESET_FAILED = "nvme nvme1: Disabling device after reset failure: -19"
         ("sd 0:0:0:0: [sda] tag#2 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_OK", "trouble", "sda", "WARNING"),
         ("critical target error, dev sda, sector 5 op 0x1:(WRITE) flags 0x0", "trouble", "sda", "WARNING"),
         ("sd 2:0:0:0: rejecting I/O to offline device", "trouble", "2:0:0:0", "WARNING"),
+        ("kworker/u203:1: attempt to access beyond end of device", "trouble", "a disk", "WARNING"),
         ("ata2.00: exception Emask 0x0 SAct 0x5c50001f SErr 0x0 action 0x0", "trouble", "ata2.00", "WARNING"),
         ("mpt3sas_cm0: fault_state(0x2100)!", "adapter", "mpt3sas_cm0", "WARNING"),
         ("device-mapper: multipath: 253:3: Failing path 8:16.", "path", "8:16", "WARNING"),
@@ -445,6 +446,18 @@ def test_one_disk_and_its_controller_are_one_finding_the_worst_of_what_they_say(
     assert finding.message == "the NVMe controller nvme1 is dead (3 lines)"
     assert judged(*lines[:2]) == [("io_error", "nvme1n1", "DEGRADED", "REBOOT")]
     assert len(said(*lines, lines[1].replace("nvme1", "nvme0"))) == 2
+
+
+def test_a_disk_goes_with_its_controller_by_the_card_where_their_numbers_differ():
+    # github.com/xcp-ng/xcp/issues/430: nvme0 is the controller of nvme1n1
+    disks = (Disk("nvme0", "0000:04:00.0"), Disk("nvme1", "0000:05:00.0"), Disk("nvme1n1", "0000:04:00.0"))
+    lines = [
+        "nvme nvme0: Removing after probe failure status: -19",
+        "print_req_error: I/O error, dev nvme1n1, sector 8",
+    ]
+    events, _, _ = fold_events((), [event(line) for line in lines], 1)
+    (finding,) = block_device.correlate(events, Inventory(disks=disks), Config())
+    assert (finding.code, finding.subject, finding.events) == ("block_device/nvme", "0000:04:00.0", (1, 2))
 
 
 def test_a_finding_says_what_the_disk_holds():

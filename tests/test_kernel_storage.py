@@ -43,6 +43,8 @@ def read(text: str) -> tuple[str, str, str]:
             "nvme1",
         ),
         ("nvme nvme1: I/O tag 5 (1005) opcode 0x1 (I/O Cmd) QID 3 timeout, reset controller", "timeout", "nvme1"),
+        # github.com/leptonai/gpud, components/disk
+        ("nvme nvme4: I/O tag 22 (2016) opcode 0x2 (Admin Cmd) QID 0 timeout, reset controller", "timeout", "nvme4"),
         ("nvme 0000:3b:00.0: I/O 17 QID 4 timeout, aborting", "timeout", "0000:3b:00.0"),
         ("nvme 10000:01:00.0: Device not ready; aborting initialisation", "not_ready", "10000:01:00.0"),
         ("nvme 0000:3b:00.0: Cancelling I/O 17 QID 4", "detail", "0000:3b:00.0"),
@@ -202,6 +204,16 @@ def test_an_nvme_controller_says_what_is_wrong(text: str, code: str, part: str) 
         ("md/raid:md127: Disk failure on nvme3n1, disabling device.", "raid_disk", "md127"),
         ("md/raid1:md0: Operation continuing on 1 devices.", "detail", "md0"),
         ("md/raid0:md127: Disk failure on nvme1n1 detected, failing array.", "raid_failed", "md127"),
+        # github.com/leptonai/gpud, components/disk
+        ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", "raid_failed", "md0"),
+        ("md/raid10:md2: Disk failure on nvme2n1p1 detected, failing array", "raid_failed", "md2"),
+        ("kworker/u203:1: attempt to access beyond end of device", "beyond_end", ""),
+        ("attempt to access beyond end of device", "beyond_end", ""),
+        (
+            "python3: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80",
+            "beyond_end",
+            "dm-0",
+        ),
         ("md/raid:md5: Cannot continue operation (2/4 failed).", "raid_failed", "md5"),
         ("md/raid:md5: read error not correctable (sector 8 on sdc1).", "raid_disk", "md5"),
         ("md: super_written gets error=-5", "raid_disk", ""),
@@ -265,6 +277,7 @@ def test_what_a_healthy_disk_says_is_nothing(text: str) -> None:
     "text",
     [
         "python3[1234]: segfault at 0 error 4 in nvme nvme0: Disabling device after reset failure: -19",
+        "attempt to acces: Disabling device after reset failure, attempt to access beyond end of device",
         "myjob: nvme nvme0: Removing after probe failure",
         "oom-kill:constraint=CONSTRAINT_MEMCG,task=I/O error, dev sda, sector 5,pid=1,uid=0",
         "Memory cgroup out of memory: Killed process 7 (sd 0:0:0:0: rej) total-vm:1kB, rejecting I/O to offline device",

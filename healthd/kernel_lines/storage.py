@@ -7,6 +7,7 @@
            controller = "nvme0", or pci where the line has only that; csts
     block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
                 target_error, reservation, space   the device refused a command
+                beyond_end      somebody asked for sectors that the device does not have (any more)
                 command_failed, timeout, ata_error, dm_error, path_error, path_restored
                 raid_disk, raid_failed   of the array `device`; disk
                 controller_fault         of a RAID or host bus adapter; controller
@@ -162,6 +163,15 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_device(kind, match, "io_error", match[1] or match[3], operation)
 
 
+# kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
+# Before it stands the name of the process that asked, from 5.14 on.
+_BEYOND = re.compile(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
+
+
+def _beyond(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "beyond_end", fields=(("device", match[1]),))
+
+
 # --- SCSI: sd 0:0:0:0: [sda] tag#12 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE cmd_age=2s
 _SCSI = re.compile(
     r"(?:sd|scsi|sr|ses|st|sg) (\d{1,5}:\d{1,5}:\d{1,5}:\d{1,9}): (?:\[([a-z]{1,8}\d{0,4})\] ?)?"
@@ -262,7 +272,7 @@ _DM = re.compile(
 )
 # md/raid1:md0: Disk failure on sdb1, disabling device.\nmd/raid1:md0: Operation continuing on 1 devices.
 _MD = re.compile(
-    rf"md/(?:raid\d{{0,2}}|linear|multipath):{DEVICE}: (?:Disk failure on {DEVICE}(,| detected, failing)"
+    rf"md/(?:raid\d{{0,2}}|linear|multipath):?{DEVICE}: (?:Disk failure on {DEVICE}(,| detected, failing)"
     r"|(?:[a-z]+\d*[a-z\d]*: )?(Operation continuing on|Cannot continue operation|not enough operational"
     r"|read error not correctable|Raid device exceeded read_error threshold|unrecoverable I/O))"
 )
@@ -301,6 +311,7 @@ RULES: tuple[Rule, ...] = (
     Rule("block", ("(sct 0x",), _NVME_STATUS, _nvme_status),
     Rule("block", (" error, dev ",), _REQUEST, _request),
     Rule("block", ("Buffer I/O error on", "lost page write due"), _BUFFER, _buffer),
+    Rule("block", ("attempt to access beyond",), _BEYOND, _beyond),
     Rule(
         "block",
         (

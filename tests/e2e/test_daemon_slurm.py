@@ -433,6 +433,51 @@ def test_a_fault_while_slurmctld_hangs_drains_when_it_goes_on(own_cluster: Slurm
         daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
 
 
+def test_trouble_of_every_kind_is_told_in_status_and_metrics_and_the_drain_follows_when_it_is_over(
+    own_cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    cluster, textfile, programs = own_cluster, tmp_path / "healthd.prom", tmp_path / "bin"
+    programs.mkdir()
+    env = cluster.env | {"PATH": f"{programs}:{cluster.env['PATH']}"}
+    job = running_job(cluster, "n1")
+    config = f'[slurm]\ncommand_seconds = 2\n[metrics]\ntextfile = "{textfile}"\n'
+
+    def told(words: str) -> None:
+        number = daemon.status()["round"]["number"]
+        status = daemon.until(lambda s: words in s["slurm"]["trouble"], words)
+        wanted = f"{status['decision']['would']} {status['decision']['text']}"
+        assert wanted.strip().startswith("drain ")
+        assert "healthd: gpu_xid/79 " in wanted
+        assert daemon.verdict().startswith("drain ")
+        daemon.until(lambda s: s["round"]["number"] > number + 1, "the checks go on")
+        daemon.until(lambda s: "healthd_slurm_trouble 1.0\n" in textfile.read_text(), "the metrics say so")
+
+    def scontrol(body: str) -> None:
+        (programs / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
+        (programs / "scontrol").chmod(0o755)
+
+    with healthd(cluster, "n1", tmp_path, config=config, env=env) as daemon:
+        cluster.kill_munged()
+        daemon.kernel_line(xid(79))
+        told("sinfo did not end in time")
+        conf = cluster.directory / "slurm.conf"
+        conf.rename(tmp_path / "slurm.conf")
+        cluster.start_munged()
+        told("sinfo")
+        scontrol("echo 'slurm_update error: Invalid user id' >&2; exit 1")
+        (tmp_path / "slurm.conf").rename(conf)
+        told("scontrol update: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node")
+        scontrol("exit 127")
+        told("scontrol update")
+        assert cluster.job(job)["Restarts"] == "0"
+        assert is_free(cluster, "n1")
+        (programs / "scontrol").unlink()
+        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "drained", 60)
+        assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+        daemon.until(lambda s: s["slurm"]["trouble"] == "", "the trouble is over")
+        daemon.until(lambda s: "healthd_slurm_trouble 0.0" in textfile.read_text(), "the metrics say so")
+
+
 # --- settings and restarts
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,7 @@ from healthd.model import (
     Resume,
     Severity,
     SlurmMemory,
+    Verdict,
 )
 from healthd.policy import Mode, Owner, Policy
 from healthd.slurm import Command, ReconcileReport
@@ -98,6 +100,47 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
         "REQUEST_PARTITION_INFO",
     }
     assert healthd.state().reason_time == stamp
+
+
+LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
+JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_INFO": 1}
+
+
+@every_slurm
+def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    healthd.running("sleep 60")
+    spared = healthd.running("sleep 60", "--no-requeue")
+    time.sleep(1)
+
+    def cost(verdict: Verdict) -> dict[str, int]:
+        before = Counter(cluster.sdiag_counts())
+        assert healthd.look(verdict).trouble == ""
+        spent = Counter(cluster.sdiag_counts()) - before
+        # what slurmd and sdiag say to slurmctld is not ours
+        others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
+        return {name: n for name, n in spent.items() if name.startswith("REQUEST") and not name.startswith(others)}
+
+    def costs(*parts: dict[str, int], **more: int) -> dict[str, int]:
+        return dict(sum(map(Counter, parts), Counter(more)))
+
+    degraded = faulty(condition(Severity.DEGRADED))
+    assert cost(HEALTHY) == LOOK
+    assert cost(degraded) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
+    assert cost(degraded) == LOOK
+    fault = faulty()
+    victim = costs(JOB, JOB, REQUEST_UPDATE_JOB=1, REQUEST_JOB_REQUEUE=1)
+    assert cost(fault) == costs(LOOK, victim, JOB, REQUEST_UPDATE_JOB=1)
+    assert cost(fault) == costs(LOOK, JOB), "the other job is still here, and was told"
+    cluster.run("scancel", spared)
+    cluster.wait_state(healthd.node, "IDLE", without=("COMPLETING",))
+    assert cost(fault) == LOOK
+    assert cost(HEALTHY) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
+    healthd.look(degraded)
+    # as if our own resume and slurmctld's start were long ago
+    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
+    resume(cluster, healthd.node)
+    assert cost(degraded) == costs(LOOK, REQUEST_BUILD_INFO=1, REQUEST_PING=1)
 
 
 @every_slurm

@@ -95,7 +95,8 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
     mounts, _ = mountinfo.parse_all(_read(host, mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
-        if mountinfo.of_host(mount) and (mount.device not in found or mount.point == "/"):
+        is_own = mountinfo.of_host(mount) and not mountinfo.in_a_file(mount)
+        if is_own and (mount.device not in found or mount.point == "/"):
             found[mount.device] = mount
     for mount in found.values():
         device = _device_of(host, mount)

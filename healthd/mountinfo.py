@@ -85,9 +85,13 @@ def parse_all(text: str | None) -> tuple[list[Mount], str]:
 
 
 def of_host(mount: Mount) -> bool:
-    """Whether it is a file system on the node's own disks: no volume of one container, no image in a file."""
-    is_image = mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
-    return mount.fstype in ON_DISKS and not is_image and not mount.point.startswith(_NOT_THE_HOSTS)
+    """Whether it is a file system on a disk that the node itself uses: no volume of one container."""
+    return mount.fstype in ON_DISKS and not mount.point.startswith(_NOT_THE_HOSTS)
+
+
+def in_a_file(mount: Mount) -> bool:
+    """Whether a loop device stands below it: the image of a test, an installer, a snapshot."""
+    return mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
 
 
 def holding(mounts: Sequence[Mount], path: str) -> Mount | None:

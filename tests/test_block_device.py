@@ -561,12 +561,12 @@ def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(n
     assert hear(story, IO_ERROR.format("nvme1n1")).codes == ["block_device/io_error", "block_device/trouble"]
 
 
-@pytest.mark.parametrize(
-    "mount",
-    [
-        "24 21 253:17 / /var/lib/kubelet/pods/1/volumes/pvc/mount rw - ext4 /dev/mapper/pvc rw,emergency_ro\n",
-        "24 21 7:5 / /mnt/image rw - ext4 /dev/loop5 rw,emergency_ro\n",
-    ],
-)
-def test_a_volume_of_a_container_or_an_image_that_the_kernel_stopped_is_not_the_nodes(node, mount):
-    assert findings(block_device, node(mounts=MOUNTS + mount)) == []
+def test_a_volume_of_a_container_that_the_kernel_stopped_is_not_the_nodes(node):
+    volume = "24 21 253:17 / /var/lib/kubelet/pods/1/volumes/pvc/mount rw - ext4 /dev/mapper/pvc rw,emergency_ro\n"
+    assert findings(block_device, node(mounts=MOUNTS + volume)) == []
+
+
+def test_an_image_in_a_file_that_is_mounted_on_the_node_is_judged_when_it_is_looked_at_not_by_its_lines(node):
+    image = "24 21 7:5 / /mnt/image rw - ext4 /dev/loop5 rw,emergency_ro\n"
+    assert codes(findings(block_device, node(mounts=MOUNTS + image))) == ["block_device/stopped"]
+    assert judged("EXT4-fs (loop5): Remounting filesystem read-only") == []

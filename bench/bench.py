@@ -352,7 +352,7 @@ def idle() -> list[Figure]:
 
 
 def scans() -> list[Figure]:
-    """`healthd scan` over logs of 100 MB: CPU of the whole program, its start included, on one core. With the usual
+    """`healthd scan` over logs of up to 155 MB: CPU of the whole program, its start included, on one core. With the usual
     faults, with more of them, and with a storm; the figure to aim at is 50 MB/s."""
     figures = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
@@ -363,7 +363,7 @@ def scans() -> list[Figure]:
             else:
                 big_log.write_storm(log, STORM_LINES)
             megabytes = log.stat().st_size / 1e6
-            log.read_bytes()  # it is in the page cache
+            subprocess.run(["cksum", log], stdout=subprocess.DEVNULL, check=True)  # it is in the page cache
             runs = [scan(log) for _ in range(SCANS)]
             speed = [megabytes / seconds for seconds, _ in runs]
             aim = 100 / SCAN_MB_A_SECOND if each == 500 else None
@@ -380,8 +380,8 @@ SCAN_MB_A_SECOND = 50
 SCANNED = (
     ("a fault in 500 lines", 100_000_000, 500),
     ("no fault", 100_000_000, 10**9),
-    ("a fault in 10 lines", 100_000_000, 10),
-    ("faults only", 20_000_000, 1),
+    ("a fault in 10 lines", 20_000_000, 10),
+    ("faults only", 5_000_000, 1),
     ("a million lines of one Xid", 0, 0),
 )
 

@@ -35,7 +35,7 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
     """What an event is about: devices without their function, disks without partition, the port above; never empty."""
     fields = dict(event.fields)
     found = {_device(event.pci)} if event.pci else set()
-    found |= {_device(fields[name]) for name in _ADDRESSES if fields.get(name)}
+    found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
     found |= {disk(fields[name]) for name in _NAMES if fields.get(name)}
     found |= {f"{word}{fields[name]}" for name, word in _NUMBERED.items() if fields.get(name)}
     if event.kind in ("sxid", "nvlink") or (event.kind == "xid" and event.code in ("74", *map(str, range(144, 151)))):
@@ -62,14 +62,20 @@ def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], 
     found = [
         place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
     ]
-    if not found and event.kind in _GPU_KINDS and not event.pci:
-        near = [
-            place
-            for place, span in enumerate(open_ones)
-            if abs(time - span.last) <= INDEX_SECONDS and any(":" in part for part in span.parts)
-        ]
-        return near if len(near) == 1 else []
-    return found
+    if found or event.kind not in _GPU_KINDS:
+        return found
+    # The driver's own number of a GPU says nothing of its address: what is in trouble just then tells.
+    near = [
+        place
+        for place, span in enumerate(open_ones)
+        if abs(time - span.last) <= INDEX_SECONDS
+        and (all(map(_is_index, span.parts)) if event.pci else any(":" in part for part in span.parts))
+    ]
+    return near if len(near) == 1 else []
+
+
+def _is_index(part: str) -> bool:
+    return part.startswith("GPU") and part[3:].isdecimal()
 
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:

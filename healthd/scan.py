@@ -419,7 +419,7 @@ def _judge(seen: Seen, earlier: Sequence[KernelEvent], correlate: Correlate, nod
             alone = together
     if alone is None:
         return Judged(seen, _code(event), Severity.INFO, None, event.text, node)
-    message = alone.message.replace(f", {seen.count} lines", "")  # counted here
+    message = re.sub(rf", {seen.count} lines| \({seen.count} lines\)", "", alone.message)  # counted here
     return Judged(seen, alone.code, alone.severity, alone.clears, message, node)
 
 

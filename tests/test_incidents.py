@@ -65,6 +65,21 @@ def test_a_dying_disk_takes_its_file_system_along():
     assert list(map(len, found)) == [3, 1]
 
 
+def test_a_gpu_that_the_driver_only_numbers_is_the_one_in_trouble_just_then():
+    numbered = "NVRM: GPU6 _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"
+    failed = "NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
+    other = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x62:0x40:2168)"
+    assert len(grouped(at(10.0, numbered), at(10.2, failed))) == 1
+    assert len(grouped(at(10.0, failed), at(10.2, numbered))) == 1
+    assert len(grouped(at(10.0, failed), at(30.0, numbered))) == 2
+    assert len(grouped(at(10.0, failed), at(10.1, other), at(10.2, numbered))) == 3  # of which of them, nobody knows
+
+
+def test_ports_of_two_cards_that_have_the_same_number_are_two_incidents():
+    events = [at(10.0, f"infiniband mlx5_{card}: Couldn't open port 1 for agents") for card in (0, 1)]
+    assert len(grouped(*events)) == 2
+
+
 def test_two_gpus_and_two_times_are_two_incidents():
     xid = "NVRM: Xid (PCI:{}): 79, pid=1, name=a, GPU has fallen off the bus."
     events = (at(10, xid.format("0000:18:00")), at(11, xid.format("0000:2a:00")), at(200, xid.format("0000:18:00")))

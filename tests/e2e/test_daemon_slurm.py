@@ -165,6 +165,30 @@ def test_mode_drain_drains_and_leaves_the_jobs(cluster: SlurmCluster, node: str,
     assert cluster.job(job)["Restarts"] == "0"
 
 
+def test_a_severity_that_the_site_changes_while_the_drain_stands_requeues_and_enforce_false_resumes(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    job = running_job(cluster, node)
+    with healthd(cluster, node, tmp_path, config='[checks.gpu_xid.severity]\n"gpu_xid/79" = "degraded"\n') as daemon:
+        assert daemon.process is not None
+        daemon.kernel_line(xid(79))
+        drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+        rounds(daemon, 2)
+        assert cluster.job(job)["JobState"] == "RUNNING"
+        daemon.config.write_text('[checks.gpu_xid.severity]\n"gpu_xid/79" = "critical"\n')
+        daemon.process.send_signal(signal.SIGHUP)
+        assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+        assert cluster.node(node).reason_time == drained.reason_time
+        daemon.config.write_text("[checks.gpu_xid]\nenforce = false\n")
+        daemon.process.send_signal(signal.SIGHUP)
+        seconds_until(lambda: is_free(cluster, node))
+        assert daemon.until(lambda s: s["health"] == "warning", "the warning stays")["conditions"]
+        daemon.kernel_line(xid(79))
+        rounds(daemon, 3)
+        assert is_free(cluster, node)
+    assert cluster.job(job)["Restarts"] == "1"
+
+
 # --- what must not act
 
 

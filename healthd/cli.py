@@ -40,7 +40,7 @@ usage: healthd COMMAND [...]        healthd COMMAND --help says more
 look
   check [NAME ...]            run the checks once, now, without the daemon
   record FILE                 the same, and keep what they read, for a colleague
-  scan FILE|-                 what a kernel log tells, of this or another machine
+  scan FILE|-                 what a kernel log tells, also of another machine
   status                      what the daemon believes, and wants of Slurm
   explain CODE                what a code means, why it matters, and what to do
   list                        the checks: what they look at, how often
@@ -65,6 +65,7 @@ examples
   healthd check --json | jq .health    #   2 degraded or critical, 3 unknown
   healthd check --fake-nvml dgx-h100   # without a GPU: a fake DGX H100
   healthd check --replay gpu-042.rec   # another node, as it was when recorded
+  healthd scan /var/log/kern.log.1.gz  # what happened, first cause on top
   healthd explain gpu_xid/79
   healthd repaired gpu_xid/79 0000:1b:00.0
   healthd run --mode observe --runtime-dir /tmp/h --state-dir /tmp/h/state

@@ -44,7 +44,8 @@ class Watched:
         self.socket.settimeout(0.2)
         self.longest = 0.0
         self.answers = 0
-        self.done = threading.Event()
+        self.finished = threading.Event()  # the storm
+        self.done = threading.Event()  # the daemon
 
     @property
     def env(self) -> dict[str, str]:
@@ -60,7 +61,7 @@ class Watched:
                 pass
 
     def ask(self, daemon: Healthd) -> None:
-        while not self.done.is_set():
+        while not self.finished.is_set():
             self.answers += bool(daemon.status()["kernel_log"])
             time.sleep(0.02)
 
@@ -69,6 +70,7 @@ class Watched:
 def watched(tmp_path: Path) -> Iterator[Watched]:
     watched = Watched(tmp_path)
     yield watched
+    watched.finished.set()
     watched.done.set()
     watched.socket.close()
 
@@ -81,12 +83,13 @@ def rss_mib(daemon: Healthd) -> float:
 
 @pytest.mark.parametrize("line", [same, varying])
 def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault(watched: Watched, line) -> None:
+    hears = threading.Thread(target=watched.pings)
+    hears.start()  # before the daemon: a socket that nobody reads holds back who writes to it
     with Healthd("--interval", "3600", env=watched.env) as daemon:
         before, ledger = rss_mib(daemon), daemon.run_dir / "ledger.json"
         size, log = ledger.stat().st_size, daemon.log.stat().st_size
-        threads = [threading.Thread(target=watched.pings), threading.Thread(target=watched.ask, args=[daemon])]
-        for thread in threads:
-            thread.start()
+        asks = threading.Thread(target=watched.ask, args=[daemon])
+        asks.start()
         most = before
         for part in range(10):
             lines = [line(part * LINES // 10 + number) for number in range(LINES // 10)]
@@ -96,9 +99,8 @@ def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault
             most = max(most, rss_mib(daemon))
         daemon.kernel_line(xid(48, "0000:c3:00", "DBE (double bit error)"))  # right after
         status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == LINES + 1, "all is read", 120)
-        watched.done.set()
-        for thread in threads:
-            thread.join()
+        watched.finished.set()
+        asks.join()
         most = max(most, rss_mib(daemon))
         assert status["kernel_log"]["events_total"] == LINES + 1
         assert condition(status, "gpu_xid/79", "0000:df:00.0")
@@ -108,6 +110,8 @@ def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault
         assert daemon.log.stat().st_size - log < LEDGER_BYTES, "it is no storm in the journal"
         assert watched.answers > 0
         assert 0 < watched.longest < WATCHDOG_SECONDS
+    watched.done.set()
+    hears.join()
 
 
 def test_a_storm_through_a_fifo_holds_its_writer_back_and_hides_no_other_fault(tmp_path: Path) -> None:

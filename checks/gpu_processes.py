@@ -2,7 +2,8 @@
 
 Rule: what is left on a GPU keeps its memory from the next job, and keeps the GPU from being reset. Slurm's own epilogs
 and NHC look for such processes as well. The call takes a lock of the driver (some 4.5 ms a GPU), which jobs would feel:
-so it is made only while Slurm shows this node drained and idle. Asked by hand where jobs run, it names theirs, too.
+so it is made only while no job is here: Slurm shows this node drained and idle, or an epilog told that the last job
+ended, and Slurm's cgroups have none. Asked by hand where jobs run, it names theirs, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from healthd.past import Past
 
 USES = "nvml"
 WHEN = "idle"
+AFTER_EVENTS = ("job_end",)
 COMM_LENGTH = 15  # the kernel's names of programs end there
 
 

@@ -27,7 +27,7 @@ from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
 from healthd.host import Host
-from healthd.job_at_source import JobAtSource, with_jobs
+from healthd.job_at_source import LOOK_AGAIN_SECONDS, JobAtSource, with_jobs
 from healthd.kernel_fold import fold_events
 from healthd.kernel_listener import Listener
 from healthd.kernel_log import Gap, RawLine
@@ -47,6 +47,7 @@ from healthd.model import (
     Verdict,
 )
 from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
+from healthd.process import has_no_jobs
 from healthd.removals import removals
 from healthd.results import result_of
 from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
@@ -111,6 +112,7 @@ class Daemon:
         self.boot_id = self.host.boot_id()
         self.driver_is_unheld = self.is_driver_unheld()
         os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
+        self.is_without_jobs, self.looked_for_jobs_at = False, -FOREVER
         self.lock = lock(settings.runtime_dir)
         ledger.remove_leftovers(settings.runtime_dir)
         self.wakeup = wake_on_signals()
@@ -364,6 +366,22 @@ class Daemon:
         return not self.settings.nvml.fake and self.host.driver_is_held() is False
 
     def is_idle(self) -> bool:
+        """Whether no job is on this node: drained and idle, or empty since the last job ended."""
+        return self.is_drained() or self.is_empty()
+
+    def is_empty(self) -> bool:
+        """Whether Slurm's cgroups show no job since an epilog told that one ended. Another may come any moment."""
+        if self.is_without_jobs and self.monotonic() >= self.looked_for_jobs_at + LOOK_AGAIN_SECONDS:
+            self.look_for_jobs()
+        return self.is_without_jobs
+
+    def look_for_jobs(self) -> None:
+        self.looked_for_jobs_at = self.monotonic()
+        before, self.is_without_jobs = self.is_without_jobs, has_no_jobs(self.settings.root)
+        if before and not self.is_idle():
+            self.forget_idle()
+
+    def is_drained(self) -> bool:
         """Whether Slurm has shown this node drained and idle since the last round: an older word may be past. It is
         asked each round only while we want or hold something of it, never in observe mode."""
         slurm = self.slurm.status
@@ -498,7 +516,7 @@ class Daemon:
         rests_on = (known.conditions, known.trusted_since, jobs, self.turns)
         if rests_on != self.judged:
             self.judged = rests_on
-            names = [job.name for job in jobs]
+            names = [job.name for job in jobs if self.is_drained() or not self.checks[job.check].when]
             optional = {name for name in names if not self.checks[name[0]].holds_resume(self.loaded.checks[name])}
             self.verdict = verdict.judge(known.by_key(), self.results, names, known.trusted_since, optional)
 
@@ -740,6 +758,7 @@ class Daemon:
     def job_ended(self) -> dict[str, Any]:
         """The epilog of a job: the checks that this concerns look at once. `left`: those that it may wait for."""
         asked = self.now()
+        self.look_for_jobs()
         self.rounds.look_after_event(self.concerned_by_job_end())
         left = self.looks_left(asked)
         words = f"these look now: {', '.join(left)}" if left else "all have looked just now"

@@ -46,6 +46,17 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
     return {}
 
 
+def has_no_jobs(root: str) -> bool:
+    """Whether Slurm's cgroups show that no process of a job is here. Where Slurm uses none, nobody knows: False."""
+    top = os.path.join(root, CGROUP)
+    used = any(
+        not directory.endswith(".service")
+        for hierarchy in HIERARCHIES
+        for directory in _slurm_directories(os.path.join(top, hierarchy))
+    )
+    return used and not job_processes(root)
+
+
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
     """v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope."""
     for entry in _directories(hierarchy):

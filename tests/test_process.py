@@ -106,6 +106,21 @@ def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
     assert job_processes(cgroups(tmp_path, **members)) == processes
 
 
+@pytest.mark.parametrize(
+    ("members", "empty"),
+    [
+        ({V2_STEP: ""}, True),
+        ({"system.slice/slurmstepd.scope/system": "2"}, True),
+        ({"freezer/slurm/uid_0": ""}, True),
+        ({V2_STEP: "7"}, False),
+        ({"system.slice/slurmd.service": "1"}, False),
+        ({}, False),
+    ],
+)
+def test_only_slurms_cgroups_show_that_no_job_is_here(members: dict[str, str], empty: bool, tmp_path: Path) -> None:
+    assert process.has_no_jobs(cgroups(tmp_path, **members)) is empty
+
+
 def test_a_cgroup_that_goes_or_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "1", f"{V2_STEP}/user/task_1": "2"})
     threaded = tmp_path / "sys/fs/cgroup" / V2_STEP / "user/task_0/cgroup.procs"

@@ -155,3 +155,28 @@ def test_the_health_check_program_of_slurmd_can_be_healthd(tmp_path: Path) -> No
             assert done.returncode == 2
             assert done.stdout.startswith("drain: gpu_xid/79 0000:61:00.0")
         until(lambda: "drain: gpu_xid/79" in node.cluster.log("slurmd.n1"))
+
+
+def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_stays(tmp_path: Path) -> None:
+    """Slurm's cgroups tell that the node is empty: a captured tree of them stands in for the machine's."""
+    scope = tmp_path / "tree/sys/fs/cgroup/system.slice/slurmstepd.scope/system"
+    scope.mkdir(parents=True)
+    (scope / "cgroup.procs").write_text("1\n")
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text('profile = "dgx-h100"\n[gpu.3]\nprocesses = [4711]\n')
+    config = "[checks.gpu_processes]\nconfirm_seconds = 3\n"
+    flags = ("--mode", "act", "--node-name", "n1", "--interval", "60", "--root", str(tmp_path / "tree"))
+    with SlurmCluster(nodes=1) as cluster:
+        daemon = Healthd(*flags, directory=tmp_path, env=cluster.env, fake_nvml=str(scenario), config=config)
+        with daemon:
+            assert condition(daemon.status(), "gpu_processes/left") is None
+            assert daemon.ask(command="job-ended")["done"]
+            found = daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "it is seen", 5)
+            assert (condition(found, "gpu_processes/left") or {})["state"] == "pending"
+            job = scope.parent / "job_12/step_0"
+            job.mkdir(parents=True)
+            (job / "cgroup.procs").write_text("4712\n")
+            daemon.until(lambda s: condition(s, "gpu_processes/left") is None, "a job runs: it may be its own", 20)
+            (job / "cgroup.procs").write_text("")
+            daemon.ask(command="job-ended")
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/left", timeout=30)

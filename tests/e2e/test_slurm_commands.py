@@ -19,12 +19,12 @@ IDLE = "printf '%-200s%-40s%-80s%-400s\\n' idle Unknown Unknown none"
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down its arguments."""
+    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down what it is to change."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {
         "sinfo": f"echo read >>{tmp_path}/reads; [ ! -e {tmp_path}/slow ] || sleep 1.5; {IDLE}",
-        "scontrol": f'echo "$@" >>{tmp_path}/changes',
+        "scontrol": f'[ "$1" = listpids ] || echo "$@" >>{tmp_path}/changes',
     }.items():
         program = programs / name
         program.write_text(f"#!/bin/sh\n{body}\n")

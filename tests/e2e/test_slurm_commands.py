@@ -19,7 +19,7 @@ IDLE = "printf '%-200s%-40s%-80s%-400s\\n' idle Unknown Unknown none"
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down what it is to change."""
+    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down what it changes."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {

@@ -46,6 +46,8 @@ look
   list                        the checks: what they look at, how often
 
 tell the running daemon
+  ack CODE [PART] --for 2h --why TEXT
+                              I know: do not drain for it, so long
   repaired CODE [PART]        it is repaired: look again, resume if all is well
   pause --for 30m --why TEXT  leave Slurm alone for a while (driver upgrade)
   resume-checks               the pause is over
@@ -563,6 +565,17 @@ def _repaired(args: argparse.Namespace) -> int:
     return say(_ask(args, {"command": "repaired", "code": args.code, "part": args.part})["done"] + "\n")
 
 
+def _ack_arguments(parser: Parser) -> None:
+    parser.add_argument("code", metavar="CODE", help="ib_link/down, as status shows it")
+    parser.add_argument("part", metavar="PART", nargs="?", help="mlx5_3/1 (default: every part with that code)")
+    _pause_arguments(parser)
+
+
+def _ack(args: argparse.Namespace) -> int:
+    request = {"command": "ack", "code": args.code, "part": args.part}
+    return say(_ask(args, {**request, "seconds": _seconds(args, "ack"), "why": args.why})["done"] + "\n")
+
+
 def _pause_arguments(parser: Parser) -> None:
     parser.add_argument("--for", metavar="TIME", dest="time", required=True, help="30m, 2h, 1d, 90s; at most a week")
     parser.add_argument("--why", metavar="TEXT", required=True, help="for whoever looks at the node meanwhile")
@@ -570,10 +583,16 @@ def _pause_arguments(parser: Parser) -> None:
 
 
 def _pause(args: argparse.Namespace) -> int:
+    request = {"command": "pause", "seconds": _seconds(args, "pause"), "why": args.why}
+    return say(_ask(args, request)["done"] + "\n")
+
+
+def _seconds(args: argparse.Namespace, command: str) -> float:
     seconds = flags.duration(args.time)
     if seconds is None:
-        raise Stop(f'healthd pause: --for: must be a time like 30m, 2h or 1h30m (units s, m, h, d), is "{args.time}"')
-    return say(_ask(args, {"command": "pause", "seconds": seconds, "why": args.why})["done"] + "\n")
+        must = "must be a time like 30m, 2h or 1h30m (units s, m, h, d)"
+        raise Stop(f'healthd {command}: --for: {must}, is "{args.time}"')
+    return seconds
 
 
 def _resume_checks(args: argparse.Namespace) -> int:
@@ -745,6 +764,14 @@ COMMANDS = {
         "What the running daemon believes: health, conditions, the last round, and what Slurm has.\n"
         "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or not running, 64 wrong use.",
         "  healthd status\n  healthd status --json | jq '.conditions[] | {code, subject, job}'\n",
+    ),
+    "ack": Command(
+        _ack_arguments,
+        _ack,
+        "Tell the daemon that you know of something. It does not drain for that until the time is over, lifts a drain "
+        "that it made for nothing else, and shows who knows and why. It counts again when the time is over, or as soon "
+        "as it is worse. A new ack takes the place of the old one: --for 1s ends it.",
+        '  healthd ack ib_link/down mlx5_3/1 --for 2h --why "cable is on its way"\n',
     ),
     "repaired": Command(
         _repaired_arguments,

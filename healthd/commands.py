@@ -1,18 +1,19 @@
 """What people tell the running daemon over its control socket (the protocol is in status.py): pure where it decides.
 
-Each command is one that an engineer gives at a node: "I repaired it", "leave it alone for half an hour", "go on".
+Each command is one that an engineer gives at a node: "I know of it", "I repaired it", "leave it alone for half an
+hour", "go on".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from healthd import verdict
 from healthd.ledger import Pause
 from healthd.memory import Memory
-
-LONGEST_PAUSE_SECONDS = 7 * 86400.0
+from healthd.model import Ack, Condition, Severity
+from healthd.verdict import LONGEST_WISH_SECONDS
 
 
 class Refused(Exception):
@@ -20,26 +21,50 @@ class Refused(Exception):
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    code, part = str(request.get("code")), request.get("part")
-    before = memory.ledger.by_key()
-    hit = [c for c in before.values() if c.code == code and part in (None, c.subject)]
-    if not hit:
-        standing = ", ".join(f"{c.code} {c.subject}".strip() for c in before.values()) or "none"
-        raise Refused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
-    memory.set_conditions(verdict.repaired(before, code, part, who, now))
+    code, part, hit = _meant(memory, request)
+    memory.set_conditions(verdict.repaired(memory.conditions, code, part, who, now))
     memory.forget_growth(hit)
-    names = ", ".join(f"{c.code} {c.subject}".strip() for c in hit)
-    return f"repaired: {names}; all checks look now"
+    return f"repaired: {_names(hit)}; all checks look now"
+
+
+def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    from healthd.render import duration
+
+    code, part, hit = _meant(memory, request)
+    seconds, why = _how_long_and_why(request, "an ack")
+    known = Ack(now + seconds, why, who, Severity.INFO)
+    memory.set_conditions(verdict.known_for_a_while(memory.conditions, code, part, known))
+    return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
+
+
+def _meant(memory: Memory, request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
+    """Code, part (None = every part) and the conditions that these mean. Raises Refused if there is none."""
+    code, part = str(request.get("code")), request.get("part")
+    hit = [c for c in memory.ledger.conditions if c.code == code and part in (None, c.subject)]
+    if not hit:
+        standing = _names(memory.ledger.conditions) or "none"
+        raise Refused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
+    return code, part, hit
+
+
+def _names(conditions: Iterable[Condition]) -> str:
+    return ", ".join(f"{c.code} {c.subject}".strip() for c in conditions)
+
+
+def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
+    """Raises Refused. `what`: "a pause"."""
+    seconds, why = request.get("seconds"), str(request.get("why") or "").strip()
+    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_WISH_SECONDS:
+        raise Refused(f"{what} lasts more than nothing and at most a week")
+    if not why:
+        raise Refused(f"{what} needs a reason")
+    return seconds, why
 
 
 def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
     from healthd.render import duration
 
-    seconds, why = request.get("seconds"), str(request.get("why") or "").strip()
-    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_PAUSE_SECONDS:
-        raise Refused("a pause lasts more than nothing and at most a week")
-    if not why:
-        raise Refused("a pause needs a reason")
+    seconds, why = _how_long_and_why(request, "a pause")
     memory.change(pause=Pause(now + seconds, why, who))
     return f"paused for {duration(seconds)} by {who}: {why}"
 
@@ -56,4 +81,4 @@ def end_pause(memory: Memory, now: float) -> None:
     memory.change(pause=None, trusted_since=now)
 
 
-COMMANDS = {"repaired": repaired, "pause": pause, "resume-checks": resume_checks}
+COMMANDS = {"ack": ack, "repaired": repaired, "pause": pause, "resume-checks": resume_checks}

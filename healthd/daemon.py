@@ -209,7 +209,7 @@ class Daemon:
 
     def wait(self) -> None:
         """Sleep until something can be read, a deadline passes, or something is due."""
-        pause = self.memory.ledger.pause
+        pause, acknowledged = self.memory.ledger.pause, self.memory.ledger.conditions
         moments = (
             self.rounds.deadline,
             self.slurm.deadline,
@@ -220,6 +220,7 @@ class Daemon:
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
             self.ticked + self.watchdog_seconds / 2,
+            self.monotonic() + min((c.ack.until for c in acknowledged if c.ack), default=FOREVER) - self.now(),
         )
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
         waits += [*self.kernel.waits(), *self.job_at_source.waits(), *self.control.waits(), *self.removals.waits()]
@@ -508,6 +509,7 @@ class Daemon:
             commands.end_pause(self.memory, now)
             self.rounds.look_now()
 
+        self.memory.end_acks()
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:

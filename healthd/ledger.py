@@ -18,7 +18,7 @@ from typing import Any
 from healthd.convert import dump, load
 from healthd.model import Condition, ConditionState, Inventory, KernelEvent, SlurmMemory
 from healthd.past import decode as decode_store
-from healthd.verdict import shifted
+from healthd.verdict import moved_end, shifted
 
 VERSION = 1
 FILE = "ledger.json"
@@ -86,7 +86,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
-    slurm = ledger.slurm
+    slurm, pause = ledger.slurm, ledger.pause
     return dataclasses.replace(
         ledger,
         born=move(ledger.born),
@@ -101,7 +101,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             resumed_at=move(slurm.resumed_at),
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
         ),
-        pause=dataclasses.replace(ledger.pause, until=ledger.pause.until + seconds) if ledger.pause else None,
+        pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until)) if pause else None,
     )
 
 

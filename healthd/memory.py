@@ -143,6 +143,15 @@ class Memory:
         if len(self.ledger.conditions) == len(before.conditions):
             self.unsaved = unsaved
 
+    def end_acks(self) -> None:
+        """What a person knew of, but for a while only, or not so bad."""
+        for key, after in (ended := verdict.after_acks(self.conditions, self._now())).items():
+            before = self.conditions[key]
+            if before.ack and not after.ack:
+                worse = "it is worse now" if after.severity > before.ack.severity else "its time is over"
+                log.info("%s: the ack of %s ends, %s: %s", " ".join(key).strip(), before.ack.who, worse, before.ack.why)
+        self.set_conditions(ended)
+
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
         """The clock was set by `step` seconds: what was written `since`..`until` (of the old clock) moves with it."""
 

@@ -79,6 +79,9 @@ def _health(s: Snapshot) -> Iterator[Metric]:
         for c in s.verdict.conditions
     ]
     yield _gauge("condition", "A problem that stands: 1 while it is there.", conditions)
+    acks = [({"code": c.code, "subject": c.subject}, c.ack.until) for c in s.verdict.conditions if c.ack]
+    until = "Until when a person knows of a problem that stands, by healthd ack: it does not act."
+    yield _gauge("condition_acknowledged_until_timestamp_seconds", until, acks)
     # Apart: a job that becomes known later must not make another series of the condition. "job" is Prometheus's own.
     jobs = [
         ({"code": c.code, "subject": c.subject, "slurm_job": job}, 1.0)

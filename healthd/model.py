@@ -197,6 +197,16 @@ class ConditionState(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ack:
+    """`healthd ack`: a person knows of a condition, `until` then. `severity`: how bad they know it to be."""
+
+    until: float
+    why: str
+    who: str
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
 class Condition:
     """A finding that the ledger holds, keyed by (code, subject).
 
@@ -206,7 +216,8 @@ class Condition:
     count            kernel events, or completed runs that saw it
     last_level_seen  last time a check that looks at the state itself saw it (0 = never)
     last_event       time of the last kernel event behind it (0 = never)
-    acknowledged_at  an operator resumed or acknowledged then (0 = never): only what is seen later may act
+    acknowledged_at  an operator resumed the node then (0 = never): only what is seen later may act
+    ack              a person knows of it for a while: until then it is acknowledged, whatever is seen, unless it rises
     clean_runs       completed runs in a row without it
     quiet_seconds    time without news that counted towards its window
     repaired         a reset or a reboot came after its last sight: its window runs also without load
@@ -247,6 +258,7 @@ class Condition:
     repaired: bool = False
     history: bool = False
     job: str = ""
+    ack: Ack | None = None
 
 
 @dataclass(frozen=True, slots=True)

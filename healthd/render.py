@@ -338,6 +338,8 @@ def _story(c: Document, now: float) -> str:
         parts.append(f"job {c['job']}")
     if c["history"]:
         parts.append("from before healthd's first start")
+    if c.get("ack"):
+        parts.append(f"known to {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
     return f"{', '.join(parts)}; ends with: {_ends(c)}"
 
 

@@ -4,6 +4,7 @@ Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, 
 
     {"command": "status"}                                        -> {"status": {...as status_json...}}
     {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "cleared 1 condition: ..."}
+    {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "resume-checks"}                                 -> {"done": "..."}
     {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
@@ -152,6 +153,7 @@ def condition_json(c: Condition) -> dict[str, Any]:
         "history": c.history,
     }
 
+        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
 
 def result_json(r: CheckResult) -> dict[str, Any]:
     return {

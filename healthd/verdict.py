@@ -5,6 +5,7 @@ A condition's life:
     finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by what `clears` names
                                                   |  ^
                     an operator resumes the node  v  |  seen again, with other evidence
+          `healthd ack`: a person knows of it     |  |  its time is over, or it has become worse
                                              ACKNOWLEDGED
 """
 
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 from healthd.config import CheckConfig
 from healthd.model import (
+    Ack,
     CheckResult,
     Clears,
     Condition,
@@ -31,6 +33,8 @@ from healthd.model import (
 Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
 
 RELAPSE_SECONDS = 7 * 24 * 3600.0  # a REBOOT fault that opens again within it waits for an operator
+
+LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # of a pause or an ack
 
 _STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
 _LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
@@ -118,10 +122,10 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
     severity = finding.severity
     if finding.worsens and now - persists_since >= finding.worsens.after_seconds:
         severity = max(severity, finding.worsens.severity)
-    acknowledged = old.state is ConditionState.ACKNOWLEDGED
+    acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
         old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs of now
-    if acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence:
+    if old.ack or (acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
         state = ConditionState.PENDING
@@ -171,7 +175,7 @@ def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
-    by_pass = old.clears is Clears.PASS or old.state is ConditionState.ACKNOWLEDGED
+    by_pass = old.clears is Clears.PASS or (old.state is ConditionState.ACKNOWLEDGED and old.ack is None)
     if by_pass and clean.clean_runs >= clear_after:
         return _cleared(clean, "pass", now)
     return clean
@@ -262,7 +266,7 @@ def absorb_events(
                 severity=finding.severity if live else min(finding.severity, Severity.INFO),
                 clears=old.clears if old.clears is Clears.OPERATOR else finding.clears,
                 message=finding.message,
-                state=ConditionState.ACKNOWLEDGED if was_known else ConditionState.OPEN,
+                state=ConditionState.ACKNOWLEDGED if was_known or old.ack else ConditionState.OPEN,
                 last_seen=max(when, old.last_seen),
                 last_event=max(when, old.last_event),
                 last_sequence=max([old.last_sequence, *(event.sequence for event in fresh)]),
@@ -299,7 +303,7 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
     if (
         old.clears not in _LATCHED
         or old.history
-        or old.state is not ConditionState.OPEN
+        or (old.state is not ConditionState.OPEN and old.ack is None)
         or finding.severity >= old.severity
     ):
         return finding
@@ -407,6 +411,35 @@ def repaired(
     )
 
 
+def known_for_a_while(
+    conditions: Conditions, code: str, subject: str | None, ack: Ack
+) -> dict[tuple[str, str], Condition]:
+    """A person knows of it (`healthd ack`): it does not act until `ack.until`. None: every part with that code."""
+    return _where(
+        conditions,
+        lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
+        lambda c: replace(c, state=ConditionState.ACKNOWLEDGED, ack=replace(ack, severity=c.severity)),
+    )
+
+
+def after_acks(conditions: Conditions, now: float) -> dict[tuple[str, str], Condition]:
+    """What a person knew of counts again: their time is over, or it is worse than what they knew."""
+    return _where(
+        conditions,
+        lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
+        lambda c: _opened(replace(c, state=_state_without_ack(c), ack=None), now),
+    )
+
+
+def _state_without_ack(c: Condition) -> ConditionState:
+    """As if nobody had said anything: what an operator's resume forgave before stays forgiven until it is seen anew."""
+    if not c.opened_at and c.last_level_seen - c.persists_since < c.confirm_seconds:
+        return ConditionState.PENDING
+    same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
+    seen = max(c.last_event, 0.0 if same else c.last_level_seen)
+    return ConditionState.ACKNOWLEDGED if seen <= c.acknowledged_at else ConditionState.OPEN
+
+
 def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[tuple[str, str], Condition]:
     """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
     Only what is seen again after `now` acts again, and what opened in between."""
@@ -440,6 +473,7 @@ def _acknowledged(condition: Condition, now: float) -> Condition:
         state=ConditionState.ACKNOWLEDGED,
         acknowledged_at=now,
         acknowledged_evidence=condition.evidence,
+        ack=None,
     )
 
 
@@ -463,7 +497,16 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
         opened_at=move(condition.opened_at),
         critical_at=move(condition.critical_at),
         cleared_at=move(condition.cleared_at),
+        ack=replace(ack, until=moved_end(ack.until, seconds, until)) if (ack := condition.ack) else None,
     )
+
+
+def moved_end(moment: float, seconds: float, now: float) -> float:
+    """When a pause or an ack ends after the clock was set at `now` of the old clock: it lasts as long as was said.
+
+    One that is further away was given while the clock was right: this machine booted in the year 2000.
+    """
+    return moment + seconds if moment <= now + LONGEST_WISH_SECONDS else moment
 
 
 # --- the verdict

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd import past, verdict
-from healthd.commands import COMMANDS, LONGEST_PAUSE_SECONDS, Refused
+from healthd.commands import COMMANDS, Refused
 from healthd.ledger import Pause
 from healthd.memory import Memory
 from healthd.model import Condition, ConditionState
@@ -81,10 +81,11 @@ def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory
 @pytest.mark.parametrize(
     "request_", [{"code": "gpu_xid/48"}, {"code": "gpu_xid/79", "part": "0000:99:00.0"}, {}, {"code": 7}, {"code": []}]
 )
-def test_what_does_not_stand_cannot_be_repaired_and_the_refusal_says_what_does(
-    memory: Memory, request_: dict[str, Any]
+@pytest.mark.parametrize("command", ["repaired", "ack"])
+def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
+    memory: Memory, command: str, request_: dict[str, Any]
 ) -> None:
-    why = refused(memory, "repaired", **request_)
+    why = refused(memory, command, **{"seconds": 60, "why": "because", **request_})
     assert why.startswith("there is no condition ")
     assert "gpu_xid/79 0000:61:00.0" in why
 
@@ -107,14 +108,19 @@ def test_a_second_pause_takes_the_place_of_the_first(memory: Memory) -> None:
     assert memory.ledger.pause == Pause(NOW + 70, "almost done", "ann (uid 1000)")
 
 
-@pytest.mark.parametrize("seconds", [0, -1, None, "1800", LONGEST_PAUSE_SECONDS + 1, float("nan"), float("inf")])
-def test_a_pause_of_no_time_or_of_for_ever_is_refused(memory: Memory, seconds: Any) -> None:
-    assert "a pause lasts" in refused(memory, "pause", seconds=seconds, why="because")
+WISHES = pytest.mark.parametrize("command", ["pause", "ack"])
 
 
+@WISHES
+@pytest.mark.parametrize("seconds", [0, -1, None, "1800", verdict.LONGEST_WISH_SECONDS + 1, float("nan"), float("inf")])
+def test_a_pause_or_an_ack_of_no_time_or_of_for_ever_is_refused(memory: Memory, command: str, seconds: Any) -> None:
+    assert " lasts more than " in refused(memory, command, code="gpu_xid/79", seconds=seconds, why="because")
+
+
+@WISHES
 @pytest.mark.parametrize("why", [None, "", "  "])
-def test_a_pause_without_a_reason_is_refused(memory: Memory, why: Any) -> None:
-    assert "reason" in refused(memory, "pause", seconds=60, why=why)
+def test_a_pause_or_an_ack_without_a_reason_is_refused(memory: Memory, command: str, why: Any) -> None:
+    assert "needs a reason" in refused(memory, command, code="gpu_xid/79", seconds=60, why=why)
 
 
 def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:

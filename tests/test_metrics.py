@@ -26,6 +26,7 @@ from healthd.host import Host
 from healthd.ledger import Pause
 from healthd.metrics import render, serve
 from healthd.model import (
+    Ack,
     CheckResult,
     Clears,
     Condition,
@@ -438,3 +439,12 @@ def test_the_jobs_at_the_source_are_a_family_of_their_own() -> None:
         f'healthd_condition_slurm_job{{code="gpu_xid/79",slurm_job="{job}",subject="0000:1b:00.0"}} 1.0'
         for job in ("12", "13")
     ]
+
+
+def test_until_when_a_person_knows_of_a_problem_is_told_while_they_do() -> None:
+    known = Ack(NOW + 7200, "cable is on its way", "ann", Severity.CRITICAL)
+    standing = (condition("0000:1b:00.0", ack=known), condition("0000:1c:00.0"))
+    page = render(replace(PLAIN, verdict=Verdict(Health.WARNING, standing))).decode()
+    (line,) = [line for line in page.splitlines() if line.startswith("healthd_condition_acknowledged_until")]
+    assert '_timestamp_seconds{code="gpu_xid/79",subject="0000:1b:00.0"} ' in line
+    assert float(line.split()[-1]) == NOW + 7200

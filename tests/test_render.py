@@ -194,6 +194,12 @@ def test_what_only_a_person_ends_is_told_as_the_command():
     assert "ends with: healthd repaired gpu_xid/79 0000:61:00.0" in text
 
 
+def test_who_knows_of_it_why_and_until_when_is_told():
+    known = {"until": NOW + 7200, "why": "cable is on its way", "who": "ann (uid 1000)"}
+    text = status(conditions=[condition(state="acknowledged", ack=known)])
+    assert "known to ann (uid 1000), ends in 2 h: cable is on its way" in " ".join(text.split())
+
+
 def test_a_replay_says_of_when_it_is():
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW))
     assert render.check(looked(), PAGE, replayed=True).startswith(f"n1: healthy, when it was recorded on {when}\n")

@@ -151,9 +151,9 @@ def condition_json(c: Condition) -> dict[str, Any]:
         "count": c.count,
         "job": c.job,
         "history": c.history,
+        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
     }
 
-        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
 
 def result_json(r: CheckResult) -> dict[str, Any]:
     return {

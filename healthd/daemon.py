@@ -219,8 +219,8 @@ class Daemon:
             self.job_at_source.deadline,
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
-            self.ticked + self.watchdog_seconds / 2,
             self.monotonic() + min((c.ack.until for c in acknowledged if c.ack), default=FOREVER) - self.now(),
+            self.ticked + self.watchdog_seconds / 2,
         )
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
         waits += [*self.kernel.waits(), *self.job_at_source.waits(), *self.control.waits(), *self.removals.waits()]
@@ -508,8 +508,8 @@ class Daemon:
             log.info("the pause is over: %s", pause.why)
             commands.end_pause(self.memory, now)
             self.rounds.look_now()
-
         self.memory.end_acks()
+
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:

@@ -558,11 +558,13 @@ def _status(args: argparse.Namespace) -> int:
 def _repaired_arguments(parser: Parser) -> None:
     parser.add_argument("code", metavar="CODE", help="gpu_xid/79, as status shows it")
     parser.add_argument("part", metavar="PART", nargs="?", help="0000:1b:00.0 (default: every part with that code)")
+    parser.add_argument("--why", metavar="TEXT", help="what was done: for the log, and for status")
     flags.client(parser)
 
 
 def _repaired(args: argparse.Namespace) -> int:
-    return say(_ask(args, {"command": "repaired", "code": args.code, "part": args.part})["done"] + "\n")
+    request = {"command": "repaired", "code": args.code, "part": args.part, "why": args.why}
+    return say(_ask(args, request)["done"] + "\n")
 
 
 def _ack_arguments(parser: Parser) -> None:
@@ -778,7 +780,7 @@ COMMANDS = {
         _repaired,
         "Tell the daemon that something is repaired. It ends the condition, looks at everything again, and "
         "resumes the node in Slurm once every check has passed.",
-        "  healthd repaired gpu_xid/79 0000:1b:00.0\n",
+        '  healthd repaired gpu_xid/79 0000:1b:00.0 --why "reseated, ticket 12"\n',
     ),
     "pause": Command(
         _pause_arguments,

@@ -22,9 +22,10 @@ class Refused(Exception):
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
     code, part, hit = _meant(memory, request)
-    memory.set_conditions(verdict.repaired(memory.conditions, code, part, who, now))
+    why = _why(request)
+    memory.set_conditions(verdict.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
     memory.forget_growth(hit)
-    return f"repaired: {_names(hit)}; all checks look now"
+    return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks look now"
 
 
 def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
@@ -51,9 +52,13 @@ def _names(conditions: Iterable[Condition]) -> str:
     return ", ".join(f"{c.code} {c.subject}".strip() for c in conditions)
 
 
+def _why(request: Mapping[str, Any]) -> str:
+    return str(request.get("why") or "").strip()
+
+
 def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
     """Raises Refused. `what`: "a pause"."""
-    seconds, why = request.get("seconds"), str(request.get("why") or "").strip()
+    seconds, why = request.get("seconds"), _why(request)
     if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_WISH_SECONDS:
         raise Refused(f"{what} lasts more than nothing and at most a week")
     if not why:

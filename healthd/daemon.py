@@ -159,6 +159,7 @@ class Daemon:
         self.incidents: dict[tuple[str, str], tuple[str, str]] = {}
         self.results: dict[tuple[str, str], CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
+        self.commanded: Counter[str] = Counter()
         self.turns = 0  # how often the outcome of some check has changed
         self.overdue_since: dict[tuple[str, str], float] = {}
         self.judged: tuple[object, ...] = ()
@@ -713,6 +714,8 @@ class Daemon:
             round=self.rounds.status,
             inventory=known.inventory,
             pause=known.pause,
+            commands=dict(self.commanded),
+            fleet_hold=known.slurm.hold,
             barred=self.runner.barred,
             workers_started_total=self.runner.started_total,
             workers_abandoned_total=self.runner.abandoned_total,
@@ -753,6 +756,7 @@ class Daemon:
         except commands.Refused as refusal:
             return {"error": f"{name}: {refusal}"}
         log.warning("%s by %s: %s", name, who, done)
+        self.commanded[name] += 1
         self.memory.save()
         self.rounds.look_now()
         return {"done": done}

@@ -167,6 +167,8 @@ def _decision(s: Snapshot) -> Iterator[Metric]:
     yield _gauge("decision", "What was last decided: 1 for the action that holds.", actions)
     withheld = "Whether something would be done but for the mode, a pause or a limit."
     yield _gauge("decision_withheld", withheld, [({}, float(isinstance(d, Leave) and bool(d.would)))])
+    told = [({"command": command}, float(times)) for command, times in s.commands.items()]
+    yield _counter("commands_total", "What people told healthd since the start: ack, repaired, pause, ...", told)
     yield _gauge("paused", "Whether people paused healthd.", [({}, float(s.pause is not None))])
     until = _moment(s.pause.until) if s.pause else []
     yield _gauge("paused_until_timestamp_seconds", "When the pause ends.", until)

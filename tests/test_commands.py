@@ -55,6 +55,12 @@ def test_a_repaired_part_ends_its_condition_and_no_other(memory: Memory) -> None
     assert ended.cleared_by == "repaired by ann (uid 1000)"
 
 
+def test_who_repaired_it_and_how_stays_known(memory: Memory) -> None:
+    said = told(memory, "repaired", code="gpu_xid/79", part="0000:61:00.0", why="reseated, ticket 12")
+    assert said == "repaired: gpu_xid/79 0000:61:00.0: reseated, ticket 12; all checks look now"
+    assert memory.ledger.cleared[0].cleared_by == "repaired by ann (uid 1000): reseated, ticket 12"
+
+
 def test_what_the_counters_of_a_repaired_part_did_before_is_forgotten(memory: Memory) -> None:
     series = past.Series(3.0, NOW, "b1", ((NOW, 3.0),))
     keys = ("lost_total{pci=0000:61:00.0}", "lost_total{pci=0000:1b:00.0}")

@@ -65,7 +65,7 @@ class Removals:
             while self._monitor is not None and (device := self._monitor.poll(0)) is not None:
                 if device.action == "remove":
                     removed.add(pci_of(device.device_path))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # pyudev's word for EINVAL is ValueError
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()
@@ -87,7 +87,7 @@ class Removals:
             return
         self.status = replace(self.status, up=True, trouble="")
 
-    def _lost(self, error: OSError) -> None:
+    def _lost(self, error: Exception) -> None:
         """pyudev does not say why: the socket knows, if it is still one."""
         why = 0
         try:

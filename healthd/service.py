@@ -1,6 +1,6 @@
 """What the service manager is told, and where the log goes: systemd where it started us, plain stderr elsewhere.
 
-systemd-python is imported only if NOTIFY_SOCKET or JOURNAL_STREAM is set. Protocols: sd_notify(3),
+systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3),
 sd_watchdog_enabled(3), "Native Journal Protocol" and JOURNAL_STREAM in systemd.exec(5).
 """
 
@@ -17,12 +17,13 @@ from collections.abc import Mapping
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "healthd"
+PATIENCE_SECONDS = 1.0  # for what is told once and waited for; the rest never waits
 _FIELD_NAME = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
 def ready(status: str = "") -> None:
     """Start-up, or a reload that `reloading` announced, is over."""
-    _notify("READY=1", f"STATUS={status}" if status else "")
+    _notify("READY=1", f"STATUS={status}" if status else "", patience_seconds=PATIENCE_SECONDS)
 
 
 def status(text: str) -> None:
@@ -56,15 +57,17 @@ def watchdog_seconds() -> float | None:
     return int(text) / 1e6
 
 
-def _notify(*assignments: str) -> None:
-    """Tell the service manager, if there is one. That it does not listen is no reason to stop working."""
-    if not os.environ.get("NOTIFY_SOCKET"):
+def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
+    """Tell the service manager, if there is one. That it does not listen is no reason to stop working, nor to wait:
+    libsystemd's own sd_notify() waits for ever where the manager's queue is full."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
         return
-    from systemd import daemon
-
     lines = (" ".join(line.split()) for line in assignments if line)  # a line break would begin another assignment
     try:
-        daemon.notify("\n".join(lines))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(patience_seconds)
+            sender.sendto("\n".join(lines).encode("utf-8", "replace"), re.sub("^@", "\0", path))
     except OSError as error:
         logging.getLogger(__name__).warning("the service manager does not listen: %s", error)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +69,47 @@ def test_a_service_manager_that_is_gone_is_logged_and_no_more(
     manager.close()
     service.watchdog()
     assert "the service manager does not listen" in caplog.text
+
+
+def fill_the_queue() -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other,
+        contextlib.suppress(BlockingIOError),
+    ):
+        while True:
+            other.sendto(b"STATUS=of another service", os.environ["NOTIFY_SOCKET"])
+
+
+def test_a_service_manager_that_does_not_read_is_never_waited_for(
+    manager: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill_the_queue()
+    began = time.monotonic()
+    service.watchdog()
+    service.status("healthy")
+    assert time.monotonic() - began < 0.5
+    assert "the service manager does not listen" in caplog.text
+    service.ready()
+    assert time.monotonic() - began < 2 * service.PATIENCE_SECONDS
+
+
+def test_ready_waits_a_moment_for_a_full_queue(manager: socket.socket) -> None:
+    fill_the_queue()
+    told = threading.Thread(target=service.ready)
+    told.start()
+    while (lines := received(manager)) != ["READY=1"]:
+        assert lines == ["STATUS=of another service"]
+    told.join()
+
+
+def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"healthd-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        service.watchdog()
+        assert received(listening) == ["WATCHDOG=1"]
 
 
 @pytest.mark.parametrize(

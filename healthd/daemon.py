@@ -715,7 +715,6 @@ class Daemon:
             inventory=known.inventory,
             pause=known.pause,
             commands=dict(self.commanded),
-            fleet_hold=known.slurm.hold,
             barred=self.runner.barred,
             workers_started_total=self.runner.started_total,
             workers_abandoned_total=self.runner.abandoned_total,

@@ -115,7 +115,6 @@ class Snapshot:
     incidents: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
-    fleet_hold: FleetHold | None = None
     barred: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0

@@ -82,6 +82,14 @@ class Worsens:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """How bad a check found something, whatever the site's settings make of it."""
+
+    severity: Severity
+    worsens: Worsens | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A problem with one part.
 
@@ -99,6 +107,7 @@ class Finding:
     relapse_seconds   seen again within so long after it cleared, it waits for an operator; 0 = never, but for REBOOT
     over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
               that waits for no reset, reboot or operator, and never makes one (correlate only)
+    found     where the site's settings changed the severity (verdict.as_configured): as it was found
     """
 
     severity: Severity
@@ -115,6 +124,7 @@ class Finding:
     expects: str = ""
     relapse_seconds: float = 0.0
     over: bool = False
+    found: Found | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +221,8 @@ class Condition:
     """A finding that the ledger holds, keyed by (code, subject).
 
     severity         as found, capped and worsened: what it is now
+    found            the same as found and worsened, whatever the site's settings make of it; None: the same
+    expects          the setting of the check that it compares with, "" = none
     first_seen       first sight; `persists_since` begins again when a clean run lay between
     critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
     count            kernel events, or completed runs that saw it
@@ -258,6 +270,8 @@ class Condition:
     repaired: bool = False
     history: bool = False
     job: str = ""
+    found: Severity | None = None
+    expects: str = ""
     ack: Ack | None = None
 
 

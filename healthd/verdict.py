@@ -22,12 +22,14 @@ from healthd.model import (
     Condition,
     ConditionState,
     Finding,
+    Found,
     Health,
     KernelEvent,
     Outcome,
     Repair,
     Severity,
     Verdict,
+    Worsens,
 )
 
 Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
@@ -45,10 +47,20 @@ def as_configured(finding: Finding, config: CheckConfig) -> Finding:
     does an expectation that nobody wrote down."""
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
-    if not config.enforce or finding.expects in config.guessed or "name" in config.guessed:
+    if _only_warns(config, finding.expects):
         severity = min(severity, Severity.WARNING)
         worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
-    return replace(finding, severity=severity, worsens=worsens)
+    if (severity, worsens) == (finding.severity, finding.worsens):
+        return finding
+    return replace(finding, severity=severity, worsens=worsens, found=_as_found(finding))
+
+
+def _only_warns(config: CheckConfig, expects: str) -> bool:
+    return not config.enforce or expects in config.guessed or "name" in config.guessed
+
+
+def _as_found(finding: Finding) -> Found:
+    return finding.found or Found(finding.severity, finding.worsens)
 
 
 # --- what a check that looked at the node's state says
@@ -114,14 +126,15 @@ def _first_sight(
         evidence=finding.evidence,
         shared_cause=finding.shared_cause,
         persists_since=now,
+        found=_as_found(finding).severity,
+        expects=finding.expects,
     )
 
 
 def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -> Condition:
     persists_since = now if old.clean_runs else old.persists_since
-    severity = finding.severity
-    if finding.worsens and now - persists_since >= finding.worsens.after_seconds:
-        severity = max(severity, finding.worsens.severity)
+    severity = _worsened(finding.severity, finding.worsens, now - persists_since)
+    found = _as_found(finding)
     acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
         old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs of now
@@ -149,9 +162,15 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
             quiet_seconds=0.0,
             repaired=False,
             history=False,
+            found=_worsened(found.severity, found.worsens, now - persists_since),
+            expects=finding.expects,
         ),
         now,
     )
+
+
+def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float) -> Severity:
+    return max(severity, worsens.severity) if worsens and lasted_seconds >= worsens.after_seconds else severity
 
 
 def _relapsed(old: Condition, finding: Finding) -> bool:
@@ -277,6 +296,7 @@ def absorb_events(
                 quiet_seconds=0.0,
                 repaired=False,
                 history=not live,
+                found=_as_found(finding).severity,
                 job=next((job for event in reversed(behind) if (job := dict(event.fields).get("job"))), old.job),
             ),
             when,
@@ -304,12 +324,13 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
         old.clears not in _LATCHED
         or old.history
         or (old.state is not ConditionState.OPEN and old.ack is None)
-        or finding.severity >= old.severity
+        or _as_found(finding).severity >= found_severity(old)
     ):
         return finding
     return replace(
         finding,
         severity=old.severity,
+        found=Found(found_severity(old)),
         clears=old.clears,
         window_seconds=old.window_seconds,
         message=old.message,
@@ -319,14 +340,21 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 def reconfigured(
     conditions: Conditions, configs: Mapping[tuple[str, str], CheckConfig]
 ) -> dict[tuple[str, str], Condition]:
-    """What stands, at the severity that the site wants now: `enforce = false` takes back what a false alarm did."""
+    """What stands, at the severity that the site wants now: `enforce = false` takes back what a false alarm did, and
+    without a setting it counts again as it was found."""
 
-    def capped(condition: Condition) -> Condition:
+    def configured(condition: Condition) -> Condition:
         config = configs[condition.check, condition.instance]
-        severity = config.severity.get(condition.code, condition.severity)
-        return replace(condition, severity=severity if config.enforce else min(severity, Severity.WARNING))
+        severity = config.severity.get(condition.code, found_severity(condition))
+        if _only_warns(config, condition.expects):
+            severity = min(severity, Severity.WARNING)
+        return replace(condition, severity=min(severity, Severity.INFO) if condition.history else severity)
 
-    return _where(conditions, lambda c: (c.check, c.instance) in configs, capped)
+    return _where(conditions, lambda c: (c.check, c.instance) in configs, configured)
+
+
+def found_severity(condition: Condition) -> Severity:
+    return condition.severity if condition.found is None else condition.found
 
 
 # --- what ends a condition

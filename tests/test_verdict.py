@@ -22,6 +22,7 @@ from healthd.model import (
     Condition,
     ConditionState,
     Finding,
+    Found,
     Health,
     Inventory,
     KernelEvent,
@@ -216,7 +217,8 @@ def test_enforce_false_caps_everything_at_warning() -> None:
 
 def test_a_severity_that_the_site_sets_is_final() -> None:
     config = CheckConfig(severity={"gpu_access/hang": Severity.INFO, "gpu_count/missing": Severity.CRITICAL})
-    assert verdict.as_configured(HANG, config) == replace(HANG, severity=Severity.INFO, worsens=None)
+    found = Found(HANG.severity, HANG.worsens)
+    assert verdict.as_configured(HANG, config) == replace(HANG, severity=Severity.INFO, worsens=None, found=found)
     capped = verdict.as_configured(GONE, replace(config, enforce=False))
     assert capped.severity is Severity.WARNING, "enforce = false wins"
 
@@ -1047,6 +1049,58 @@ def test_a_site_that_takes_a_check_back_takes_back_what_it_found() -> None:
     assert verdict.reconfigured(conditions, {}) == conditions
 
 
+BY_SITE = (
+    CheckConfig(enforce=False),
+    CheckConfig(severity={"sxid/1": Severity.INFO}),
+    CheckConfig(severity={"sxid/1": Severity.CRITICAL}, enforce=False),
+    CheckConfig(),
+)
+
+
+@pytest.mark.parametrize("heard_under", BY_SITE)
+@pytest.mark.parametrize("then", BY_SITE)
+def test_a_setting_that_is_taken_back_leaves_a_fault_as_it_was_found(
+    heard_under: CheckConfig, then: CheckConfig
+) -> None:
+    conditions = by_lines(verdict.as_configured(FATAL_LINE, heard_under), verdict.as_configured(FATAL_LINE, then))
+    for config in (then, heard_under, CheckConfig()):
+        conditions = verdict.reconfigured(conditions, {("gpu_xid", ""): config})
+        (fault,) = conditions.values()
+        assert fault.severity is verdict.as_configured(FATAL_LINE, config).severity
+    assert (fault.severity, fault.clears) == (Severity.CRITICAL, Clears.REBOOT)
+
+
+def test_a_harmless_line_under_an_override_does_not_undo_how_bad_the_fault_was_found() -> None:
+    quiet = CheckConfig(severity={"sxid/1": Severity.WARNING})
+    conditions = by_lines(*(verdict.as_configured(line, quiet) for line in (FATAL_LINE, HARMLESS_LINE)))
+    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): CheckConfig()}).values()
+    assert (fault.severity, fault.clears, fault.message) == (Severity.CRITICAL, Clears.REBOOT, "fatal")
+
+
+def test_settings_that_are_read_again_do_not_undo_what_time_has_worsened() -> None:
+    node, finding = Node(), replace(SLOW, worsens=Worsens(60.0, Severity.CRITICAL), expects="expected")
+    lax = CheckConfig(enforce=False)
+    for config in (CheckConfig(), lax):
+        node.run(verdict.as_configured(finding, config))
+    for config, severity in (
+        (lax, Severity.WARNING),
+        (CheckConfig(), Severity.CRITICAL),
+        (CheckConfig(guessed=("expected",)), Severity.WARNING),
+        (CheckConfig(severity={finding.code: Severity.DEGRADED}), Severity.DEGRADED),
+    ):
+        conditions = verdict.reconfigured(node.conditions, {(finding.code.partition("/")[0], ""): config})
+        assert [c.severity for c in conditions.values()] == [severity]
+
+
+def test_history_stays_history_whatever_the_site_makes_of_its_code() -> None:
+    node = Node()
+    node.event(FATAL_LINE, history=True)
+    config = CheckConfig(severity={FATAL_LINE.code: Severity.CRITICAL})
+    (old,) = verdict.reconfigured(node.conditions, {("sxid", ""): config}).values()
+    assert (old.severity, old.history) == (Severity.INFO, True)
+
+
+SLOW = Finding(Severity.DEGRADED, "disk/slow", "sda", "slow", Clears.WINDOW, window_seconds=DAY)
 SILENT = Finding(Severity.WARNING, "filesystem/no_answer", "nas1", "does not answer", Clears.WINDOW, window_seconds=DAY)
 ANSWERS = replace(SILENT, severity=Severity.INFO, message="the log says: it answers again", over=True)
 

@@ -115,7 +115,9 @@ def candidates(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, byt
     named = _WRITTEN_BY.match
     known: dict[bytes, Literals] = {}
     size = 0
+    owner = b""
     for first, lines in blocks:
+        looked_to = 0
         tally.lines = first + len(lines) - 1
         tally.binary = tally.binary or any(b"\0" in line for line in lines[:100])
         if not tally.kernel:
@@ -135,11 +137,28 @@ def candidates(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, byt
                         size = 0
                     known[skeleton] = literals
             if literals and (there := tuple([text for literal, text in literals if literal in line])):
+                if line.startswith(_BLANK):
+                    owner, looked_to = _last_unindented(lines[looked_to : number - first], owner), number - first
+                    if _continues(line, owner):
+                        continue
                 yield number, line, there
             elif line.startswith(_JSON) and _BYTES_MESSAGE.search(line):
                 yield number, line, _ALL
+        owner = _last_unindented(lines[looked_to:], owner)
 
 
+def _last_unindented(lines: Sequence[bytes], otherwise: bytes) -> bytes:
+    return next((line for line in reversed(lines) if not line.startswith(_BLANK)), otherwise)
+
+
+def _continues(line: bytes, owner: bytes) -> bool:
+    """Whether it is a further line of what a program wrote ("Mar 29 15:38:59 host name[7]: text"): journalctl indents
+    these by the prefix. A service may write anything there, also a date and "kernel:"."""
+    text = owner.find(b": ")
+    return 0 < text <= len(line) - len(line.lstrip()) - 2
+
+
+_BLANK = (b" ", b"\t")
 _ALL = tuple(kernel_parse.LITERALS)
 _SKELETONS = tuple((text.encode().translate(None, _VARIES), text.encode(), text) for text in _ALL)
 

@@ -316,6 +316,38 @@ def test_what_another_program_wrote_is_nothing(line):
     assert scanned(line) == []
 
 
+FORGED = (
+    XID,
+    f"[88001.100300] {XID}",
+    f"Mar 29 05:56:31 gpu-042 kernel: [88001.100300] {XID}",
+    f"   kernel: {XID}",
+)
+
+
+@pytest.mark.parametrize("owner", ["Mar 29 15:38:59 gpu-042 bob[4711]: ", "[ 12.345678] gpu-042 bob[4711]: "])
+@pytest.mark.parametrize("forged", FORGED)
+def test_the_second_line_of_a_services_message_is_nothing_as_journalctl_shows_it(owner, forged):
+    """logger $'hello\nNVRM: Xid ...': one message, whose further lines journalctl indents by the prefix."""
+    further = "\n".join(" " * len(owner) + text for text in ("so", forged, "on", forged))
+    kernels = f"Mar 29 05:56:30 gpu-042 kernel: [88000.100000] {XID.replace('18', '2a', 1)}"
+    done = healthd_scan("-", "--json", log=f"{kernels}\n{owner}hello\n{further}\n")
+    assert [found["line"] for found in done.objects] == [1]
+
+
+def test_a_pasted_log_may_be_indented():
+    done = healthd_scan("-", "--json", log=f"Here is what dmesg says:\n    [88001.100300] {XID}\n")
+    assert [found["line"] for found in done.objects] == [2]
+
+
+def test_a_message_of_very_many_lines_is_read_in_linear_time():
+    owner = b"Mar 29 15:38:59 gpu-042 bob[4711]: "
+    lines = [owner + b"hello", *[b" " * len(owner) + XID.encode()] * 200_000]
+    blocks = [Block(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
+    began = time.process_time()
+    assert list(scan.candidates(blocks, scan.Tally())) == []
+    assert time.process_time() - began < 10.0
+
+
 @given(st.sampled_from(PREFIXES), st.sampled_from([XID, "text", "[1] x", " x", "é\udc80", "kernel: [1.5] x", ""]))
 def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, text):
     line = (prefix + text).encode("utf-8", "surrogateescape")

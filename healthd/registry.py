@@ -9,6 +9,7 @@ sentence, never the daemon.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import logging
 import os
@@ -82,20 +83,23 @@ class Check:
         """What a hung run bars: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
-    def correlate(
-        self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
-    ) -> Iterator[Finding] | None:
+    def correlate(self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig) -> list[Finding] | None:
         """The findings in a window of kernel events; None if the check does not listen to the log.
 
-        Built-in checks only: it runs in the daemon, at each line.
+        Built-in checks only: it runs in the daemon, at each line. A mistake in it must not stop the others, nor the
+        daemon, which would meet the same line again at each start.
         """
         listen = None if self.path else getattr(self.module, "correlate", None)
-        return None if listen is None else listen(events, node, config)
+        nothing: list[Finding] = []
+        if listen is None:
+            return None
+        return self._asked("correlate", lambda: list(listen(events, node, config)), nothing, say=_say_once)
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""
-        say = None if self.path else getattr(self.module, "repairs", None)
-        return [] if say is None else list(say(events))
+        listen = None if self.path else getattr(self.module, "repairs", None)
+        nothing: list[Repair] = []
+        return nothing if listen is None else self._asked("repairs", lambda: list(listen(events)), nothing, _say_once)
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """What it means that a run did not answer for `seconds`."""
@@ -159,13 +163,19 @@ class Check:
         if problem:
             raise ConvertError(f"{where}: {problem}")
 
-    def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+    def _asked(self, what: str, ask: Callable[[], T], otherwise: T, say: Callable[[str], None] = log.error) -> T:
         """Its author's mistake costs what the check would have said, and a sentence."""
         try:
             return ask()
         except (Exception, SystemExit) as error:
-            log.error("check %s: %s: %s: %s", self.name, what, type(error).__name__, error)
+            say(f"check {self.name}: {what}: {type(error).__name__}: {error}")
             return otherwise
+
+
+@functools.lru_cache(maxsize=64)
+def _say_once(sentence: str) -> None:
+    """What is asked at each line of the kernel log says its trouble once."""
+    log.error("%s", sentence)
 
 
 def built_in() -> dict[str, Check]:

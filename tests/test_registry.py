@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from healthd import registry, trial
 from healthd.config import ConfigError, settle
-from healthd.model import Inventory, Severity
+from healthd.model import Finding, Inventory, KernelEvent, Severity
 from healthd.registry import Check
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
@@ -233,3 +235,24 @@ class Config(CheckConfig):
     sentence = str(refused.value)
     assert sentence.startswith("healthd.toml: checks.fan: its Config raised ")
     assert "\n" not in sentence
+
+
+def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemon_nor_the_others(caplog):
+    """At each start the daemon would meet the same line again."""
+
+    def mistaken(*_: object) -> Iterator[Finding]:
+        yield Finding(Severity.WARNING, "broken/a", "", "")
+        raise ZeroDivisionError("a mistake of its author")
+
+    module = ModuleType("broken")
+    module.__dict__.update(correlate=mistaken, repairs=mistaken)
+    check = Check("broken", module)
+    event = KernelEvent("xid", "79", sequence=1)
+    for _ in range(3):
+        assert check.correlate([event], Inventory(), check.config()) == []
+        assert check.repairs([event]) == []
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "check broken: correlate: ZeroDivisionError: a mistake of its author",
+        "check broken: repairs: ZeroDivisionError: a mistake of its author",
+    ]

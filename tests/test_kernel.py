@@ -96,6 +96,16 @@ def test_the_oops_names_its_driver():
     assert one(FAULT, OOPS, at("nvidia")).message == "the kernel made an error and killed what ran, in nvidia, 3 lines"
 
 
+def test_a_warning_in_a_driver_makes_no_driver_oops_of_a_bad_page_beside_it():
+    """A WARNING with its backtrace is a driver's everyday; what was counted wrong of a dying process is none of it."""
+    warning = "WARNING: CPU: 3 PID: 1234 at drivers/net/ethernet/mellanox/mlx5/core/cmd.c:123 f+0x2c/0x70 [mlx5_core]"
+    bad = "BUG: Bad rss-counter state mm:00000000abcd type:MM_ANONPAGES val:1"
+    for lines in ([warning, at("mlx5_core"), bad], [bad, warning, at("nvidia_uvm")]):
+        (finding,) = [each for each in found(*lines) if each.severity > Severity.INFO]
+        assert (finding.code, finding.severity) == ("kernel/oops", Severity.WARNING)
+        assert not Life().says(*(line for line in lines if line != warning)).drained
+
+
 def test_the_driver_of_one_oops_is_not_that_of_another():
     severities = [finding.severity for finding in found(FAULT, at("xfs"), FAULT, times=[1000.0, 1000.1, 5000.0])]
     assert severities == [Severity.WARNING]

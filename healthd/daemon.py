@@ -67,6 +67,7 @@ OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to in
 CLOCK_STEP_SECONDS = 2.0
 QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
 BURST_SECONDS = 0.02
+READY_SECONDS = 60.0  # a drain at the start gets so long to stand before slurmd is started
 INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the same incident
 FOREVER = float("inf")
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
@@ -93,6 +94,7 @@ def run(load_settings: Callable[[], Loaded]) -> int:
             daemon.pass_time()
             daemon.decide()
             daemon.publish()
+            daemon.say_ready()
     finally:
         daemon.shut_down()
     return 0
@@ -153,6 +155,7 @@ class Daemon:
         self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
 
         self.stopping = self.said_ready = self.only_worker_woke = False
+        self.ready_by = FOREVER
         self.stop_metrics: Callable[[], None] | None = None
         self.metrics_trouble = ""
         self.started = self.now()
@@ -222,6 +225,7 @@ class Daemon:
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
             self.monotonic() + min((c.ack.until for c in acknowledged if c.ack), default=FOREVER) - self.now(),
             self.ticked + self.watchdog_seconds / 2,
+            FOREVER if self.said_ready else self.ready_by,
         )
         waits = [(self.wakeup, False), *self.runner.waits(), *self.slurm.waits()]
         waits += [*self.kernel.waits(), *self.job_at_source.waits(), *self.control.waits(), *self.removals.waits()]
@@ -641,9 +645,18 @@ class Daemon:
             self.note_cursor()
             self.copy_ledger()
             self.serve_metrics()
-            if not self.said_ready:
-                self.said_ready = True
-                service.ready(self.verdict.health.value)
+            self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
+
+    def say_ready(self) -> None:
+        """With the first verdict; where that drains, with the drain: slurmd is started then, and takes jobs."""
+        if self.said_ready or self.ready_by == FOREVER:
+            return
+        slurm = self.slurm.status
+        waits = self.slurm.busy or not slurm.read_at or slurm.trouble
+        if self.verdict.causes and self.may_change_slurm() and waits and self.monotonic() < self.ready_by:
+            return
+        self.said_ready = True
+        service.ready(self.verdict.health.value)
 
     def write_verdict(self, line: str) -> None:
         try:

@@ -22,6 +22,8 @@ log = logging.getLogger("healthd.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0
+# slurmd may register late after a boot, and Slurm take our drain away with that: until then we look more often.
+BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 
 
 class SlurmDriver:
@@ -48,6 +50,7 @@ class SlurmDriver:
         self._command: Command | None = None
         self._child: Child | None = None
         self._failures = 0
+        self._started = monotonic()
         self.status = SlurmStatus()
 
     @property
@@ -82,7 +85,9 @@ class SlurmDriver:
         if report.settled:
             self._failures = 0
             return float("inf")
-        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), LAST_RETRY_SECONDS)
+        boots = not report.trouble and self._monotonic() < self._started + BOOT_SECONDS
+        longest = BOOT_RETRY_SECONDS if boots else LAST_RETRY_SECONDS
+        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), longest)
         self._failures += 1
         return wait * random.uniform(0.8, 1.2)
 

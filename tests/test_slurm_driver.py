@@ -9,7 +9,7 @@ import pytest
 from healthd.config import Settings
 from healthd.model import SlurmMemory
 from healthd.slurm import ReconcileReport
-from healthd.slurm_driver import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, SlurmDriver
+from healthd.slurm_driver import BOOT_RETRY_SECONDS, BOOT_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, SlurmDriver
 
 TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)
@@ -36,3 +36,13 @@ def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
 
     seconds = [int(last_wait()) for _ in range(1000)]
     assert max(seconds.count(second) for second in set(seconds)) < 40  # of 120 s: 8 each on average
+
+
+def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the_start() -> None:
+    now = [0.0]
+    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
+    unsettled = ReconcileReport(SlurmMemory())
+    assert max(driver.retry_seconds(unsettled) for _ in range(20)) <= 1.2 * BOOT_RETRY_SECONDS
+    now[0] = BOOT_SECONDS
+    assert driver.retry_seconds(unsettled) >= 0.8 * LAST_RETRY_SECONDS
+    assert driver.retry_seconds(TROUBLE) >= 0.8 * LAST_RETRY_SECONDS

@@ -1,0 +1,202 @@
+"""A node boots, with a real slurmctld and slurmd: one that is broken is drained before slurmd starts, and stays so
+whatever slurmd's registration does to the drain; one whose ledger is gone knows what its Reason says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, condition, xid
+from machine import Machine
+from slurm_cluster import SlurmCluster
+from slurm_look import on_slurm, program
+
+pytestmark = on_slurm(None, "24.11")
+CONFIG = "[checks.gpu_count]\nexpected = 8\n[checks.disk_space]\nenabled = false\n"
+LOST = "[gpu.3]\nlost = true\n"
+LOST_REASON = "healthd: gpu_access/lost 0000:61:00.0: "
+LOOKS_AGAIN_SECONDS = 20.0  # 15 s, jittered, and the time that the commands take
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    nothing = program(tmp_path_factory.mktemp("programs") / "nothing", "exit 0")
+    more = [f"RebootProgram={nothing}", "ReturnToService=2", "ResumeTimeout=120"]
+    version = getattr(request, "param", None)
+    with SlurmCluster(nodes=6, extra_conf=more, slurmd_timeout=6, version=version) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def unused(cluster: SlurmCluster) -> Iterator[str]:
+    return iter(list(cluster.names))
+
+
+class Booting:
+    """A node, its daemon (which the test starts), and a service manager that waits for READY."""
+
+    def __init__(self, cluster: SlurmCluster, node: str, directory: Path, manager: socket.socket) -> None:
+        self.cluster, self.node, self.directory, self.manager = cluster, node, directory, manager
+        self.machine = Machine(directory)
+        self.machine.now()
+        flags = ("--mode", "act", "--node-name", node, "--interval", "60", "--root", str(self.machine.root))
+        options: dict[str, Any] = {"config": CONFIG, "fake_nvml": str(self.machine.scenario), "wait": False}
+        env = {**cluster.env, "NOTIFY_SOCKET": str(directory / "notify")}
+        self.daemon = Healthd(*flags, directory=directory, env=env, **options)
+
+    def goes_down(self, *lost: str) -> None:
+        """Daemon and slurmd are gone, /run is empty; `lost`: what else of its directories is."""
+        if self.daemon.process is not None:
+            self.daemon.kill()
+        self.cluster.stop_slurmd(self.node, signal.SIGKILL)
+        for name in ("run", *lost):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+        self.machine.write({"/proc/sys/kernel/random/boot_id": f"{uuid.uuid4()}\n"})
+
+    def starts_healthd(self) -> None:
+        """As systemd does: until READY, before slurmd."""
+        self.daemon.start()
+        self.wait_ready()
+
+    def wait_ready(self, seconds: float = 40.0) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            self.manager.settimeout(max(0.01, end - time.monotonic()))
+            if b"READY=1" in self.manager.recv(1 << 16).split(b"\n"):
+                return
+
+    def has_said_ready(self) -> bool:
+        self.manager.settimeout(0.01)
+        try:
+            while b"READY=1" not in self.manager.recv(1 << 16).split(b"\n"):
+                pass
+        except TimeoutError:
+            return False
+        return True
+
+    def flags(self) -> frozenset[str]:
+        return self.cluster.node(self.node).flags
+
+    def waiting_job(self) -> str:
+        return self.cluster.sbatch("sleep 60", "-w", self.node)
+
+    def never_ran(self, job: str) -> bool:
+        now = self.cluster.job(job)
+        return (now["JobState"], now["Restarts"], now["StartTime"]) == ("PENDING", "0", now["StartTime"])
+
+
+@pytest.fixture
+def booting(cluster: SlurmCluster, unused: Iterator[str], tmp_path: Path) -> Iterator[Booting]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        made = Booting(cluster, next(unused), tmp_path, manager)
+        try:
+            yield made
+        except BaseException:
+            print(made.daemon.log.read_text()[-6000:])
+            raise
+        finally:
+            cluster.run("scancel", "--state=PENDING", check=False)
+            if made.daemon.process is not None and made.daemon.process.poll() is None:
+                made.daemon.kill()
+
+
+def test_a_node_that_boots_broken_is_drained_before_slurmd_starts_and_takes_no_job(booting: Booting) -> None:
+    cluster, node = booting.cluster, booting.node
+    booting.goes_down()
+    cluster.wait_state(node, "DOWN", timeout=40)
+    job = booting.waiting_job()
+    booting.machine.gpus(LOST)
+    booting.starts_healthd()
+    assert "DRAIN" in booting.flags(), "before READY, and so before slurmd"
+    assert cluster.node(node).reason.startswith(LOST_REASON)
+    assert booting.daemon.verdict().startswith("drain "), "for the prolog"
+    time.sleep(10)  # slurmd comes late
+    cluster.start_slurmd(node, "-b")
+    cluster.wait_state(node, "DRAIN", without=("NOT_RESPONDING",))
+    time.sleep(5)
+    assert booting.never_ran(job)
+    assert cluster.node(node).reason.startswith(LOST_REASON)
+
+
+def test_a_node_that_boots_well_is_ready_and_gets_its_job(booting: Booting) -> None:
+    booting.goes_down()
+    booting.cluster.wait_state(booting.node, "DOWN", timeout=40)
+    job = booting.waiting_job()
+    booting.starts_healthd()
+    booting.cluster.start_slurmd(booting.node, "-b")
+    booting.cluster.wait_job(job, "RUNNING")
+
+
+@pytest.mark.parametrize("late_seconds", [0, 25])
+def test_a_drain_that_a_wanted_reboot_takes_away_is_put_back_when_slurmd_has_registered(
+    booting: Booting, late_seconds: int
+) -> None:
+    cluster, node = booting.cluster, booting.node
+    booting.starts_healthd()
+    cluster.run("scontrol", "reboot", "ASAP", "nextstate=RESUME", "Reason=new kernel", node)
+    cluster.wait_state(node, "REBOOT_ISSUED")
+    booting.goes_down()
+    booting.machine.gpus(LOST)
+    booting.starts_healthd()
+    assert "DRAIN" in booting.flags()
+    time.sleep(late_seconds)
+    assert "DRAIN" in booting.flags(), "nor does the wait for slurmd take it away"
+    cluster.start_slurmd(node, "-b")
+    cluster.wait_state(node, without=("REBOOT_ISSUED", "NOT_RESPONDING", "DOWN"), timeout=30)
+    registered = time.monotonic()
+    cluster.wait_state(node, "DRAIN", reason=LOST_REASON, timeout=LOOKS_AGAIN_SECONDS)
+    print(f"{node}: drained again {time.monotonic() - registered:.1f} s after slurmd had registered")
+    status = booting.daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is ours")
+    found = condition(status, "gpu_access/lost")
+    assert found is not None
+    assert found["state"] == "open", "nobody has resumed it: the reboot did"
+    assert "an operator resumed" not in booting.daemon.log.read_text()
+
+
+def test_ready_waits_for_a_controller_that_comes_while_the_node_boots(booting: Booting) -> None:
+    cluster = booting.cluster
+    booting.goes_down()
+    cluster.wait_state(booting.node, "DOWN", timeout=40)
+    booting.machine.gpus(LOST)
+    cluster.kill_slurmctld(signal.SIGTERM)
+    try:
+        booting.daemon.start()
+        booting.daemon.until(lambda s: s["slurm"]["trouble"] != "", "slurmctld is away")
+        assert booting.daemon.verdict().startswith("drain ")
+        assert not booting.has_said_ready()
+    finally:
+        cluster.start_slurmctld()
+    booting.wait_ready()
+    assert "DRAIN" in booting.flags()
+
+
+def test_a_node_without_a_disk_knows_after_a_boot_what_its_reason_says(booting: Booting) -> None:
+    cluster, node, daemon = booting.cluster, booting.node, booting.daemon
+    booting.starts_healthd()
+    daemon.kernel_line(xid(79))
+    before = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0: ")
+    booting.goes_down("state")
+    os.truncate(daemon.kernel_log, 0)
+    booting.starts_healthd()
+    cluster.start_slurmd(node, "-b")
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79", "0000:61:00.0") is not None, "it is adopted", 40)
+    found = condition(status, "gpu_xid/79")
+    assert found is not None
+    assert (found["state"], found["clears"]) == ("acknowledged", "operator")
+    assert found["message"] == "adopted from the node's Reason in Slurm"
+    assert status["slurm"]["owner"] == "foreign_healthd"
+    # all is well, and nobody has said so: a drain that this healthd has not made is not lifted by it
+    assert "done" in daemon.ask(command="repaired", code="gpu_xid/79", part="0000:61:00.0")
+    daemon.until(lambda s: s["round"]["number"] > status["round"]["number"], "all checks have looked")
+    after = cluster.wait_state(node, "DRAIN", reason=before.reason)
+    assert after.reason == before.reason

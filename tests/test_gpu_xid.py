@@ -337,6 +337,11 @@ def test_what_the_driver_says_of_nvlink_without_an_xid_warns(text):
     assert one(nvrm(text, 3), xid("136, x"), times=[1.0, 2.0]).code == "gpu_xid/136"
 
 
+def test_a_boot_of_the_gsp_that_the_driver_tries_again_drains_nothing():
+    assert one(nvrm("kgspBootstrap_TU102: Failed to boot GSP.", 3)).severity is Severity.WARNING
+    assert one(nvrm("kgspInitRm_IMPL: Max GSP-RM boot attempts exceeded: 4/4", 3)).severity is Severity.CRITICAL
+
+
 def test_calls_that_fail_because_a_gpu_is_lost_are_a_finding_only_where_nothing_else_says_so():
     lost = "NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned"
     assert judged(lost) == (Severity.WARNING, Clears.REBOOT, WINDOW)

@@ -416,6 +416,14 @@ def test_the_further_lines_of_an_sxid_are_no_event(rest):
             "",
             None,
         ),
+        (
+            "GPU0 _intrServiceStallCommonCheckBegin: Failed GPU reg read : 0xffffffff. Check whether GPU is present on "
+            "the bus",
+            "gpu_is_lost",
+            "",
+            "0",
+        ),
+        ("_threadNodeCheckTimeout: API_GPU_ATTACHED_SANITY_CHECK failed!", "gpu_is_lost", "", None),
         ("GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168)", "rm_init_failed", "0000:a1:00.0", None),
         ("GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6", "rm_init_failed", "0000:a1:00.0", None),
         ("rm_init_adapter failed for device bearing minor number 0", "rm_init_failed", "", None),
@@ -461,6 +469,13 @@ def test_a_gpu_that_is_gone_is_read_in_each_wording(text, code, pci, gpu):
         ("_kgspBootGspRm: (the GPU is likely in a bad state and may need to be reset)", "boot_failed"),
         ("kgspWaitForGfwBootOk_TU102: (the GPU may be in a bad state and may need to be reset)", "boot_failed"),
         ("RmInitAdapter: Cannot initialize GSP firmware RM", "boot_failed"),
+        ("kgspInitRm_IMPL: Max GSP-RM boot attempts exceeded: 4/4", "boot_failed"),
+        ("kgspBootstrap_TU102: Failed to boot GSP.", "boot_error"),
+        ("gpuWaitForGfwBootComplete_TU102: failed to wait for GFW_BOOT: (progress 0x3)", "boot_error"),
+        (
+            "RmFetchGspRmImages: Failed to load gsp_log_*.bin, no GSP-RM logs will be printed (non-fatal)",
+            "message",
+        ),
         ("kgspExecuteBooterLoad_TU102: failed to execute Booter Load: 0x62", "boot_error"),
         (
             "kgspBootstrap_GH100: Timeout waiting for lockdown release. It's also possible that bootrom may",
@@ -525,6 +540,12 @@ def test_a_limited_rate_and_a_firmware_that_was_not_loaded_name_their_gpu():
     assert (event.kind, event.code, event.pci) == ("gsp", "rpc_timeout", "0000:9b:00.0")
     event = one("nvidia 0000:03:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -4")
     assert (event.kind, event.code, event.pci) == ("gsp", "boot_error", "0000:03:00.0")
+
+
+def test_a_firmware_log_that_cannot_be_decoded_is_no_fault():
+    words = "Failed to load gsp_log_*.bin, no GSP-RM logs will be printed (non-fatal)"
+    assert parse(f"NVRM: GPU1 RmInitAdapter: {words}") is None
+    assert parse("nvidia 0000:03:00.0: Direct firmware load for nvidia/580.65/gsp_log_ga10x.bin failed") is None
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
 # the bus and is not responding to commands.                  (at probe: one record of three lines)
 # NVRM: GPU 0000:01:00.0: GPU is lost, skipping PM event / NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from
 # the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from ... (what fails from then on, often hundreds of lines)
+# NVRM: GPU0 _intrServiceStallCommonCheckBegin: Failed GPU reg read : 0xffffffff. Check whether ...
+# NVRM: _threadNodeCheckTimeout: API_GPU_ATTACHED_SANITY_CHECK failed!
 _SHORT_PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)"
 _LOST = re.compile(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{_SHORT_PCI}:? (?:GPU )?has fallen off the bus"
@@ -148,7 +150,8 @@ _LOST = re.compile(
     r"|(?!Xid|GPU at|API)[^\n'(]{0,80}fallen off the bus)"
 )
 _GONE = re.compile(
-    rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?\w{{1,64}}: [^\n]{{0,200}}\[NV_ERR_GPU_IS_LOST\])"
+    rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?\w{{1,64}}: (?:[^\n]{{0,200}}\[NV_ERR_GPU_IS_LOST\]"
+    r"|Failed GPU reg read ?: 0xf{8}\b|API_GPU_ATTACHED_SANITY_CHECK failed))"
 )
 
 

@@ -18,17 +18,18 @@ from healthd.model import KernelEvent
 # NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.
 _GSP_WORDS = re.compile(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
-    r"|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
+    r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
-# In the order in which they are asked: a line of a boot may say "timeout" as well.
+# In the order in which they are asked: a line of a boot may say "timeout" as well. "Failed to boot GSP." is no end: the
+# driver tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
 _GSP_CODES = (
     ("pmu_halted", re.compile(r"PMU has halted", re.I)),
     ("crash", re.compile(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
     (
         "boot_failed",
         re.compile(
-            r"cannot proceed with booting GSP|GPU (?:is likely|may be) in a bad state|Failed to boot GSP"
-            r"|boot attempts exceeded|Cannot initialize GSP",
+            r"cannot proceed with booting GSP|GPU (?:is likely|may be) in a bad state|boot attempts exceeded"
+            r"|Cannot initialize GSP",
             re.I,
         ),
     ),
@@ -64,16 +65,16 @@ def _gsp_code(function: str, text: str) -> str:
             return code
     if "DumpDebugState" in function or "CoreDump" in function:
         return "dump"
-    return "boot_error" if _BOOT.search(function) and _FAILS.search(text) else "message"
+    return "boot_error" if _BOOT.search(function) and _FAILS.search(text) and "(non-fatal)" not in text else "message"
 
 
 # NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM
 # NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30). The GPU likely ...
 # nvidia 0000:01:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -2
 _GSP_OTHER = re.compile(
-    rf"NVRM: (?:GPU(\d{{1,3}}) )?RmInitAdapter: [^\n]{{0,80}}\bGSP\b"
+    rf"NVRM: (?:GPU(\d{{1,3}}) )?RmInitAdapter: (?!Failed to load gsp_log)[^\n]{{0,80}}\bGSP\b"
     r"|NVRM: (Rate limiting GSP RPC) error prints for GPU at (PCI:[0-9A-Fa-f:.]{1,32})"
-    rf"|nvidia {PCI}: Direct firmware load for nvidia/[\w./-]{{1,64}}gsp\w{{0,32}}\.bin failed"
+    rf"|nvidia {PCI}: Direct firmware load for nvidia/[\w./-]{{1,64}}/gsp(?!_log)\w{{0,32}}\.bin failed"
 )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from healthd.convert import ConvertError, dump, load, nearest, show
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Severity
 from healthd.policy import Mode
 
@@ -108,6 +109,7 @@ class Settings:
     nvml: NvmlConfig = NvmlConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
     slurm: SlurmConfig = SlurmConfig()
+    fleet: FleetLimits = field(default_factory=FleetLimits)
     metrics: MetricsConfig = MetricsConfig()
 
 
@@ -348,6 +350,10 @@ def _plausible(config: Any, where: str) -> None:
         elif f.name == "clear_after" and value < 1:
             raise ConvertError(f"{place}: must be 1 or more, is {value}")
         elif f.name == "max_restarts" and value < 0:
+            raise ConvertError(f"{place}: must be 0 or more, is {value}")
+        elif f.name in ("limit_percent", "own_hardware_limit_percent") and not 0 <= value <= 100:
+            raise ConvertError(f"{place}: must be 0 to 100, is {value:g}")
+        elif f.name in ("limit_at_least", "own_hardware_limit_at_least") and value < 0:
             raise ConvertError(f"{place}: must be 0 or more, is {value}")
         elif f.name == "listen":
             listen_address(value, place)

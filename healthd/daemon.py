@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import healthd
-from healthd import commands, incidents, ledger, registry, service, verdict
+from healthd import commands, fleet_limit, incidents, ledger, registry, service, verdict
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
@@ -36,6 +36,7 @@ from healthd.model import (
     CheckResult,
     Decision,
     Finding,
+    FleetHold,
     Health,
     Inventory,
     KernelEvent,
@@ -565,6 +566,7 @@ class Daemon:
             slurm.requeue_again_seconds,
             slurm.max_restarts,
             slurm.admin_comment,
+            self.settings.fleet,
         )
 
     def must_look_at_slurm(self) -> bool:
@@ -574,7 +576,9 @@ class Daemon:
         causes = tuple((c.code, c.subject, c.severity, c.critical_at) for c in self.verdict.causes)
         aim = (causes, concerned and self.verdict.may_resume, self.memory.ledger.pause, self.settings.mode)
         again = self.monotonic() >= self.slurm_again_at
-        if aim == self.slurm_aim and not again and not (concerned and self.rounds.ended):
+        own = fleet_limit.is_own_hardware(self.verdict.causes)
+        waits = fleet_limit.must_wait(self.memory.ledger.slurm.hold, own, self.now())  # not each round: it has its time
+        if aim == self.slurm_aim and not again and not (concerned and self.rounds.ended and not waits):
             return False
         self.slurm_aim = aim
         return True
@@ -590,6 +594,7 @@ class Daemon:
             self.memory.set_conditions(
                 verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)
             )
+        self.tell_hold(self.memory.ledger.slurm.hold, report.memory.hold)
         self.remember_slurm(report.memory)
         if report.node is not None and not self.is_idle():
             self.forget_idle()
@@ -603,6 +608,11 @@ class Daemon:
         self.decided_on = ()
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
+
+    def tell_hold(self, before: FleetHold | None, hold: FleetHold | None) -> None:
+        if hold is not None and hold != before:
+            level = logging.ERROR if hold.times else logging.INFO
+            log.log(level, "%s; tried again in %.0f s", fleet_limit.why(hold), hold.until - self.now())
 
     def forget_idle(self) -> None:
         """Jobs are on this node or may come: what was found while there were none is no longer so."""
@@ -626,11 +636,21 @@ class Daemon:
         if self.memory.unsaved or self.rounds.ended:
             self.memory.save()
         pause = self.memory.ledger.pause
-        rests_on = (self.verdict, self.decision, self.slurm.status, self.kernel.status, pause, self.runner.barred)
+        slurm = self.memory.ledger.slurm
+        rests_on = (
+            self.verdict,
+            self.decision,
+            self.slurm.status,
+            self.kernel.status,
+            pause,
+            self.runner.barred,
+            slurm,
+        )
         if rests_on == self.published_on and not self.rounds.ended:
             return
         self.published_on = rests_on
         drain = bool(self.verdict.causes) and self.may_change_slurm()
+        drain = drain and not fleet_limit.is_withheld(self.verdict.causes, slurm)
         self.published = self.snapshot()
         line = verdict_line(self.published, drain, self.now() + 3 * self.settings.interval_seconds)
         if self.rounds.ended or line.partition(" ")[0] != self.verdict_word:
@@ -728,6 +748,7 @@ class Daemon:
             inventory=known.inventory,
             pause=known.pause,
             commands=dict(self.commanded),
+            fleet_hold=known.slurm.hold,
             barred=self.runner.barred,
             workers_started_total=self.runner.started_total,
             workers_abandoned_total=self.runner.abandoned_total,

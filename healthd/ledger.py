@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd.convert import dump, load
-from healthd.model import Condition, ConditionState, Inventory, KernelEvent, SlurmMemory
+from healthd.model import Condition, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
 from healthd.past import decode as decode_store
 from healthd.verdict import moved_end, shifted
 
@@ -100,9 +100,17 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             confirmed_at=move(slurm.confirmed_at),
             resumed_at=move(slurm.resumed_at),
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
+            hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
         ),
         pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until)) if pause else None,
     )
+
+
+def shifted_hold(hold: FleetHold, seconds: float, since: float, until: float) -> FleetHold:
+    """Like conditions: only a wait that began in that range was written by the old clock."""
+    if not since <= hold.since <= until:
+        return hold
+    return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
 
 
 # --- as text

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from healthd.model import Drain, Health, Leave, Observation, ObservationKind, Outcome, Resume
+from healthd.model import Drain, FleetHold, Health, Leave, Observation, ObservationKind, Outcome, Resume
 from healthd.policy import Owner
 from healthd.status import Snapshot, SourceStatus
 
@@ -154,6 +154,32 @@ def _slurm(s: Snapshot) -> Iterator[Metric]:
     yield _gauge("slurm_read_timestamp_seconds", "When the node was last read from Slurm.", _moment(slurm.read_at))
     trouble = "Whether Slurm could not be read or changed when last tried."
     yield _gauge("slurm_trouble", trouble, [({}, float(bool(slurm.trouble)))])
+    yield from _fleet_limit(s.fleet_hold)
+
+
+def _fleet_limit(hold: FleetHold | None) -> Iterator[Metric]:
+    """While a drain waits for the fleet: without one there are no samples."""
+    counted = hold if hold and hold.times else None
+    of = (
+        {"partition": counted.partition, "kind": "own_hardware" if counted.own_hardware else "shared"}
+        if counted
+        else {}
+    )
+
+    def rows(value: Callable[[FleetHold], float]) -> list[Row]:
+        return [(of, float(value(counted)))] if counted else []
+
+    held = "A drain that is wanted is held back: healthd holds as many nodes of the partition as it may."
+    yield _gauge("fleet_limit_held", held, rows(lambda _: 1.0))
+    yield _gauge(
+        "fleet_limit_nodes_held", "Nodes that healthd held drained at the last count.", rows(lambda h: h.drained)
+    )
+    yield _gauge("fleet_limit_nodes_total", "Nodes of that partition.", rows(lambda h: h.nodes))
+    yield _gauge("fleet_limit_nodes_allowed", "How many of them healthd may hold.", rows(lambda h: h.limit))
+    waits = "Since when a drain waits for the fleet."
+    yield _gauge("fleet_limit_waiting_since_timestamp_seconds", waits, _moment(hold.since if hold else 0.0))
+    again = "When that drain is tried again."
+    yield _gauge("fleet_limit_next_try_timestamp_seconds", again, _moment(hold.until if hold else 0.0))
 
 
 def _decision(s: Snapshot) -> Iterator[Metric]:

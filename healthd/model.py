@@ -396,6 +396,27 @@ class Requeued:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetHold:
+    """A drain that is wanted and waits for the fleet (fleet_limit.py).
+
+    since         when it began to wait
+    until         when it is tried again
+    times         how often in a row the limit has held it; 0 = this is the first wait, before any count
+    own_hardware  which limit that was: the one for faults of the node's own
+    partition     the strictest one at the last count, its nodes, how many of them healthd held, how many it may
+    """
+
+    since: float
+    until: float
+    times: int = 0
+    own_hardware: bool = False
+    partition: str = ""
+    nodes: int = 0
+    drained: int = 0
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmMemory:
     """What healthd knows of its own hand on this node in Slurm; survives restarts in the ledger.
 
@@ -410,6 +431,8 @@ class SlurmMemory:
     rebooting     a reboot, or switching it off or on, was pending in Slurm at that reading
     resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
                   that was not ended by an operator
+    hold          a drain that the fleet limit holds back
+    uncounted     our drain was not yet counted after it stood: beyond the fleet limit it is taken back
     """
 
     reason: str = ""
@@ -422,3 +445,5 @@ class SlurmMemory:
     rebooting: bool = False
     resumed_at: float = 0.0
     requeued: tuple[Requeued, ...] = field(default_factory=tuple)
+    hold: FleetHold | None = None
+    uncounted: bool = False

@@ -27,9 +27,10 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Decision, Drain, Leave, NodeState, Resume, Severity, SlurmMemory, Verdict
 from healthd.reason import parse_reason, reason, still_says
 
@@ -79,6 +80,7 @@ class Policy:
                            slurmctld that was stopped): within it none is sent for the same run of a job
     max_restarts           a job that was restarted so often is requeued held: a person looks at it first
     admin_comment          whether the jobs that a CRITICAL fault hit are told so in their AdminComment
+    fleet                  how many nodes healthd may hold drained
     """
 
     mode: Mode = Mode.OBSERVE
@@ -87,6 +89,7 @@ class Policy:
     requeue_again_seconds: float = 90.0
     max_restarts: int = 5
     admin_comment: bool = True
+    fleet: FleetLimits = field(default_factory=FleetLimits)
 
 
 class Owner(enum.Enum):
@@ -229,7 +232,8 @@ def is_lost_by_slurmctld(memory: SlurmMemory, slurmctld_started: float) -> bool:
 
 def forget(memory: SlurmMemory) -> SlurmMemory:
     """We hold nothing any more (what is under way, and what was requeued, stays known)."""
-    return replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
+    nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
+    return replace(nothing, uncounted=False)
 
 
 def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from healthd.model import Condition
 
 MAX_CHARACTERS = 255
+PREFIX = "healthd: "
 _HEAD = re.compile(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
 
 

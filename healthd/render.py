@@ -355,6 +355,10 @@ def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
         user = f" by {s['reason_user']}" if s["reason_user"] else ""
         owner = f" ({s['owner']})" if s["owner"] else ""
         yield from page.wrap(f"has: {'+'.join(s['state'])}{reason}{user}{owner}; read {ago(s['read_at'], now)}", "  ")
+    if hold := s.get("fleet_hold"):
+        times = f", held {_counted(hold['times'], 'time')}" if hold["times"] else ""
+        when = f"waits: since {ago(hold['since'], now)}{times}; tried again {ahead(hold['until'], now)}"
+        yield from page.wrap(when, "  ")
     if s["trouble"]:
         yield from page.wrap(f"trouble: {s['trouble']}", "  ")
 

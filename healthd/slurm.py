@@ -6,21 +6,25 @@ again: what must be known afterwards is written down (Remember) before the comma
 
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
 change 1 (a drain, a resume, a comment on a job, a requeue). The jobs on the node come from its own slurmstepds, which
-answer without slurmctld and without slurmd.
+answer without slurmctld and without slurmd. Before and after a new drain the fleet is counted (fleet_limit.py): the one
+whole-table read that there is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 
+from healthd import fleet_limit
 from healthd.admin_comment import MAX_CHARACTERS, admin_comment
+from healthd.fleet_limit import PartitionCount
 from healthd.model import (
     Decision,
     Drain,
+    FleetHold,
     Leave,
     NodeState,
     Requeued,
@@ -29,10 +33,13 @@ from healthd.model import (
     Verdict,
 )
 from healthd.policy import (
+    NOT_TO_RESUME,
+    TAKEN,
     UNSETTLED,
     Owner,
     Policy,
     decide,
+    describe,
     forget,
     is_gone,
     is_lost_by_slurmctld,
@@ -41,6 +48,7 @@ from healthd.policy import (
     owner,
     remember,
 )
+from healthd.reason import PREFIX as PREFIX
 from healthd.reason import parse_reason as parse_reason  # part of what this module offers
 from healthd.reason import reason as reason
 
@@ -51,6 +59,10 @@ NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("R
 JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
     *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_CHARACTERS + 1)),
+)
+# sinfo makes one record of nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
+FLEET_COLUMNS = (
+    *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
 )
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
@@ -99,6 +111,7 @@ class ReconcileReport:
 
     memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement
     settled       nothing is left to do now. Otherwise look again, with backoff
+    look_at       when to look again because the fleet limit makes a drain wait, epoch seconds; 0 = it does not
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
     acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
                   drain was last read) are known to them. The verdict that this look was made for is out of date
@@ -112,6 +125,7 @@ class ReconcileReport:
     owner: Owner = Owner.NOBODY
     decision: Decision = NOT_READ
     settled: bool = False
+    look_at: float = 0.0
     trouble: str = ""
     acknowledged: bool = False
     acknowledged_before: float = 0.0
@@ -173,9 +187,11 @@ def reconcile(
                     acknowledged_before=memory.confirmed_at,
                 )
         look.memory = remember(look.memory, node, boot_id, now())
-        look.decision = decide(verdict, node, look.memory, policy, now())
+        look.decision = yield from look.within_limit(decide(verdict, node, look.memory, policy, now()), verdict)
         if isinstance(look.decision, Drain):
             yield from look.drain(look.decision)
+            look.decision = yield from look.counted_again(look.decision, verdict)
+        if isinstance(look.decision, Drain):
             if look.decision.requeue:
                 yield from look.requeue(verdict)
         elif isinstance(look.decision, Resume):
@@ -210,13 +226,16 @@ class _Look:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
         concerned = bool(verdict.causes or self.memory.reason)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
+        hold = None if trouble else self.memory.hold
+        waits = hold is not None or self.memory.uncounted
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
         return ReconcileReport(
             memory=self.memory,
             node=node,
             owner=whose,
             decision=self.decision,
-            settled=not trouble and not self.jobs_left and (steady or not concerned),
+            settled=not trouble and not self.jobs_left and not waits and (steady or not concerned),
+            look_at=hold.until if hold else 0.0,
             trouble=trouble,
             adopted=Adopted(*code, node.reason) if node and code else None,
             foreign_reason=node.reason if node and whose in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD) else "",
@@ -246,6 +265,71 @@ class _Look:
     def slurmctld_lost_it(self) -> Steps[bool]:
         text = yield from self.read("scontrol", "show", "config")
         return is_lost_by_slurmctld(self.memory, parse_slurmctld_start(text))
+
+    # the fleet
+
+    def within_limit(self, wanted: Decision, verdict: Verdict) -> Steps[Decision]:
+        """A new drain, if the fleet can spare this node by now; else it is left, for now."""
+        assert self.node is not None
+        if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
+            self.memory = replace(self.memory, hold=None)
+            return wanted
+        self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
+        own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
+        hold, now = self.memory.hold, self.now()
+        if hold is None and not own:
+            hold = fleet_limit.first_wait(self.node_name, (yield from self.cluster_size()), limits, now)
+        elif hold is not None and not own and fleet_limit.is_late(hold, now):
+            hold = fleet_limit.spread_anew(hold, self.node_name, limits, now)
+        if hold is not None and fleet_limit.must_wait(hold, own, now):
+            return self.hold_back(hold, wanted)
+        self.memory = replace(self.memory, hold=hold)  # also where it cannot be counted: it has had its wait
+        count = yield from self.strictest(own)
+        if count is not None and not fleet_limit.has_room(count, limits, own):
+            return self.hold_back(fleet_limit.held(hold, count, limits, own, self.node_name, self.now()), wanted)
+        self.memory = replace(self.memory, uncounted=True)
+        return wanted
+
+    def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
+        """The drain stands, and all know it. If others took the last room at the same moment, it is taken back."""
+        assert self.node is not None
+        if not self.memory.uncounted or owner(self.node, self.memory) is not Owner.OURS:
+            self.memory = replace(self.memory, uncounted=False)
+            return done
+        own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
+        count = yield from self.strictest(own, until=self.node.reason_time)
+        if count is None:
+            return done  # and counted at the next look
+        if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
+            self.memory = replace(self.memory, uncounted=False, hold=None)
+            return done
+        others = replace(count, drained=count.drained - 1)
+        hold = fleet_limit.held(self.memory.hold, others, limits, own, self.node_name, self.now())
+        yield from self.resume()
+        return self.hold_back(hold, done)
+
+    def hold_back(self, hold: FleetHold, wanted: Drain) -> Leave:
+        self.memory = replace(self.memory, hold=hold)
+        return Leave(fleet_limit.why(hold), would=describe(wanted))
+
+    def strictest(self, own_hardware: bool, until: float = float("inf")) -> Steps[PartitionCount | None]:
+        """The partition of this node with the least room, counting drains up to `until`. None: it cannot be read, and a
+        fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
+        try:
+            names = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(FLEET_COLUMNS[:1]))
+            table = yield from self.read("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
+            mine = frozenset(_split(line, FLEET_COLUMNS[:1])[0] for line in names.splitlines())
+            counts = parse_fleet(table, mine, until)
+        except SlurmTrouble:
+            if not own_hardware:
+                raise
+            return None
+        return fleet_limit.strictest(counts, self.policy.fleet, own_hardware)
+
+    def cluster_size(self) -> Steps[int]:
+        """The nodes of the largest partition: without reading one of them."""
+        text = yield from self.read("scontrol", "-a", "-o", "show", "partition")
+        return max((int(number) for number in re.findall(r"\bTotalNodes=(\d+)", text)), default=0)
 
     # drain and resume
 
@@ -400,6 +484,25 @@ def parse_node(text: str, name: str) -> NodeState:
         why = ""
     reason_user = "" if user == "Unknown" else re.sub(r"\(\d+\)$", "", user)
     return NodeState(name, frozenset(words), why, reason_user, _time(since))
+
+
+def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
+    """What sinfo's FLEET_COLUMNS say of these partitions: how many nodes each has, and how many of them healthd has
+    drained up to then. The state counts: from 24.11 on a reason outlives its drain. Raises SlurmTrouble."""
+    nodes = dict.fromkeys(partitions, 0)
+    drained = dict.fromkeys(partitions, 0)
+    for line in text.splitlines():
+        name, state, since, why, number = _split(line, FLEET_COLUMNS)
+        if not (number.isascii() and number.isdigit()):
+            raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(line)}"')
+        if name in nodes:
+            is_drained = not TAKEN.isdisjoint(re.findall("[A-Z_]+", state.upper()))
+            is_ours = is_drained and why == PREFIX.strip() and _time(since) <= until
+            nodes[name] += int(number)
+            drained[name] += int(number) if is_ours else 0
+    if not partitions or not all(nodes.values()):
+        raise SlurmTrouble(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
+    return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
 
 
 def parse_listpids(text: str) -> list[str]:

@@ -81,7 +81,11 @@ class SlurmDriver:
         return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it."""
+        """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it.
+        What waits for the fleet has its own time."""
+        if report.look_at:
+            self._failures = 0
+            return max(report.look_at - self._now(), 0.0)
         if report.settled:
             self._failures = 0
             return float("inf")

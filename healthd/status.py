@@ -26,6 +26,7 @@ from healthd.model import (
     Condition,
     Decision,
     Drain,
+    FleetHold,
     Inventory,
     Leave,
     NodeState,
@@ -115,6 +116,7 @@ class Snapshot:
     incidents: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
+    fleet_hold: FleetHold | None = None
     barred: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0
@@ -213,6 +215,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "owner": s.slurm.owner,
             "read_at": s.slurm.read_at,
             "trouble": s.slurm.trouble,
+            "fleet_hold": dataclasses.asdict(s.fleet_hold) if s.fleet_hold else None,
         },
         "kernel_log": dataclasses.asdict(s.kernel_log),
         "incidents": [

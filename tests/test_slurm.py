@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.fleet_limit import PartitionCount
 from healthd.model import (
     Clears,
     Condition,
     ConditionState,
     Drain,
+    FleetHold,
     Health,
     Leave,
     NodeState,
@@ -24,6 +26,7 @@ from healthd.model import (
 )
 from healthd.policy import Mode, Owner, Policy
 from healthd.slurm import (
+    FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
     Command,
@@ -31,6 +34,7 @@ from healthd.slurm import (
     ReconcileReport,
     Remember,
     SlurmTrouble,
+    parse_fleet,
     parse_job,
     parse_listpids,
     parse_node,
@@ -112,10 +116,12 @@ NOT_ALLOWED = failed("slurm_update error: Invalid user id")
 
 @dataclass
 class Look:
-    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order."""
+    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order; what it asked of
+    the fleet is apart."""
 
     report: ReconcileReport
     steps: list[tuple[str, ...] | SlurmMemory] = field(default_factory=list)
+    asked_of_fleet: list[tuple[str, ...]] = field(default_factory=list)
 
     def sent(self) -> list[str]:
         return [" ".join(step) for step in self.steps if isinstance(step, tuple)]
@@ -131,26 +137,43 @@ def look(
     policy: Policy = ACT,
     boot_id: str = "b1",
     now: Callable[[], float] = lambda: NOW,
+    fleet: Callable[[tuple[str, ...]], CommandResult] | None = None,
 ) -> Look:
-    """Answers every command with the next of `answers`; all must be used."""
+    """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
+    without it there are 1000 nodes, and healthd holds none."""
     memory = memory or SlurmMemory()
     generator = reconcile(verdict, memory, policy, "n1", boot_id, now)
-    left, steps = list(answers), []
+    left, steps, asked = list(answers), [], []
     answer: CommandResult | None = None
     while True:
         try:
             step = generator.send(answer)
         except StopIteration as end:
             assert not left, f"never asked for: {left}"
-            return Look(end.value, steps)
+            return Look(end.value, steps, asked)
         if isinstance(step, Remember):
             steps.append(step.memory)
             answer = None
         else:
             assert isinstance(step, Command)
             assert step.deadline_seconds == policy.command_seconds
+            if step.argv[-1].startswith("PartitionName") or step.argv[-1] == "partition":
+                asked.append(step.argv)
+                answer = (fleet or nodes)(step.argv)
+                continue
             steps.append(step.argv)
             answer = left.pop(0)
+
+
+def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandResult:
+    """What Slurm says of a partition of so many nodes, of which healthd has drained so many."""
+    if argv[-1] == "partition":
+        return CommandResult(0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n")
+    if "-n" in argv:
+        return CommandResult(0, columns(("gpu",), FLEET_COLUMNS[:1]))
+    rows = [("gpu", "idle", "Unknown", "none", f"{total - held}")]
+    rows += [("gpu", "idle+drain", f"{NOW - 60:.0f}", "healthd:", f"{held}")] * bool(held)
+    return CommandResult(0, "".join(columns(row, FLEET_COLUMNS) for row in rows))
 
 
 # draining
@@ -158,7 +181,7 @@ def look(
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
-    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW)
+    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True)
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
     assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1")
     assert done.report.settled
@@ -202,7 +225,7 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
     done = look(CRITICAL, [sinfo("idle"), answer])
     assert done.report.trouble == trouble
     assert not done.report.settled
-    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW)
+    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True)
     again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
     assert again.changes() == []
     assert again.report.owner is Owner.OURS
@@ -548,3 +571,145 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str],
 def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> None:
     found = parse_node(columns((state, "1795207836", "alice(1000)", reason), NODE_COLUMNS), "n1")
     assert (found.reason, found.reason_user) == (reason, "alice")
+
+
+# the fleet
+
+SHARED = replace(DEGRADED, causes=(replace(cause(Severity.DEGRADED), shared_cause=True),))
+DUE = FleetHold(since=NOW - 100, until=NOW - 1)
+FREE, TAKEN = sinfo("idle"), sinfo("idle+drain", XID)
+
+
+def held_by_healthd(*counts: int) -> Callable[[tuple[str, ...]], CommandResult]:
+    """1000 nodes, of which healthd holds so many at the first count, the second, ..."""
+    left = list(counts)
+    return lambda argv: nodes(
+        argv, held=left.pop(0) if argv[-1].startswith("PartitionName") and "-n" not in argv else 0
+    )
+
+
+def unreadable(argv: tuple[str, ...]) -> CommandResult:
+    return SOCKET_TIMEOUT
+
+
+def test_a_shared_cause_waits_before_it_counts_and_reads_no_table_for_that() -> None:
+    done = look(SHARED, [FREE])
+    assert [argv[0] for argv in done.asked_of_fleet] == ["scontrol"]
+    hold = done.report.memory.hold
+    assert hold is not None
+    assert NOW < hold.until <= NOW + 200
+    assert (done.report.look_at, done.report.settled) == (hold.until, False)
+    assert isinstance(done.report.decision, Leave)
+    assert done.report.decision.would == f'drain with "{XID}"'
+    again = look(SHARED, [FREE], done.report.memory)
+    assert (again.asked_of_fleet, again.report.memory.hold) == ([], hold), "also after a restart"
+
+
+def test_after_its_wait_a_shared_cause_drains_and_is_counted_again() -> None:
+    done = look(SHARED, [FREE, DONE, TAKEN], SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 100))
+    assert done.report.decision == Drain(XID, False)
+    assert (done.report.memory.hold, done.report.memory.uncounted, done.report.settled) == (None, False, True)
+    assert sum("-n" not in argv for argv in done.asked_of_fleet) == 2
+
+
+def test_at_the_limit_nothing_is_sent_and_each_wait_is_longer() -> None:
+    memory, now, waits = SlurmMemory(hold=DUE), NOW, []
+    for times in range(1, 6):
+        done = look(SHARED, [FREE], memory, now=lambda now=now: now, fleet=held_by_healthd(100))
+        memory, hold = done.report.memory, done.report.memory.hold
+        assert hold is not None
+        assert (hold.times, hold.partition, hold.drained, hold.limit, hold.since) == (times, "gpu", 100, 100, DUE.since)
+        waits.append(hold.until - now)
+        now = hold.until + 1
+    assert waits[4] > 4 * waits[0]
+
+
+def test_a_drain_that_another_one_overtook_is_taken_back() -> None:
+    answers = [FREE, DONE, TAKEN, DONE, FREE]
+    done = look(SHARED, answers, SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 101))
+    assert [line.split()[3] for line in done.changes()] == ["State=DRAIN", "State=UNDRAIN"]
+    assert (done.report.memory.reason, done.report.memory.uncounted) == ("", False)
+    assert done.report.memory.hold is not None
+    assert isinstance(done.report.decision, Leave)
+
+
+def test_a_daemon_that_died_before_it_counted_again_does_so() -> None:
+    died = SlurmMemory(writing=XID, written_at=NOW - 5, uncounted=True)
+    stays = look(SHARED, [TAKEN], died, fleet=held_by_healthd(100))
+    assert (stays.report.memory.uncounted, stays.changes()) == (False, [])
+    goes = look(SHARED, [TAKEN, DONE, FREE], died, fleet=held_by_healthd(101))
+    assert goes.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+
+
+def test_a_drain_that_was_counted_is_never_lifted_by_the_limit() -> None:
+    done = look(SHARED, [TAKEN], OURS, fleet=held_by_healthd(500))
+    assert (done.asked_of_fleet, done.changes(), done.report.settled) == ([], [], True)
+
+
+def test_a_drain_of_somebody_else_needs_no_count() -> None:
+    done = look(SHARED, [sinfo("idle+drain", "mine")])
+    assert (done.asked_of_fleet, done.changes()) == ([], [])
+
+
+def test_younger_drains_do_not_count_against_an_older_one() -> None:
+    older, younger = (f"{NOW - 60:.0f}", f"{NOW - 59:.0f}")
+    rows = [("gpu", "idle+drain", older, "healthd:", "100"), ("gpu", "idle+drain", younger, "healthd:", "900")]
+    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
+    assert parse_fleet(text, {"gpu"}, NOW - 60) == [PartitionCount("gpu", 1000, 100)]
+    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 1000, 1000)]
+
+
+def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
+    rows = [
+        ("gpu", "idle", "5", "healthd:", "1"),  # 24.11 keeps the reason of a drain that is over
+        ("gpu", "down+drain+not_responding", "5", "healthd:", "2"),
+        ("gpu", "mixed+cloud+completing+drain", "5", "healthd:", "4"),
+        ("gpu", "idle+drain", "5", "mine", "8"),
+        ("other", "idle+drain", "5", "healthd:", "16"),
+    ]
+    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
+    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 15, 6)]
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS)])
+def test_a_count_that_is_none_is_trouble(text: str) -> None:
+    with pytest.raises(SlurmTrouble):
+        parse_fleet(text, {"gpu"}, NOW)
+
+
+def test_a_shared_cause_waits_while_nobody_can_count() -> None:
+    done = look(SHARED, [FREE], SlurmMemory(hold=DUE), fleet=unreadable)
+    assert (done.changes(), done.report.trouble) == (
+        [],
+        "sinfo: slurm_update error: Socket timed out on send/recv operation",
+    )
+    assert done.report.memory.hold == DUE
+    assert (done.report.look_at, done.report.settled) == (0.0, False), "with the driver's backoff"
+
+
+def test_a_fault_of_the_nodes_own_hardware_neither_waits_nor_needs_a_count() -> None:
+    for memory in (SlurmMemory(), SlurmMemory(hold=FleetHold(NOW, NOW + 900))):
+        done = look(DEGRADED, [FREE, DONE, TAKEN], memory, fleet=held_by_healthd(100, 101))
+        assert (done.report.decision, done.report.settled) == (Drain(XID, False), True)
+    blind = look(DEGRADED, [FREE, DONE, TAKEN], fleet=unreadable)
+    assert (blind.report.decision, blind.report.memory.uncounted, blind.report.settled) == (
+        Drain(XID, False),
+        True,
+        False,
+    )
+    later = look(DEGRADED, [TAKEN], blind.report.memory, fleet=held_by_healthd(7))
+    assert (later.report.memory.uncounted, later.report.settled) == (False, True)
+
+
+def test_the_second_limit_holds_faults_of_nodes_own_hardware_and_their_requeues() -> None:
+    done = look(CRITICAL, [FREE], fleet=held_by_healthd(300))
+    hold = done.report.memory.hold
+    assert hold is not None
+    assert (hold.own_hardware, hold.limit, done.changes()) == (True, 300, [])
+    overtaken = look(CRITICAL, [FREE, DONE, TAKEN, DONE, FREE], fleet=held_by_healthd(299, 301))
+    assert not any("requeue" in line for line in overtaken.sent())
+
+
+def test_a_wait_is_over_with_its_cause() -> None:
+    done = look(REPAIRED, [FREE], SlurmMemory(hold=FleetHold(NOW, NOW + 900, times=3)))
+    assert (done.report.memory.hold, done.report.settled) == (None, True)

@@ -1,0 +1,183 @@
+"""A fleet of healthds on one clock: the real decisions (slurm.reconcile with policy.py and fleet_limit.py, and the
+driver's waits) of each node, in the order of time, against a slurmctld that is given.
+
+What is not simulated is the node: a fault is a condition that opens at the node's next round and ends at its second
+round after the fault is gone, as the mount check's does.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from healthd import fleet_limit
+from healthd.config import Settings
+from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
+from healthd.policy import Mode, Policy, is_quiet
+from healthd.schedule import phase
+from healthd.slurm import Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm_driver import SlurmDriver
+
+ROUND_SECONDS = 300.0
+CONFIRM_SECONDS = 30.0
+HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
+
+
+class Controller(Protocol):
+    def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
+        """The command's result, and when it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Of these nodes, in seconds of the simulation. A fault of its own is heard of at once, from the kernel log."""
+
+    nodes: frozenset[str]
+    start: float
+    end: float
+    shared: bool
+
+
+def dead_file_server(nodes: Iterable[str], start: float, end: float) -> Fault:
+    return Fault(frozenset(nodes), start, end, shared=True)
+
+
+def hardware_faults(nodes: Iterable[str], start: float, end: float) -> Fault:
+    return Fault(frozenset(nodes), start, end, shared=False)
+
+
+def condition(fault: Fault, since: float) -> Condition:
+    shared = ("mount", "mount/hang", "/data", "/data does not answer")
+    own = ("gpu_xid", "gpu_xid/79", "0000:61:00.0", "Xid 79: GPU has fallen off the bus")
+    check, code, subject, message = shared if fault.shared else own
+    return Condition(
+        check=check,
+        instance="",
+        code=code,
+        subject=subject,
+        severity=Severity.DEGRADED,
+        message=message,
+        clears=Clears.PASS,
+        state=ConditionState.OPEN,
+        first_seen=since,
+        last_seen=since,
+        count=1,
+        boot_id="b",
+        shared_cause=fault.shared,
+        opened_at=since,
+    )
+
+
+@dataclass(slots=True)
+class HealthdNode:
+    """What the daemon of one node has: its verdict, its memory, the look that is under way."""
+
+    name: str
+    driver: SlurmDriver
+    verdict: Verdict = HEALTHY
+    memory: SlurmMemory = field(default_factory=SlurmMemory)
+    steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
+    again: int = 0  # the number of the look that is to come; others that were planned are void
+    changed: bool = False  # the verdict, while a look was under way
+    held: int = 0  # how often the limit has held it
+
+
+class Fleet:
+    """`run` until a time. `drained_at`: how many nodes stood drained, by time."""
+
+    def __init__(
+        self, names: list[str], controller: Controller, limits: fleet_limit.FleetLimits, epoch: float = 1.8e9
+    ) -> None:
+        self.controller = controller
+        self.now = self.epoch = epoch
+        self.policy = Policy(Mode.ACT, fleet=limits)
+        self.nodes = {name: HealthdNode(name, self._driver(name)) for name in names}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = itertools.count()
+        self._faults: dict[str, dict[Fault, Condition]] = {name: {} for name in names}
+
+    def _driver(self, name: str) -> SlurmDriver:
+        clock = lambda: self.now  # noqa: E731
+        return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, clock, clock)
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._number), what))
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= self.epoch + until:
+            self.now, _, what = heapq.heappop(self._events)
+            what()
+        self.now = self.epoch + until
+
+    # what happens to nodes
+
+    def break_with(self, fault: Fault) -> None:
+        for name in sorted(fault.nodes):
+            start, end = self.epoch + fault.start, self.epoch + fault.end
+            opens = self._round(name, start) + CONFIRM_SECONDS if fault.shared else start
+            self.at(opens, lambda name=name, opens=opens: self._open(name, fault, opens))  # type: ignore[misc]
+            ends = self._round(name, end) + ROUND_SECONDS
+            self.at(ends, lambda name=name: self._close(name, fault))  # type: ignore[misc]
+
+    def _round(self, name: str, after: float) -> float:
+        """The node's first round from then on."""
+        offset = phase(name, ROUND_SECONDS)
+        return offset + ((after - offset) // ROUND_SECONDS + 1) * ROUND_SECONDS
+
+    def _open(self, name: str, fault: Fault, since: float) -> None:
+        self._faults[name][fault] = condition(fault, since)
+        self._judge(name)
+
+    def _close(self, name: str, fault: Fault) -> None:
+        if self._faults[name].pop(fault, None):
+            self._judge(name)
+
+    # the daemon: when it looks at Slurm, and what it does then
+
+    def _judge(self, name: str) -> None:
+        node = self.nodes[name]
+        causes = tuple(self._faults[name].values())
+        node.verdict = Verdict(Health.DEGRADED, causes, causes) if causes else HEALTHY
+        self._look(node)
+
+    def _look(self, node: HealthdNode) -> None:
+        if node.steps is not None:
+            node.changed = True
+            return
+        node.again += 1
+        clock = lambda: self.now  # noqa: E731
+        node.steps = reconcile(node.verdict, node.memory, self.policy, node.name, "b", clock)
+        self._go_on(node, None)
+
+    def _go_on(self, node: HealthdNode, answer: CommandResult | None) -> None:
+        assert node.steps is not None
+        try:
+            step = node.steps.send(answer)
+            while isinstance(step, Remember):
+                node.memory = step.memory
+                step = node.steps.send(None)
+        except StopIteration as end:
+            node.steps = None
+            self._looked(node, end.value)
+            return
+        result, ended = self.controller.run(step.argv, self.now)
+        self.at(ended, lambda: self._go_on(node, replace(result, started=self.now)))
+
+    def _looked(self, node: HealthdNode, report: ReconcileReport) -> None:
+        hold, node.memory = node.memory.hold, report.memory
+        node.held += report.memory.hold is not None and report.memory.hold != hold and report.memory.hold.times > 0
+        if node.changed:
+            node.changed = False
+            self._look(node)
+            return
+        again = self.now + node.driver.retry_seconds(report)
+        own = fleet_limit.is_own_hardware(node.verdict.causes)
+        waits = fleet_limit.must_wait(node.memory.hold, own, self.now)
+        if not is_quiet(node.verdict, node.memory) and not waits:
+            again = min(again, self._round(node.name, self.now))
+        if again < float("inf"):
+            number = node.again
+            self.at(again, lambda: self._look(node) if node.again == number and node.steps is None else None)

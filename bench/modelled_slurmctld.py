@@ -1,0 +1,109 @@
+"""A slurmctld as a model: it answers the commands that healthd sends about nodes, one request after another, each at
+its price, and counts them. For fleets that no test machine carries.
+
+Requests are served in the order in which they come, so what one does is done when it is asked; its answer comes when
+those before it are served. Prices are those of slurmctld 22.05 with 10,000 nodes (docs/fleet-limit.md).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from healthd.slurm import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
+
+SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
+SECONDS_A_REQUEST = 0.0002
+SECONDS_A_NODE_IN_THE_TABLE = 1.3e-6
+MESSAGE_TIMEOUT = 10.0
+AWAY = CommandResult(1, "", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
+LATE = CommandResult(1, "", "slurm_load error: Socket timed out on send/recv operation\n")
+
+
+@dataclass(slots=True)
+class Node:
+    reason: str = ""
+    since: int = 0
+
+
+@dataclass(slots=True)
+class Slurmctld:
+    """One partition, "all". `away`: (from, until) in which nobody answers.
+
+    requests  the second -> how many it was asked, of all kinds; `tables`: of whole tables of nodes
+    busy      the second -> for how many seconds of its own those keep it
+    peak      the most nodes that were drained at one moment
+    """
+
+    names: list[str]
+    away: tuple[float, float] = (0.0, 0.0)
+    nodes: dict[str, Node] = field(default_factory=dict)
+    drained: dict[str, Node] = field(default_factory=dict)
+    free_at: float = 0.0
+    requests: Counter[int] = field(default_factory=Counter)
+    tables: Counter[int] = field(default_factory=Counter)
+    busy: Counter[int] = field(default_factory=Counter)
+    peak: int = 0
+    table: str = ""  # as sinfo shows it now, "" = to be made anew
+
+    def __post_init__(self) -> None:
+        self.nodes = {name: Node() for name in self.names}
+
+    def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
+        """The command's result, and when it has ended."""
+        asked = now + SECONDS_A_COMMAND
+        if self.away[0] <= asked < self.away[1]:
+            return AWAY, asked + 9.0
+        is_table = argv[0] == "sinfo" and "-n" not in argv
+        count = 2 if argv[0] == "sinfo" else 1
+        price = count * SECONDS_A_REQUEST + is_table * len(self.nodes) * SECONDS_A_NODE_IN_THE_TABLE
+        self.requests[int(asked)] += count
+        self.tables[int(asked)] += is_table
+        self.free_at = max(self.free_at, asked) + price
+        self.busy[int(asked)] += price
+        result = CommandResult(0, self._answer(argv, int(self.free_at)))
+        if self.free_at - asked > MESSAGE_TIMEOUT:
+            return LATE, asked + MESSAGE_TIMEOUT
+        return result, self.free_at
+
+    def _answer(self, argv: tuple[str, ...], second: int) -> str:
+        if argv[:2] == ("scontrol", "update"):
+            return self._update(argv[2].partition("=")[2], dict(word.split("=", 1) for word in argv[3:]), second)
+        if "partition" in argv:
+            return f"PartitionName=all Nodes=n[1-{len(self.nodes)}] TotalNodes={len(self.nodes)}\n"
+        if "-n" not in argv:
+            self.table = self.table or self._table()
+            return self.table
+        if argv[-1].startswith("PartitionName"):
+            return _row(("all",), FLEET_COLUMNS[:1])
+        node = self.nodes[argv[argv.index("-n") + 1]]
+        drained = ("idle+drain", str(node.since), "root", node.reason)
+        return _row(drained if node.reason else ("idle", "Unknown", "Unknown", "none"), NODE_COLUMNS)
+
+    def _update(self, name: str, words: dict[str, str], second: int) -> str:
+        node, self.table = self.nodes[name], ""
+        if words["State"] == "DRAIN":
+            if node.reason != words["Reason"]:
+                node.since = second
+            node.reason = words["Reason"]
+            self.drained[name] = node
+            self.peak = max(self.peak, len(self.drained))
+        else:
+            node.reason = ""
+            self.drained.pop(name, None)
+        return ""
+
+    def _table(self) -> str:
+        """sinfo makes one row of nodes that are alike."""
+        alike = sorted((node.since, node.reason) for node in self.drained.values())
+        rows = [
+            _row(("all", "idle+drain", str(since), reason[:9], str(len(list(group)))), FLEET_COLUMNS)
+            for (since, reason), group in groupby(alike)
+        ]
+        rest = len(self.nodes) - len(self.drained)
+        return "".join(rows) + _row(("all", "idle", "Unknown", "none", str(rest)), FLEET_COLUMNS) * bool(rest)
+
+
+def _row(values: tuple[str, ...], columns: tuple[tuple[str, int], ...]) -> str:
+    return "".join(f"{value:{width}.{width}}" for value, (_, width) in zip(values, columns, strict=True)) + "\n"

@@ -70,12 +70,14 @@ _ISO = re.compile(
 # Mar 29 15:38:59 host kernel: text   (month in the writer's language); journalctl may leave the host out
 _SYSLOG = re.compile(r"([^\W\d_]{3,4})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
 _UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
-_TAG = re.compile(r"kernel: ?")
-_HOST_TAG = re.compile(r"(?:([\w.:-]{1,255}) +)?kernel: ?")
+# "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
+_HOST_TAG = re.compile(r"(?:([\w.:-]{1,255}) +)?(?:kernel: ?|\[kernel\] )")
 _RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
 _RFC5424_TAG = re.compile(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
 _PRIORITY = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
+# talosctl dmesg: "10.5.0.3: kern:   alert: [2024-05-13T15:13:11.99476118Z]: text"
+_TALOS = re.compile(r"(?:([\w.:-]{1,255}): )?(\w{1,10}): {1,8}\w{1,8}: \[(\d{4}-\d\d-\d\dT[\d:.]{8,18}Z)\]: ")
 # pdsh, clush: "node17: [14280.445220] text", and the same before the prefix of a log file
 _COLLECTOR = re.compile(
     r"(?!kern(?:el)?:)([\w.-]{1,255}): (?=\[ *\d{1,10}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:"
@@ -96,6 +98,10 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
     """
     text = line.strip()
     host = ""
+    if found := _TALOS.match(text):
+        if found[2] != "kern" and not injected:
+            return None
+        return Stripped(text[found.end() :].strip(), epoch=_strip_date(f"{found[3]} -", now)[1], host=found[1] or "")
     if found := _COLLECTOR.match(text):
         host, text = found[1], text[found.end() :]
     elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_SYSLOG, _ISO, _UNIX, _FACILITY)):
@@ -114,7 +120,7 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
             return None
         text = text[found.end() :]
     text, epoch, dated = _strip_date(text, now)
-    tag = (_RFC5424_TAG if header else _HOST_TAG if epoch or dated else _TAG).match(text)
+    tag = (_RFC5424_TAG if header else _HOST_TAG).match(text)
     if tag is None and (dated or header):
         return None
     if tag is not None:

@@ -272,6 +272,15 @@ def test_a_local_file_system_says_what_is_wrong(text: str, fs: str, code: str, d
             "client_error",
             "",
         ),
+        (
+            "beegfs: mount(15): Configuration error: Initialization of common objects failed.",
+            "beegfs",
+            "client_error",
+            "",
+        ),
+        # github.com/vdsm/virtual-dsm/issues/865
+        ("CIFS VFS: cifs_mount failed w/return code = -115", "cifs", "client_error", ""),
+        ("CIFS: VFS: Error connecting to socket. Aborting operation.", "cifs", "client_error", ""),
         ("GPFS Deadman Switch timer [0] has expired; IOs in progress: 2", "gpfs", "client_error", ""),
     ],
 )
@@ -309,6 +318,9 @@ def test_a_file_servers_client_says_what_is_wrong_and_when_it_is_over(
         "NFS: Registering the id_resolver key type",
         "nfs: Deprecated parameter 'intr'",
         "NFS: permission(0:41/13063406188894154770), mask=0x10, res=0",
+        # github.com/nfs-ganesha/nfs-ganesha/issues/335: rpcdebug
+        "NFS: nfs_pgio_result: 41836, (status -528)",
+        "NFS: nfs_weak_revalidate: inode 10332493177315662170 is valid",
         "NFSD: client 10.9.8.108 testing state ID with incorrect client ID",
         "RPC: Registered named UNIX socket transport module.",
         "FS-Cache: Netfs 'nfs' registered for caching",
@@ -329,6 +341,12 @@ def test_a_file_servers_client_says_what_is_wrong_and_when_it_is_over(
 )
 def test_what_a_healthy_file_system_says_is_nothing(text: str) -> None:
     assert parse(text) is None
+
+
+def test_xfs_may_know_no_device_and_a_process_named_like_its_fault_is_none():
+    line = "XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.  Caller 0x1"
+    assert read(line) == ("xfs", "corruption", "")
+    assert read("XFS: Internal error (812) possible memory allocation deadlock size 88 in kmem_alloc")[1] == "memory"
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_lockups_and_hung_tasks_are_read_in_the_words_of_every_kernel(text, even
         ),
         ("invalid opcode: 0000 [#1] SMP", "oops"),
         ("divide error: 0000 [#1] SMP", "oops"),
+        ("divide_error: 0000 [#1] PREEMPT SMP KASAN", "oops"),
+        ("general protection fault for non-canonical address 0xe017577ddf75b7dd: 0000 [#1] PREEMPT SMP", "oops"),  # 5.5
+        ("segment-related general protection fault: beec [#2] PREEMPT SMP PTI", "oops"),
+        ("BUG: stack guard page was hit at 00000000397c6d92 (stack is 00000000a0f6b86a..000000000e6f9570)", "oops"),
+        (
+            "BUG: TASK stack guard page was hit at ffffc900054afff8 (stack is ffffc900054b0000..ffffc900054b8000)",
+            "oops",
+        ),
+        ("stack guard page: 0000 [#1] PREEMPT SMP", "oops"),
         ("kernel BUG at mm/slub.c:306!", "oops"),
         ("BUG: Bad page state in process python3  pfn:1234", "bad_page"),
         ("BUG: scheduling while atomic: python3/1234/0x00000002", "bad_page"),
@@ -180,6 +189,7 @@ def test_the_driver_at_fault_becomes_known_from_the_line_that_says_where_it_happ
         ("Out of memory (oom_kill_allocating_task): Kill process 12 (a) score 0 or sacrifice child", 12, "a", "node"),
         ("Killed process 12 (python3) total-vm:8kB, anon-rss:1kB, file-rss:0kB", 12, "python3", None),
         ("Killed process 12 (python3), UID 1000, total-vm:8kB, anon-rss:1kB", 12, "python3", None),
+        ("Killed process 12, UID 1000, (python3) total-vm:8kB, anon-rss:1kB, file-rss:0kB", 12, "python3", None),
         ("oom_reaper: reaped process 12 (python3), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB", 12, "python3", None),
         (
             "oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0-1,global_oom,"

@@ -92,6 +92,7 @@ def test_a_captured_line_is_read_with_its_card_and_port(row):
             "mlx5_cmd_check:769:(pid 9): CREATE_QP(0x500) op_mod(0x0) failed, status bad resource(0x5), syndrome (0x1)",
             "command_failed",
         ),
+        ("ib_post_recv failed: -12", "detail"),  # "Couldn't post receive WRs" follows
         ("cq_err_event_notifier:518:(pid 0): CQ error on CQN 0x4ad, syndrome 0x1", "cq_error"),
         ("mlx5_pci_err_detected:1380:(pid 1): mlx5_pci_err_detected was called", "pci_error"),
         ("mlx5_pci_slot_reset Device state = 2 health sensors: 0 pci_status: 1. Enter", "pci_error"),
@@ -155,6 +156,7 @@ def test_a_card_without_an_address_is_still_read():
             ("mlx5", "tx_timeout"),
         ),
         ("NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 5 timed out", ("mlx5", "tx_timeout")),
+        ("NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue timed out", ("mlx5", "tx_timeout")),
         ("NETDEV WATCHDOG: eno1 (ixgbe): transmit queue 5 timed out", ("ib", "tx_timeout")),
         ("ice 0000:31:00.0 ens1f0: NETDEV WATCHDOG: CPU: 3: transmit queue 1 timed out 5123 ms", ("ib", "tx_timeout")),
         ("ib0: transmit timeout: latency 1756 msecs", ("ib", "tx_timeout")),

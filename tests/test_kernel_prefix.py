@@ -74,6 +74,21 @@ def test_a_collector_names_the_host_before_any_prefix():
     assert strip_prefix(f"<4>1 2025-01-21T04:41:44Z - kernel - - - {TEXT}", NOW).host == ""
 
 
+def test_talosctl_names_the_node_the_facility_and_the_time():
+    when = "[2024-05-13T15:13:11.5Z]: "
+    assert strip_prefix(f"10.5.0.3: kern:   alert: {when}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "10.5.0.3")
+    assert strip_prefix(f"kern: warning: {when}{TEXT}", NOW) == Stripped(TEXT, None, 1715613191.5, "")
+    assert strip_prefix(f"10.5.0.3: user: warning: {when}{TEXT}", NOW) is None
+    assert strip_prefix(f"10.5.0.3: user: warning: {when}{TEXT}", NOW, injected=True).text == TEXT
+
+
+def test_a_line_whose_date_was_cut_off_is_the_kernels_where_it_says_so():
+    assert strip_prefix(f"node17 kernel: {TEXT}", NOW) == Stripped(TEXT, None, None, "node17")
+    assert strip_prefix(f"Nov 22 10:00:00 [kernel] {TEXT}", NOW).text == TEXT  # metalog
+    assert strip_prefix(f"Nov 22 10:00:00 [sshd] {TEXT}", NOW) is None
+    assert strip_prefix(f"node17 myprog: kernel: {TEXT}", NOW).text != TEXT
+
+
 @pytest.mark.parametrize(
     "prefix",
     [

@@ -127,7 +127,7 @@ def test_an_nvme_controller_says_what_is_wrong(text: str, code: str, part: str) 
         ("sd 2:0:0:0: timing out command, waited 180s", "timeout", "2:0:0:0"),
         ("sd 2:0:0:0: attempting task abort!scmd(0x00000000c0ffee00)", "timeout", "2:0:0:0"),
         (
-            "critical target error, dev nvme0n1, sector 0 op 0x3:(DISCARD) flags 0x800 phys_seg 1",
+            "critical target error, dev nvme0n1, sector 0 op 0x1:(WRITE) flags 0x800 phys_seg 1",
             "target_error",
             "nvme0n1",
         ),
@@ -187,8 +187,8 @@ def test_an_nvme_controller_says_what_is_wrong(text: str, code: str, part: str) 
         ("mpt3sas_cm0: fault_state(0x2100)!", "controller_fault", "mpt3sas_cm0"),
         ("mpt3sas_cm0: sending diag reset !!", "controller_fault", "mpt3sas_cm0"),
         ("mpt2sas0: SAS host is non-operational !!!!", "controller_fault", "mpt2sas0"),
-        # github.com/nfs-ganesha/nfs-ganesha/issues/656
-        ("mpt3sas_cm0: log_info(0x30030101): originator(IOP), code(0x03), sub_code(0x0101)", "detail", "mpt3sas_cm0"),
+        # github.com/trapexit/bbf/issues/29
+        ("mpt2sas_cm0: log_info(0x31080000): originator(PL), code(0x08), sub_code(0x0000)", "detail", "mpt2sas_cm0"),
         ("smartpqi 0000:5c:00.0: controller is offline: status code 0x6100c", "controller_fault", "0000:5c:00.0"),
         ("hpsa 0000:03:00.0: Controller lockup detected: 0x00130000 after 30", "controller_fault", "0000:03:00.0"),
         ("device-mapper: multipath: Failing path 8:16.", "path_error", "8:16"),
@@ -247,6 +247,11 @@ def test_a_disk_its_path_or_its_array_says_what_is_wrong(text: str, code: str, p
         "nvme0n1: Dataset Management(0x9) @ LBA 0, 8 blocks, Invalid Field in Command (sct 0x0 / sc 0x2) DNR ",
         " nvme0n1: p1 p2 p3",
         "operation not supported error, dev loop0, sector 88 op 0x9:(WRITE_ZEROES) flags 0x800 phys_seg 0 prio class 2",
+        # What may be refused, and is then not asked again.
+        "critical target error, dev nvme0n1, sector 0 op 0x3:(DISCARD) flags 0x800 phys_seg 1",
+        "blk_update_request: critical target error, dev sda, sector 88 op 0x9:(WRITE_ZEROES) flags 0x800 phys_seg 0",
+        # github.com/nfs-ganesha/nfs-ganesha/issues/656: smartctl asks for a page that the adapter does not have
+        "mpt3sas_cm0: log_info(0x30030101): originator(IOP), code(0x03), sub_code(0x0101)",
         "blk_update_request: I/O error, dev fd0, sector 0",
         "I/O error, dev fd0, sector 0 op 0x0:(READ) flags 0x0 phys_seg 1 prio class 2",
         "Buffer I/O error on dev fd0, logical block 0, async page read",

@@ -91,7 +91,8 @@ def _jbd2(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- XFS (sda3): ...
-_XFS = re.compile(rf"XFS \({DEVICE}\): (.{{1,300}})", re.S)
+# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       where no device is known
+_XFS = re.compile(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
 _XFS_SAYS = _worded(
     (r"User initiated shutdown received", "shutdown"),
     (r"xfs_do_force_shutdown\(|Filesystem has been shut down|[^\n]{0,250}?Shutting down filesystem", "shutdown"),
@@ -185,11 +186,15 @@ _RPC = re.compile(
     rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)"
 )
 _CIFS = re.compile(rf"CIFS:? VFS: (?:Server |\\\\)?{_SERVER} (?:Server \S{{1,255}} )?has not responded (?:in|for) ")
+_CIFS_SAYS = re.compile(
+    r"CIFS:? VFS: (?:\\\S{1,255} )?(?:Error connecting to socket|cifs_mount failed|Send error in |No (?:task|writable))"
+)
 _NFS = re.compile(
-    r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|nfs4?_\w{1,50}|__nfs4?_\w{1,50}"
-    r"|nfs4_discover_server_trunking|permission denied|lock reclaim failed|Lock reclaim failed)\b"
+    r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
     rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
-    r"|directory .{1,200} contains a readdir loop|Stale|stale)",
+    r"|directory .{1,200} contains a readdir loop|Stale|stale"
+    # A function's name alone is no fault: with rpcdebug all of them tell what they do.
+    r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
     re.S,
 )
 _NFS_BARE = re.compile(r"(?:__)?nfs4_reclaim_\w{1,30}: .{0,80}(?:fail|error)", re.S)
@@ -207,6 +212,10 @@ def _of_server(match: re.Match[str], code: str, fs: str, server: str | None) -> 
 
 def _cifs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_server(match, "not_responding", "cifs", match[1].lstrip("\\"))
+
+
+def _cifs_says(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "client_error", "cifs", None)
 
 
 def _nfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -258,7 +267,8 @@ _CEPH_SAYS = _worded(
 # beegfs: python(1234): Messaging (RPC): Communication error: Receive timed out from: beegfs-storage node1 [ID: 1]
 # Before the message stands the name of the process that asked.
 _BEEGFS = re.compile(
-    r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable)",
+    r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable"
+    r"|Configuration error)",
     re.S,
 )
 # GPFS Deadman Switch timer has expired; IOs in progress: 2          the kernel side of mmfsd
@@ -283,14 +293,15 @@ RULES: tuple[Rule, ...] = (
     Rule("fs", ("EXT4-fs ", "EXT3-fs ", "EXT2-fs "), _EXT, _ext),
     Rule("fs", ("Aborting journal", "JBD2: ", "JBD: "), _JOURNAL, _journal),
     Rule("fs", ("JBD2: ",), _JBD2, _jbd2),
-    Rule("fs", ("XFS (",), _XFS, _xfs),
+    Rule("fs", ("XFS",), _XFS, _xfs),
     Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, _xfs_memory),
     Rule("fs", ("BTRFS",), _BTRFS, _btrfs),
     Rule("fs", ("BTRFS",), _BTRFS_BARE, _btrfs_bare),
     Rule("fs", ("F2FS-fs", "FAT-fs", "bcachefs", "SQUASHFS"), _OTHER, _other),
     Rule("fs", ("has encountered an uncorrectable",), _ZFS, _zfs),
     Rule("fs", (": server ",), _RPC, _rpc),
-    Rule("fs", ("has not responded",), _CIFS, _cifs),
+    Rule("fs", ("CIFS",), _CIFS, _cifs),
+    Rule("fs", ("CIFS",), _CIFS_SAYS, _cifs_says),
     Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, _nfs),
     Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, _nfs),
     Rule("fs", ("Lustre", "LNet"), _LUSTRE, _lustre),

@@ -76,14 +76,15 @@ def _workqueue(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # BUG: unable to handle page fault for address: ffff..., BUG: kernel NULL pointer dereference, address: 0000...
 _BUG = re.compile(
-    r"(?:BUG: unable to handle |BUG: kernel NULL pointer dereference|BUG: stack guard page was hit"
+    r"(?:BUG: unable to handle |BUG: kernel NULL pointer dereference|BUG: (?:[\w#]{1,24} )?stack guard page was hit"
     r"|Unable to handle kernel |PANIC: double fault|kernel BUG at (\S{1,256}))"
 )
 # Oops: 0002 [#1] SMP NOPTI; general protection fault, probably for non-canonical address 0xdead...: 0000 [#1] SMP PTI
 # The end of the line belongs to it: a process may be called "Oops: 0000 [#1]".
 _OOPS = re.compile(
-    r"(?:Oops|Internal error|general protection fault|invalid opcode|divide error|stack segment|double fault)"
-    r"(?:[:,] ?[\w ,()/-]{1,96})?: ?[0-9a-f]{1,16} \[#\d{1,4}\](?: [A-Z][A-Z0-9_()=]{0,24}){0,12}\s*$"
+    r"(?:Oops|Internal error|(?:segment-related )?general protection fault|invalid opcode|divide[ _]error|stack segment"
+    r"|stack guard page|double fault)(?:[:, ] ?[\w ,()/-]{1,96})?: ?[0-9a-f]{1,16} \[#\d{1,4}\]"
+    r"(?: [A-Z][A-Z0-9_()=]{0,24}){0,12}\s*$"
 )
 _BAD_PAGE = re.compile(r"BUG: (?:Bad page (?:state|map|cache)|Bad rss-counter state|scheduling while atomic)\b")
 _PANIC = re.compile(r"Kernel panic - not syncing(?:: ([^\n]{0,128}))?")
@@ -120,9 +121,10 @@ def _where(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, ...; before 5.2: Kill process
+# Killed process 10592, UID 48, (httpd) total-vm:8kB, ...                                         (RHEL 6)
 _KILLED = re.compile(
     r"(?:(Memory cgroup out of memory|Out of memory(?: \(\w{1,40}\))?): Kill(?:ed)? process |Killed process "
-    rf"|oom_reaper: reaped process )(\d{{1,10}}) \({_NAME}\)(?=[ ,]|$)"
+    rf"|oom_reaper: reaped process )(\d{{1,10}})(?:, UID \d{{1,10}},)? \({_NAME}\)(?=[ ,.]|$)"
 )
 # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,...,oom_memcg=/a,task_memcg=/a/b,task=c,pid=1,uid=0
 _OOM_KILL = re.compile(r"oom-kill:constraint=CONSTRAINT_(\w{1,24}),")
@@ -190,7 +192,7 @@ RULES = (
         (
             "BUG: unable to handle",
             "BUG: kernel NULL",
-            "BUG: stack guard",
+            "stack guard page",
             "Unable to handle kernel",
             "PANIC: double",
             "kernel BUG at",

@@ -73,7 +73,7 @@ _FORMS = tuple(
         ("command_failed", r"Create QP type \d{1,5} failed|mlx5_ib: modify QP \w{1,16} to RESET failed"),
         ("cq_error", r"CQ error on CQN (?P<cqn>0x[0-9a-f]{1,8})"),
         ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
-        (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x"),
+        (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x|ib_post_recv failed: "),
         ("tx_timeout", r"TX timeout (?:detected|on )|RX timeout on channel|NETDEV WATCHDOG: "),
         ("pci_error", r"mlx5_pci_(?:err_detected|slot_reset)\b"),
         ("load_failed", r"mlx5_\w{1,32} failed with error code(?: is)?:? (?P<error>-?\d{1,5})"),
@@ -177,7 +177,7 @@ _EFA = re.compile(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = re.compile(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = re.compile(
-    rf"(?:NETDEV WATCHDOG: ({_IF}) \(([\w-]{{1,32}})\): transmit queue \d"
+    rf"(?:NETDEV WATCHDOG: ({_IF}) \(([\w-]{{1,32}})\): transmit (?:queue (?:\d|timed out)|timed out)"
     rf"|([\w-]{{1,24}}) {PCI} ({_IF}): NETDEV WATCHDOG: )"
 )
 _IPOIB = re.compile(rf"({_IF}): (?:failed (?:cm )?send event \(status=|(multicast join failed) for )")

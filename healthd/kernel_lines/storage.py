@@ -136,9 +136,15 @@ _STATUSES = {
 }
 
 
+# What a device may refuse: the block layer asks once and then no more.
+_OPTIONAL = frozenset({"DISCARD", "SECURE_ERASE", "WRITE_SAME", "WRITE_ZEROES"})
+
+
 def _request(kind: str, match: re.Match[str]) -> KernelEvent | None:
     status, device, operation = match.groups()
     code = _STATUSES.get(status, "io_error")
+    if code == "target_error" and operation in _OPTIONAL:
+        return None
     return _of_device(kind, match, code, device, operation)
 
 
@@ -249,7 +255,8 @@ _ADAPTER_SAYS = _worded(
             r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
             "controller_fault",
         ),
-        (r"log_info\(0x", "detail"),
+        # Of the links and drives (originator PL), of RAID (IR); not what its own firmware says of each odd request.
+        (r"log_info\(0x3[12]", "detail"),
     )
 )
 

@@ -73,12 +73,15 @@ def look(
     for result in results:
         config = loaded.checks[result.check, result.instance]
         conditions = verdict.absorb_result(conditions, result, config.clear_after, boot_id, ())
-    listening = [(name, config) for name, config in loaded.checks.items() if not checks[name[0]].runs]
+    listening = [(name, config) for name, config in loaded.checks.items() if checks[name[0]].listens and not name[1]]
     log = _read(kernel_log) if kernel_log and listening else None
     for name, config in listening:
         if log is None:
             break
         result, conditions = _listen(checks[name[0]], config, log, boot_id, conditions, then)
+        if checks[name[0]].runs:
+            results = [_together(ran, result) for ran in results]
+            continue
         results.append(result)
         ended = result.started + result.duration_seconds
         runs.append(Run(*name, result.outcome, result.error, ended, result.duration_seconds, 0.0, True))
@@ -90,6 +93,16 @@ def look(
         trusted_since=0.0,
     )
     return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
+
+
+def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
+    """A check that looks and listens: what the log holds beside what the run itself found, on which a log that cannot
+    be read casts no doubt."""
+    if (ran.check, ran.instance) != (heard.check, heard.instance):
+        return ran
+    found = {(finding.code, finding.subject) for finding in ran.findings}
+    more = tuple(finding for finding in heard.findings if (finding.code, finding.subject) not in found)
+    return dataclasses.replace(ran, findings=(*ran.findings, *more))
 
 
 def _at_face_value(condition: Condition) -> Condition:
@@ -173,7 +186,7 @@ def _listen(
     conditions: Conditions,
     recording: Recording | None,
 ) -> tuple[CheckResult, Conditions]:
-    """A check that only listens: what this boot's log holds is history and counts as INFO, as at a daemon's start."""
+    """What this boot's log holds is history and counts as INFO, as at a daemon's start."""
     then = recording.run_of((check.name, "")) if recording else None
     began = time.monotonic()
     started = then.ended - then.seconds if then else time.time()

@@ -61,6 +61,27 @@ def test_a_severity_of_the_site_holds_for_kernel_events_too():
     assert look(lambda: lines(79, history=False), tables).verdict.health is Health.WARNING
 
 
+UNCORRECTED = "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x12)"
+
+
+@pytest.mark.parametrize(("history", "severity"), [(True, Severity.INFO), (False, Severity.CRITICAL)])
+def test_a_check_that_looks_and_listens_tells_both(history, severity):
+    check = {"memory_edac": registry.built_in()["memory_edac"]}
+    found = look(lambda: [RawLine(1000.0, UNCORRECTED, history)], **check)
+    (result,) = found.results
+    assert (result.outcome, len(found.runs)) == (Outcome.COMPLETED, 1)
+    assert ("memory_edac/uncorrected", severity) in {(one.code, one.severity) for one in result.findings}
+    assert ("memory_edac/uncorrected", severity) in {(one.code, one.severity) for one in found.verdict.conditions}
+
+
+def test_a_log_that_cannot_be_read_takes_nothing_from_what_such_a_check_looked_at():
+    def refused() -> list[RawLine]:
+        raise PermissionError(1, "Operation not permitted", "/dev/kmsg")
+
+    found = look(refused, memory_edac=registry.built_in()["memory_edac"])
+    assert [result.outcome for result in found.results] == [Outcome.COMPLETED]
+
+
 def test_a_quiet_log_is_a_completed_run():
     (result,) = look(list).results
     assert (result.check, result.outcome, result.findings) == ("gpu_xid", Outcome.COMPLETED, ())

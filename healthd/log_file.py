@@ -17,6 +17,7 @@ MAX_LINE = 16 << 10
 # How a file begins -> what it is; what unpacks it where this Python cannot.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _JOURNAL = b"LPKSHHRH"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LogError(Exception):
@@ -96,7 +97,11 @@ def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> I
             if not end:
                 continue
             skipping = False
+        if first == 1 and not rest:
+            data = data.removeprefix(_BYTE_ORDER_MARK)
         *lines, rest = (rest + data).split(b"\n")
+        if b"\0" in data:  # what was not yet on the disk at a crash: the first line of the next boot stands behind it
+            lines, rest = [line.lstrip(b"\0") for line in lines], rest.lstrip(b"\0")
         if len(rest) > max_line:
             lines.append(rest[:max_line])
             rest, skipping = b"", True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -354,7 +355,8 @@ def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, 
     assert scan.stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
 
 
-CAPTURED = [json.loads(line) for line in (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()]
+DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
+CAPTURED = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 
 
 def test_the_search_misses_no_line_that_a_rule_reads():
@@ -498,6 +500,14 @@ def test_lines_are_whole_and_numbered_however_they_come(lines, step):
         expected.pop()
     numbers = dict(found)
     assert [numbers.get(place, b"") for place in range(1, len(expected) + 1)] == [line[:20] for line in expected]
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"a line\n" + bytes(5), b"a line\n" + bytes(300_000)])
+def test_a_byte_order_mark_and_what_a_crash_left_of_zeros_hide_no_line(before):
+    log = before + f"[88001.100300] {XID}\n".encode()
+    for block in (1000, len(log)):
+        found = scan.events(lines_of(io.BytesIO(log), block), NOW, scan.Tally())
+        assert [seen.line for seen in found] == [1 + before.count(b"\n")]
 
 
 def test_a_line_without_end_takes_bounded_memory():

@@ -34,7 +34,8 @@ from healthd.model import (
 
 Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
 
-RELAPSE_SECONDS = 7 * 24 * 3600.0  # a REBOOT fault that opens again within it waits for an operator
+# A REBOOT fault that opens again within it, after a boot or a repair in words, waits for an operator.
+RELAPSE_SECONDS = 7 * 24 * 3600.0
 
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # of a pause or an ack
 
@@ -103,7 +104,7 @@ def _first_sight(
     within = finding.relapse_seconds or (RELAPSE_SECONDS if reboots else 0.0)
     relapse = any(
         (past.code, past.subject) == (finding.code, finding.subject)
-        and (past.cleared_by == "reboot" or not reboots)
+        and (past.cleared_by.startswith(("reboot", "repaired by ")) or not reboots)
         and now - past.cleared_at < within
         for past in cleared
     )

@@ -465,8 +465,9 @@ def test_a_relapse_is_of_the_same_fault_on_the_same_part() -> None:
     assert Node().run(GONE).reboot().run(other).only.clears is Clears.REBOOT
 
 
-def test_what_an_engineer_repaired_is_no_relapse() -> None:
-    assert Node().run(GONE).repaired(GONE.code).run(GONE).only.clears is Clears.REBOOT
+def test_what_comes_back_after_an_engineer_repaired_it_waits_for_an_operator_too() -> None:
+    assert Node().run(GONE).repaired(GONE.code).run(GONE).only.clears is Clears.OPERATOR
+    assert Node().run(GONE).repaired(GONE.code).run(GONE, after=8 * DAY).only.clears is Clears.REBOOT
 
 
 def test_a_fault_that_comes_back_within_its_relapse_time_waits_for_an_operator_and_no_clean_time_ends_it() -> None:

@@ -215,6 +215,7 @@ class _Look:
         self.now = now
         self.memory = memory
         self.node: NodeState | None = None
+        self.partitions: frozenset[str] = frozenset()  # of this node; read where the fleet is counted
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
         self.held: list[str] = []
@@ -316,10 +317,12 @@ class _Look:
         """The partition of this node with the least room, counting drains up to `until`. None: it cannot be read, and a
         fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
         try:
-            names = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(FLEET_COLUMNS[:1]))
+            if not self.partitions:
+                names = FLEET_COLUMNS[:1]
+                text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(names))
+                self.partitions = frozenset(_split(line, names)[0] for line in text.splitlines())
             table = yield from self.read("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
-            mine = frozenset(_split(line, FLEET_COLUMNS[:1])[0] for line in names.splitlines())
-            counts = parse_fleet(table, mine, until)
+            counts = parse_fleet(table, self.partitions, until)
         except SlurmTrouble:
             if not own_hardware:
                 raise

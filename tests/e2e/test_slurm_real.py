@@ -37,6 +37,7 @@ from slurm_look import (
     until_listed,
 )
 
+from healthd.fleet_limit import FleetLimits
 from healthd.model import (
     Leave,
     Resume,
@@ -103,6 +104,15 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
 
 
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
+COUNT = {"REQUEST_NODE_INFO": 1, "REQUEST_PARTITION_INFO": 1}
+DRAINED = (
+    Counter(LOOK)
+    + Counter(LOOK)
+    + Counter(COUNT)
+    + Counter({"REQUEST_UPDATE_NODE": 1})
+    + Counter(LOOK)
+    + Counter(COUNT)
+)
 JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_INFO": 1}
 
 
@@ -126,7 +136,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
 
     degraded = faulty(condition(Severity.DEGRADED))
     assert cost(HEALTHY) == LOOK
-    assert cost(degraded) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
+    assert cost(degraded) == DRAINED
     assert cost(degraded) == LOOK
     fault = faulty()
     victim = costs(JOB, JOB, REQUEST_UPDATE_JOB=1, REQUEST_JOB_REQUEUE=1)
@@ -141,6 +151,24 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3, resumed_at=0.0)
     resume(cluster, healthd.node)
     assert cost(degraded) == costs(LOOK, REQUEST_BUILD_INFO=1, REQUEST_PING=1)
+    shared = faulty(condition(Severity.DEGRADED, "mount/hang", shared_cause=True))
+    assert cost(shared) == costs(LOOK, REQUEST_PARTITION_INFO=1), "it waits before it counts"
+    assert cost(shared) == LOOK
+    assert healthd.memory.hold is not None
+    healthd.memory = dataclasses.replace(healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=0.0))
+    healthd.policy = dataclasses.replace(ACT, fleet=FleetLimits(limit_percent=0, limit_at_least=0))
+    assert cost(shared) == LOOK, "so late it waits anew"
+    healthd.memory = dataclasses.replace(
+        healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())
+    )
+    assert cost(shared) == costs(LOOK, LOOK, COUNT), "held"
+    assert healthd.memory.hold.times == 1
+    healthd.policy, healthd.memory = (
+        ACT,
+        dataclasses.replace(healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())),
+    )
+    assert cost(shared) == DRAINED
+    assert cost(HEALTHY) == costs(LOOK, LOOK, REQUEST_UPDATE_NODE=1)
 
 
 @every_slurm

@@ -1,0 +1,135 @@
+"""The fleet limit with real daemons and a real slurmctld. With three nodes it is "at least 2"."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from healthd_daemon import Healthd, condition, xid
+from requirements import require_root
+from slurm_cluster import SlurmCluster
+from slurm_look import Healthd as Look
+from slurm_look import condition as cause
+from slurm_look import faulty
+
+from healthd.fleet_limit import FleetLimits
+from healthd.model import FleetHold, Leave, Severity, SlurmMemory
+from healthd.policy import Mode, Policy
+
+
+@pytest.fixture
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=3, gpus=0) as running:
+        yield running
+
+
+@pytest.fixture
+def mounts(tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """A file system of each node's own, mounted; the file server dies for all that are unmounted."""
+    require_root()
+    points = {name: tmp_path / f"data-{name}" for name in ("n1", "n2", "n3")}
+    for point in points.values():
+        point.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], check=True)
+    yield points
+    for point in points.values():
+        subprocess.run(["umount", "-l", point], check=False, capture_output=True)
+
+
+def daemon(cluster: SlurmCluster, name: str, point: Path, folder: Path) -> Healthd:
+    folder.mkdir()
+    config = f'[checks.mount."{point}"]\nmissing_confirm_seconds = 0.0\n[metrics]\ntextfile = "{folder}/healthd.prom"\n'
+    flags = ("--mode", "act", "--node-name", name, "--interval", "1")
+    return Healthd(*flags, config=config, env=cluster.env, directory=folder)
+
+
+def test_the_third_node_with_the_same_cause_is_held_and_says_so(
+    cluster: SlurmCluster, mounts: dict[str, Path], tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(daemon(cluster, name, mounts[name], tmp_path / name)) for name in mounts
+        )
+        for name in ("n1", "n2"):
+            subprocess.run(["umount", mounts[name]], check=True)
+            cluster.wait_state(name, "DRAIN", reason=f"healthd: mount/missing {mounts[name]}: ")
+        subprocess.run(["umount", mounts["n3"]], check=True)
+        status = third.until(
+            lambda s: bool(s["slurm"]["fleet_hold"]) and s["slurm"]["fleet_hold"]["times"] == 1, "held by the limit"
+        )
+        hold = status["slurm"]["fleet_hold"]
+        assert (hold["partition"], hold["nodes"], hold["drained"], hold["limit"]) == ("gpu", 3, 2, 2)
+        assert condition(status, "mount/missing")
+        assert status["decision"]["action"] == "leave"
+        assert "held by the fleet limit: healthd holds 2 of the 3 nodes of partition gpu" in status["decision"]["text"]
+        assert status["decision"]["would"].startswith('drain with "healthd: mount/missing ')
+        third.until(lambda _: third.verdict().startswith("warning "), "jobs are not kept away")
+        assert "DRAIN" not in cluster.node("n3").flags
+        page = third.directory / "healthd.prom"
+        third.until(
+            lambda _: 'healthd_fleet_limit_held{kind="shared",partition="gpu"} 1.0' in page.read_text(), "metric"
+        )
+        assert "held by the fleet limit" in third.log.read_text()
+        command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
+        shown = subprocess.run(command, env=third.env, timeout=30, capture_output=True, text=True).stdout
+        assert "held by the fleet limit" in shown
+        assert "held 1 time; tried again in " in shown
+
+        asked = cluster.sdiag_counts().get("REQUEST_NODE_INFO", 0)
+        third.kill()
+        third.start()
+        again = third.until(lambda s: s["slurm"]["fleet_hold"] is not None, "still held")["slurm"]["fleet_hold"]
+        assert (again["since"], again["until"]) == (hold["since"], hold["until"]), "a restart begins no new wait"
+        time.sleep(2.5)
+        assert cluster.sdiag_counts().get("REQUEST_NODE_INFO", 0) <= asked + 4, "no round counts (wait_state reads too)"
+
+        third.kernel_line(xid(79))  # its own hardware: that does not wait for the file server
+        cluster.wait_state("n3", "DRAIN", reason="healthd: gpu_xid/79 ")
+        third.until(lambda _: third.verdict().startswith("drain "), "and jobs are kept away")
+        for daemon_of, name in ((first, "n1"), (second, "n2")):
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounts[name]], check=True)
+            daemon_of.until(lambda s: s["health"] == "healthy", "the file server is back")
+            cluster.wait_state(name, "IDLE", without=("DRAIN",))
+
+
+def test_a_held_node_is_well_again_when_its_cause_is_over(
+    cluster: SlurmCluster, mounts: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("n1", "n2"):
+        cluster.run(
+            "scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=healthd: mount/missing /data: gone"
+        )
+    with daemon(cluster, "n3", mounts["n3"], tmp_path / "n3") as third:
+        subprocess.run(["umount", mounts["n3"]], check=True)
+        third.until(lambda s: bool(s["slurm"]["fleet_hold"]) and s["slurm"]["fleet_hold"]["times"] == 1, "held")
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounts["n3"]], check=True)
+        status = third.until(lambda s: s["health"] == "healthy" and not s["slurm"]["fleet_hold"], "well again")
+        assert status["decision"]["action"] == "leave"
+        assert third.verdict().startswith("ok ")
+    assert "DRAIN" not in cluster.node("n3").flags
+
+
+def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(cluster: SlurmCluster) -> None:
+    """Each has waited, each finds nobody drained: the second count decides."""
+    policy = Policy(Mode.ACT, command_seconds=20, fleet=FleetLimits(jitter_seconds=0.0))
+    verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
+    looks = [
+        Look(cluster, name, policy, memory=SlurmMemory(hold=FleetHold(time.time(), time.time())))
+        for name in cluster.names
+    ]
+    with ThreadPoolExecutor(3) as pool:
+        reports = list(pool.map(lambda look: look.look(verdict), looks))
+    drained = {name for name in cluster.names if "DRAIN" in cluster.node(name).flags}
+    assert len(drained) <= 2
+    assert sum(isinstance(report.decision, Leave) for report in reports) == 3 - len(drained)
+    for look in looks:  # the waits are over
+        assert look.memory.hold is None or look.memory.hold.until > time.time() + 40
+        if look.memory.hold is not None:
+            look.memory = SlurmMemory(hold=FleetHold(time.time(), time.time()))
+            look.look(verdict)
+    assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2

@@ -37,7 +37,7 @@ class Stripped(NamedTuple):
     host: str = ""
 
 
-_RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20}),[^;\n]{0,256};([^\n]*)")
+_RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\n]*)")  # Linux 3.5 wrote no flags
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
@@ -67,17 +67,27 @@ _CONSOLE = re.compile(
 _ISO = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)"
 )
-# Mar 29 15:38:59 host kernel: text   (month in the writer's language); journalctl may leave the host out
-_SYSLOG = re.compile(r"([^\W\d_]{3,4})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
+# Mar 29 15:38:59 host kernel: text   (month in the writer's language: "mars", "12月"); journalctl may omit the host
+_SYSLOG = re.compile(r"((?!\d+ )[^\W_]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
+# Tue 2025-01-21 04:41:44.123456 UTC host kernel: text           journalctl -o short-full; the writer's zone by its name
+# Mon Jul 28 10:19:15 2025 kern.crit kernel: [ 7013.909286] text     logread
+_FULL = re.compile(r"[^\W\d_]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
+_DAY = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
 _UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
+_DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # who wrote the line is named behind them
 # "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
-_HOST_TAG = re.compile(r"(?:([\w.:-]{1,255}) +)?(?:kernel: ?|\[kernel\] )")
+# and syslog-ng the hosts that a line came through: "local@node17", "node17/relay".
+_HOST_TAG = re.compile(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
+# "Sep 18 20:07:01 NVRM: Xid ...": who quotes a log cuts host and "kernel:" off. No user's line looks so: with the host
+# cut off (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
+_WITHOUT_TAG = re.compile(_SYSLOG.pattern + "NVRM: ")
 _RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
 _RFC5424_TAG = re.compile(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
 _PRIORITY = re.compile(r"<(\d{1,3})>")
 _FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
 # talosctl dmesg: "10.5.0.3: kern:   alert: [2024-05-13T15:13:11.99476118Z]: text"
 _TALOS = re.compile(r"(?:([\w.:-]{1,255}): )?(\w{1,10}): {1,8}\w{1,8}: \[(\d{4}-\d\d-\d\dT[\d:.]{8,18}Z)\]: ")
+_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}[A-Za-z]")  # dmesg --color, a serial console
 # pdsh, clush: "node17: [14280.445220] text", and the same before the prefix of a log file
 _COLLECTOR = re.compile(
     r"(?!kern(?:el)?:)([\w.-]{1,255}): (?=\[ *\d{1,10}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:"
@@ -97,6 +107,8 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
     facility (drills and tests).
     """
     text = line.strip()
+    if "\x1b" in text:
+        text = _COLOUR.sub("", text).strip()
     host = ""
     if found := _TALOS.match(text):
         if found[2] != "kern" and not injected:
@@ -104,7 +116,7 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
         return Stripped(text[found.end() :].strip(), epoch=_strip_date(f"{found[3]} -", now)[1], host=found[1] or "")
     if found := _COLLECTOR.match(text):
         host, text = found[1], text[found.end() :]
-    elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_SYSLOG, _ISO, _UNIX, _FACILITY)):
+    elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_FACILITY, *_DATES)):
         text = text[found.end() :]
     if text[:1].isdigit() and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
         admitted = injected or record.facility == KERNEL
@@ -119,9 +131,10 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
         if found[1] != "kern" and not injected:
             return None
         text = text[found.end() :]
+    quoted = _WITHOUT_TAG.match(text) is not None
     text, epoch, dated = _strip_date(text, now)
     tag = (_RFC5424_TAG if header else _HOST_TAG).match(text)
-    if tag is None and (dated or header):
+    if tag is None and (header or (dated and not quoted)):
         return None
     if tag is not None:
         host, text = host or _named(tag), text[tag.end() :]
@@ -135,12 +148,12 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
 
 def _named(tag: re.Match[str]) -> str:
     """The host before the tag; RFC 5424 has "-" for none."""
-    return (tag[1] or "").strip("-") if tag.re.groups else ""
+    return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
     """(rest, epoch, whether the date is of a form that is followed by who wrote the line)."""
-    for pattern in (_SYSLOG, _ISO, _UNIX):
+    for pattern in _DATES:
         if found := pattern.match(text):
             named = pattern is not _ISO or found[7] != ","
             return text[found.end() :], _epoch(pattern, found, now), named
@@ -169,7 +182,10 @@ def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float 
             return float(found[1])
         if pattern is _SYSLOG:
             return _syslog_epoch(found, now)
-        if pattern is _CTIME:
+        if pattern is _FULL:
+            iso = _ISO.match(f"{found[1]}{'Z' if found[2] in ('UTC', 'GMT') else ''} -")
+            return _iso_epoch(iso) if iso else None
+        if pattern in (_CTIME, _DAY):
             month = MONTHS.index(found[1].lower()) + 1
             return _local(int(found[6]), month, int(found[2]), int(found[3]), int(found[4]), float(found[5]))
         if pattern is _CONSOLE:

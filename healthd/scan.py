@@ -99,9 +99,10 @@ class Judged:
 # --- the lines that may matter
 
 _VARIES = b"0123456789abcdef"
-# A date that is followed by who wrote the line: the kernel says "kernel".
+# A date that is followed by who wrote the line: the kernel says "kernel", or nothing where that was cut off.
 _WRITTEN_BY = re.compile(
-    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d |\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
+    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
+    rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
 )
 _JSON = (b'{"', b'{ "')
 _BYTES_MESSAGE = re.compile(rb'"MESSAGE" ?: ?\[')

@@ -34,6 +34,13 @@ def local(year, month, day, hour, minute, second):
         ("Oct 16 20:47:19 host kernel: [ 12.5] ", 12.5, local(2024, 10, 16, 20, 47, 19)),
         ("Mar 29 15:38:59 kernel: ", None, local(2025, 3, 29, 15, 38, 59)),
         ("Dis 28 04:26:40 host kernel: ", None, None),
+        ("touko 05 09:18:59 host kernel: ", None, None),  # Finnish, and by number as in Japanese
+        ("12月 20 10:00:00 host kernel: ", None, None),
+        ("Tue 2025-01-21 04:41:44.500000 UTC host kernel: ", None, 1737434504.5),  # journalctl -o short-full
+        ("Di 2025-01-21 04:41:44 CET host kernel: ", None, local(2025, 1, 21, 4, 41, 44)),
+        ("Mon Jul 28 10:19:15 2025 kern.crit kernel: [ 7013.5] ", 7013.5, local(2025, 7, 28, 10, 19, 15)),
+        ("Mar 29 15:38:59 host kern.warn kernel: [ 12.5] ", 12.5, local(2025, 3, 29, 15, 38, 59)),
+        ("\x1b[32m[  12.5] \x1b[0m\x1b[31m", 12.5, None),  # dmesg --color
         ("kernel: [16450076.435595] ", 16450076.435595, None),
         ("[ 12.345678] host kernel: ", 12.345678, None),
         ("[May19 19:57] ", None, None),
@@ -42,6 +49,8 @@ def local(year, month, day, hour, minute, second):
         ("[2023-06-22 21:55:31.5][5975153.878190] ", 5975153.87819, local(2023, 6, 22, 21, 55, 31) + 0.5),
         ("node17: [14280.445220] ", 14280.44522, None),
         ("4,1234,12500000,-;", 12.5, None),
+        ("4,1234,12500000;", 12.5, None),  # Linux 3.5
+        ("Mar 29 15:38:59 ", None, local(2025, 3, 29, 15, 38, 59)),  # the rest cut off by who quotes it
         ("4,1234,12500000,-,caller=T1;", 12.5, None),
         ("<4>1 2025-01-21T04:41:44Z host kernel - - - ", None, 1737434504.0),
     ],
@@ -56,7 +65,12 @@ def test_an_alert_around_a_whole_line_is_taken_off_but_not_another_programs_line
     found = strip_prefix(f"Xid errors on instance: node17, Error: {line}", NOW)
     assert found is not None
     assert (found.text, found.host, found.uptime) == (TEXT, "node17", 680111.646286)
-    for own in ("Mar 29 15:38:59 host myprog: ", "2025-01-21T04:41:44.5Z host myprog: ", "user  :warn  : "):
+    for own in (
+        "Mar 29 15:38:59 host myprog: ",
+        "Tue 2025-01-21 04:41:44 UTC host myprog: ",
+        "2025-01-21T04:41:44.5Z host myprog: ",
+        "user  :warn  : ",
+    ):
         assert strip_prefix(own + line, NOW) is None
     for own in ("[   12.500000] ", "oom-kill:task_memcg=/x: "):
         assert strip_prefix(own + line, NOW).text.endswith(line)
@@ -93,8 +107,13 @@ def test_a_line_whose_date_was_cut_off_is_the_kernels_where_it_says_so():
     "prefix",
     [
         "Mar 29 15:38:59 host myprog[12]: ",
+        "touko 05 09:18:59 host myprog[12]: ",
+        "Tue 2025-01-21 04:41:44 UTC host myprog[12]: ",
+        "Mon Jul 28 10:19:15 2025 user.err myprog: ",
         "Mar 29 15:38:59 host bumblebeed[1734]: [91063.874832] ",
         "Mar 29 15:38:59 host myprog: ",
+        "Mar 29 15:38:59 host ",  # logger -t NVRM
+        "Mar 29 15:38:59 NVRM[4711]: ",
         "2025-01-21T04:41:44.5Z host myprog: ",
         "2025-01-21T04:41:44.5Z ",
         "1737434504.500000 host myprog[1]: ",

@@ -1,4 +1,4 @@
-"""What lines of the kernel say. Captured lines: tests/data/kernel_lines.jsonl, each with its public source."""
+"""What lines of the kernel say. Captured lines: tests/data/kernel_lines*.jsonl, each with its public source."""
 
 import json
 import time
@@ -13,9 +13,8 @@ from healthd.kernel_parse import parse
 from healthd.kernel_prefix import strip_prefix
 from healthd.model import KernelEvent
 
-DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
-LINES = [json.loads(line) for line in DATA.strip().split("\n")]
-
+DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
+LINES = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 
 
 def events(text: str) -> list[KernelEvent]:
@@ -34,6 +33,17 @@ def fields(event: KernelEvent) -> dict[str, str]:
 @pytest.mark.parametrize("row", captured("benign"))
 def test_a_line_without_a_fault_is_no_event(row):
     assert events(row["text"]) == []
+
+
+NAMED = [row for row in LINES if row["id"].startswith("n") and (row["expected"] or {}).keys() & {"pci", "comm"}]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in NAMED])
+def test_a_card_or_a_process_that_a_captured_line_names_is_read(row):
+    (event,) = (event for event in events(row["text"]) if event.kind == row["kind"])
+    expected = row["expected"]
+    assert event.pci == expected.get("pci", "")
+    assert (event.pid, event.process) == (expected.get("pid"), expected.get("comm"))
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,13 @@ LITERALS: dict[str, tuple[Rule, ...]] = {
     literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
 }
 # A process may be called "Xid (0): 79, a" (15 characters, any). What of it these lines say is at most about memory.
-# arch/x86/mm/fault.c, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c, mm/oom_kill.c, kernel/signal.c,
-# kernel/exit.c, fs/drop_caches.c; drivers/input/input.c: the name that a device gives itself.
+# arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
+# mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
+# mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
 _USER_TEXT_FIRST = re.compile(
-    r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame))|/\d{1,10}: potentially "
-    r"| ?\(\d{1,10}\)(?:: drop_caches|: VmData| used | uses )| uses |: page allocation | invoked oom-killer: )"
+    r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame|vsyscall |attempts ))"
+    r"|/\d{1,10}: potentially | ?\(\d{1,10}\)(?:: drop_caches|: VmData|: /proc/|: Using mlock| used | uses )"
+    r"|:\d{1,10} (?:map pfn |conflicting memory |freeing invalid )| uses |: page allocation | invoked oom-killer: )"
     r"|Task in /|input: .* as /"
 )
 _MEMORY = "oom"

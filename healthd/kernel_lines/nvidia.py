@@ -20,9 +20,11 @@ from healthd.model import KernelEvent
 # Within "(...)" the address may be masked in pasted logs: then it is what follows "PCI:", and no address. The first
 # drivers gave none ("NVRM: Xid: 13, ..."), or bus and device only ("(0001:00)").
 # journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
+# A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: all
+# that is asked for here is longer, or of letters where the kernel goes on with the pid.
 _XID = re.compile(
-    r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{0,32}|[0-9A-Fa-f:.]{1,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
-    r"|NVRM: Xid): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
+    r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
+    r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
 )
 _PID = re.compile(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
 # A process name has at most 15 characters and may hold ", " itself: it ends before what drivers write next.
@@ -123,7 +125,7 @@ _GSP_INSTANCE = re.compile(r" from GPU(\d{1,3}) GSP!")
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
 # Two or more further lines of one event follow, between those of other switches: they are no events.
 _SXID = re.compile(
-    r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]*|[0-9A-Fa-f:.]+)\): (\d{1,6})(?!\d)"
+    r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?!,\s*(?:Severity \d+ Engine instance|Data \{))(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?",
 )
 

@@ -430,7 +430,7 @@ def test_a_line_is_judged_by_what_the_disk_holds(line, code, part, severity):
         "nvme nvme1: Abort status: 0x0",
         "ata1: hard resetting link",
         "sd 0:0:0:0: [sda] tag#2 Add. Sense: Unrecovered read error",
-        "mpt3sas_cm0: log_info(0x30030101): originator(IOP), code(0x03), sub_code(0x0101)",
+        "mpt2sas_cm0: log_info(0x31080000): originator(PL), code(0x08), sub_code(0x0000)",
         "EXT4-fs (dm-17): Remounting filesystem read-only",
         "nvme nvme9: Successfully reconnected (1 attempt)",
     ],

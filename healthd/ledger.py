@@ -99,6 +99,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             written_at=move(slurm.written_at),
             confirmed_at=move(slurm.confirmed_at),
             resumed_at=move(slurm.resumed_at),
+            lifted=dataclasses.replace(slurm.lifted, time=move(slurm.lifted.time)) if slurm.lifted else None,
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
             hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
         ),

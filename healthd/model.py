@@ -417,6 +417,24 @@ class FleetHold:
 
 
 @dataclass(frozen=True, slots=True)
+class Lifted:
+    """A drain of ours that is over, whoever ended it.
+
+    reason   our text
+    words    what stood on the node, without what Slurm appends
+    stamp    Slurm's time stamp of these words; 0 = not known
+    time     when it was over
+    saved    slurmctld was asked again so long afterwards that it cannot forget it any more
+    """
+
+    reason: str
+    words: str
+    stamp: float
+    time: float
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmMemory:
     """What healthd knows of its own hand on this node in Slurm; survives restarts in the ledger.
 
@@ -433,6 +451,7 @@ class SlurmMemory:
                   that was not ended by an operator
     hold          a drain that the fleet limit holds back
     uncounted     our drain was not yet counted after it stood: beyond the fleet limit it is taken back
+    lifted        our last drain that is over, while we hold none
     """
 
     reason: str = ""
@@ -447,3 +466,4 @@ class SlurmMemory:
     requeued: tuple[Requeued, ...] = field(default_factory=tuple)
     hold: FleetHold | None = None
     uncounted: bool = False
+    lifted: Lifted | None = None

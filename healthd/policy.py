@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from healthd.fleet_limit import FleetLimits
-from healthd.model import Decision, Drain, Leave, NodeState, Resume, Severity, SlurmMemory, Verdict
+from healthd.model import Decision, Drain, Leave, Lifted, NodeState, Resume, Severity, SlurmMemory, Verdict
 from healthd.reason import parse_reason, reason, still_says
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
@@ -62,6 +62,8 @@ SLURMS_OWN = (
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+# slurmctld saves a node some 5 s after it changed: killed before, it brings back a drain that is over.
+SAVED_SECONDS = 60.0
 
 
 class Mode(enum.Enum):
@@ -113,6 +115,19 @@ def our_text(node: NodeState, memory: SlurmMemory) -> str:
     return ""
 
 
+def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
+    """Whether the words are those of a drain of ours that is over: 24.11 keeps them, also under Slurm's next drain."""
+    old = memory.lifted
+    return old is not None and without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
+
+
+def is_back(node: NodeState, memory: SlurmMemory) -> bool:
+    """Whether our drain that is over may stand again, because slurmctld was killed before it had saved that it is."""
+    old = memory.lifted
+    drained = not node.flags.isdisjoint(TAKEN)
+    return old is not None and not old.saved and drained and not our_text(node, memory) and is_left_over(node, memory)
+
+
 def without_slurms_words(text: str) -> str:
     while text.endswith(APPENDED):
         text = text[: text.rindex(" : ")]
@@ -127,6 +142,8 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
         return Owner.FOREIGN if by_a_person else Owner.NOBODY
     if our_text(node, memory):
         return Owner.OURS
+    if is_left_over(node, memory):
+        return Owner.FOREIGN
     ours_or_theirs = [text for text in (memory.reason, memory.writing, memory.overruled) if text]
     taken_over = any(node.reason.startswith(text) for text in ours_or_theirs)
     if parse_reason(node.reason) and not taken_over:
@@ -168,7 +185,7 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> De
             keep = node.reason and still_says(our_text(node, memory), verdict.causes)
             return Drain(node.reason if keep else reason(verdict.causes), critical)
         if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
-            return Drain(node.reason, requeue=True) if critical else Leave(held_by(node))
+            return Drain(node.reason, requeue=True) if critical else Leave(held_by(node, memory))
         never(whose)
     if whose is Owner.OURS:
         if not verdict.may_resume:
@@ -179,11 +196,13 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> De
     if whose is Owner.NOBODY:
         return Leave("nothing to do")
     if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
-        return Leave(held_by(node))
+        return Leave(held_by(node, memory))
     never(whose)
 
 
-def held_by(node: NodeState) -> str:
+def held_by(node: NodeState, memory: SlurmMemory) -> str:
+    if is_left_over(node, memory):
+        return "Slurm holds the node, under the words of our drain that is over"
     return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"'
 
 
@@ -225,15 +244,38 @@ def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy:
     return boot_id != memory.boot_id or going or our_resume_under_way
 
 
-def is_lost_by_slurmctld(memory: SlurmMemory, slurmctld_started: float) -> bool:
-    """slurmctld saves a drain some time after it said OK: killed in between, it starts without it."""
-    return slurmctld_started >= memory.confirmed_at - CLOCK_SKEW_SECONDS
+def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
+    """slurmctld saves a change some time after it said OK: killed in between, it starts without it."""
+    return slurmctld_started >= since - CLOCK_SKEW_SECONDS
 
 
-def forget(memory: SlurmMemory) -> SlurmMemory:
-    """We hold nothing any more (what is under way, and what was requeued, stays known)."""
+def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
+    """We hold nothing any more (what is under way, and what was requeued, stays known). `node`: the last reading with
+    our words, where there is one."""
+    lifted = memory.lifted
+    if memory.reason:
+        shown = bool(node.reason and our_text(node, memory))
+        words, stamp = (without_slurms_words(node.reason), node.reason_time) if shown else (memory.reason, 0.0)
+        lifted = Lifted(memory.reason, words, stamp, now)
     nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
-    return replace(nothing, uncounted=False)
+    return replace(nothing, uncounted=False, lifted=lifted)
+
+
+def taken_back(memory: SlurmMemory) -> SlurmMemory:
+    """Our drain that was over stands again."""
+    return replace(memory, reason=memory.lifted.reason, lifted=None) if memory.lifted else memory
+
+
+def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
+    """After a reading of the node: what is over for so long is over for good."""
+    if memory.lifted and not memory.lifted.saved and now >= memory.lifted.time + SAVED_SECONDS:
+        return replace(memory, lifted=replace(memory.lifted, saved=True))
+    return memory
+
+
+def look_at(memory: SlurmMemory) -> float:
+    """When to look once more at a drain that is over, epoch seconds; 0 = no more."""
+    return memory.lifted.time + SAVED_SECONDS if memory.lifted and not memory.lifted.saved else 0.0
 
 
 def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
@@ -243,7 +285,7 @@ def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> 
         memory = replace(memory, writing="", written_at=0.0)
     seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
     if whose is Owner.OURS:
-        return replace(seen, reason=text, overruled="", adopted="")
+        return replace(seen, reason=text, overruled="", adopted="", lifted=None)
     if whose is Owner.FOREIGN_HEALTHD:
         return replace(seen, reason="", overruled="", adopted=node.reason)
     if whose is Owner.FOREIGN and stood(memory):

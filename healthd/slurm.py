@@ -41,12 +41,16 @@ from healthd.policy import (
     decide,
     describe,
     forget,
+    is_back,
     is_gone,
     is_lost_by_slurmctld,
     is_lost_for_sure,
+    look_at,
     never,
     owner,
     remember,
+    settled_by_now,
+    taken_back,
 )
 from healthd.reason import PREFIX as PREFIX
 from healthd.reason import parse_reason as parse_reason  # part of what this module offers
@@ -111,7 +115,7 @@ class ReconcileReport:
 
     memory        to be kept; with `acknowledged`, in one transaction with the acknowledgement
     settled       nothing is left to do now. Otherwise look again, with backoff
-    look_at       when to look again because the fleet limit makes a drain wait, epoch seconds; 0 = it does not
+    look_at       when to look again at a drain that waits for the fleet or is over, epoch seconds; 0 = not by itself
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
     acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
                   drain was last read) are known to them. The verdict that this look was made for is out of date
@@ -175,8 +179,9 @@ def reconcile(
     try:
         node = yield from look.read_node()
         if is_gone(node, memory):
-            lost = is_lost_for_sure(node, memory, boot_id, policy, now()) or (yield from look.slurmctld_lost_it())
-            look.memory = forget(memory)
+            lost = is_lost_for_sure(node, memory, boot_id, policy, now())
+            lost = lost or (yield from look.slurmctld_lost_it(memory.confirmed_at))
+            look.memory = forget(memory, node, now())
             if not lost:
                 why = Leave("an operator resumed the node")
                 return ReconcileReport(
@@ -186,7 +191,9 @@ def reconcile(
                     acknowledged=True,
                     acknowledged_before=memory.confirmed_at,
                 )
-        look.memory = remember(look.memory, node, boot_id, now())
+        elif memory.lifted and is_back(node, memory) and (yield from look.slurmctld_lost_it(memory.lifted.time)):
+            look.memory = taken_back(memory)
+        look.memory = settled_by_now(remember(look.memory, node, boot_id, now()), now())
         look.decision = yield from look.within_limit(decide(verdict, node, look.memory, policy, now()), verdict)
         if isinstance(look.decision, Drain):
             yield from look.drain(look.decision)
@@ -229,14 +236,15 @@ class _Look:
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if trouble else self.memory.hold
         waits = hold is not None or self.memory.uncounted
+        settled = not trouble and not self.jobs_left and not waits and (steady or not concerned)
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
         return ReconcileReport(
             memory=self.memory,
             node=node,
             owner=whose,
             decision=self.decision,
-            settled=not trouble and not self.jobs_left and not waits and (steady or not concerned),
-            look_at=hold.until if hold else 0.0,
+            settled=settled,
+            look_at=hold.until if hold else look_at(self.memory) if settled else 0.0,
             trouble=trouble,
             adopted=Adopted(*code, node.reason) if node and code else None,
             foreign_reason=node.reason if node and whose in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD) else "",
@@ -263,9 +271,9 @@ class _Look:
         self.node = parse_node(text, self.node_name)
         return self.node
 
-    def slurmctld_lost_it(self) -> Steps[bool]:
+    def slurmctld_lost_it(self, since: float) -> Steps[bool]:
         text = yield from self.read("scontrol", "show", "config")
-        return is_lost_by_slurmctld(self.memory, parse_slurmctld_start(text))
+        return is_lost_by_slurmctld(since, parse_slurmctld_start(text))
 
     # the fleet
 
@@ -350,6 +358,7 @@ class _Look:
     def resume(self) -> Steps[None]:
         """UNDRAIN takes away the drain only: RESUME would also end DOWN and cancel a reboot."""
         assert self.node is not None
+        before = self.node
         self.memory = replace(self.memory, resumed_at=self.now())
         yield Remember(self.memory)
         yield from self.update("State=UNDRAIN")
@@ -357,7 +366,7 @@ class _Look:
         if whose is Owner.OURS:
             raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
         if whose is Owner.NOBODY:
-            self.memory = forget(self.memory)
+            self.memory = forget(self.memory, before, self.now())
 
     def update(self, *words: str) -> Steps[None]:
         """Change the node and read it back."""

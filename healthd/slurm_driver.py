@@ -82,7 +82,7 @@ class SlurmDriver:
 
     def retry_seconds(self, report: ReconcileReport) -> float:
         """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it.
-        What waits for the fleet has its own time."""
+        What waits for the fleet, and a drain that is over, have their own time."""
         if report.look_at:
             self._failures = 0
             return max(report.look_at - self._now(), 0.0)

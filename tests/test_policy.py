@@ -13,6 +13,7 @@ from healthd.model import (
     Drain,
     Health,
     Leave,
+    Lifted,
     NodeState,
     Resume,
     Severity,
@@ -21,19 +22,25 @@ from healthd.model import (
 )
 from healthd.policy import (
     IN_FLIGHT_SECONDS,
+    SAVED_SECONDS,
     Mode,
     Owner,
     Policy,
     decide,
     describe,
     forget,
+    is_back,
     is_gone,
     is_idle,
+    is_left_over,
     is_lost_by_slurmctld,
     is_lost_for_sure,
     is_quiet,
+    look_at,
     owner,
     remember,
+    settled_by_now,
+    taken_back,
 )
 
 NOW = 1_000_000.0
@@ -239,7 +246,49 @@ def test_an_operators_words_over_ours_are_remembered_until_they_are_gone() -> No
     assert after == SlurmMemory(overruled="fan", confirmed_at=NOW, boot_id="b1")
     assert not is_gone(node("IDLE+DRAIN", "fan"), after)
     assert is_gone(node("IDLE"), after)
-    assert forget(after) == SlurmMemory()
+    assert forget(after, node("IDLE"), NOW) == SlurmMemory()
+
+
+def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_that() -> None:
+    over = forget(OURS, node("IDLE+DRAIN", f"{XID} : Not responding"), NOW)
+    assert over == SlurmMemory(lifted=Lifted(XID, XID, 5.0, NOW))
+    assert look_at(over) == NOW + SAVED_SECONDS
+    assert settled_by_now(over, NOW + SAVED_SECONDS - 1) == over
+    saved = settled_by_now(over, NOW + SAVED_SECONDS)
+    assert look_at(saved) == 0.0
+    for state in (node("IDLE+DRAIN", XID), node("IDLE+DRAIN+INVALID_REG", XID)):
+        assert is_back(state, over)
+        assert not is_back(state, saved)
+        assert owner(state, over) is owner(state, saved) is Owner.FOREIGN
+        assert owner(state, taken_back(over)) is Owner.OURS
+        assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
+            "Slurm holds the node, under the words of our drain that is over"
+        )
+    assert not is_back(node("IDLE", XID), over), "24.11 keeps the words"
+    assert remember(taken_back(over), node("IDLE+DRAIN", XID), "b1", NOW) == replace(OURS, confirmed_at=NOW)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        NodeState("n1", frozenset({"IDLE", "DRAIN"}), XID, "root", 6.0),  # our words again, written by somebody else
+        node("IDLE+DRAIN", ECC),
+        node("IDLE+DRAIN", f"{XID}, RMA 7"),
+        node("IDLE+DRAIN", "Prolog error"),
+    ],
+)
+def test_another_drain_after_ours_is_not_taken_for_it(state: NodeState) -> None:
+    over = SlurmMemory(lifted=Lifted(XID, XID, 5.0, NOW))
+    assert not is_left_over(state, over)
+    assert not is_back(state, over)
+    assert owner(state, over) in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD)
+
+
+def test_our_next_drain_in_the_same_words_is_ours() -> None:
+    over = SlurmMemory(lifted=Lifted(XID, XID, 0.0, NOW))
+    sent = replace(over, writing=XID, written_at=NOW)
+    assert owner(node("IDLE+DRAIN", XID), sent) is Owner.OURS
+    assert remember(sent, node("IDLE+DRAIN", XID), "b1", NOW).lifted is None
 
 
 def test_an_operators_drain_that_never_was_ours_is_not_remembered() -> None:
@@ -309,7 +358,7 @@ def test_words_that_slurm_dropped_are_written_again() -> None:
     ("started", "lost"), [(NOW - 100, False), (NOW - 63, False), (NOW - 61, True), (NOW - 10, True)]
 )
 def test_a_drain_is_lost_by_a_slurmctld_that_started_after_it_was_last_read(started: float, lost: bool) -> None:
-    assert is_lost_by_slurmctld(OURS, started) is lost
+    assert is_lost_by_slurmctld(OURS.confirmed_at, started) is lost
 
 
 def test_slurm_is_not_asked_while_nothing_is_wanted_and_nothing_stands() -> None:

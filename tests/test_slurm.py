@@ -18,6 +18,7 @@ from healthd.model import (
     FleetHold,
     Health,
     Leave,
+    Lifted,
     NodeState,
     Requeued,
     Severity,
@@ -47,6 +48,7 @@ ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+OVER = Lifted(XID, XID, NOW - 60, NOW)
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 
 
@@ -273,9 +275,40 @@ def test_observing_it_reads_and_never_changes() -> None:
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.memory == SlurmMemory(resumed_at=NOW)
+    assert done.report.memory == SlurmMemory(resumed_at=NOW, lifted=OVER)
     assert done.report.settled
+    assert done.report.look_at == NOW + 60
     assert not done.report.acknowledged
+
+
+def test_a_drain_that_is_over_is_looked_at_once_more_and_then_no_more() -> None:
+    over = SlurmMemory(resumed_at=NOW - 60, lifted=replace(OVER, time=NOW - 60))
+    done = look(REPAIRED, [sinfo("idle")], over)
+    assert done.changes() == []
+    assert (done.report.settled, done.report.look_at) == (True, 0.0)
+    early = look(REPAIRED, [sinfo("idle")], replace(over, lifted=OVER))
+    assert early.report.look_at == NOW + 60
+
+
+def test_a_drain_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> None:
+    over = SlurmMemory(resumed_at=NOW - 60, lifted=replace(OVER, time=NOW - 60))
+    answers = [sinfo("unknown+drain", XID), started(NOW - 50), DONE, sinfo("idle")]
+    done = look(REPAIRED, answers, over)
+    assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+    assert done.report.look_at == NOW + 60
+    stands = look(DEGRADED, answers[:2], over)
+    assert (stands.changes(), stands.report.owner) == ([], Owner.OURS)
+
+
+def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_restarted() -> None:
+    over = SlurmMemory(resumed_at=NOW - 30, lifted=replace(OVER, time=NOW - 30))
+    done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), started(NOW - 1000)], over)
+    assert done.changes() == []
+    assert done.report.owner is Owner.FOREIGN
+    assert done.report.adopted is None
+    unread = look(REPAIRED, [sinfo("idle+drain", XID), CONNECT_FAILURE], over)
+    assert unread.report.trouble
+    assert (unread.report.memory, unread.report.settled) == (over, False), "it is asked again"
 
 
 def test_a_resume_that_did_nothing_is_trouble() -> None:
@@ -318,7 +351,7 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
     assert done.changes() == []
     assert done.report.acknowledged
     assert done.report.acknowledged_before == OURS.confirmed_at
-    assert done.report.memory == SlurmMemory()
+    assert done.report.memory == SlurmMemory(lifted=replace(OVER, stamp=0.0))
     assert not done.report.settled
 
 

@@ -220,6 +220,14 @@ class SlurmCluster:
         if wait:
             self._until(self._controller_answers, "slurmctld is up", 20)
 
+    def upgrade_slurmctld(self, version: str) -> None:
+        """This version's slurmctld goes on with the state; commands and slurmds stay as old as they are."""
+        self.kill_slurmctld(signal.SIGTERM)
+        newer, conf = slurm_versions.programs(version), self.directory / "upgraded.conf"
+        conf.write_text((self.directory / "slurm.conf").read_text() + f"PluginDir={newer}/plugins\n")
+        self._launch("slurmctld", f"{newer}/slurmctld", "-D", "-f", str(conf))
+        self._until(self._controller_answers, "the newer slurmctld is up", 20)
+
     def kill_slurmctld(self, signal_number: int = signal.SIGKILL) -> None:
         self._stop("slurmctld", signal_number)
 

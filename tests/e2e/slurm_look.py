@@ -151,9 +151,14 @@ def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
     return job
 
 
-def run_again(cluster: SlurmCluster, job: str) -> None:
-    """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds."""
+def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
+    """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds. What is
+    left of its last run would end the next one (slurmd: "Job already running")."""
     end = time.monotonic() + 60
+    while f" {job} " in cluster.attempt("scontrol", "listpids", "*", node).stdout:
+        assert time.monotonic() < end, f"job {job} does not end"
+        time.sleep(0.1)
+    cluster.wait_state(node, without=("COMPLETING",))
     while cluster.job(job)["JobState"] != "RUNNING":
         assert time.monotonic() < end, cluster.job(job)
         cluster.attempt("scontrol", "update", f"JobId={job}", "StartTime=now")

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -21,41 +22,95 @@ from requirements import require_programs
 CACHE = Path("/var/cache/healthd-tests")
 # The archive that has it. sid moves on: when it has another version, there is no 26.05 to be had.
 DEBIAN = {"24.11": "trixie", "26.05": "sid"}
+MIRROR = "http://deb.debian.org/debian"
+RETRY_SECONDS = 10.0
+FETCH_SECONDS = 80.0  # three times within the 300 s that a test may take
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 COMMANDS = ("sinfo", "squeue", "scontrol", "sbatch", "srun", "salloc", "scancel", "sacct", "sacctmgr", "sdiag")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 
 
+_why_none: dict[str, str] = {}  # version -> what went wrong: tried once in a run of the tests
+
+
+class NotToBeHad(Exception):
+    """Why this version cannot be made here, one sentence or more."""
+
+
 def programs(version: str) -> Path:
-    """Its directory, made at the first use. Skips the test where Debian no longer has this version."""
+    """Its directory, made at the first use. What sid does not give today skips the test: sid may be broken for a day
+    and moves on. Anything else fails it."""
     require_programs("mmdebstrap", "patchelf", packages="mmdebstrap patchelf debian-archive-keyring")
     CACHE.mkdir(parents=True, exist_ok=True)
     root = CACHE / f"slurm-{version}"
     with open(CACHE / "slurm.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
-            _build(root, version)
+            try:
+                _build(root, version)
+            except NotToBeHad as error:
+                _why_none[version] = str(error)
+    if why := _why_none.get(version):
+        reason = f"no Slurm {version} to be had from Debian {DEBIAN[version]}: {why}"
+        pytest.skip(reason) if DEBIAN[version] == "sid" else pytest.fail(reason)
     return root / "programs"
 
 
 def _build(root: Path, version: str) -> None:
+    """Raises NotToBeHad, at once if this was so before in this run."""
+    if version in _why_none:
+        raise NotToBeHad(_why_none[version])
     building = root.with_name(root.name + ".building")
-    shutil.rmtree(building, ignore_errors=True)
-    release = DEBIAN[version]
+    _fetch(building, DEBIAN[version])
+    try:
+        _patch(building, root)
+        # Nothing but /programs of it is used by path, so it runs from its final place only.
+        building.rename(root)
+        _ask(root / "programs", version)
+    except (NotToBeHad, OSError, StopIteration) as error:  # a package that is laid out otherwise
+        shutil.rmtree(root, ignore_errors=True)
+        raise NotToBeHad(f"its packages do not run here: {error!r}") from error
+
+
+def _fetch(into: Path, release: str) -> None:
+    """Mirrors time out, and change while they are read: tried three times."""
     keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
     command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={','.join(PACKAGES)}", f"--keyring={keys}"]
-    command += ["--aptopt=Acquire::Check-Valid-Until false", release, str(building), "http://deb.debian.org/debian"]
-    made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
-    if made.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: exit status {made.returncode}\n{made.stderr[-3000:]}")
-    _patch(building, root)
-    # Nothing but /programs of it is used by path, so it runs from its final place only.
-    building.rename(root)
-    said = subprocess.run([root / "programs/slurmctld", "-V"], capture_output=True, text=True, timeout=30)
-    if not re.match(rf"slurm(-wlm)? {re.escape(version)}\.", said.stdout):
-        shutil.rmtree(root)
-        reason = f"Debian {release} has {said.stdout.strip() or said.stderr.strip()}, not Slurm {version}"
-        pytest.skip(reason) if release == "sid" else pytest.fail(reason)
+    command += [
+        "--aptopt=Acquire::Check-Valid-Until false",
+        "--aptopt=Acquire::http::Timeout 30",
+        "--aptopt=Acquire::Retries 0",
+    ]
+    for left in (2, 1, 0):
+        shutil.rmtree(into, ignore_errors=True)
+        try:
+            _run(*command, release, str(into), MIRROR, seconds=FETCH_SECONDS)
+            return
+        except NotToBeHad:
+            if not left:
+                raise
+            time.sleep(RETRY_SECONDS)
+
+
+def _ask(folder: Path, version: str) -> None:
+    """Each program loads its libraries and plugins, and is of this version (slurmstepd cannot be asked)."""
+    conf = folder / "slurm.conf"
+    lines = ("ClusterName=test", "SlurmctldHost=localhost", f"PluginDir={folder}/plugins", "NodeName=n1")
+    conf.write_text("".join(f"{line}\n" for line in (*lines, "PartitionName=gpu Nodes=n1")))
+    for name in (*COMMANDS, "slurmctld", "slurmd"):
+        said = _run("env", f"SLURM_CONF={conf}", str(folder / name), "-V", seconds=30)
+        if not re.match(rf"slurm(-wlm)? {re.escape(version)}\.", said):
+            raise NotToBeHad(f"{name} -V says {said.strip()}")
+
+
+def _run(*command: str, seconds: float) -> str:
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotToBeHad(str(error)) from error
+    if done.returncode != 0:
+        raise NotToBeHad(f"{' '.join(command)}: exit status {done.returncode}: {done.stderr.strip()[-1500:]}")
+    return done.stdout
 
 
 def _patch(building: Path, root: Path) -> None:
@@ -69,9 +124,9 @@ def _patch(building: Path, root: Path) -> None:
     for name in (*COMMANDS, *DAEMONS):
         found = next(p for p in (building / f"usr/sbin/{name}-wlm", building / f"usr/bin/{name}") if p.exists())
         program = Path(os.path.realpath(found))
-        subprocess.run(["patchelf", "--set-interpreter", there / interpreter.name, *search, program], check=True)
+        _run("patchelf", "--set-interpreter", str(there / interpreter.name), *search, str(program), seconds=60)
         (folder / name).symlink_to(os.path.relpath(program, folder))
     for library in (libraries / "slurm-wlm").glob("*.so"):  # their own search path would hide the programs'
         if not library.is_symlink():
-            subprocess.run(["patchelf", "--remove-rpath", library], check=True)
+            _run("patchelf", "--remove-rpath", str(library), seconds=60)
     (folder / "plugins").symlink_to(os.path.relpath(libraries / "slurm-wlm", folder))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import slurm_versions
 from requirements import require_programs
 from slurm_cluster import SlurmCluster
 from slurm_look import (
@@ -37,6 +41,7 @@ from slurm_look import (
     until_listed,
 )
 
+from healthd.convert import dump, load
 from healthd.fleet_limit import FleetLimits
 from healthd.model import (
     Leave,
@@ -271,7 +276,7 @@ def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
     healthd.policy = dataclasses.replace(ACT, max_restarts=1)
     assert healthd.look(faulty()).held == ()
     assert healthd.look(HEALTHY).settled
-    run_again(cluster, job)
+    run_again(cluster, job, healthd.node)
     until_listed(cluster, job, healthd.node)
     time.sleep(1.1)
     assert healthd.look(faulty()).held == (job,)
@@ -358,9 +363,11 @@ def test_only_our_own_drain_is_resumed(healthd: Healthd) -> None:
     assert isinstance(report.decision, Resume)
     assert report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    drain(healthd.cluster, healthd.node, "fan broken")
-    assert not isinstance(healthd.look(HEALTHY).decision, Resume)
-    assert is_drained(healthd.state(), "fan broken")
+    time.sleep(1.1)  # Slurm's time stamps have whole seconds
+    for words in ("fan broken", XID):
+        drain(healthd.cluster, healthd.node, words)
+        assert not isinstance(healthd.look(HEALTHY).decision, Resume)
+        assert is_drained(healthd.state(), words)
 
 
 def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Healthd) -> None:
@@ -447,7 +454,7 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     assert report.acknowledged
     assert not report.settled
     assert healthd.state().flags.isdisjoint({"DRAIN"})
-    assert healthd.memory == SlurmMemory()
+    assert dataclasses.replace(healthd.memory, lifted=None) == SlurmMemory()
     # what a check still sees afterwards drains again
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
 
@@ -478,6 +485,33 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) ->
     assert lost, "slurmctld kept the drain: this test shows nothing"
     assert report.owner is Owner.OURS
     assert is_drained(healthd.state(), XID)
+
+
+@on_slurm(None, "24.11")
+def test_a_drain_that_a_killed_slurmctld_brings_back_after_our_resume_is_lifted_again(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    for _ in range(5):
+        healthd.look(faulty(condition(Severity.DEGRADED)))
+        time.sleep(6)
+        cluster.run("scontrol", "update", f"NodeName={healthd.node}", "Comment=saved")
+        time.sleep(0.7)
+        assert isinstance(healthd.look(HEALTHY).decision, Resume)
+        cluster.kill_slurmctld()
+        cluster.start_slurmctld()
+        back = "DRAIN" in healthd.state().flags
+        if back:
+            break
+    assert back, "slurmctld kept the resume: this test shows nothing"
+    assert is_drained(healthd.state(), XID)
+    healthd.memory = json_again(healthd.memory)  # also over a restart of the daemon
+    report = healthd.look(HEALTHY)
+    assert isinstance(report.decision, Resume)
+    assert report.adopted is None
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
+
+
+def json_again(memory: SlurmMemory) -> SlurmMemory:
+    return load(SlurmMemory, json.loads(json.dumps(dump(memory))), "memory")
 
 
 @every_slurm
@@ -606,6 +640,108 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     healthd.look_until_settled(faulty())
     assert healthd.cluster.job(job)["Restarts"] == "1"
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
+
+
+# A network from which nothing comes back, not even a refusal: nobody here has the address, and nobody forwards it.
+BLACK_HOLE = 'ip link set lo up && ip route add 10.99.0.2 dev lo && exec "$@"'
+
+
+def test_a_controller_behind_a_black_hole_is_trouble_within_the_commands_own_deadline(
+    healthd: Healthd, tmp_path: Path
+) -> None:
+    conf = (healthd.cluster.directory / "slurm.conf").read_text()
+    (tmp_path / "slurm.conf").write_text(conf.replace("(127.0.0.1)", "(10.99.0.2)"))
+    healthd.policy = Policy(mode=Mode.ACT, command_seconds=2)
+    healthd.prefix = ("unshare", "--net", "sh", "-c", BLACK_HOLE, "sh")
+    healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
+    started = time.monotonic()
+    assert healthd.look(faulty()).trouble == "sinfo did not end in time"
+    assert time.monotonic() - started < 4
+    healthd.prefix, healthd.environment = (), {}
+    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+
+
+def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healthd: Healthd, tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        conf = (healthd.cluster.directory / "slurm.conf").read_text()
+        port = f"SlurmctldPort={silent.getsockname()[1]}"
+        (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", port, conf))
+        healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
+        report = healthd.look(faulty())  # MessageTimeout is 3 s here
+    assert report.trouble.startswith("sinfo: ")
+    assert not report.settled
+    healthd.environment = {}
+    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+
+
+@contextlib.contextmanager
+def slow(cluster: SlurmCluster) -> Iterator[None]:
+    """slurmctld runs a tenth of the time."""
+    over = threading.Event()
+
+    def stop_and_go() -> None:
+        while not over.is_set():
+            cluster.signal_slurmctld(signal.SIGSTOP)
+            time.sleep(0.45)
+            cluster.signal_slurmctld(signal.SIGCONT)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=stop_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_slow_controller_drains_and_requeues_once(healthd: Healthd) -> None:
+    job = healthd.running("sleep 60")
+    with slow(healthd.cluster):
+        report = healthd.look_until_settled(faulty())
+    assert report.owner is Owner.OURS
+    assert is_drained(healthd.state(), XID)
+    assert healthd.cluster.job(job)["Restarts"] == "1"
+    assert [argv[1] for argv in healthd.changes()] == ["update", "requeue"]
+
+
+def test_a_controller_that_is_restarted_in_the_middle_of_a_look_gets_what_is_left(healthd: Healthd) -> None:
+    job = healthd.running("sleep 60")
+    time.sleep(6)  # until the job is saved
+    restarted = []
+
+    def restart(command: Command) -> None:
+        if command.argv[1] in ("update", "requeue") and command.argv[1] not in restarted:
+            restarted.append(command.argv[1])
+            healthd.cluster.kill_slurmctld(signal.SIGTERM)
+            healthd.cluster.start_slurmctld()
+
+    healthd.before = restart
+    assert healthd.look_until_settled(faulty()).owner is Owner.OURS
+    assert restarted == ["update", "requeue"]
+    assert is_drained(healthd.state(), XID)
+    assert healthd.cluster.job(job)["Restarts"] == "1"
+
+
+def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands() -> None:
+    slurm_versions.programs("26.05")
+    with SlurmCluster(nodes=1, message_timeout=3, version="24.11") as cluster:
+        healthd = Healthd(cluster, "n1")
+        job = healthd.running("sleep 60", "--no-requeue")
+        healthd.look(faulty(condition(Severity.DEGRADED)))
+        cluster.upgrade_slurmctld("26.05")
+        cluster.wait_state("n1", "DRAIN", without=("UNKNOWN", "NOT_RESPONDING"))
+        report = healthd.look_until_settled(faulty())
+        assert report.owner is Owner.OURS
+        assert is_drained(healthd.state(), XID)
+        assert dict(report.spared) == {job: "submitted with --no-requeue"}
+        assert cluster.admin_comment(job).startswith("healthd: node n1: gpu_xid/79 ")
+        assert isinstance(healthd.look_until_settled(HEALTHY).decision, Resume)
+        cluster.wait_state("n1", without=("DRAIN",))
+        victim = healthd.running("sleep 60")
+        assert healthd.look_until_settled(faulty()).requeued == (victim,)
 
 
 def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(healthd: Healthd) -> None:

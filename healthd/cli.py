@@ -456,14 +456,13 @@ def _scan(args: argparse.Namespace) -> int:
         nonlocal worst
         blocks = _until_damaged(log_file.blocks(args.file), trouble)
         for one in scan.judged(scan.events(blocks, time.time(), tally), correlate_all()):
-            worst = max(worst, one.severity)
+            if one.verdict.severity > worst:
+                worst = one.verdict.severity
             yield one
 
     name = "standard input" if args.file == "-" else args.file
     if args.json:
-        import json
-
-        stream(json.dumps(scan.event_json(one)) + "\n" for one in watched())
+        stream(scan.event_line(one) for one in watched())
     else:
         from healthd import scan_table
 

@@ -62,7 +62,7 @@ def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], 
     found = [
         place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
     ]
-    if found or event.kind not in _GPU_KINDS:
+    if found or not may_join_by_index(event):
         return found
     # The driver's own number of a GPU says nothing of its address: what is in trouble just then tells.
     near = [
@@ -72,6 +72,11 @@ def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], 
         and (all(map(_is_index, span.parts)) if event.pci else any(":" in part for part in span.parts))
     ]
     return near if len(near) == 1 else []
+
+
+def may_join_by_index(event: KernelEvent) -> bool:
+    """Whether an event may belong to an incident that names none of its parts."""
+    return event.kind in _GPU_KINDS
 
 
 def _is_index(part: str) -> bool:

@@ -4,7 +4,8 @@
 
 Most lines of a log say what was said before, with other numbers. So a line is looked up by its skeleton (the line
 without digits and a-f): only a skeleton that is new is searched for the literals of the rules, and only lines that have
-one are taken apart. Memory is bounded whatever the log holds.
+one are taken apart. What a message says is parsed once and judged once, however often it comes (`Message`, `Verdict`):
+a line more of it is counted. Memory is bounded whatever the log holds.
 
 An event is judged by the checks with what the log itself has shown of its machine: another machine's inventory is not
 known. Judged alone, or worse where the checks make repetition worse (Xid 74).
@@ -19,9 +20,10 @@ import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from healthd import kernel_fold, kernel_parse
+from healthd.incidents import parts
 from healthd.kernel_prefix import Stripped, strip_prefix
 from healthd.model import Clears, Finding, Inventory, KernelEvent, PciDevice, Severity
 
@@ -33,6 +35,9 @@ MOST_SAME = 10 * MOST_WAITING  # what their next lines are known by
 MOST_HOSTS = 2000
 MOST_DEVICES = 256  # of one host
 MOST_FAULTS = 5000  # whose last events are kept, to know a repeated one
+MOST_VERDICTS = 10_000
+MESSAGES_BYTES = 4 << 20  # of the messages that are known, and as much of the lines
+MESSAGE_BYTES = 2000  # that one takes beside its text
 KEPT_OF_A_FAULT = 3
 SKELETON_BYTES = 2048  # a longer one is not kept
 SKELETONS_BYTES = 8 << 20  # all that are kept
@@ -61,39 +66,122 @@ class Machine:
     uptime: float = 0.0
     boot: int = 0
     devices: dict[str, PciDevice] = field(default_factory=dict)
+    same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message, fault and part
+    verdicts: dict[frozenset[str], dict[Message, Verdict]] = field(default_factory=dict)  # by the messages' slots
 
-    def inventory(self) -> Inventory:
-        return Inventory(devices=tuple(self.devices.values()))
+    def learn(self, device: PciDevice, old: PciDevice | None) -> None:
+        """What was judged by the devices of its slots has to be judged again."""
+        self.devices[device.pci] = device
+        if len(self.devices) == 1:
+            self.verdicts.clear()
+        changed = {_slot(device.pci), _slot(device.upstream), _slot(old.upstream) if old else ""}
+        for slots in [slots for slots in self.verdicts if not slots.isdisjoint(changed)]:
+            del self.verdicts[slots]
+
+    def beside(self, message: Message) -> tuple[PciDevice, ...]:
+        """The devices that a message names, in any of their functions, and those behind them."""
+        return tuple(
+            device
+            for device in self.devices.values()
+            if _slot(device.pci) in message.slots or _slot(device.upstream) in message.slots
+        )
 
 
-@dataclass(slots=True)
+def _slot(address: str) -> str:
+    return address.partition(".")[0]
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What the lines with one text say, parsed once.
+
+    event    without time, boot and count
+    fault    kernel_fold.key, part: kernel_fold.part, as strings: they are looked up for each line
+    judged   all of the event that a check's judgement may depend on, beside what is known of the devices in `slots`
+    """
+
+    event: KernelEvent
+    fault: str
+    part: str
+    judged: str
+    slots: frozenset[str]
+    device: tuple[str, str] | None  # kind and port above, of event.pci
+    verdict: Verdict | None = None  # of which `middle` and `end` are for --json
+    middle: str = ""
+    end: str = ""
+
+
+@dataclass(slots=True, eq=False)
 class Seen:
     """An event of the log. `line`: of the first of its `count` lines; `epoch`, `uptime`: of that line, None if it does
     not say; `clock` and `last_clock`: seconds on whatever clock its host's lines have, for distances only."""
 
     line: int
     host: str
+    boot: int
     epoch: float | None
     uptime: float | None
     clock: float
     last_clock: float
-    event: KernelEvent
+    message: Message
     machine: Machine
     count: int = 1
     left: bool = False
 
+    @property
+    def event(self) -> KernelEvent:
+        """As the daemon would have recorded it."""
+        return dataclasses.replace(
+            self.message.event,
+            boot_id=f"{self.host}/{self.boot}",
+            time=self.clock,
+            last_time=self.last_clock,
+            lines=self.count,
+            sequence=self.line,
+        )
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """code, severity, clears   of the finding that rests on the event; kind/code, INFO, None where no check minds
-    message   one sentence for people"""
 
-    seen: Seen
+class Verdict(NamedTuple):
+    """code, severity, clears   of the finding that rests on an event; kind/code, INFO, None where no check minds
+    about   the parts that it names, with those above them; `part`: the one that it is shown with"""
+
     code: str
     severity: Severity
     clears: Clears | None
-    message: str
+    about: frozenset[str]
+    part: str
     node: Inventory
+
+
+class Judged(NamedTuple):
+    """An event with its verdict; `earlier`: those before it that it is worse by."""
+
+    seen: Seen
+    verdict: Verdict
+    earlier: Sequence[Seen]
+    correlate: Correlate
+
+    @property
+    def code(self) -> str:
+        return self.verdict.code
+
+    @property
+    def severity(self) -> Severity:
+        return self.verdict.severity
+
+    @property
+    def clears(self) -> Clears | None:
+        return self.verdict.clears
+
+    @property
+    def message(self) -> str:
+        """One sentence for people. Most are never shown, so it is made when asked for."""
+        event = self.seen.event
+        events = (*(seen.event for seen in self.earlier), event)
+        finding = _worst(self.correlate(events, self.verdict.node), event)
+        if finding is None:
+            return event.text
+        return re.sub(rf", {event.lines} lines| \({event.lines} lines\)", "", finding.message)  # counted here
 
 
 # --- the lines that may matter
@@ -177,27 +265,48 @@ def _is_kernels(line: bytes) -> bool:
 # --- without prefix
 
 
-# By far most lines of a storm: those of a syslog daemon. What may have more before its message is left to strip_prefix.
+# By far most lines of a storm: those of a syslog daemon or dmesg. What may have more before its message is left to
+# strip_prefix.
 _USUAL = re.compile(
-    rb"([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
-    rb"([\w.-]{1,64}) kernel: \[ {0,12}(\d{1,10}\.\d{6})\] (?![\[\s])"
+    rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
+    rb"([\w.-]{1,64}) kernel: )?"
+    rb"(?:\[ {0,12}(\d{1,10}\.\d{6})\] )?"
+    rb"(?![\[\s]|[\w.-]{1,255}: (?:[\[<\d]|[A-Z][a-z]{2} [ \d]|kern))"
 )
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
     """As strip_prefix, faster where many lines have the same date, and for journalctl -o json."""
     usual = _USUAL.match(line)
-    if usual is not None and b"kernel:" not in line[usual.end() :]:
+    if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0:
         date, host, uptime = usual.groups()
-        text = line[usual.end() :].decode("utf-8", "replace").strip()
-        return Stripped(text, float(uptime), _epoch(date, now), host.decode("ascii"))
+        text = line[begins:].decode("utf-8", "replace").strip()
+        return Stripped(
+            text,
+            None if uptime is None else float(uptime),
+            None if date is None else _epoch(date, now),
+            "" if host is None else host.decode("ascii"),
+        )
     if line.startswith(_JSON):
         return _journal_entry(line)
     return strip_prefix(line.decode("utf-8", "replace"), now)
 
 
+_SECOND = re.compile(rb"(.*:)(\d\d)(\.\d{1,9})?((?:Z|[+-]\d\d:\d\d)?)")
+
+
 @functools.lru_cache(maxsize=64)
 def _epoch(date: bytes, now: float) -> float | None:
+    """Of lines that follow each other most are of one minute."""
+    minute, second, fraction, zone = _SECOND.fullmatch(date).groups()  # type: ignore[union-attr]
+    begins = _minute(minute + b"00" + zone, now)
+    if begins is None or second > b"60":
+        return None
+    return begins + int(second) + (float(b"0" + fraction) if fraction else 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _minute(date: bytes, now: float) -> float | None:
     found = strip_prefix(f"{date.decode('ascii')} host kernel: text", now)
     return found.epoch if found is not None else None
 
@@ -265,9 +374,38 @@ def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Strip
 # --- events
 
 
-@functools.lru_cache(maxsize=1024)
-def _parsed(text: str, literals: tuple[str, ...]) -> KernelEvent | None:
-    return kernel_parse.parse(text, literals)
+class _Known(dict[Any, Any]):
+    """What was seen before, forgotten as a whole where it has become too much."""
+
+    __slots__ = ("most", "size")
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+
+    def keep(self, name: object, value: object, size: int) -> None:
+        self.size += size
+        if self.size > self.most:
+            self.clear()
+            self.size = size
+        self[name] = value
+
+
+def _message(event: KernelEvent) -> Message:
+    driver = _DRIVEN.match(event.text)
+    kind = _KIND_OF_EVENT.get(event.kind, "")
+    if event.code == "fallen_off_bus":
+        kind = "gpu"
+    if not kind and driver:
+        kind = "nvswitch" if driver[1].startswith("nvidia-nvswitch") else _KIND_OF_DRIVER.get(driver[1], "nic")
+    reporter = dict(event.fields).get("reporter", "")
+    return Message(
+        event,
+        fault=repr(kernel_fold.key(event)),
+        part=repr(kernel_fold.part(event)),
+        judged=repr((event.kind, event.code, event.pci, event.fields)),
+        slots=frozenset(map(_slot, [event.pci, *(value for _, value in event.fields if ":" in value)])) - {""},
+        device=(kind, reporter if reporter != event.pci else "") if event.pci else None,
+    )
 
 
 def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
@@ -275,83 +413,127 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
     as the daemon does (kernel_fold.py); one that says the same word for word is only counted."""
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
-    same: dict[tuple[object, ...], Seen] = {}  # by the words, the fault, and the part
-    for number, found, literals in _messages(blocks, now, tally):
-        new = _parsed(found.text, literals)
-        if new is None:
-            continue
-        tally.kernel = True
-        machine = _machine(machines, found.host)
-        clock = _clock(machine, found)
-        words = (found.host, machine.boot, found.text)
-        seen = same.get(words)
-        if seen is not None and not seen.left and abs(clock - seen.last_clock) <= kernel_fold.WITHIN_SECONDS:
-            seen.last_clock = max(clock, seen.last_clock)
+    grown = _Known(MOST_SAME)
+    known = 0
+    within = kernel_fold.WITHIN_SECONDS
+    for number, uptime, epoch, host, message in _messages(blocks, now, tally):
+        machine = machines.get(host) or _machine(machines, host)
+        clock = _clock(machine, uptime, epoch)
+        same = machine.same
+        seen = same.get(message)
+        if seen is not None and not seen.left and -within <= clock - seen.last_clock <= within:
             seen.count += 1
+            if clock > seen.last_clock:
+                seen.last_clock = clock
         else:
-            boot = f"{found.host}/{machine.boot}"
-            new = dataclasses.replace(new, boot_id=boot, time=clock, last_time=clock, sequence=number)
-            seen = _folded(same, new, number)
+            seen = _folded(same, message, clock, number, grown)
             if seen is None:
-                seen = Seen(number, found.host, found.epoch, found.uptime, clock, clock, new, machine)
+                seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine)
                 waiting.append(seen)
-            if len(same) > MOST_SAME:  # two ways to know each that waits; the words come again
-                same = {name: other for name, other in same.items() if not other.left and len(name) == 2}
-            same[words] = same["fault", kernel_fold.key(seen.event)] = same["part", kernel_fold.part(new)] = seen
-            _learn(machine, seen.event)
-        while waiting and (len(waiting) > MOST_WAITING or _is_over(waiting[0])):
-            yield _leaving(waiting)
+            if seen.message.device is not None:
+                _learn(machine, seen.message)
+            known += 3
+            if known > MOST_SAME:
+                known = sum(_forget(each) for each in machines.values())
+            same = machine.same
+            same[message] = same[seen.message.fault] = same[message.part] = seen
+        while waiting:
+            first = waiting[0]
+            if len(waiting) <= MOST_WAITING and first.machine.clock <= first.last_clock + within:
+                break
+            first.left = True
+            yield waiting.popleft()
     while waiting:
-        yield _leaving(waiting)
+        waiting[0].left = True
+        yield waiting.popleft()
 
 
-def _folded(same: dict[tuple[object, ...], Seen], new: KernelEvent, number: int) -> Seen | None:
-    """The event that a new one was counted into."""
-    for key in (("fault", kernel_fold.key(new)), ("part", kernel_fold.part(new))):
-        seen = same.get(key)
-        if seen is None or seen.left:
+def _folded(same: dict[object, Seen], message: Message, clock: float, number: int, known: _Known) -> Seen | None:
+    """The event that a new message was counted into."""
+    for name in (message.fault, message.part):
+        seen = same.get(name)
+        if seen is None or seen.left or abs(clock - seen.last_clock) > kernel_fold.WITHIN_SECONDS:
             continue
-        grown = kernel_fold.fold(_counted(seen), new)
+        old = seen.message
+        try:
+            grown = known[old, message]
+        except KeyError:
+            grown = _grown(old, message)
+            known.keep((old, message), grown, 1)
         if grown is not None:
-            if grown.text == new.text != seen.event.text:  # what came before were details of it
+            if grown.event.text == message.event.text != old.event.text:  # what came before were details of it
                 seen.line = number
-            seen.event, seen.count, seen.last_clock = grown, grown.lines, grown.last_time
+            seen.message = grown
+            seen.count += 1
+            seen.last_clock = max(clock, seen.last_clock)
             return seen
     return None
 
 
-def _counted(seen: Seen) -> KernelEvent:
-    if (seen.event.lines, seen.event.last_time) == (seen.count, seen.last_clock):
-        return seen.event
-    return dataclasses.replace(seen.event, last_time=seen.last_clock, lines=seen.count)
+def _grown(old: Message, new: Message) -> Message | None:
+    """What both say together, None if they are two faults."""
+    event = kernel_fold.fold(old.event, new.event)
+    if event is None:
+        return None
+    event = dataclasses.replace(event, lines=1)
+    return old if event == old.event else _message(event)
 
 
-def _is_over(seen: Seen) -> bool:
-    return seen.machine.clock > seen.last_clock + kernel_fold.WITHIN_SECONDS
+def _forget(machine: Machine) -> int:
+    """What can no longer grow, and the words, which come again; how many are left."""
+    machine.same = {
+        name: seen for name, seen in machine.same.items() if not seen.left and not isinstance(name, Message)
+    }
+    return len(machine.same)
 
 
-def _leaving(waiting: deque[Seen]) -> Seen:
-    seen = waiting.popleft()
-    seen.event = _counted(seen)
-    seen.left = True
-    return seen
+Told = tuple[int, "float | None", "float | None", str, Message]
 
 
-def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[tuple[int, Stripped, tuple[str, ...]]]:
+def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Told]:
+    """(line, uptime, epoch, host, message) of the lines that say something."""
     iterator = iter(blocks)
     begins = next(iterator, None)
     if begins is None:
         return
     every = _chain(begins, iterator)
+    texts = _Known(MESSAGES_BYTES)
+    parsed = functools.partial(_parsed, texts)
     if begins.lines[0].startswith(b"__CURSOR="):
         for number, found in exported(every, tally):
-            yield number, found, _ALL
+            message = parsed(found.text, _ALL)
+            if message is not None:
+                yield number, found.uptime, found.epoch, found.host, message
         return
+    lines = _Known(MESSAGES_BYTES)
     for number, line, literals in candidates(every, tally):
-        found_in = stripped(line, now)
-        if found_in is not None:
-            # What is escaped in the line may have other literals than the line itself.
-            yield number, found_in, _ALL if b"\\" in line else literals
+        try:
+            told = lines[line]
+        except KeyError:
+            found_in = stripped(line, now)
+            told = None
+            if found_in is not None:
+                text, uptime, epoch, host = found_in
+                # What is escaped in the line may have other literals than the line itself.
+                message = texts.get(text, texts)
+                if message is texts:
+                    message = parsed(text, _ALL if b"\\" in line else literals)
+                told = None if message is None else (uptime, epoch, host, message)
+            lines.keep(line, told, len(line) + 300)
+        if told is not None:
+            tally.kernel = True
+            yield (number, *told)
+
+
+def _parsed(texts: _Known, text: str, literals: tuple[str, ...]) -> Message | None:
+    message: Message | None
+    try:
+        message = texts[text]
+    except KeyError:
+        event = kernel_parse.parse(text, literals)
+        message = None if event is None else _message(event)
+        texts.keep(text, message, len(text) + MESSAGE_BYTES)
+    return message
 
 
 def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
@@ -367,19 +549,20 @@ def _machine(machines: dict[str, Machine], host: str) -> Machine:
     return machine
 
 
-def _clock(machine: Machine, found: Stripped) -> float:
+def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float:
     """Seconds on the host's clock; an uptime far before the last one begins another boot."""
-    if found.uptime is not None:
-        if found.uptime < machine.uptime - REBOOT_SECONDS:
+    if uptime is not None:
+        if uptime < machine.uptime - REBOOT_SECONDS:
             machine.boot += 1
             machine.offset = None
-        machine.uptime = found.uptime
-        if found.epoch is not None:
-            machine.offset = found.epoch - found.uptime
-    if found.epoch is not None:
-        machine.clock = found.epoch
-    elif found.uptime is not None:
-        machine.clock = found.uptime + (machine.offset or 0.0)
+            machine.same.clear()
+        machine.uptime = uptime
+        if epoch is not None:
+            machine.offset = epoch - uptime
+    if epoch is not None:
+        machine.clock = epoch
+    elif uptime is not None:
+        machine.clock = uptime + (machine.offset or 0.0)
     return machine.clock
 
 
@@ -390,57 +573,92 @@ _KIND_OF_DRIVER = {"nvidia": "gpu", "nvme": "nvme"}
 _KIND_OF_EVENT = {"xid": "gpu", "sxid": "nvswitch", "mlx5": "nic", "nvme": "nvme"}
 
 
-def _learn(machine: Machine, event: KernelEvent) -> None:
+def _learn(machine: Machine, message: Message) -> None:
     """What a device is, by the driver that speaks of it, and which port is above it."""
-    if not event.pci or len(machine.devices) >= MOST_DEVICES:
+    assert message.device is not None
+    kind, upstream = message.device
+    pci = message.event.pci
+    old = machine.devices.get(pci)
+    if old is not None:
+        kind, upstream = kind or old.kind, upstream or old.upstream
+        if (kind, upstream) == (old.kind, old.upstream):
+            return
+    if not (kind or upstream) or len(machine.devices) >= MOST_DEVICES:
         return
-    driver = _DRIVEN.match(event.text)
-    kind = _KIND_OF_EVENT.get(event.kind, "")
-    if event.code == "fallen_off_bus":
-        kind = "gpu"
-    if not kind and driver:
-        kind = "nvswitch" if driver[1].startswith("nvidia-nvswitch") else _KIND_OF_DRIVER.get(driver[1], "nic")
-    reporter = dict(event.fields).get("reporter", "")
-    old = machine.devices.get(event.pci)
-    upstream = reporter if reporter != event.pci else ""
-    if not kind and not upstream and old is None:
-        return
-    kind = kind or (old.kind if old else "other")
-    upstream = upstream or (old.upstream if old else "")
-    if old is None or (old.kind, old.upstream) != (kind, upstream):
-        machine.devices[event.pci] = PciDevice(event.pci, "", "", "", kind, upstream)
+    machine.learn(PciDevice(pci, "", "", "", kind or "other", upstream), old)
 
 
 # --- judged
 
+# What the checks mind more when it repeats: a test looks whether they agree.
+_WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
+
 
 def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     """`correlate`: all checks' as one, with their settings."""
-    before: OrderedDict[object, tuple[KernelEvent, ...]] = OrderedDict()
+    verdicts: dict[object, Verdict] = {}
+    before: OrderedDict[object, tuple[Seen, ...]] = OrderedDict()
+    machines: dict[int, Machine] = {}  # that have verdicts
+    kept = 0
     for seen in found:
-        event = seen.event
-        node = seen.machine.inventory()
-        key = (event.boot_id, event.kind, event.code, event.pci)
-        earlier = before.pop(key, ())
-        yield _judge(seen, earlier, correlate, node)
-        before[key] = (*earlier, event)[-KEPT_OF_A_FAULT:]
-        if len(before) > MOST_FAULTS:
-            before.popitem(last=False)
+        message, machine = seen.message, seen.machine
+        these = machine.verdicts.get(message.slots)
+        if these is None:
+            these = machine.verdicts[message.slots] = {}
+        verdict = these.get(message)
+        if verdict is None:
+            name = (message.judged, machine.beside(message), not machine.devices)
+            verdict = verdicts.get(name)
+            if verdict is None:
+                if len(verdicts) >= MOST_VERDICTS:
+                    verdicts.clear()
+                node = Inventory(devices=tuple(machine.devices.values()))
+                verdict = verdicts[name] = _verdict(message, correlate, node)
+            kept += 1
+            if kept > MOST_VERDICTS:
+                for other in machines.values():
+                    other.verdicts.clear()
+                machines.clear()
+                kept = 1
+                machine.verdicts[message.slots] = these = {}
+            these[message] = verdict
+            machines[id(machine)] = machine
+        event = message.event
+        earlier: tuple[Seen, ...] = ()
+        if (event.kind, event.code) in _WORSE_AGAIN:
+            key = (seen.host, seen.boot, event.kind, event.code, event.pci)
+            those = before.pop(key, ())
+            worse = _worse_by(those, seen, verdict, correlate) if those else None
+            if worse is not None:
+                earlier, verdict = those, worse
+            before[key] = (*those, seen)[-KEPT_OF_A_FAULT:]
+            if len(before) > MOST_FAULTS:
+                before.popitem(last=False)
+        yield Judged(seen, verdict, earlier, correlate)
 
 
-def _judge(seen: Seen, earlier: Sequence[KernelEvent], correlate: Correlate, node: Inventory) -> Judged:
-    event = seen.event
-    alone = _worst(correlate((event,), node), event)
-    if earlier:
-        together = _worst(correlate((*earlier, event), node), event)
-        each = [_worst(correlate((one,), node), one) for one in earlier] if _worse(together, alone) else []
-        # Worse than each of them by itself: it is the repetition that the check minds.
-        if _worse(together, alone) and all(_worse(together, one) for one in each):
-            alone = together
-    if alone is None:
-        return Judged(seen, _code(event), Severity.INFO, None, event.text, node)
-    message = re.sub(rf", {seen.count} lines| \({seen.count} lines\)", "", alone.message)  # counted here
-    return Judged(seen, alone.code, alone.severity, alone.clears, message, node)
+def _verdict(message: Message, correlate: Correlate, node: Inventory) -> Verdict:
+    """Of one event alone: what a check thinks of it depends neither on who had the GPU nor on the time."""
+    event = dataclasses.replace(message.event, pid=None, process=None, text="", sequence=1)
+    finding = _worst(correlate((event,), node), event)
+    about = parts(event, node)
+    part = event.pci or next((word for word in sorted(about) if word != event.kind), "")
+    if finding is None:
+        return Verdict(_code(event), Severity.INFO, None, about, part, node)
+    return Verdict(finding.code, finding.severity, finding.clears, about, part, node)
+
+
+def _worse_by(earlier: Sequence[Seen], seen: Seen, alone: Verdict, correlate: Correlate) -> Verdict | None:
+    """The verdict where it is the repetition that a check minds: worse than each of them by itself."""
+    if alone.severity is Severity.CRITICAL:
+        return None
+    node = alone.node
+    *before, event = [each.event for each in (*earlier, seen)]
+    together = _worst(correlate((*before, event), node), event)
+    if not all(_worse(together, _worst(correlate((one,), node), one)) for one in (event, *before)):
+        return None
+    assert together is not None
+    return alone._replace(code=together.code, severity=together.severity, clears=together.clears)
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
@@ -469,7 +687,7 @@ def _code(event: KernelEvent) -> str:
 
 def event_json(judged: Judged) -> dict[str, Any]:
     """One object of `healthd scan --json` (docs/json.md)."""
-    seen, event = judged.seen, judged.seen.event
+    seen, event = judged.seen, judged.seen.message.event
     numbered = {event.kind: int(event.code)} if event.kind in ("xid", "sxid") and event.code.isdecimal() else {}
     return {
         "line": seen.line,
@@ -487,3 +705,25 @@ def event_json(judged: Judged) -> dict[str, Any]:
         "count": seen.count,
         "text": event.text,
     }
+
+
+def event_line(judged: Judged) -> str:
+    """event_json as a line. What all lines of a message share is written once."""
+    seen, verdict = judged.seen, judged.verdict
+    message = seen.message
+    if verdict is not message.verdict:
+        message.verdict = verdict
+        whole = json.dumps(event_json(judged))
+        message.middle = whole[whole.index('"kind": ') : whole.index('"count": ')]
+        message.end = json.dumps(message.event.text)
+    time = "null" if seen.epoch is None else repr(seen.epoch)
+    uptime = "null" if seen.uptime is None else repr(seen.uptime)
+    return (
+        f'{{"line": {seen.line}, "time": {time}, "uptime": {uptime}, "host": {_quoted(seen.host)}, '
+        f'{message.middle}"count": {seen.count}, "text": {message.end}}}\n'
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _quoted(text: str) -> str:
+    return json.dumps(text)

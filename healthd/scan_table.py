@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from healthd.incidents import GAP_SECONDS, Span, joins, parts
+from healthd.incidents import GAP_SECONDS, Span, joins, may_join_by_index
 from healthd.model import Severity
 from healthd.render import Page, plain
-from healthd.scan import Judged, Tally
+from healthd.scan import Judged, Seen, Tally
 
 MOST_ROWS = 30  # of one incident
 MOST_OPEN = 50  # of one host
@@ -26,15 +26,23 @@ ROOM = 60  # columns that a message needs beside what stands before it
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part. `at`: when it was first seen, as the log tells it; `count`: its lines."""
+    """One code on one part. `first`: the event that it was first seen with; `worst`: the one that it is told by;
+    `count`: its lines."""
 
-    line: int
-    at: When
+    first: Seen
+    worst: Judged
     code: str
     part: str
     severity: Severity
-    message: str
     count: int
+
+    @property
+    def line(self) -> int:
+        return self.first.line
+
+    @property
+    def at(self) -> When:
+        return _when(self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,10 @@ class When:
         return f"{self.uptime:.3f} s after boot" if self.uptime is not None else f"line {self.line}"
 
 
+def _when(seen: Seen) -> When:
+    return When(seen.epoch, seen.uptime, seen.line)
+
+
 def _local(epoch: float) -> datetime:
     try:
         return datetime.fromtimestamp(epoch)
@@ -65,14 +77,15 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """`boot`: of its host, as events have it; `last`: of its host's clock; `left_out`: rows that are only
-    counted; `again`: how often it came again, `until` when for the last time."""
+    """`boot`: of its host; `last`: of its host's clock; `left_out`: rows that are only counted; `again`: how often it
+    came again, `until`: its last event."""
 
     host: str
-    boot: str
+    boot: int
+    number: int
     about: frozenset[str]
     last: float
-    until: When
+    until: Seen
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     severity: Severity = Severity.INFO
     left_out: int = 0
@@ -93,63 +106,132 @@ class Summary:
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
-    worst: Severity = Severity.INFO
     left_out: int = 0
-    first: When | None = None
-    last: When | None = None
 
 
 # --- gathered
 
 
+@dataclass(slots=True)
+class Open:
+    """The open incidents of one host, in the order in which they began, and by the parts that they name.
+
+    earliest   no incident's last event is before this time
+    """
+
+    boot: int = 0
+    earliest: float = 0.0
+    incidents: dict[int, Incident] = field(default_factory=dict)
+    by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
+
+    def over(self, new: Seen) -> list[Incident]:
+        """Those that no event can join any more. They are taken out."""
+        if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
+            here = self.incidents.values()
+            found = [one for one in here if one.boot != new.boot or new.clock - one.last > GAP_SECONDS]
+            for one in found:
+                self.remove(one)
+            self.earliest = min((one.last for one in self.incidents.values()), default=new.clock)
+            self.boot = new.boot
+        else:
+            found = []
+        while len(self.incidents) > MOST_OPEN:
+            oldest = next(iter(self.incidents.values()))
+            self.remove(oldest)
+            found.append(oldest)
+        return found
+
+    def add(self, incident: Incident) -> None:
+        self.incidents[incident.number] = incident
+        self.earliest = min(self.earliest, incident.last)
+        self.name(incident, incident.about)
+
+    def name(self, incident: Incident, about: Iterable[str]) -> None:
+        for part in about:
+            self.by_part.setdefault(part, {})[incident.number] = incident
+
+    def remove(self, incident: Incident) -> None:
+        del self.incidents[incident.number]
+        for part in incident.about:
+            those = self.by_part[part]
+            del those[incident.number]
+            if not those:
+                del self.by_part[part]
+
+    def joined(self, one: Judged) -> list[Incident]:
+        """Those that a new event belongs to."""
+        seen, about = one.seen, one.verdict.about
+        near: Iterable[Incident]
+        if len(about) == 1:
+            (part,) = about
+            near = self.by_part.get(part, {}).values()
+        else:
+            found: dict[int, Incident] = {}
+            for part in about:
+                found.update(self.by_part.get(part, {}))
+            near = [found[number] for number in sorted(found)]
+        found_here = _joined(near, one)
+        if not found_here and self.incidents and may_join_by_index(seen.message.event):
+            found_here = _joined(self.incidents.values(), one)
+        return found_here
+
+
+def _joined(open_ones: Iterable[Incident], one: Judged) -> list[Incident]:
+    candidates = list(open_ones)
+    if not candidates:
+        return candidates
+    spans = [Span(old.about, old.last) for old in candidates]
+    return [candidates[place] for place in joins(spans, one.seen.message.event, one.verdict.about, one.seen.clock)]
+
+
 def summary(judged: Iterable[Judged]) -> Summary:
     found = Summary()
-    open_ones: OrderedDict[str, list[Incident]] = OrderedDict()
-    for one in judged:
-        found.worst = max(found.worst, one.severity)
-        found.last = When(one.seen.epoch, one.seen.uptime, one.seen.line)
-        found.first = found.first or found.last
-        here = open_ones.pop(one.seen.host, [])
-        open_ones[one.seen.host] = here
-        over = [old for old in here if _is_over(old, one)]
-        over += here[: max(0, len(here) - MOST_OPEN)]
-        if len(open_ones) > MOST_HOSTS:
-            over += open_ones.popitem(last=False)[1]
-        here[:] = [old for old in here if old not in over]
-        for old in dict.fromkeys(over):
-            _close(found, old)
-        _place(here, one)
+    open_ones: OrderedDict[str, Open] = OrderedDict()
+    for number, one in enumerate(judged):
+        seen = one.seen
+        here = open_ones.get(seen.host)
+        if here is None:
+            here = open_ones[seen.host] = Open(seen.boot, seen.clock)
+            if len(open_ones) > MOST_HOSTS:
+                for old in open_ones.popitem(last=False)[1].incidents.values():
+                    _close(found, old)
+        else:
+            open_ones.move_to_end(seen.host)
+            for old in here.over(seen):
+                _close(found, old)
+        _place(here, one, number)
     for here in open_ones.values():
-        for old in here:
+        for old in here.incidents.values():
             _close(found, old)
     _leave_out(found)
     return found
 
 
-def _is_over(incident: Incident, new: Judged) -> bool:
-    return incident.boot != new.seen.event.boot_id or new.seen.clock - incident.last > GAP_SECONDS
-
-
-def _place(here: list[Incident], one: Judged) -> None:
-    seen = one.seen
-    about = parts(seen.event, one.node)
-    places = joins([Span(old.about, old.last) for old in here], seen.event, about, seen.clock)
-    at = When(seen.epoch, seen.uptime, seen.line)
-    mine = here[places[0]] if places else Incident(seen.host, seen.event.boot_id, about, seen.clock, at)
-    for place in reversed(places[1:]):
-        other = here.pop(place)
-        about |= other.about
+def _place(here: Open, one: Judged, number: int) -> None:
+    seen, verdict = one.seen, one.verdict
+    mine, *others = here.joined(one) or (None,)
+    if mine is None:
+        mine = Incident(seen.host, seen.boot, number, verdict.about, seen.last_clock, seen)
+        here.add(mine)
+    elif not verdict.about <= mine.about:
+        here.name(mine, verdict.about - mine.about)
+        mine.about |= verdict.about
+    for other in others:
+        here.remove(other)
+        here.name(mine, other.about - mine.about)
+        mine.about |= other.about
         mine.last = max(mine.last, other.last)
         mine.left_out += other.left_out
         for row in other.rows.values():
             _add(mine, row)
-    if not places:
-        here.append(mine)
-    mine.about |= about
-    mine.last = max(mine.last, seen.last_clock)
-    mine.until = at
-    part = seen.event.pci or next((word for word in sorted(about) if word != seen.event.kind), "")
-    _add(mine, Row(seen.line, at, one.code, part, one.severity, one.message, seen.count))
+    if seen.last_clock > mine.last:
+        mine.last = seen.last_clock
+    mine.until = seen
+    old = mine.rows.get((verdict.code, verdict.part))
+    if old is not None and verdict.severity <= old.severity:
+        old.count += seen.count
+    else:
+        _add(mine, Row(seen, one, verdict.code, verdict.part, verdict.severity, seen.count))
 
 
 def _add(incident: Incident, row: Row) -> None:
@@ -167,7 +249,7 @@ def _add(incident: Incident, row: Row) -> None:
         return
     old.count += row.count
     if row.severity > old.severity:
-        old.severity, old.message = row.severity, row.message
+        old.severity, old.worst = row.severity, row.worst
 
 
 def _close(found: Summary, incident: Incident) -> None:
@@ -212,7 +294,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page) -> str:
         lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are left out: --json has them all")]
     if found.notes:
         lines += ["", page.heading("Noted: no fault of the node by itself")]
-        rows = [(f"x{row.count}", row.code, row.at.date(), row.message) for row in found.notes.values()]
+        rows = [(f"x{row.count}", row.code, row.at.date(), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
     return "\n".join(lines) + "\n"
 
@@ -254,7 +336,7 @@ def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
         yield f"  and {incident.left_out} more of its lines"
     if incident.again:
         times = "once more" if incident.again == 1 else f"{incident.again} times more"
-        yield f"  {times}, last {incident.until.date()} (line {incident.until.line})"
+        yield f"  {times}, last {_when(incident.until).date()} (line {incident.until.line})"
     yield f"  healthd explain {worst.code}"
 
 
@@ -274,7 +356,7 @@ def _row(row: Row, cells: tuple[str, ...], widths: list[int], page: Page) -> Ite
     before = "  " + "  ".join(padded) + "  "
     severity = row.severity.name.lower()
     painted = before.replace(f"  {severity}", f"  {page.paint(severity)}", 1)
-    message = plain(row.message)
+    message = plain(row.worst.message)
     if not page.fold or page.width - len(before) >= ROOM:
         yield from _after(painted, len(before), message, page)
         return

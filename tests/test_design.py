@@ -41,7 +41,7 @@ PURE: dict[str, set[str]] = {
     },
     "kernel_prefix": set(),
     "incidents": {"model"},
-    "scan": {"kernel_fold", "kernel_parse", "kernel_prefix", "model"},
+    "scan": {"incidents", "kernel_fold", "kernel_parse", "kernel_prefix", "model"},
     "scan_table": {"incidents", "model", "render", "scan"},
     "kernel_repeats": set(),
     "xid_texts": {"checks.gpu_xid", "codes", "model"},

@@ -14,6 +14,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from healthd.incidents import GAP_SECONDS
 from healthd.kernel_parse import LITERALS, parse
 from healthd.kernel_prefix import strip_prefix
 from healthd.log_file import Block, lines_of
+from healthd.model import Finding, Inventory, KernelEvent, PciDevice, Severity
 from healthd.scan_table import summary
 
 ROOT = Path(__file__).parents[1]
@@ -450,8 +452,9 @@ def many(count: int) -> Iterable[Block]:
 
 
 def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
-    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES"):
+    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES", "MOST_VERDICTS"):
         monkeypatch.setattr(scan, bound, 100)
+    monkeypatch.setattr(scan, "MESSAGES_BYTES", 100_000)
     monkeypatch.setattr(scan_table, "MOST_INCIDENTS", 50)
 
     def peak(count: int) -> int:
@@ -519,3 +522,75 @@ def test_every_key_of_an_event_is_explained():
     text = (ROOT / "docs/json.md").read_text("utf-8").partition("## `healthd scan --json`")[2].partition("\n## ")[0]
     for one in scanned(f"[   10.000000] {XID}", "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 x"):
         assert [key for key in scan.event_json(one) if f"`{key}`" not in text] == []
+
+
+# --- what is known already
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Mar 29 15:{minute:02}:{second:02} {host} kernel: [{uptime:12.6f}] ",
+        "2026-03-29T15:{minute:02}:{second:02}.123456+01:00 {host} kernel: ",
+        "{host}: [{uptime:12.6f}] ",
+    ],
+)
+def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
+    """Each captured message twice, of a host each: the whole log says what the lines say one by one."""
+    texts = [found.text for row in CAPTURED for line in row["text"].split("\n") if (found := strip_prefix(line, NOW))]
+    correlate = cli.correlate_all()
+
+    def objects(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+        return [scan.event_json(one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate)]
+
+    lines = []
+    for place, text in enumerate(texts[:900] * 2):
+        minute, second = divmod(place, 60)
+        begins = prefix.format(minute=minute, second=second, uptime=88000.5 + place, host=f"gpu-{place}")
+        lines.append((begins + text).encode())
+    together = objects([Block(1, lines)])
+    assert together == [each for place, line in enumerate(lines, 1) for each in objects([Block(place, [line])])]
+    assert len(together) > 500
+
+
+def test_an_event_is_written_as_json_as_its_object_says():
+    lines = [line for row in CAPTURED for line in row["text"].split("\n")]
+    for one in scanned(*lines, *lines):
+        assert json.loads(scan.event_line(one)) == scan.event_json(one)
+        assert scan.event_line(one) == json.dumps(scan.event_json(one)) + "\n"
+
+
+def test_only_what_is_told_to_be_worse_again_is_worse_again():
+    correlate = cli.correlate_all()
+    for row in CAPTURED:
+        for line in row["text"].split("\n"):
+            found = strip_prefix(line, NOW)
+            event = parse(found.text) if found is not None else None
+            if event is None or (event.kind, event.code) in scan._WORSE_AGAIN:
+                continue
+            for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
+                for apart in (6.0, 90.0, 3600.0, 80_000.0):
+                    times = [1e6 + apart * place for place in range(4)]
+                    again = [replace(event, time=at, last_time=at, sequence=int(at)) for at in times]
+                    alone = worst(correlate(again[-1:], node), again[-1])
+                    assert worst(correlate(again, node), again[-1]) <= alone, line
+
+
+def test_no_check_judges_by_who_had_the_gpu_nor_by_the_words():
+    correlate = cli.correlate_all()
+    for row in CAPTURED:
+        for line in row["text"].split("\n"):
+            found = strip_prefix(line, NOW)
+            event = parse(found.text) if found is not None else None
+            if event is None:
+                continue
+            for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
+                bare = replace(event, pid=None, process=None, text="")
+                assert [(f.code, f.severity, f.clears, f.over) for f in correlate((event,), node)] == [
+                    (f.code, f.severity, f.clears, f.over) for f in correlate((bare,), node)
+                ], line
+
+
+def worst(findings: Iterable[Finding], event: KernelEvent) -> Severity:
+    found = scan._worst(findings, event)
+    return Severity.INFO if found is None else found.severity

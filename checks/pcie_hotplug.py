@@ -52,7 +52,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         device = _device(newest, node)
         lost = name in ("link_down", "power_fault") and device is not None and device.kind in CRITICAL
         what = f"{KINDS.get(device.kind, 'device')} {device.pci}: " if device else f"{part}: "
-        slot = f"slot {dict(newest.fields).get('slot', '')} (port {newest.pci})"
+        number = dict(newest.fields).get("slot", "")
+        slot = f"slot {number} (port {newest.pci})" if number else f"the slot of port {newest.pci}"
         yield Finding(
             Severity.CRITICAL if lost else Severity.WARNING,
             f"pcie_hotplug/{name}",

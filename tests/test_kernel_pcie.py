@@ -162,6 +162,7 @@ def test_a_port_that_lost_the_senders_number_is_blamed_itself():
         ("Root Port link has been reset", None),
         ("AER: Root Port link has been reset (0)", "detail"),
         ("DPC: error containment capabilities: Int Msg #0, RPExt+ PoisonedTLP+ SwTrigger+ RP PIO Log 4", None),
+        ("DPC: RP PIO log size 0 is invalid", None),
         ("DPC: enabled with IRQ 29", None),
         ("AER: enabled with IRQ 122", None),
         ("AER: can't find device of ID00e5", None),
@@ -234,6 +235,15 @@ def test_slots_that_lose_what_is_in_them(text, code):
         "0000:00:1c.0",
         {"slot": "41"},
     )
+
+
+def test_a_slot_whose_card_gets_no_link_is_known_by_its_port_where_the_line_has_no_number():
+    for text in (
+        "pcieport 0000:3c:06.0: pciehp: Failed to check link status",
+        "pciehp 0000:3c:06.0:pcie004: Failed to check link status",
+    ):
+        found = one(text)
+        assert (found.kind, found.code, found.pci, fields(found)) == ("pcie_hotplug", "no_link", "0000:3c:06.0", {})
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,12 @@ def test_what_other_checks_look_at_themselves_warns(line, code):
     assert (finding.code, finding.subject, finding.severity) == (f"pcie_hotplug/{code}", GPU, Severity.WARNING)
 
 
+def test_a_card_without_a_link_in_a_slot_without_a_number_is_named_by_its_port():
+    (finding,) = found(f"pcieport {EMPTY}: pciehp: Failed to check link status")
+    assert (finding.severity, finding.code, finding.subject) == (Severity.WARNING, "pcie_hotplug/no_link", EMPTY)
+    assert finding.message == f"{EMPTY}: the card in the slot of port {EMPTY} has no link"
+
+
 def test_without_an_inventory_it_warns():
     assert one(slot(TO_GPU), node=Inventory()).severity is Severity.WARNING
 

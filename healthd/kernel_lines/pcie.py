@@ -47,6 +47,8 @@ _SLOT_SAYS = re.compile(
 )
 # pciehp 0000:00:1c.0:pcie004: Card not present on Slot(5); ... Power fault on slot 5
 _OF_SLOT = re.compile(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
+# pcieport 0000:3c:06.0: pciehp: Failed to check link status        (to 6.5; "Cannot train link" since)
+_NO_LINK = re.compile(rf"{_SLOT}Failed to check link status$")
 _SLOT_CODES = {
     "Link Down": "link_down",
     "Link Down event": "link_down",
@@ -60,6 +62,10 @@ _SLOT_CODES = {
 
 def _slot_says(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, _SLOT_CODES[match[3]], match[1], (("slot", match[2]),))
+
+
+def _no_link(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "no_link", match[1])
 
 
 def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -141,7 +147,7 @@ _DETAIL = re.compile(
     r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}(?:\(First\)|$)|TLP (?:Prefix )?Header: "
     r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover"
     r"|(?:Root|Downstream) Port link has been reset|found no error details"
-    r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO |root port still busy"
+    r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO (?:severity=|ImpSpec Log)|root port still busy"
     r"|(?:software trigger|reserved error|ERR_(?:NON)?FATAL) detected)",
     re.I | re.M,
 )
@@ -219,6 +225,7 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_SAYS, _slot_says),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),
+    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, _no_link),
     Rule("pcie_hotplug", ("change power state", "; giving up"), _INACCESSIBLE, _inaccessible),
     Rule("pcie_aer", ("PCIe Bus Error",), _BUS_ERROR, _bus_error),
     Rule("pcie_aer", ("AER",), _RECEIVED, _received),

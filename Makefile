@@ -5,7 +5,7 @@ SHELL := /bin/bash
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: help demo test check unit coverage unit-all unit-others test-packages e2e bench wheel clean
+.PHONY: help demo test check unit coverage unit-all unit-others test-packages e2e bench simulate wheel clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -43,6 +43,9 @@ e2e: .venv/.stamp test-packages ## the end-to-end tests alone
 
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
 	@.venv/bin/python bench/bench.py
+
+simulate: .venv/.stamp ## a dead file server, a wave of faults: 10,000 nodes simulated, 1,000 on a real slurmctld
+	@$(ROOT) env PYTHONPATH=. PYTHONDONTWRITEBYTECODE=1 .venv/bin/python bench/simulate.py
 
 wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a fresh environment and try it
 	@scripts/wheel.sh

@@ -92,9 +92,10 @@ class Fleet:
         self, names: list[str], controller: Controller, limits: fleet_limit.FleetLimits, epoch: float = 1.8e9
     ) -> None:
         self.controller = controller
-        self.now = self.epoch = epoch
+        self.now, self.epoch = epoch - 86400.0, epoch  # the daemons run since yesterday
         self.policy = Policy(Mode.ACT, fleet=limits)
         self.nodes = {name: HealthdNode(name, self._driver(name)) for name in names}
+        self.now = epoch
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._faults: dict[str, dict[Fault, Condition]] = {name: {} for name in names}

@@ -21,6 +21,11 @@ AWAY = CommandResult(1, "", "slurm_load error: Unable to contact slurm controlle
 LATE = CommandResult(1, "", "slurm_load error: Socket timed out on send/recv operation\n")
 
 
+def requests_of(argv: tuple[str, ...]) -> tuple[int, bool]:
+    """How many requests a command makes, and whether one of them is for the whole table of nodes."""
+    return (2, "-n" not in argv) if argv[0] == "sinfo" else (1, False)
+
+
 @dataclass(slots=True)
 class Node:
     reason: str = ""
@@ -55,8 +60,7 @@ class Slurmctld:
         asked = now + SECONDS_A_COMMAND
         if self.away[0] <= asked < self.away[1]:
             return AWAY, asked + 9.0
-        is_table = argv[0] == "sinfo" and "-n" not in argv
-        count = 2 if argv[0] == "sinfo" else 1
+        count, is_table = requests_of(argv)
         price = count * SECONDS_A_REQUEST + is_table * len(self.nodes) * SECONDS_A_NODE_IN_THE_TABLE
         self.requests[int(asked)] += count
         self.tables[int(asked)] += is_table

@@ -174,7 +174,7 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Metric]:
     yield _gauge(
         "fleet_limit_nodes_held", "Nodes that healthd held drained at the last count.", rows(lambda h: h.drained)
     )
-    yield _gauge("fleet_limit_nodes_total", "Nodes of that partition.", rows(lambda h: h.nodes))
+    yield _gauge("fleet_limit_nodes", "Nodes of that partition.", rows(lambda h: h.nodes))
     yield _gauge("fleet_limit_nodes_allowed", "How many of them healthd may hold.", rows(lambda h: h.limit))
     waits = "Since when a drain waits for the fleet."
     yield _gauge("fleet_limit_waiting_since_timestamp_seconds", waits, _moment(hold.since if hold else 0.0))

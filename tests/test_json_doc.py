@@ -16,6 +16,7 @@ from healthd.model import (
     ConditionState,
     Disk,
     Finding,
+    FleetHold,
     Gpu,
     Health,
     Inventory,
@@ -77,6 +78,7 @@ SNAPSHOT = Snapshot(
     round=RoundStatus(),
     inventory=INVENTORY,
     pause=Pause(3.0, "upgrade", "root"),
+    fleet_hold=FleetHold(1.0, 2.0),
     cleared=(dataclasses.replace(CONDITION, state=ConditionState.CLEARED),),
 )
 CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,), (), "b", None))

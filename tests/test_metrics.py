@@ -33,6 +33,7 @@ from healthd.model import (
     ConditionState,
     Drain,
     Finding,
+    FleetHold,
     Health,
     Inventory,
     Leave,
@@ -242,6 +243,21 @@ def test_the_page_tells_what_was_decided_and_what_hangs(troubled: Snapshot) -> N
 def test_what_would_be_done_in_another_mode_is_withheld() -> None:
     assert value(replace(PLAIN, decision=Leave("mode observe", would="drain n1")), "decision_withheld") == 1
     assert value(PLAIN, "decision_withheld") == 0
+
+
+def test_a_drain_that_the_fleet_limit_holds_is_loud(healthy: Snapshot) -> None:
+    hold = FleetHold(NOW - 60, NOW + 60, 2, partition="gpu", nodes=1000, drained=101, limit=100)
+    held, of = replace(healthy, fleet_hold=hold), {"partition": "gpu", "kind": "shared"}
+    assert value(held, "fleet_limit_held", **of) == 1
+    assert value(held, "fleet_limit_nodes_held", **of) == 101
+    assert value(held, "fleet_limit_nodes", **of) == 1000
+    assert value(held, "fleet_limit_nodes_allowed", **of) == 100
+    assert value(held, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
+    assert value(held, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
+    assert promtool(render(held)) == "0"
+    waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
+    assert "healthd_fleet_limit_held" not in waiting, "the first wait is no hold"
+    assert not any("fleet" in name for name in names(healthy))
 
 
 def test_what_has_not_happened_yet_has_no_time() -> None:

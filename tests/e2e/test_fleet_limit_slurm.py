@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,9 @@ from slurm_look import faulty
 from healthd.fleet_limit import FleetLimits
 from healthd.model import FleetHold, Leave, Severity, SlurmMemory
 from healthd.policy import Mode, Policy
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+from simulate import against_a_real_one
 
 
 @pytest.fixture
@@ -133,3 +137,11 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
             look.memory = SlurmMemory(hold=FleetHold(time.time(), time.time()))
             look.look(verdict)
     assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2
+
+
+def test_twenty_nodes_meet_the_aims_of_make_simulate() -> None:
+    """Two and a half hours of a simulated clock, with real commands."""
+    outcome, counted = against_a_real_one(20)
+    assert outcome.missed() == []
+    assert (outcome.shared_peak, outcome.wave_drained) == (2, 1)
+    assert counted == outcome.asked, "sdiag saw each request, and no other"

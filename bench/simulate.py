@@ -1,0 +1,360 @@
+"""`make simulate`: what the fleet limit does to a cluster on a bad day.
+
+First 10,000 nodes against a modelled slurmctld (modelled_slurmctld.py), then 1,000 against a real one, with real
+commands. Both times each node decides by healthd's own code, and only the clock is simulated (fleet.py). `--write` puts
+tables and plot into docs/fleet-limit.md. Exit status 1 if an aim is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "bench"), str(REPOSITORY / "tests" / "e2e")]
+
+from fleet import Fault, Fleet, dead_file_server, hardware_faults  # noqa: E402
+from modelled_slurmctld import Slurmctld, requests_of  # noqa: E402
+from slurm_cluster import SlurmCluster  # noqa: E402
+
+from healthd import slurm  # noqa: E402
+from healthd.fleet_limit import FleetLimits, allowed  # noqa: E402
+
+NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
+LIMITS = FleetLimits()
+SEED = 5
+HOUR = 3600.0
+STEP = 30.0  # seconds between two points of the plot
+SERVER_DIES, WAVE = 600.0, 1500.0  # seconds
+# The aims. Requests a second are means over ten seconds, of all nodes together.
+MOST_OF_THE_LIMIT = 1.2
+MOST_REQUESTS = 300.0
+WAVE_SECONDS = 30.0  # in which the wave must be drained
+BACK_SECONDS = 900.0  # in which all must be back when the file server is: two rounds, and one look
+PAGE, PLOT = REPOSITORY / "docs/fleet-limit.md", REPOSITORY / "docs/fleet-limit.svg"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """away: from when until when slurmctld is. is_aimed_at: aims hold for it; else it only shows what happens."""
+
+    name: str
+    faults: tuple[Fault, ...]
+    away: tuple[float, float] = (0.0, 0.0)
+    is_aimed_at: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    """drained: how many nodes stood drained, at each STEP; peak: the most at any moment.
+
+    shared_peak       of them without a fault of their own
+    wave              nodes with a fault of their own, wave_drained of them were drained, the last after wave_seconds
+    left              nodes that are drained at the end without a fault
+    back_seconds      after the end of the fault: when the last came back
+    requests, tables  the most a second; asked: in all; busy: the most of slurmctld's time, in percent
+    """
+
+    name: str
+    nodes: int
+    drained: list[int] = field(default_factory=list)
+    peak: int = 0
+    shared_limit: int = 0
+    shared_peak: int = 0
+    wave: int = 0
+    wave_drained: int = 0
+    wave_seconds: float = 0.0
+    left: int = 0
+    back_seconds: float = 0.0
+    requests: float = 0.0
+    tables: float = 0.0
+    asked: int = 0
+    busy: float = 0.0
+    seconds: float = 0.0
+
+    def missed(self) -> list[str]:
+        aims = {
+            "drained for a shared cause": self.shared_peak <= MOST_OF_THE_LIMIT * self.shared_limit,
+            "the wave": self.wave_drained == self.wave,
+            "the wave in time": self.wave_seconds <= WAVE_SECONDS,
+            "back": self.left == 0 and self.back_seconds <= BACK_SECONDS,
+            "requests": self.requests <= MOST_REQUESTS,
+        }
+        return [name for name, met in aims.items() if not met]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the fleet limit does to a cluster on a bad day.")
+    parser.add_argument("--write", action="store_true", help="write tables and plot into docs/fleet-limit.md")
+    parser.add_argument("--nodes", type=int, default=NODES)
+    parser.add_argument("--real-nodes", type=int, default=NODES_OF_A_REAL_ONE, help="0: without the real slurmctld")
+    args = parser.parse_args()
+    random.seed(SEED)
+    # Ten thousand nodes read the same table again and again.
+    slurm.parse_fleet = functools.lru_cache(maxsize=4)(slurm.parse_fleet)  # type: ignore[assignment]
+    names = [f"n{i:05d}" for i in range(args.nodes)]
+    outcomes, missed = [], []
+    for scenario in scenarios(names):
+        say(f"{args.nodes} nodes: {scenario.name} ...")
+        outcomes.append(simulate(scenario, names))
+        missed += [f"{scenario.name}: {aim}" for aim in outcomes[-1].missed() if scenario.is_aimed_at]
+    modelled = table(outcomes)
+    print(modelled)
+    print(text_plot(outcomes[2]))
+    real = ""
+    if args.real_nodes and os.geteuid() == 0:
+        outcome, counted = against_a_real_one(args.real_nodes)
+        missed += [f"{outcome.name}: {aim}" for aim in outcome.missed()]
+        if counted != outcome.asked:
+            missed.append(f"sdiag counted {counted} requests, not {outcome.asked}")
+        real = f"{table([outcome])}\nRequests in all: {counted:,} by slurmctld's own count (`sdiag`), "
+        real += f"{outcome.asked:,} by the commands that were run."
+        print(real)
+    elif args.real_nodes:
+        say("not root: without the real slurmctld")
+    for aim in missed:
+        print(f"missed: {aim}")
+    if args.write:
+        write(modelled, real, outcomes)
+    return 1 if missed else 0
+
+
+def say(text: str) -> None:
+    print(f"simulate: {text}", file=sys.stderr, flush=True)
+
+
+def scenarios(names: Sequence[str]) -> list[Scenario]:
+    server = dead_file_server(names, SERVER_DIES, SERVER_DIES + HOUR)
+    wave = hardware_faults(names[7::100], WAVE, 9 * HOUR)
+    return [
+        Scenario("a file server is dead for an hour", (server,)),
+        Scenario("1 % of the nodes lose a GPU in the same second", (wave,)),
+        Scenario("both", (server, wave)),
+        Scenario("both, and slurmctld is away for 20 minutes", (server, wave), (900.0, 2100.0), is_aimed_at=False),
+        Scenario(
+            "every node loses a GPU in the same second", (hardware_faults(names, WAVE, WAVE + HOUR),), is_aimed_at=False
+        ),
+    ]
+
+
+def simulate(scenario: Scenario, names: list[str]) -> Outcome:
+    epoch = 1.8e9
+    slurmctld = Slurmctld(names, (epoch + scenario.away[0], epoch + scenario.away[1]))
+    fleet = Fleet(names, slurmctld, LIMITS, epoch)
+    outcome = play(scenario, fleet, lambda: set(slurmctld.drained))
+    outcome.peak = slurmctld.peak
+    outcome.shared_peak = max(outcome.shared_peak, slurmctld.peak - outcome.wave)
+    outcome.requests, outcome.tables = most(slurmctld.requests), most(slurmctld.tables)
+    outcome.asked = sum(slurmctld.requests.values())
+    outcome.busy = 100 * most(slurmctld.busy)
+    return outcome
+
+
+def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> Outcome:
+    """Two hours after the file server came back all is over."""
+    begun, names = time.monotonic(), set(fleet.nodes)
+    for fault in scenario.faults:
+        fleet.break_with(fault)
+    wave = {name for fault in scenario.faults if not fault.shared for name in fault.nodes}
+    outcome = Outcome(scenario.name, len(names), wave=len(wave))
+    outcome.shared_limit = allowed(len(names), LIMITS, own_hardware=False)
+    not_yet, hours = set(wave), 2.5
+    steps = sorted({*(i * STEP for i in range(1, int(hours * HOUR / STEP) + 1)), *(WAVE + s for s in range(1, 30))})
+    broken_until = max((fault.end for fault in scenario.faults if fault.end < hours * HOUR), default=0.0)
+    for moment in steps:
+        fleet.run(moment)
+        now = drained()
+        if not_yet and not not_yet.isdisjoint(now):
+            not_yet -= now
+            outcome.wave_seconds = moment - WAVE
+        outcome.shared_peak = max(outcome.shared_peak, len(now - wave))
+        if moment > broken_until and now - standing(scenario, hours):
+            outcome.back_seconds = moment - broken_until
+        if moment % STEP == 0:
+            outcome.drained.append(len(now))
+    outcome.peak = max(outcome.drained)
+    outcome.wave_drained = len(wave - not_yet)
+    outcome.left = len(drained() - standing(scenario, hours))
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+def standing(scenario: Scenario, hours: float) -> set[str]:
+    """Nodes whose fault outlasts the simulation."""
+    return {name for fault in scenario.faults if fault.end > hours * HOUR for name in fault.nodes}
+
+
+def most(by_second: Mapping[int, float], seconds: int = 10) -> float:
+    """The highest mean of so many seconds in a row."""
+    sums: Counter[int] = Counter()
+    for second, value in by_second.items():
+        for begins in range(second - seconds + 1, second + 1):
+            sums[begins] += value  # type: ignore[assignment]
+    return max(sums.values(), default=0) / seconds
+
+
+# --- against a real slurmctld
+
+
+class RealSlurmctld:
+    """Runs the commands, one after another; each takes its own time on the simulated clock."""
+
+    def __init__(self, cluster: SlurmCluster) -> None:
+        self.cluster = cluster
+        self.environment = {**cluster.env, **slurm.ENVIRONMENT}
+        self.requests: Counter[int] = Counter()
+        self.tables: Counter[int] = Counter()
+
+    def run(self, argv: tuple[str, ...], now: float) -> tuple[slurm.CommandResult, float]:
+        count, is_table = requests_of(argv)
+        self.requests[int(now)] += count
+        self.tables[int(now)] += is_table
+        begun = time.monotonic()
+        done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
+        seconds = time.monotonic() - begun
+        return slurm.CommandResult(done.returncode, done.stdout, done.stderr, now, seconds), now + seconds
+
+    def drained(self) -> set[str]:
+        text = self.cluster.run("sinfo", "-h", "-N", "-p", "fleet", "-O", "NodeList:30,StateComplete:60,Reason:9")
+        rows = (line.split() for line in text.splitlines())
+        return {row[0] for row in rows if "drain" in row[1] and row[-1] == "healthd:"}
+
+
+def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
+    """The nodes have no slurmd: they can be drained all the same. The outcome, and how many requests sdiag counted."""
+    names = [f"f{i}" for i in range(1, nodes + 1)]
+    lines = [
+        f"NodeName=f[1-{nodes}] NodeAddr=127.0.0.1 Port=9 CPUs=1 RealMemory=100 State=UNKNOWN",
+        f"PartitionName=fleet Nodes=f[1-{nodes}]",
+        "SlurmdTimeout=0",
+    ]
+    with SlurmCluster(nodes=1, gpus=0, extra_conf=lines) as cluster:
+        say(f"{nodes} nodes of a real slurmctld: both ...")
+        slurmctld = RealSlurmctld(cluster)
+        looks = 0
+
+        def drained() -> set[str]:
+            nonlocal looks
+            looks += 2
+            return slurmctld.drained()
+
+        scenario = next(s for s in scenarios(names) if s.name == "both")
+        before = counted(cluster)
+        outcome = play(scenario, Fleet(names, slurmctld, LIMITS, float(int(time.time()))), drained)
+        after = counted(cluster)
+        outcome.requests, outcome.tables = most(slurmctld.requests), most(slurmctld.tables)
+        outcome.asked = sum(slurmctld.requests.values())
+        outcome.name += ", with a real slurmctld"
+        return outcome, after - before - looks
+
+
+def counted(cluster: SlurmCluster) -> int:
+    """The requests about nodes and partitions that slurmctld has served."""
+    kinds = r"REQUEST_(NODE_INFO|NODE_INFO_SINGLE|PARTITION_INFO|UPDATE_NODE)"
+    return sum(number for name, number in cluster.sdiag_counts().items() if re.fullmatch(kinds, name))
+
+
+# --- tables and plot
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    head = (
+        *("", "nodes", "drained at once, most", "half an hour later", "of them for the file server", "of the limit"),
+        *("own faults drained", "the last after", "all back after", "requests/s", "whole tables/s", "slurmctld busy"),
+    )
+    rows = [head, ("---",) * len(head)]
+    for o in outcomes:
+        is_shared = "server" in o.name or o.name.startswith("both")
+        rows.append(
+            (
+                o.name,
+                f"{o.nodes:,}",
+                f"{o.peak:,}",
+                f"{o.drained[int((WAVE + HOUR / 2) / STEP)]:,}",
+                *((f"{o.shared_peak:,}", f"{o.shared_peak / o.shared_limit:.0%}") if is_shared else ("", "")),
+                *((f"{o.wave_drained:,} of {o.wave:,}", f"{o.wave_seconds:.0f} s") if o.wave else ("", "")),
+                f"{o.back_seconds / 60:.0f} min" if o.back_seconds else "",
+                f"{o.requests:.0f}",
+                f"{o.tables:.1f}",
+                f"{o.busy:.0f} %" if o.busy else "",
+            )
+        )
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def text_plot(outcome: Outcome, width: int = 90, height: int = 12) -> str:
+    """Drained nodes over time, in characters."""
+    top = max(*outcome.drained, 1)
+    columns = [outcome.drained[i * len(outcome.drained) // width] for i in range(width)]
+    lines = []
+    for level in range(height, 0, -1):
+        bar = "".join("#" if value * height >= level * top - top / 2 and value else " " for value in columns)
+        lines.append(f"{level * top // height:6} |{bar}")
+    hours = len(outcome.drained) * STEP / HOUR
+    return f"drained nodes over {hours:g} hours: {outcome.name}\n" + "\n".join(lines) + f"\n       +{'-' * width}\n"
+
+
+def svg(outcomes: Sequence[Outcome]) -> str:
+    """The same as a picture: one line a scenario, the limit dashed."""
+    width, height, left, bottom = 820, 330, 60, 40
+    top = 1.15 * max(max(o.drained) for o in outcomes)
+    hours = max(len(o.drained) for o in outcomes) * STEP / HOUR
+
+    def x(hour: float) -> float:
+        return left + hour / hours * (width - left - 10)
+
+    def y(value: float) -> float:
+        return height - bottom - value / top * (height - bottom - 10)
+
+    colours = ("#1f6fb4", "#c23b22", "#3a8f3a", "#8a5fb0")
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for hour in range(int(hours) + 1):
+        parts.append(f'<text x="{x(hour):.0f}" y="{height - bottom + 16}" text-anchor="middle">{hour} h</text>')
+        parts.append(f'<path d="M{x(hour):.1f} {y(0):.1f}V{y(top):.1f}" stroke="#ddd"/>')
+    step = max(1, round(top / 5, -2 if top > 500 else -1))
+    for value in range(0, int(top), int(step)):
+        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.0f}" text-anchor="end">{value:,}</text>')
+        parts.append(f'<path d="M{left} {y(value):.1f}H{width - 10}" stroke="#ddd"/>')
+    limit = outcomes[0].shared_limit
+    parts.append(f'<path d="M{left} {y(limit):.1f}H{width - 10}" stroke="black" stroke-dasharray="6 4"/>')
+    parts.append(
+        f'<text x="{width - 14}" y="{y(limit) - 5:.0f}" text-anchor="end">limit for shared causes: {limit:,}</text>'
+    )
+    for number, o in enumerate(outcomes):
+        points = " ".join(f"{x((i + 1) * STEP / HOUR):.1f},{y(v):.1f}" for i, v in enumerate(o.drained))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number]}" stroke-width="1.5"/>')
+        parts.append(
+            f'<text x="{left + 260}" y="{y(top) + 60 + 16 * number:.0f}" fill="{colours[number]}">{o.name}</text>'
+        )
+    parts.append(f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})">drained nodes</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def write(modelled: str, real: str, outcomes: Sequence[Outcome]) -> None:
+    text = PAGE.read_text("utf-8")
+    for name, content in (("modelled", modelled), ("real", real)):
+        begin, end = f"<!-- {name}: make simulate -->\n", f"<!-- end of {name} -->"
+        if content:
+            before, _, rest = text.partition(begin)
+            text = before + begin + "\n" + content.strip() + "\n\n" + end + rest.partition(end)[2]
+    PAGE.write_text(text, "utf-8")
+    PLOT.write_text(svg(outcomes[:4]), "utf-8")
+    say(f"{PAGE.relative_to(REPOSITORY)} and {PLOT.relative_to(REPOSITORY)} are written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

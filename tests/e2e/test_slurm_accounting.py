@@ -49,7 +49,7 @@ def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) ->
     words = f"healthd: node n1: {XID.removeprefix('healthd: ')} at {when}"
     assert f"REQUEUED|{words}" in until_sacct_says(cluster, job, words)
     assert healthd.look(HEALTHY).settled
-    run_again(cluster, job)
+    run_again(cluster, job, "n1")
     cluster.run("scancel", job)
     last = until_sacct_says(cluster, job, "CANCELLED")[-1]
     assert last.startswith("CANCELLED")

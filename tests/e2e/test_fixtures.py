@@ -84,9 +84,9 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
     for name, value in {"CACHE": tmp_path, "MIRROR": "http://127.0.0.1:9/debian", "RETRY_SECONDS": 0.0}.items():
         monkeypatch.setattr(slurm_versions, name, value)
     monkeypatch.setattr(slurm_versions, "_why_none", failed)
-    with pytest.raises(pytest.skip.Exception, match="no Slurm 26.05 to be had from Debian sid: .*exit status"):
+    with pytest.raises(pytest.skip.Exception, match=r"no Slurm 26.05 to be had from Debian sid: .*exit status"):
         slurm_versions.programs("26.05")
     assert not (tmp_path / "slurm-26.05").exists()
     failed["24.11"] = failed["26.05"]  # no further try
-    with pytest.raises(pytest.fail.Exception, match="no Slurm 24.11 to be had from Debian trixie: .*exit status"):
+    with pytest.raises(pytest.fail.Exception, match=r"no Slurm 24.11 to be had from Debian trixie: .*exit status"):
         slurm_versions.programs("24.11")

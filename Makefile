@@ -15,7 +15,7 @@ demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the
 
 test: .venv/.stamp test-packages unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
 	@echo "test: all tests"
-	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache
+	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -rs -o cache_dir=/tmp/healthd-pytest-cache
 
 check: .venv/.stamp ## lint, format, types and the design rules; seconds
 	@echo "check: ruff, mypy, shellcheck, design"
@@ -39,7 +39,7 @@ unit-others: .venv/.stamp
 	@scripts/unit_others.sh
 
 e2e: .venv/.stamp test-packages ## the end-to-end tests alone
-	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -o cache_dir=/tmp/healthd-pytest-cache tests/e2e
+	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -rs -o cache_dir=/tmp/healthd-pytest-cache tests/e2e
 
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
 	@.venv/bin/python bench/bench.py

@@ -103,6 +103,11 @@ def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> F
     return FleetHold(since=now, until=now + chance(node_name, now) * window(nodes, limits), nodes=nodes)
 
 
+def no_wait(now: float) -> FleetHold:
+    """For a drain that was lost: it had its wait, and is counted at once when it is put back."""
+    return FleetHold(since=now, until=now)
+
+
 def spread_anew(hold: FleetHold, node_name: str, limits: FleetLimits, now: float) -> FleetHold:
     return replace(hold, until=now + chance(node_name, now) * window(hold.nodes, limits))
 

@@ -191,6 +191,7 @@ def reconcile(
                     acknowledged=True,
                     acknowledged_before=memory.confirmed_at,
                 )
+            look.memory = replace(look.memory, hold=fleet_limit.no_wait(now()))
         elif memory.lifted and is_back(node, memory) and (yield from look.slurmctld_lost_it(memory.lifted.time)):
             look.memory = taken_back(memory)
         look.memory = settled_by_now(remember(look.memory, node, boot_id, now()), now())

@@ -679,6 +679,15 @@ def test_a_drain_that_was_counted_is_never_lifted_by_the_limit() -> None:
     assert (done.asked_of_fleet, done.changes(), done.report.settled) == ([], [], True)
 
 
+def test_a_drain_that_was_lost_is_put_back_without_a_new_wait_if_there_is_still_room() -> None:
+    lost = [sinfo("idle"), started(NOW - 30)]
+    done = look(SHARED, [*lost, DONE, TAKEN], OURS, fleet=held_by_healthd(99, 100))
+    assert done.report.decision == Drain(XID, False)
+    held = look(SHARED, lost, OURS, fleet=held_by_healthd(100))
+    assert held.changes() == []
+    assert held.report.memory.hold is not None
+
+
 def test_a_drain_of_somebody_else_needs_no_count() -> None:
     done = look(SHARED, [sinfo("idle+drain", "mine")])
     assert (done.asked_of_fleet, done.changes()) == ([], [])

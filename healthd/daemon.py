@@ -56,6 +56,7 @@ from healthd.runner import Reply, Request, Runner
 from healthd.schedule import Job
 from healthd.slurm import HELD, ReconcileReport
 from healthd.slurm_driver import SlurmDriver
+from healthd.slurmd_start import SlurmdStart
 from healthd.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
 from healthd.worker import Setup
 
@@ -153,6 +154,7 @@ class Daemon:
         self.slurm = SlurmDriver(
             settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
         )
+        self.slurmd = SlurmdStart(settings.root, self.monotonic)
         self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
 
         self.stopping = self.said_ready = self.only_worker_woke = False
@@ -219,6 +221,7 @@ class Daemon:
             self.rounds.deadline,
             self.slurm.deadline,
             self.slurm_again_at,
+            self.slurmd.deadline,
             self.kernel.deadline,
             self.removals.deadline,
             self.job_at_source.deadline,
@@ -538,12 +541,16 @@ class Daemon:
             self.slurm.drop()
             self.slurm.step()
             self.slurm_again_at, self.slurm_aim = FOREVER, None
+            self.slurmd.watch(False)
             rests_on = (self.verdict, self.policy())
             if rests_on != self.decided_on:
                 self.decided_on = rests_on
                 free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
                 self.decided(decide(self.verdict, free, SlurmMemory(), self.policy(), self.now()))
             return
+        if self.slurmd.step():
+            self.slurm.expect_registration()
+            self.slurm_again_at = self.monotonic()
         report = self.slurm.step()
         if report is not None:
             self.slurm_was_looked_at(report)
@@ -608,6 +615,7 @@ class Daemon:
         self.decided_on = ()
         self.decided(report.decision)
         self.slurm_again_at = self.monotonic() + self.slurm.retry_seconds(report)
+        self.slurmd.watch(self.slurm.waits_for_slurmd(report))
 
     def tell_hold(self, before: FleetHold | None, hold: FleetHold | None) -> None:
         if hold is not None and hold != before:

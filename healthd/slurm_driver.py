@@ -24,6 +24,8 @@ FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0
 # slurmd may register late after a boot, and Slurm take our drain away with that: until then we look more often.
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
+# Once it is started it registers within seconds.
+REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
 
 
 class SlurmDriver:
@@ -51,6 +53,7 @@ class SlurmDriver:
         self._child: Child | None = None
         self._failures = 0
         self._started = monotonic()
+        self._registers_until = -float("inf")
         self.status = SlurmStatus()
 
     @property
@@ -89,11 +92,21 @@ class SlurmDriver:
         if report.settled:
             self._failures = 0
             return float("inf")
-        boots = not report.trouble and self._monotonic() < self._started + BOOT_SECONDS
-        longest = BOOT_RETRY_SECONDS if boots else LAST_RETRY_SECONDS
+        if not report.trouble and self._monotonic() < self._registers_until:
+            return REGISTRATION_RETRY_SECONDS
+        longest = BOOT_RETRY_SECONDS if self.waits_for_slurmd(report) else LAST_RETRY_SECONDS
         wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), longest)
         self._failures += 1
         return wait * random.uniform(0.8, 1.2)
+
+    def waits_for_slurmd(self, report: ReconcileReport) -> bool:
+        """Whether the node is not steady in Slurm, not long after healthd's start."""
+        boots = self._monotonic() < self._started + BOOT_SECONDS
+        return boots and not report.settled and not report.trouble and not report.look_at
+
+    def expect_registration(self) -> None:
+        """slurmd was just started here."""
+        self._registers_until = self._monotonic() + REGISTRATION_SECONDS
 
     def drop(self) -> None:
         """End the look here; a command that runs is left to end, nothing follows from it."""

@@ -9,7 +9,15 @@ import pytest
 from healthd.config import Settings
 from healthd.model import SlurmMemory
 from healthd.slurm import ReconcileReport
-from healthd.slurm_driver import BOOT_RETRY_SECONDS, BOOT_SECONDS, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, SlurmDriver
+from healthd.slurm_driver import (
+    BOOT_RETRY_SECONDS,
+    BOOT_SECONDS,
+    FIRST_RETRY_SECONDS,
+    LAST_RETRY_SECONDS,
+    REGISTRATION_RETRY_SECONDS,
+    REGISTRATION_SECONDS,
+    SlurmDriver,
+)
 
 TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)
@@ -46,3 +54,15 @@ def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the
     now[0] = BOOT_SECONDS
     assert driver.retry_seconds(unsettled) >= 0.8 * LAST_RETRY_SECONDS
     assert driver.retry_seconds(TROUBLE) >= 0.8 * LAST_RETRY_SECONDS
+
+
+def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_seconds() -> None:
+    now = [0.0]
+    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
+    unsettled = ReconcileReport(SlurmMemory())
+    driver.expect_registration()
+    assert driver.retry_seconds(unsettled) == REGISTRATION_RETRY_SECONDS
+    assert driver.retry_seconds(TROUBLE) >= 0.8 * FIRST_RETRY_SECONDS, "a Slurm that does not answer is left alone"
+    assert driver.retry_seconds(SETTLED) == float("inf")
+    now[0] = REGISTRATION_SECONDS
+    assert driver.retry_seconds(unsettled) >= 0.8 * FIRST_RETRY_SECONDS

@@ -121,7 +121,8 @@ class FollowedFile:
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         if found is None or not found.text:
             return None
-        return RawLine(when(found, now, modified) if old else now, found.text, old and self._first, lines=lines)
+        at = when(found, now, modified) if old else now
+        return RawLine(at, found.text, old and self._first, lines=lines * found.lines)
 
     def _look_for_new_file(self, old: bool = False) -> None:
         try:
@@ -222,7 +223,7 @@ class Fifo:
     def _line(self, data: bytes, lines: int) -> RawLine | None:
         now = self._now()
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
-        return RawLine(now, found.text, lines=lines) if found is not None and found.text else None
+        return RawLine(now, found.text, lines=lines * found.lines) if found is not None and found.text else None
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left

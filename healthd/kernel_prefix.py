@@ -28,13 +28,14 @@ class Record(NamedTuple):
 class Stripped(NamedTuple):
     """A kernel message of a file. Of its time: `uptime` since boot or `epoch`, None if the line has no such.
 
-    host: the machine that the prefix names, "" if none.
+    host: the machine that the prefix names, "" if none. lines: how many it stands for.
     """
 
     text: str
     uptime: float | None = None
     epoch: float | None = None
     host: str = ""
+    lines: int = 1
 
 
 _RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\n]*)")  # Linux 3.5 wrote no flags
@@ -100,6 +101,10 @@ _AROUND = re.compile(
 )
 
 
+# rsyslog ($RepeatedMsgReduction), after the first: "Mar 29 15:38:59 host kernel: message repeated 3 times: [ text]"
+_REPEATED = re.compile(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
+
+
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
     """The kernel's message in a line of a log file, None if another program wrote the line.
 
@@ -140,10 +145,13 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
         host, text = host or _named(tag), text[tag.end() :]
     if found := _COLLECTOR.match(text):
         host, text = host or found[1], text[found.end() :]
+    lines = 1
+    if tag is not None and (found := _REPEATED.match(text)):
+        lines, text = max(1, int(found[1])), found[2]
     text, uptime, bracketed = _strip_brackets(text, now)
     if uptime is not None and (found := _HOST_TAG.match(text)):  # journalctl -o short-monotonic
         host, text = host or _named(found), text[found.end() :]
-    return Stripped(text.strip(), uptime, bracketed or epoch, host)
+    return Stripped(text.strip(), uptime, bracketed or epoch, host, lines)
 
 
 def _named(tag: re.Match[str]) -> str:

@@ -271,14 +271,14 @@ _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
     rb"(?:\[ {0,12}(\d{1,10}\.\d{6})\] )?"
-    rb"(?![\[\s]|[\w.-]{1,255}: (?:[\[<\d]|[A-Z][a-z]{2} [ \d]|kern))"
+    rb"(?![\[\s]|message repeated |[\w.-]{1,255}: (?:[\[<\d]|[A-Z][a-z]{2} [ \d]|kern))"
 )
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
     """As strip_prefix, faster where many lines have the same date, and for journalctl -o json."""
     usual = _USUAL.match(line)
-    if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0:
+    if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         date, host, uptime = usual.groups()
         text = line[begins:].decode("utf-8", "replace").strip()
         return Stripped(
@@ -416,19 +416,19 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
     grown = _Known(MOST_SAME)
     known = 0
     within = kernel_fold.WITHIN_SECONDS
-    for number, uptime, epoch, host, message in _messages(blocks, now, tally):
+    for number, uptime, epoch, host, lines, message in _messages(blocks, now, tally):
         machine = machines.get(host) or _machine(machines, host)
         clock = _clock(machine, uptime, epoch)
         same = machine.same
         seen = same.get(message)
         if seen is not None and not seen.left and -within <= clock - seen.last_clock <= within:
-            seen.count += 1
+            seen.count += lines
             if clock > seen.last_clock:
                 seen.last_clock = clock
         else:
-            seen = _folded(same, message, clock, number, grown)
+            seen = _folded(same, message, clock, number, lines, grown)
             if seen is None:
-                seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine)
+                seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
                 waiting.append(seen)
             if seen.message.device is not None:
                 _learn(machine, seen.message)
@@ -448,7 +448,9 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
         yield waiting.popleft()
 
 
-def _folded(same: dict[object, Seen], message: Message, clock: float, number: int, known: _Known) -> Seen | None:
+def _folded(
+    same: dict[object, Seen], message: Message, clock: float, number: int, lines: int, known: _Known
+) -> Seen | None:
     """The event that a new message was counted into."""
     for name in (message.fault, message.part):
         seen = same.get(name)
@@ -464,7 +466,7 @@ def _folded(same: dict[object, Seen], message: Message, clock: float, number: in
             if grown.event.text == message.event.text != old.event.text:  # what came before were details of it
                 seen.line = number
             seen.message = grown
-            seen.count += 1
+            seen.count += lines
             seen.last_clock = max(clock, seen.last_clock)
             return seen
     return None
@@ -487,11 +489,11 @@ def _forget(machine: Machine) -> int:
     return len(machine.same)
 
 
-Told = tuple[int, "float | None", "float | None", str, Message]
+Told = tuple[int, "float | None", "float | None", str, int, Message]
 
 
 def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Told]:
-    """(line, uptime, epoch, host, message) of the lines that say something."""
+    """(number, uptime, epoch, host, lines, message) of the lines that say something."""
     iterator = iter(blocks)
     begins = next(iterator, None)
     if begins is None:
@@ -503,7 +505,7 @@ def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Tol
         for number, found in exported(every, tally):
             message = parsed(found.text, _ALL)
             if message is not None:
-                yield number, found.uptime, found.epoch, found.host, message
+                yield number, found.uptime, found.epoch, found.host, found.lines, message
         return
     lines = _Known(MESSAGES_BYTES)
     for number, line, literals in candidates(every, tally):
@@ -513,12 +515,12 @@ def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Tol
             found_in = stripped(line, now)
             told = None
             if found_in is not None:
-                text, uptime, epoch, host = found_in
+                text, uptime, epoch, host, count = found_in
                 # What is escaped in the line may have other literals than the line itself.
                 message = texts.get(text, texts)
                 if message is texts:
                     message = parsed(text, _ALL if b"\\" in line else literals)
-                told = None if message is None else (uptime, epoch, host, message)
+                told = None if message is None else (uptime, epoch, host, count, message)
             lines.keep(line, told, len(line) + 300)
         if told is not None:
             tally.kernel = True

@@ -167,3 +167,23 @@ def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
     began = time.process_time()
     strip_prefix(piece * 50_000, NOW)
     assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "uptime", "lines"),
+    [
+        ("Mar 29 15:38:59 n1 kernel: message repeated 3 times: [ [  12.500000] NVRM: Xid x]", "NVRM: Xid x", 12.5, 3),
+        ("2026-03-29T15:38:59+00:00 n1 kernel: message repeated 2 times: [ NVRM: Xid x]", "NVRM: Xid x", None, 2),
+        ("[ 12.500000] message repeated 3 times: [ NVRM: Xid x]", "message repeated 3 times: [ NVRM: Xid x]", 12.5, 1),
+        ("Mar 29 15:38:59 n1 last message repeated 3 times", None, None, 1),
+    ],
+)
+def test_what_rsyslog_wrote_once_for_several_lines_counts_as_these(
+    line: str, text: str | None, uptime: float | None, lines: int
+) -> None:
+    found = strip_prefix(line, 1_760_000_000.0)
+    assert (found and (found.text, found.uptime, found.lines)) == (text and (text, uptime, lines))
+
+
+def test_a_programs_own_repeated_line_stays_its_own() -> None:
+    assert strip_prefix("Mar 29 15:38:59 n1 sshd[1]: message repeated 3 times: [ NVRM: Xid x]", 1_760_000_000.0) is None

@@ -94,7 +94,34 @@ def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_w
     assert sum(count for _, count in first) + len(others) == len(lines)
     for line, count in first:
         assert line in lines
-        assert count == sum(head(message(other)) == head(message(line)) for other in lines)
+        assert count == sum(said(other) == said(line) for other in lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid (PCI:0000:3b:00): 74, pid=1, name=a, NVLink: fatal error detected on link 2(0x0, 0x0, 0x0)",
+        "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Fatal, Link 30 Minion Link DLREQ interrupt",
+        "pcieport 0000:15:01.0: AER: Corrected error received: 0000:18:00.0",
+        "nvidia 0000:18:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+    ],
+)
+def test_what_has_no_head_is_counted_where_it_says_the_same(text: str) -> None:
+    lines = b"".join(f"Nov  1 15:00:00 n1 kernel: [  12.{place:06}] {text}\n".encode() for place in range(1000))
+    other = f"Nov  1 15:00:00 n1 kernel: [  13.000000] {text}, and more\n".encode()
+    first, rest = folded(other + lines)
+    assert [(message(line), count) for line, count in first] == [(f"{text}, and more", 1), (text, 1000)]
+    assert rest == b""
+
+
+def test_what_is_a_state_is_read_in_its_order() -> None:
+    states = [b"mlx5_core 0000:1b:00.0 ib0: Link down\n", b"mlx5_core 0000:1b:00.0 ib0: Link up\n"]
+    assert folded(b"".join(states * 100)).first == []
+
+
+def said(line: bytes) -> str:
+    text = message(line)
+    return head(text) or text
 
 
 def message(line: bytes) -> str:

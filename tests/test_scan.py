@@ -397,6 +397,13 @@ def test_repeated_lines_are_one_event_with_a_count():
     assert [(one.seen.line, one.seen.count) for one in scanned(*lines)] == [(1, 4), (5, 1)]
 
 
+def test_what_rsyslog_counted_is_counted():
+    begins = "Mar 29 15:38:59 gpu-1 kernel: "
+    lines = [f"{begins}[   10.000000] {XID}", f"{begins}message repeated 41 times: [ [   10.000000] {XID}]"]
+    assert [(one.seen.line, one.seen.count) for one in scanned(*lines)] == [(1, 42)]
+    assert [(one.seen.line, one.seen.count) for one in scanned(lines[1], lines[0])] == [(1, 42)]
+
+
 def test_the_severity_is_that_of_the_event_and_worse_only_by_repetition():
     nvlink = (
         "NVRM: Xid (PCI:0000:18:00): 74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 2"

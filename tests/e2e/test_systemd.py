@@ -112,6 +112,40 @@ def test_the_journal_has_priority_and_fields(box: SystemdContainer) -> None:
     box.systemctl("stop", "speaking")
 
 
+SETTINGS = """\
+mode = "observe"
+[kernel_log]
+source = "/opt/kernel.log"
+[metrics]
+listen = "off"
+[checks.exec.slow]
+command = ["/bin/sh", "-c", "sleep 2; echo broken; exit 2"]
+"""
+
+
+def test_slurmd_is_started_after_the_first_verdict(box: SystemdContainer) -> None:
+    box.write("/opt/kernel.log", "")
+    box.write("/opt/healthd.toml", SETTINGS)
+    words = (sys.executable, "-m", "healthd", "run", "--config", "/opt/healthd.toml", "--fake-nvml", "dgx-h100")
+    start = "ExecStart=" + " ".join(f'"{word}"' for word in words)
+    settings = ["[Service]", "ExecStart=", start, f'Environment="PYTHONPATH={CHECKOUT}"', ""]
+    box.write("/etc/systemd/system/healthd.service.d/test.conf", "\n".join(settings))
+    # slurmd's own unit says nothing of healthd
+    slurmd = [
+        "[Service]",
+        "Type=oneshot",
+        "RemainAfterExit=yes",
+        "ExecStart=/bin/cp /run/healthd/verdict /run/s",
+        "",
+    ]
+    box.install_unit("slurmd.service", "\n".join(slurmd))
+    box.install_unit("healthd.service", UNIT)
+    box.install_unit("node.target", "[Unit]\nWants=slurmd.service healthd.service\nAfter=slurmd.service\n")
+    box.systemctl("start", "node.target")
+    assert "exec/critical slow: broken" in box.exec("cat", "/run/s").stdout
+    box.systemctl("stop", "healthd")
+
+
 def host_pid(word: str) -> int:
     """The pid on this machine of the shell that has `word` in its command line."""
     found = subprocess.run(["pgrep", "--oldest", "-f", f"^/bin/sh .*{word}"], capture_output=True, text=True)

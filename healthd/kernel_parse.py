@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from healthd.kernel_lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel_lines.rule import Rule
@@ -29,17 +30,17 @@ RULES: tuple[Rule, ...] = (
 LITERALS: dict[str, tuple[Rule, ...]] = {
     literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
 }
-# A process may be called "Xid (0): 79, a" (15 characters, any). What of it these lines say is at most about memory.
+# A process may be called "Xid (0): 79, a" (15 characters, any). What these lines say is at most about memory, or
+# the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
 # mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
 # mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
 _USER_TEXT_FIRST = re.compile(
     r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame|vsyscall |attempts ))"
     r"|/\d{1,10}: potentially | ?\(\d{1,10}\)(?:: drop_caches|: VmData|: /proc/|: Using mlock| used | uses )"
-    r"|:\d{1,10} (?:map pfn |conflicting memory |freeing invalid )| uses |: page allocation | invoked oom-killer: )"
-    r"|Task in /|input: .* as /"
+    r"|:\d{1,10} (?:map pfn |conflicting memory |freeing invalid )| uses |: page allocation | invoked oom-killer: "
+    r"|(?P<block>: attempt to access beyond ))|Task in /|input: .* as /"
 )
-_MEMORY = "oom"
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
@@ -47,13 +48,13 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
     `literals`: those of LITERALS that the caller has not ruled out, in their order.
     """
-    of_a_process: re.Match[str] | bool | None = None
+    of_a_process: re.Match[str] | Literal[False] | None = None
     for literal in literals:
         if literal in text:
             if of_a_process is None:
                 of_a_process = _USER_TEXT_FIRST.match(text) or False
             for rule in LITERALS[literal]:
-                if of_a_process and rule.kind != _MEMORY:
+                if of_a_process and rule.kind != (of_a_process.lastgroup or "oom"):
                     continue
                 match = rule.pattern.match(text)
                 if match is not None and (found := rule.build(rule.kind, match)) is not None:

@@ -43,6 +43,7 @@ FORMS = (
     "{comm}[812] vsyscall read attempt denied -- look up the vsyscall kernel parameter ip:ffffffffff600000 cs:33",
     "{comm}[812] attempts to use CLI/STI, pretending it's a NOP, ip:400f2b sp:7ffd",
     "{comm}:812 map pfn expected mapping type uncached-minus for [mem 0xf0000000-0xf0000fff], got write-combining",
+    "{comm}: attempt to access beyond end of device\\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80",
     "{comm}:812 conflicting memory types f0000000-f0001000 uncached-minus<->write-combining",
     "warning: `{comm}' uses 32-bit capabilities (legacy support in use)",
     "process '{file}' started with executable stack",
@@ -83,6 +84,8 @@ def said(line: str) -> str:
     event = parse(line)
     if event is None or (event.kind == "oom" and OF_MEMORY.match(line)):
         return ""
+    if (event.kind, event.code) == ("block", "beyond_end") and "attempt to access" in line:
+        return ""
     return f"{event.kind}/{event.code} {event.pci}: {line[:200]}"
 
 
@@ -104,7 +107,7 @@ CLOSE = (
     "SXid (0): 11013",
     "SXid (0): 1, ",
     "NVRM: Xid (PCI:",
-    *("Xid (PCI:1): 79", "NVRM: Xid: 79, ", "NVRM: Xid: 79,", "NVRM: Xid: 79"),
+    *("Xid (PCI:1): 79", "NVRM: Xid: 79, ", "NVRM: Xid: 79,", "NVRM: Xid: 79", "EDAC MC0: 1 UE"),
 )
 
 

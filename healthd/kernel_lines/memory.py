@@ -124,8 +124,9 @@ def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
 # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x... ...)
 # EDAC MC0: CE page 0x6, offset 0x80, grain 8, syndrome 0x0, row 0, channel 1, label "DIMM_B1": amd64_edac   (to 3.5)
 # EDAC MC0: UE - no information available: ...; EDAC MC0: UE row 0, channel-a= 0 channel-b= 1 labels "-": ...
+# "EDAC MC0: 1 UE" can be the name of a process: no line of one goes on like EDAC's.
 _EDAC = re.compile(
-    r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?:(?! on )[^\n]){0,200}?"
+    r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?! ?[(\[:/'])(?:(?! on )[^\n]){0,200}?"
     r"(?: on ((?:(?! \()[^\n]){1,64}) \(|, labels? \"([^\"\n]{1,64})\"|$|(?= - ))"
 )
 _EDAC_DEVICE = re.compile(r"EDAC DEVICE(\d{1,3}): (CE|UE): ")

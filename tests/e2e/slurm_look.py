@@ -12,11 +12,14 @@ import pytest
 import slurm_versions
 from slurm_cluster import Node, SlurmCluster
 
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
 from healthd.policy import Mode, Policy
 from healthd.slurm import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
 
-ACT = Policy(mode=Mode.ACT, command_seconds=20, requeue_again_seconds=3)
+# tests leave drained nodes to each other, and are not about how many
+NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)
+ACT = Policy(mode=Mode.ACT, command_seconds=20, requeue_again_seconds=3, fleet=NO_LIMIT)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 

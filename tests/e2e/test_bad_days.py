@@ -49,8 +49,11 @@ def unused(cluster: SlurmCluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def node(unused: Iterator[str]) -> str:
-    return next(unused)
+def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
+    """A node that no test has used yet. What is left of its drain afterwards would count for the fleet limit."""
+    name = next(unused)
+    yield name
+    cluster.attempt("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
 
 
 @pytest.fixture

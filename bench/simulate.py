@@ -338,7 +338,7 @@ def svg(outcomes: Sequence[Outcome]) -> str:
         points = " ".join(f"{x((i + 1) * STEP / HOUR):.1f},{y(v):.1f}" for i, v in enumerate(o.drained))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number]}" stroke-width="1.5"/>')
         parts.append(
-            f'<text x="{left + 260}" y="{y(top) + 60 + 16 * number:.0f}" fill="{colours[number]}">{o.name}</text>'
+            f'<text x="{left + 430}" y="{y(top) + 60 + 16 * number:.0f}" fill="{colours[number]}">{o.name}</text>'
         )
     parts.append(f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})">drained nodes</text></svg>')
     return "\n".join(parts) + "\n"

@@ -592,7 +592,6 @@ def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_nod
 # Slurm's own trouble
 
 
-@every_slurm
 def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Healthd) -> None:
     healthd.cluster.kill_slurmctld(signal.SIGTERM)
     report = healthd.look(faulty())

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 from slurm_cluster import SlurmCluster
-from slurm_look import HEALTHY, XID, Healthd, condition, faulty, on_slurm, program
+from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty, on_slurm, program
 
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Leave, Resume, Severity
 from healthd.policy import Owner
 
+NO_LIMIT = replace(ACT, fleet=FleetLimits(limit_percent=100, own_hardware_limit_percent=100))
 DEGRADED = faulty(condition(Severity.DEGRADED))
 pytestmark = on_slurm(None, "24.11")
 
@@ -59,8 +61,8 @@ def test_in_maintenance_and_in_a_reservation_a_failing_node_is_drained(cluster: 
     reserve(cluster, "n2", "IGNORE_JOBS")
     cluster.wait_state("n1", "MAINTENANCE")
     cluster.wait_state("n2", "RESERVED")
-    is_drained_and_resumed(Healthd(cluster, "n1"), "MAINTENANCE")
-    is_drained_and_resumed(Healthd(cluster, "n2"), "RESERVED")
+    is_drained_and_resumed(Healthd(cluster, "n1", NO_LIMIT), "MAINTENANCE")
+    is_drained_and_resumed(Healthd(cluster, "n2", NO_LIMIT), "RESERVED")
 
 
 def test_a_failing_node_that_is_planned_for_a_large_job_is_drained(cluster: SlurmCluster) -> None:
@@ -68,7 +70,7 @@ def test_a_failing_node_that_is_planned_for_a_large_job_is_drained(cluster: Slur
     cluster.wait_job(first, "RUNNING")
     large = cluster.sbatch("sleep 60", "-w", "n3,n4", "-N2", "--exclusive", "-t", "2")
     cluster.wait_state("n4", "PLANNED")
-    assert Healthd(cluster, "n4").look(DEGRADED).owner is Owner.OURS
+    assert Healthd(cluster, "n4", NO_LIMIT).look(DEGRADED).owner is Owner.OURS
     assert cluster.wait_state("n4", "DRAIN").reason == XID
     cluster.run("scancel", first, large)
 
@@ -78,13 +80,13 @@ def test_a_pending_reboot_is_not_cancelled_by_a_resume(cluster: SlurmCluster) ->
     cluster.wait_job(job, "RUNNING")
     cluster.run("scontrol", "reboot", "n5")
     cluster.wait_state("n5", "REBOOT_REQUESTED")
-    is_drained_and_not_resumed(Healthd(cluster, "n5"), "REBOOT_REQUESTED")
+    is_drained_and_not_resumed(Healthd(cluster, "n5", NO_LIMIT), "REBOOT_REQUESTED")
 
 
 @pytest.mark.parametrize(("state", "node"), [("FAIL", "n6"), ("DOWN", "n7")])
 def test_a_node_that_a_person_set_fail_or_down_is_theirs(cluster: SlurmCluster, state: str, node: str) -> None:
     cluster.run("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=fan broken")
-    healthd = Healthd(cluster, node)
+    healthd = Healthd(cluster, node, NO_LIMIT)
     for verdict in (DEGRADED, HEALTHY):
         assert healthd.look(verdict).owner is Owner.FOREIGN
         assert cluster.wait_state(node, state, without=("DRAIN",)).reason == "fan broken"
@@ -92,7 +94,7 @@ def test_a_node_that_a_person_set_fail_or_down_is_theirs(cluster: SlurmCluster, 
 
 
 def test_jobs_of_a_node_that_a_person_lets_fail_are_requeued_all_the_same(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n8")
+    healthd = Healthd(cluster, "n8", NO_LIMIT)
     job = healthd.running("sleep 60")
     cluster.run("scontrol", "update", "NodeName=n8", "State=FAIL", "Reason=fan broken")
     cluster.wait_state("n8", "FAIL")
@@ -101,7 +103,7 @@ def test_jobs_of_a_node_that_a_person_lets_fail_are_requeued_all_the_same(cluste
 
 
 def test_a_drained_node_whose_slurmd_goes_away_stays_ours_and_is_not_lifted_from_down(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n9")
+    healthd = Healthd(cluster, "n9", NO_LIMIT)
     healthd.look(DEGRADED)
     cluster.stop_slurmd("n9")
     cluster.wait_state("n9", "DOWN", "DRAIN", timeout=40)
@@ -113,7 +115,7 @@ def test_a_drained_node_whose_slurmd_goes_away_stays_ours_and_is_not_lifted_from
 
 
 def test_a_drained_node_that_registers_with_a_gpu_less_stays_ours_until_it_has_all(cluster: SlurmCluster) -> None:
-    healthd, conf = Healthd(cluster, "n10"), cluster.directory / "gres.conf"
+    healthd, conf = Healthd(cluster, "n10", NO_LIMIT), cluster.directory / "gres.conf"
     healthd.look(DEGRADED)
     all_gpus = conf.read_text()
     conf.write_text(all_gpus.replace("dev/n10/gpu[0-7]", "dev/n10/gpu[0-6]"))
@@ -130,7 +132,7 @@ def test_a_drained_node_that_registers_with_a_gpu_less_stays_ours_until_it_has_a
 
 
 def test_slurms_own_drain_of_a_node_with_a_gpu_less_is_left_to_people(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n11")
+    healthd = Healthd(cluster, "n11", NO_LIMIT)
     healthd.look(DEGRADED)
     assert isinstance(healthd.look(HEALTHY).decision, Resume)
     conf = cluster.directory / "gres.conf"
@@ -155,7 +157,7 @@ def test_slurms_own_drain_of_a_node_with_a_gpu_less_is_left_to_people(cluster: S
 
 
 def test_a_drain_that_power_saving_takes_away_is_put_back_and_nobody_has_acknowledged(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n12")
+    healthd = Healthd(cluster, "n12", NO_LIMIT)
     healthd.look(DEGRADED)
     cluster.run("scontrol", "update", "NodeName=n12", "State=POWER_DOWN")
     cluster.wait_state("n12", "POWERING_DOWN", without=("DRAIN",))
@@ -173,7 +175,7 @@ def test_a_drain_that_power_saving_takes_away_is_put_back_and_nobody_has_acknowl
 
 
 def test_a_node_that_is_to_be_switched_off_after_its_jobs_is_not_opened_by_a_resume(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n13")
+    healthd = Healthd(cluster, "n13", NO_LIMIT)
     job = healthd.running("sleep 60")
     healthd.look(DEGRADED)
     cluster.run("scontrol", "update", "NodeName=n13", "State=POWER_DOWN_ASAP")
@@ -182,16 +184,16 @@ def test_a_node_that_is_to_be_switched_off_after_its_jobs_is_not_opened_by_a_res
 
 
 def test_a_cloud_node_is_drained_and_a_future_node_is_not_known_to_slurm(cluster: SlurmCluster) -> None:
-    cloud = Healthd(cluster, "c1")
+    cloud = Healthd(cluster, "c1", NO_LIMIT)
     assert cloud.look(DEGRADED).owner is Owner.OURS
     node = cloud.look(DEGRADED).node  # 22.05 hides it from `scontrol show node` while it is off
     assert node is not None
     assert (node.flags >= {"CLOUD", "DRAIN"}, node.reason) == (True, XID)
-    assert Healthd(cluster, "f1").look(DEGRADED).trouble == 'Slurm has no node "f1" in any partition'
+    assert Healthd(cluster, "f1", NO_LIMIT).look(DEGRADED).trouble == 'Slurm has no node "f1" in any partition'
 
 
 def test_a_node_whose_last_job_is_ending_is_resumed_without_waiting(cluster: SlurmCluster) -> None:
-    healthd = Healthd(cluster, "n3")
+    healthd = Healthd(cluster, "n3", NO_LIMIT)
     cluster.wait_state("n3", "IDLE", without=("COMPLETING",))
     job = healthd.running("trap '' TERM; sleep 60 & sleep 60")
     healthd.look(DEGRADED)

@@ -77,6 +77,16 @@ def test_without_a_daemon_the_prolog_lets_jobs_through_unless_it_must_not(tmp_pa
     assert done.stderr == "healthd: node n7 takes no job: healthd has no verdict on this node, or an old one\n"
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("slip", ['HEALTHD_TELL_JOB="no', "HEALTHD_ON_STALE=(deny", "if true", "no_such_command", "false"])
+def test_a_slip_of_the_pen_in_the_settings_fails_no_node(tmp_path: Path, shell: str, slip: str) -> None:
+    verdict(tmp_path, "ok {} healthy\n")
+    assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 0
+    assert run(tmp_path, EPILOG, [slip], shell=shell).returncode == 0
+    verdict(tmp_path, DRAIN)
+    assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 1, "what stands before it counts"
+
+
 def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path) -> None:
     verdict(tmp_path, DRAIN)
     done = run(tmp_path, PROLOG, SLURMD_NODENAME="n7")

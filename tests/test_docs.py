@@ -77,5 +77,8 @@ def test_a_link_leads_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_code_that_is_named_exists(page):
-    for code in re.findall(rf"\b((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", page.read_text("utf-8")):
+    text = page.read_text("utf-8")
+    if page.name == "kernel-lines.md":  # the last column is what kernels said: "log mount/recovery failed"
+        text = re.sub(r"(?m) `[^`]*` \|$", "", text)
+    for code in re.findall(rf"\b((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", text):
         assert registry.explain(CHECKS, code) is not None, code

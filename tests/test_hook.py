@@ -78,7 +78,7 @@ def test_without_a_daemon_the_prolog_lets_jobs_through_unless_it_must_not(tmp_pa
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("slip", ['HEALTHD_TELL_JOB="no', "HEALTHD_ON_STALE=(deny", "if true", "no_such_command", "false"])
+@pytest.mark.parametrize("slip", ['HEALTHD_TELL_JOB="no', "HEALTHD_ON_STALE=(deny", "if true", "no_such_word", "false"])
 def test_a_slip_of_the_pen_in_the_settings_fails_no_node(tmp_path: Path, shell: str, slip: str) -> None:
     verdict(tmp_path, "ok {} healthy\n")
     assert run(tmp_path, PROLOG, [slip], shell=shell).returncode == 0

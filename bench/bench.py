@@ -352,13 +352,15 @@ def idle() -> list[Figure]:
 
 
 def scans() -> list[Figure]:
-    """`healthd scan` over logs of up to 155 MB: CPU of the whole program, its start included, on one core. With the usual
-    faults, with more of them, and with a storm; the figure to aim at is 50 MB/s."""
+    """`healthd scan` over logs of up to 155 MB: CPU of the whole program, its start included, on one core. With the
+    usual faults, with more of them, and with a storm; the figure to aim at is 50 MB/s."""
     figures = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         log = Path(folder) / "syslog"
         for name, size, each in SCANNED:
-            if each:
+            if name.startswith("captured"):
+                big_log.write_captures(log, size, dated="dated" in name)
+            elif each:
                 big_log.write(log, size, each)
             else:
                 big_log.write_storm(log, STORM_LINES)
@@ -382,6 +384,8 @@ SCANNED = (
     ("no fault", 100_000_000, 10**9),
     ("a fault in 10 lines", 20_000_000, 10),
     ("faults only", 5_000_000, 1),
+    ("captured lines again and again", 100_000_000, 0),
+    ("captured lines, dated", 20_000_000, 0),
     ("a million lines of one Xid", 0, 0),
 )
 

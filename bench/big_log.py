@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
+
+from healthd.kernel_prefix import strip_prefix
+
+CAPTURES = Path(__file__).parents[1] / "tests/data/kernel_lines.jsonl"
 
 # What a GPU node's syslog is made of. {t}: seconds since the boot, {n}: a number, {h}: 48 bits in hexadecimal, {u}: a
 # user, {k}: a key.
@@ -51,6 +56,22 @@ def write(path: Path, size: int, fault_each: int) -> int:
             written += file.write(f"{_date(number * step)} gpu-042 {_filled(text, chance, number * step)}\n")
             lines += 1
     return lines
+
+
+def write_captures(path: Path, size: int, dated: bool) -> None:
+    """The captured kernel lines of the tests, four fifths of them faults, again and again: as they are, or `dated`, as
+    syslog would have them from one node, two seconds apart."""
+    rows = [json.loads(row) for row in CAPTURES.read_text("utf-8").splitlines()]
+    lines = [line for row in rows for line in row["text"].split("\n")]
+    if dated:
+        lines = [found.text for line in lines if (found := strip_prefix(line, 0.0)) is not None]
+    written = 0
+    with open(path, "w") as file:
+        for number, line in enumerate(itertools.cycle(lines)):
+            if written >= size:
+                return
+            begins = f"{_date(2.0 * number)} gpu-042 kernel: [{88000 + 2 * number:.6f}] " if dated else ""
+            written += file.write(f"{begins}{line}\n")
 
 
 def write_storm(path: Path, lines: int) -> None:

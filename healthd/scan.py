@@ -599,7 +599,7 @@ _WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     """`correlate`: all checks' as one, with their settings."""
     verdicts: dict[object, Verdict] = {}
-    before: OrderedDict[object, tuple[Seen, ...]] = OrderedDict()
+    before: OrderedDict[object, tuple[tuple[Seen, Verdict], ...]] = OrderedDict()
     machines: dict[int, Machine] = {}  # that have verdicts
     kept = 0
     for seen in found:
@@ -630,10 +630,10 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
         if (event.kind, event.code) in _WORSE_AGAIN:
             key = (seen.host, seen.boot, event.kind, event.code, event.pci)
             those = before.pop(key, ())
+            before[key] = (*those, (seen, verdict))[-KEPT_OF_A_FAULT:]
             worse = _worse_by(those, seen, verdict, correlate) if those else None
             if worse is not None:
-                earlier, verdict = those, worse
-            before[key] = (*those, seen)[-KEPT_OF_A_FAULT:]
+                earlier, verdict = tuple(other for other, _ in those), worse
             if len(before) > MOST_FAULTS:
                 before.popitem(last=False)
         yield Judged(seen, verdict, earlier, correlate)
@@ -650,16 +650,17 @@ def _verdict(message: Message, correlate: Correlate, node: Inventory) -> Verdict
     return Verdict(finding.code, finding.severity, finding.clears, about, part, node)
 
 
-def _worse_by(earlier: Sequence[Seen], seen: Seen, alone: Verdict, correlate: Correlate) -> Verdict | None:
+def _worse_by(
+    earlier: Sequence[tuple[Seen, Verdict]], seen: Seen, alone: Verdict, correlate: Correlate
+) -> Verdict | None:
     """The verdict where it is the repetition that a check minds: worse than each of them by itself."""
-    if alone.severity is Severity.CRITICAL:
+    most = max(alone.severity, *(verdict.severity for _, verdict in earlier))
+    if most is Severity.CRITICAL:
         return None
-    node = alone.node
-    *before, event = [each.event for each in (*earlier, seen)]
-    together = _worst(correlate((*before, event), node), event)
-    if not all(_worse(together, _worst(correlate((one,), node), one)) for one in (event, *before)):
+    event = seen.event
+    together = _worst(correlate((*(other.event for other, _ in earlier), event), alone.node), event)
+    if together is None or together.severity <= most:
         return None
-    assert together is not None
     return alone._replace(code=together.code, severity=together.severity, clears=together.clears)
 
 
@@ -671,10 +672,6 @@ def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
         if event.sequence in finding.events
     ]
     return max(resting, key=lambda finding: finding.severity, default=None)
-
-
-def _worse(one: Finding | None, other: Finding | None) -> bool:
-    return one is not None and (other is None or one.severity > other.severity)
 
 
 def _code(event: KernelEvent) -> str:

@@ -387,7 +387,10 @@ class _Look:
         argv = ("scontrol", "listpids", "*", self.node_name)
         result = yield from self.run(*argv)
         if result.status != 0 and not re.search(r"No job steps exist|There are no steps", result.stderr):
-            raise SlurmTrouble(what_failed(argv, result))
+            if result.stdout.count("\n") < 2:  # the table's head at most
+                raise SlurmTrouble(what_failed(argv, result))
+            # A slurmstepd has died or just ends: 22.05 fails, and tells the others' jobs all the same.
+            self.refused, self.jobs_left = what_failed(argv, result), True
         for job_id in parse_listpids(result.stdout):
             job = yield from self.read_job(job_id)
             if job is None or not _is_running(job):
@@ -504,6 +507,8 @@ def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[Pa
     drained up to then. The state counts: from 24.11 on a reason outlives its drain. Raises SlurmTrouble."""
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
+    if not text.endswith("\n"):
+        raise SlurmTrouble("sinfo's table of all nodes is not whole")
     for line in text.splitlines():
         name, state, since, why, number = _split(line, FLEET_COLUMNS)
         if not (number.isascii() and number.isdigit()):
@@ -519,17 +524,23 @@ def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[Pa
 
 
 def parse_listpids(text: str) -> list[str]:
-    """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble."""
-    lines = text.splitlines()
-    if lines[:1] and lines[0].split()[:2] != ["PID", "JOBID"]:
+    """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble.
+
+    Whole lines only: in one that was cut (it was killed, or too long) the number may be another job's."""
+    lines = _whole_lines(text)
+    if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
         raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
     rows = [line.split() for line in lines[1:]]
     return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()))
 
 
+def _whole_lines(text: str) -> list[str]:
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
 def parse_processes(text: str) -> dict[int, str]:
     """pid -> job id of `scontrol listpids`; a step whose processes are not known has the pid -1."""
-    rows = [line.split() for line in text.splitlines()[1:]]
+    rows = [line.split() for line in _whole_lines(text)[1:]]
     numbers = [row[:2] for row in rows if len(row) > 1 and all(word.isascii() and word.isdigit() for word in row[:2])]
     return {int(pid): job for pid, job in numbers}
 

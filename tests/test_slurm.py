@@ -39,6 +39,7 @@ from healthd.slurm import (
     parse_job,
     parse_listpids,
     parse_node,
+    parse_processes,
     parse_slurmctld_start,
     reconcile,
 )
@@ -498,6 +499,23 @@ def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], tr
     assert done.changes() == []
 
 
+def test_the_jobs_of_living_slurmstepds_are_requeued_beside_a_dead_one() -> None:
+    """22.05 prints what it knows, and fails."""
+    dead = CommandResult(1, listpids("12").stdout, "Unable to connect to slurmstepd: Connection refused\n")
+    done = look(CRITICAL, [DRAINED, dead, squeue(), DONE, squeue(restarts=1, state="PENDING")], OURS)
+    assert done.report.requeued == ("12",)
+    assert done.report.trouble == "scontrol listpids: Unable to connect to slurmstepd: Connection refused"
+    assert not done.report.settled
+
+
+def test_a_job_id_that_was_cut_off_is_not_taken_for_another_jobs() -> None:
+    cut = listpids("12", "1399").stdout.partition("99")[0]
+    assert parse_listpids(cut) == ["12"]
+    assert parse_processes(cut) == {100: "12"}
+    killed = CommandResult(None, cut)
+    assert look(CRITICAL, [DRAINED, killed, squeue(), DONE, squeue(restarts=1)], OURS).report.requeued == ("12",)
+
+
 def test_a_job_that_was_restarted_too_often_is_held() -> None:
     answers = [DRAINED, listpids("12"), squeue(restarts=5), DONE, squeue(restarts=6, state="PENDING")]
     done = look(CRITICAL, answers, OURS)
@@ -713,7 +731,12 @@ def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
     assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 15, 6)]
 
 
-@pytest.mark.parametrize("text", ["", "slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS)])
+CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long to be read whole: 1 node, not 12
+
+
+@pytest.mark.parametrize(
+    "text", ["", "slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
+)
 def test_a_count_that_is_none_is_trouble(text: str) -> None:
     with pytest.raises(SlurmTrouble):
         parse_fleet(text, {"gpu"}, NOW)

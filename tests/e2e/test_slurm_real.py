@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import slurm_versions
 from requirements import require_programs
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, marked, processes
 from slurm_look import (
     ACT,
     HEALTHY,
@@ -339,6 +339,21 @@ def test_a_job_that_is_ending_is_left_to_end(healthd: Healthd) -> None:
     cluster.wait_state(healthd.node, "IDLE", "DRAIN", without=("COMPLETING",))
     now = cluster.job(job)
     assert (now["JobState"], now["Restarts"]) == ("CANCELLED", "0")
+
+
+def test_a_slurmstepd_that_died_does_not_keep_other_jobs_from_their_requeue(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    lost, job = healthd.running("sleep 60"), healthd.running("sleep 60")
+    name = f"slurmstepd: [{lost}.batch]".encode()
+    for pid, _ in processes():
+        with contextlib.suppress(OSError):
+            if name in Path(f"/proc/{pid}/cmdline").read_bytes() and marked(pid, cluster.directory):
+                os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    report = healthd.look(faulty())
+    assert report.requeued == (job,)
+    assert report.trouble.startswith("scontrol listpids: Unable to connect to slurmstepd")
+    assert cluster.job(lost)["JobState"] == "RUNNING"
 
 
 def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) -> None:

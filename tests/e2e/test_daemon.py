@@ -238,7 +238,7 @@ def test_a_real_line_in_the_kernels_log_counts_only_if_drills_are_admitted(direc
 
 def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it_is(directory: Path) -> None:
     scenario = directory / "lost.toml"
-    scenario.write_text('profile = "dgx-h100"\n[[at]]\nseconds = 1.5\ngpu = 3\nlost = true\n')
+    scenario.write_text('profile = "dgx-h100"\n[[at]]\nseconds = 4\ngpu = 3\nlost = true\n')
     with Healthd("--interval", "0.4", directory=directory, fake_nvml=str(scenario)) as daemon:
         assert daemon.status()["health"] == "healthy"
         status = daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the GPU is lost")

@@ -203,7 +203,7 @@ class Patient:
         """Kernel events in all conditions. (A worker that a kill left inside NVML may show as a hang: not an event.)"""
         ledger = self.ledger()
         known = (*ledger["conditions"], *ledger.get("cleared", []))
-        return sum(int(str(c["count"])) for c in known if c["check"] == "gpu_xid")
+        return sum(int(str(c["count"])) for c in known if c["check"] in ("gpu_xid", "sxid"))
 
 
 def uptime() -> float:

@@ -111,19 +111,28 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
 
 
 def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
-    """The lines of one read with those that repeat an earlier one counted into it: a parser sees each once."""
+    """The lines of one read with those that repeat an earlier one counted into it: a parser sees each once.
+
+    Xids of one head wherever they stand; of other lines only the next one: between "not responding" and "not responding"
+    there may be an "OK", and the order tells what is so now.
+    """
     kept: list[RawLine] = []
     places: dict[tuple[str, bool], int] = {}
     for line in lines:
-        key = (head(line.text) or line.text, line.history)
-        place = places.get(key)
+        common = head(line.text)
+        if common:
+            place = places.get((common, line.history))
+        else:
+            same = bool(kept) and (kept[-1].text, kept[-1].history) == (line.text, line.history)
+            place = len(kept) - 1 if same else None
         if place is not None and abs(line.time - kept[place].time) <= SAME_SECONDS:
             first = kept[place]
             last = max(line.time, line.last_time, first.last_time)
             kept[place] = RawLine(first.time, first.text, line.history, first.usec, first.lines + line.lines, last)
-        else:
-            places[key] = len(kept)
-            kept.append(line)
+            continue
+        if common:
+            places[common, line.history] = len(kept)
+        kept.append(line)
     return kept
 
 

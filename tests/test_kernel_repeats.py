@@ -137,3 +137,9 @@ def test_counting_repeats_first_leaves_the_number_of_lines_of_each_fault(found: 
     assert {head(line.text) or line.text for line in kept} == {head(line.text) or line.text for line in lines}
     for line in kept:
         assert line.last_time - line.time <= 1.0
+
+
+def test_of_a_state_that_changes_and_changes_back_the_last_word_is_last() -> None:
+    down, up = "nfs: server 10.0.0.5 not responding, still trying", "nfs: server 10.0.0.5 OK"
+    lines = [RawLine(1.0, text) for text in (down, down, up, down)]
+    assert [(line.text, line.lines) for line in unrepeated(lines)] == [(down, 2), (up, 1), (down, 1)]

@@ -12,7 +12,7 @@ import re
 from datetime import datetime, timezone
 
 SEPARATOR = "; "
-MAX_CHARACTERS = 999  # as many are read back; in a longer one nothing is changed
+MAX_BYTES = 999  # as many are read back; a longer one is neither made nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -30,7 +30,7 @@ def admin_comment(found: str, node: str, reason: str, fault_time: float, job_sta
     when = datetime.fromtimestamp(fault_time, timezone.utc).strftime(_TIME)
     words = f"healthd: node {node}: {reason.removeprefix('healthd: ')} at {when}"
     new = f"{others}{SEPARATOR}{words}" if others else words
-    return new if len(new) <= MAX_CHARACTERS else found
+    return new if len(new.encode()) <= MAX_BYTES else found
 
 
 def _seconds(text: str) -> float:

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from healthd import fleet_limit
-from healthd.admin_comment import MAX_CHARACTERS, admin_comment
+from healthd.admin_comment import MAX_BYTES, admin_comment
 from healthd.fleet_limit import PartitionCount
 from healthd.model import (
     Decision,
@@ -62,7 +62,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
 JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
-    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_CHARACTERS + 1)),
+    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_BYTES + 1)),
 )
 # sinfo makes one record of nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
 FLEET_COLUMNS = (
@@ -144,6 +144,7 @@ class ReconcileReport:
 class Job:
     """A job on this node. `name` is what scontrol requeues: "12", "12_3" for one task of an array (the plain number
     would be the whole array), the leader's number for a part of a heterogeneous job.
+    `comment`: None = it cannot be read whole.
     """
 
     id: str
@@ -153,7 +154,7 @@ class Job:
     start: float
     restarts: int
     requeue: bool
-    comment: str = ""
+    comment: str | None = ""
 
 
 class SlurmTrouble(Exception):
@@ -408,7 +409,7 @@ class _Look:
 
     def comment(self, job: Job, verdict: Verdict) -> Steps[None]:
         """Tell the job's user, before the requeue ends this run of it. Best effort: without it all goes on."""
-        if not self.policy.admin_comment or len(job.comment) > MAX_CHARACTERS:
+        if not self.policy.admin_comment or job.comment is None:
             return
         told = admin_comment(job.comment, self.node_name, reason(verdict.causes), verdict.fault_time, job.start)
         if told != job.comment:
@@ -551,15 +552,23 @@ def parse_job(text: str, job_id: str) -> Job | None:
         values = _split(line, JOB_COLUMNS)
         if values[0] != job_id:
             continue
-        _, name, state, batch, start, restarts, requeue, comment = values
+        _, name, state, batch, start, restarts, requeue, _ = values
         if not (restarts.isascii() and restarts.isdigit() and name and state):
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
         leader = name.partition("+")[0]
-        known = "" if comment == "(null)" else comment
-        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1", known)
+        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1", _comment(line))
     if text.strip():
         raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
     return None
+
+
+def _comment(line: str) -> str | None:
+    """The last of JOB_COLUMNS as others wrote it, for it is written again. squeue fills and cuts columns by bytes: a
+    line of another length holds half a character, or only what stands before a line end."""
+    if len(line.encode()) != sum(width for _, width in JOB_COLUMNS):
+        return None
+    comment = line[sum(width for _, width in JOB_COLUMNS[:-1]) :].rstrip(" ")
+    return None if len(comment.encode()) > MAX_BYTES else "" if comment == "(null)" else comment
 
 
 def parse_slurmctld_start(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.admin_comment import MAX_CHARACTERS, admin_comment
+from healthd.admin_comment import MAX_BYTES, admin_comment
 
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 TEXT = "healthd: node n1: gpu_xid/79 0000:1b:00.0: fell off the bus at 2026-11-20T20:51:30Z"
@@ -42,9 +42,9 @@ def test_two_nodes_of_a_job_that_fail_at_once_are_both_named() -> None:
 
 
 def test_where_there_is_no_room_nothing_changes() -> None:
-    full = "x" * (MAX_CHARACTERS - len(TEXT) - 1)
+    full = "x" * (MAX_BYTES - len(TEXT) - 1)
     assert told(full) == full
-    assert len(told(full[1:])) == MAX_CHARACTERS
+    assert len(told(full[1:])) == MAX_BYTES
 
 
 @given(st.text(max_size=1200), st.floats(0, 4e9), st.floats(0, 4e9))

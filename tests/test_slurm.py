@@ -552,9 +552,23 @@ def test_a_comment_that_is_refused_does_not_keep_a_job_from_its_requeue() -> Non
     assert done.report.trouble == ""
 
 
-def test_a_comment_that_is_too_long_to_be_read_back_is_left_alone() -> None:
-    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment="x" * 2000)], OURS, TELL)
+@pytest.mark.parametrize(
+    "comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, "two\nlines", "a\x0bb"]
+)
+def test_a_comment_that_is_not_read_back_whole_is_left_alone(comment: str) -> None:
+    """As squeue prints it: filled and cut by bytes."""
+    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)[:1000]
+    printed = CommandResult(0, row.decode("utf-8", "replace") + "\n")
+    done = look(CRITICAL, [DRAINED, listpids("12"), printed], OURS, TELL)
     assert done.changes() == []
+
+
+@pytest.mark.parametrize("comment", ["two  blanks", '{"a":\t1}', "caf\u00e9"])
+def test_what_others_wrote_is_kept_to_the_byte(comment: str) -> None:
+    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)
+    done = look(CRITICAL, [DRAINED, listpids("12"), CommandResult(0, row.decode() + "\n"), DONE], OURS, TELL)
+    (change,) = done.changes()
+    assert change.startswith(f"scontrol update JobId=12 AdminComment={comment}; healthd: node n1: gpu_xid/79 ")
 
 
 def test_old_requeues_are_forgotten() -> None:

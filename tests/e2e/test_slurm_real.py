@@ -301,6 +301,19 @@ def test_the_jobs_that_were_hit_say_why_in_their_admin_comment_and_later_ones_do
     assert cluster.admin_comment(no_requeue) == comments[no_requeue], "each run of a job is told once"
 
 
+@pytest.mark.parametrize(
+    "theirs", ["two  blanks\tand caf\u00e9", "two\nlines", "\u00e9" * 600], ids=["odd", "lines", "long"]
+)
+def test_what_others_wrote_into_admin_comment_is_not_damaged(healthd: Healthd, theirs: str) -> None:
+    cluster = healthd.cluster
+    job = healthd.running("sleep 60", "--no-requeue")
+    cluster.run("scontrol", "update", f"JobId={job}", f"AdminComment={theirs}")
+    healthd.look(faulty())
+    found = cluster.run("scontrol", "show", "job", job).partition("AdminComment=")[2]
+    assert found.startswith(theirs)
+    assert ("; healthd: node" in found) == theirs.startswith("two  blanks")
+
+
 @pytest.mark.parametrize("step", ["update", "requeue"])
 def test_a_job_on_two_nodes_that_fail_at_once_is_requeued_once(healthd: Healthd, step: str) -> None:
     cluster = healthd.cluster

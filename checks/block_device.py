@@ -8,8 +8,9 @@ shut down says so nowhere, but its root answers EIO. What stands until a reboot 
 from sysfs and its file system is unmounted, and both would look like a clean run.
 
 The kernel log says the same sooner, and what sysfs does not know: data that could not be read or written. That drains
-where the disk holds a file system of the node, or the settings name it; other disks, time-outs and resets that a drive
-or its controller may get over warn. One disk gives one finding, the worst of what its lines say.
+where the disk holds a file system of the node, or the settings name it; a disk of a RAID that has copies, one of
+several paths, other disks, time-outs and resets that a drive or its controller may get over warn. One disk gives one
+finding, the worst of what its lines say.
 """
 
 from __future__ import annotations
@@ -282,9 +283,11 @@ def _part_of(disk: str, node: Inventory) -> str:
 
 def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _Said:
     operation = _field(event, "operation")
-    held = _held([m.point for m in node.mounts if disk in m.disks or m.device == _field(event, "device")])
+    device = _field(event, "device")
+    held = _held([m.point for m in node.mounts if (disk in m.disks and disk not in m.redundant) or m.device == device])
+    spared = "" if held else ", ".join(m.point for m in node.mounts if disk in m.redundant)
     names = (disk, controller(disk))
-    expected = any({*known.ids} & {*config.expected} for known in node.disks if known.name in names)
+    expected = not spared and any({*known.ids} & {*config.expected} for known in node.disks if known.name in names)
     watched = (held or expected) and operation not in NO_DATA
     done = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
     name = LOSES_DATA[event.code]
@@ -293,7 +296,7 @@ def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -
         Severity.DEGRADED if watched else Severity.WARNING,
         name,
         disk,
-        words + held,
+        words + (f"; another copy or path serves {spared}" if spared else held),
         _part_of(disk, node),
         "expected" if watched and not held else "",
         _over_network([disk], node),
@@ -384,7 +387,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.REBOOT,
         "The kernel log says that data of a disk could not be read or written. Of a disk that holds no file system of "
-        "the node and that no setting names it is a warning that ends after a day.",
+        "the node and that no setting names, of one of a RAID that has copies, and of one of several paths it is a "
+        "warning that ends after a day.",
         "Jobs that read or write there fail, and the file system on it may be stopped next.",
         _DISK_TODO,
     ),
@@ -392,7 +396,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.REBOOT,
         "A disk says that it cannot read some of its sectors. Of a disk that holds no file system of the node and that "
-        "no setting names it is a warning that ends after a day.",
+        "no setting names, and of one of a RAID that has copies it is a warning that ends after a day.",
         "What was in these sectors is lost. More of them follow as a rule.",
         _DISK_TODO,
     ),

@@ -8,6 +8,7 @@ PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 Infi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from healthd import mountinfo
@@ -23,6 +24,8 @@ NVME = "/sys/class/nvme"
 BLOCK = "/sys/block"
 BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
+MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
+LVM_COPY = re.compile(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
 LAYERS = 8  # of device mapper and RAID over each other; no machine has so many
 
 
@@ -100,7 +103,9 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
             found[mount.device] = mount
     for mount in found.values():
         device = _device_of(host, mount)
-        yield LocalMount(mount.point, mount.fstype, device, tuple(sorted(_disks_below(host, device))))
+        disks = _disks_below(host, device)
+        redundant = tuple(sorted(disk for disk, stood_in_for in disks.items() if stood_in_for))
+        yield LocalMount(mount.point, mount.fstype, device, tuple(sorted(disks)), redundant)
 
 
 def _device_of(host: Host, mount: mountinfo.Mount) -> str:
@@ -109,9 +114,26 @@ def _device_of(host: Host, mount: mountinfo.Mount) -> str:
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
 
 
-def _disks_below(host: Host, device: str, layers: int = LAYERS) -> set[str]:
+def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
+    """Disk -> whether others stand in for it wherever the device needs it."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
-    return {disk for part in below for disk in _disks_below(host, part, layers - 1)} if below else {whole(device)}
+    if not below:
+        return {whole(device): False}
+    found: dict[str, bool] = {}
+    for part in below:
+        for disk, redundant in _disks_below(host, part, layers - 1).items():
+            found[disk] = redundant and found.get(disk, True)
+    return dict.fromkeys(found, True) if len(found) > 1 and _has_copies(host, device, below) else found
+
+
+def _has_copies(host: Host, device: str, below: list[str]) -> bool:
+    """Whether one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by the names that LVM keeps for
+    their parts). An array that lost parts counts too: that it lost one too many, md and the file system say."""
+    if _read(host, f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
+        return True
+    if _read(host, f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
+        return True
+    return any(LVM_COPY.search(_read(host, f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
 
 
 def _read(host: Host, path: str) -> str:

@@ -355,12 +355,13 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class LocalMount:
     """A file system on this node's disks, where it is mounted first. `device`: as the kernel calls it ("dm-0",
-    "nvme0n1p1"); `disks`: what is below it."""
+    "nvme0n1p1"); `disks`: what is below it; `redundant`: those of them that another copy or path stands in for."""
 
     point: str
     fstype: str
     device: str
     disks: tuple[str, ...] = ()
+    redundant: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

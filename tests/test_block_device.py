@@ -503,6 +503,33 @@ def test_errors_of_a_disk_that_jobs_use_drain_until_a_reboot_and_a_clean_look_cl
     assert not story.reboot().looks(node(), 2).drained
 
 
+MIRRORED = Inventory(
+    disks=(Disk("sda", "0000:00:17.0", ("naa.5002538e00000001",)), Disk("sdb", "0000:00:17.0")),
+    mounts=(LocalMount("/", "ext4", "dm-0", ("sda", "sdb"), ("sda", "sdb")),),
+)
+
+
+@pytest.mark.parametrize("line", [IO_ERROR, "critical medium error, dev {}, sector 5 op 0x0:(READ) flags 0x0"])
+@pytest.mark.parametrize("disk", ["sda", "sdb"])  # the settings name sda
+def test_errors_of_one_copy_or_path_warn_and_never_drain(node, line, disk):
+    story = Story(block_device, BASELINE).hear(event(line.format(disk)), MIRRORED)
+    (finding,) = block_device.correlate(story.events, MIRRORED, BASELINE)
+    assert (finding.severity, finding.clears, finding.expects) == (Severity.WARNING, Clears.WINDOW, "")
+    assert finding.message.endswith("; another copy or path serves /")
+    assert (len(story.codes), story.drained) == (1, False)
+
+
+def test_errors_of_what_lies_above_all_copies_drain(node):
+    assert Story(block_device).hear(event(IO_ERROR.format("dm-0")), MIRRORED).drained
+
+
+def test_errors_of_a_copy_that_also_holds_something_alone_drain(node):
+    alone = LocalMount("/scratch", "xfs", "sda2", ("sda",))
+    both = Inventory(disks=MIRRORED.disks, mounts=(*MIRRORED.mounts, alone))
+    assert Story(block_device).hear(event(IO_ERROR.format("sda")), both).drained
+    assert not Story(block_device).hear(event(IO_ERROR.format("sdb")), both).drained
+
+
 def test_errors_that_come_back_after_the_reboot_wait_for_an_operator(node):
     story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1")).reboot().look(node())
     assert hear(story, IO_ERROR.format("nvme1n1")).drained

@@ -161,6 +161,54 @@ def test_the_nodes_own_file_systems_are_known_with_the_disks_below_them(with_dis
     )
 
 
+def redundant(root: Path, device: str, files: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(disks, redundant ones) of "/" on `device`. `files`: below /sys/class/block, a trailing slash is a layer."""
+    mounts = {"/proc/self/mountinfo": f"21 0 0:45 / / rw - ext4 /dev/{device} rw\n"}
+    host = write(root, mounts | {f"/sys/class/block/{path}": text for path, text in files.items()})
+    (mount,) = take(host, gpus=False).mounts
+    return mount.disks, mount.redundant
+
+
+def layers(device: str, *below: str) -> dict[str, str]:
+    return {f"{device}/slaves/{name}/size": "8" for name in below}
+
+
+@pytest.mark.parametrize("level", ["raid1", "raid4", "raid5", "raid6", "raid10"])
+def test_the_disks_of_a_raid_with_copies_are_redundant(tmp_path: Path, level: str) -> None:
+    files = layers("md0", "sda1", "sdb1") | {"md0/md/level": f"{level}\n", "md0/md/degraded": "1\n"}
+    assert redundant(tmp_path, "md0", files) == (("sda", "sdb"), ("sda", "sdb"))
+
+
+@pytest.mark.parametrize("level", ["raid0", "linear", ""])
+def test_the_disks_of_a_raid_without_copies_are_not(tmp_path: Path, level: str) -> None:
+    files = layers("md0", "sda1", "sdb1") | {"md0/md/level": level}
+    assert redundant(tmp_path, "md0", files) == (("sda", "sdb"), ())
+
+
+def test_the_paths_of_multipath_are_redundant_unless_there_is_one(tmp_path: Path) -> None:
+    uuid = {"dm-1/dm/uuid": "mpath-3600508b400105e210000900000490000\n"}
+    files = layers("dm-0", "dm-1") | layers("dm-1", "sda", "sdb") | uuid | {"dm-0/dm/uuid": "LVM-x\n"}
+    assert redundant(tmp_path / "two", "dm-0", files) == (("sda", "sdb"), ("sda", "sdb"))
+    assert redundant(tmp_path / "one", "dm-1", layers("dm-1", "sda") | uuid) == (("sda",), ())
+
+
+@pytest.mark.parametrize(("part", "copies"), [("rmeta", True), ("mimage", True), ("rimage", False), ("data", False)])
+def test_a_raid_or_mirror_of_lvm_has_copies_and_a_plain_volume_none(tmp_path: Path, part: str, copies: bool) -> None:
+    files = layers("dm-0", "dm-1", "dm-2") | layers("dm-1", "sda") | layers("dm-2", "sdb")
+    files |= {"dm-1/dm/name": f"vg-lv_{part}_0\n", "dm-2/dm/name": f"vg-lv_{part}_1\n"}
+    assert redundant(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sda", "sdb") if copies else ())
+
+
+def test_a_disk_that_one_layer_needs_alone_is_not_redundant(tmp_path: Path) -> None:
+    files = layers("dm-0", "md0", "sda2") | layers("md0", "sda1", "sdb1") | {"md0/md/level": "raid1"}
+    assert redundant(tmp_path, "dm-0", files) == (("sda", "sdb"), ("sdb",))
+
+
+def test_two_parts_of_one_disk_are_no_copies(tmp_path: Path) -> None:
+    files = layers("md0", "sda1", "sda2") | {"md0/md/level": "raid1"}
+    assert redundant(tmp_path, "md0", files) == (("sda",), ())
+
+
 def test_layers_that_point_at_each_other_end(tmp_path: Path) -> None:
     mounts = "21 0 253:0 / / rw - ext4 /dev/dm-0 rw\n"
     files = {"/proc/self/mountinfo": mounts, "/sys/class/block/dm-0/slaves/dm-0/size": "8"}

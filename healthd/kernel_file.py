@@ -22,6 +22,7 @@ MAX_LINE = 16 << 10  # of a longer one the beginning is given
 FINGERPRINT = 256  # bytes before our place that must still be the same
 ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that was moved away
 MAX_FILES = 3
+FIRST_OF_A_BOOT = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
 IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
@@ -31,13 +32,19 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that f
 class FollowedFile:
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
-    The first start reads from the beginning (as history). A file that was moved away is read on for a while:
-    its writer learns of the move only later. inotify says when to read; where a file system does not tell
+    The first start reads from the beginning (as history). So is what was still unread of an earlier boot, up to the
+    first line that must be of this one: a reboot ended those faults. A file that was moved away is read on for a
+    while: its writer learns of the move only later. inotify says when to read; where a file system does not tell
     (NFS), the caller's own rounds do.
     """
 
     def __init__(
-        self, path: str, cursor: Cursor, accept_injected: bool = False, now: Callable[[], float] = time.time
+        self,
+        path: str,
+        cursor: Cursor,
+        accept_injected: bool = False,
+        now: Callable[[], float] = time.time,
+        boot_id: str = "",
     ) -> None:
         self.pending = False
         self.overruns = 0
@@ -52,6 +59,9 @@ class FollowedFile:
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
         places = _places(cursor)
+        self._boot_id = boot_id
+        # Of the lines that are read next, until this boot's begin. Older cursors do not say.
+        self._boot_of_lines = str(cursor.get("boot_id", boot_id)) if cursor and places is not None else boot_id
         for place in places or ():
             self._resume(*place)
         self._first = places is None
@@ -62,7 +72,8 @@ class FollowedFile:
 
     @property
     def cursor(self) -> Cursor:
-        return {"files": [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]}
+        files = [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]
+        return {"files": files, "boot_id": self._boot_of_lines}
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left  # files have none
@@ -96,6 +107,7 @@ class FollowedFile:
             self.pending = True  # these first: the cursor is behind them
         if not self.pending:
             lines += self._leave_rotated()
+            self._boot_of_lines = self._boot_id  # what was there when it was opened is read
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
@@ -122,7 +134,17 @@ class FollowedFile:
         if found is None or not found.text:
             return None
         at = when(found, now, modified) if old else now
-        return RawLine(at, found.text, old and self._first, lines=lines * found.lines)
+        history = old and (self._first or self._of_earlier_boot(found, now))
+        return RawLine(at, found.text, history, lines=lines * found.lines)
+
+    def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
+        """Whether a line is of the boot before. Called for each old line in turn: this boot's begin with the kernel's
+        own first lines, or with a date after the start."""
+        if self._boot_of_lines != self._boot_id:
+            booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if found.text.startswith(FIRST_OF_A_BOOT) or (found.epoch is not None and found.epoch >= booted):
+                self._boot_of_lines = self._boot_id
+        return self._boot_of_lines != self._boot_id
 
     def _look_for_new_file(self, old: bool = False) -> None:
         try:

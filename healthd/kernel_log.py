@@ -159,7 +159,7 @@ def open_source(
 
     if os.path.exists(spec) and stat.S_ISFIFO(os.stat(spec).st_mode):
         return Fifo(spec, accept_injected, now)
-    return FollowedFile(spec, cursor, accept_injected, now)
+    return FollowedFile(spec, cursor, accept_injected, now, boot_id)
 
 
 class Kmsg:

@@ -7,9 +7,13 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from story import Story
 
+from healthd.checks import gpu_xid
 from healthd.kernel_file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
+from healthd.kernel_listener import Listener
 from healthd.kernel_log import open_source
+from healthd.model import Severity
 from tests.e2e.requirements import require_programs, require_root
 
 
@@ -76,6 +80,76 @@ def test_what_was_written_while_we_were_away_is_no_history(log, sources):
     append(log, "two\n")
     (line,) = sources(log, stored(first)).read()
     assert (line.text, line.history) == ("two", False)
+
+
+OF_LAST_BOOT = "2025-01-21T04:41:44Z host kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+BOOTS = [
+    "2025-01-21T04:51:02Z host kernel: [    0.000000] Linux version 6.8.0-45-generic (buildd@host) #45-Ubuntu SMP\n",
+    "[    0.000000] Booting Linux on physical CPU 0x0000000000 [0x410fd4f0]\n",
+    "[    0.000000] Command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1\n",
+    "%(now)s host kernel: the first line that the syslog daemon was there to hear\n",
+]
+
+
+def histories(log, cursor, boot_id, limit=1000):
+    """Whether each line is history, and the cursor behind them."""
+    source = FollowedFile(str(log), cursor, boot_id=boot_id)
+    lines = source.read(limit)
+    cursor = stored(source)
+    source.close()
+    return [line.history for line in lines], cursor
+
+
+def read_in_boot(log, boot_id):
+    append(log, "one\n")
+    source = FollowedFile(str(log), None, boot_id=boot_id)
+    texts(source)
+    source.close()
+    return stored(source)
+
+
+@pytest.mark.parametrize("first", BOOTS)
+def test_what_was_unread_of_the_boot_before_is_history_and_this_boots_lines_are_not(log, first):
+    cursor = read_in_boot(log, "b1")
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    append(log, OF_LAST_BOOT * 2 + first.replace("%(now)s", now) + "NVRM: Xid (PCI:0000:3b:00): 79, again\n")
+    assert histories(log, cursor, "b1")[0] == [False] * 4, "the same boot"
+    assert histories(log, cursor, "b2")[0] == [True, True, False, False]
+    assert histories(log, {"files": cursor["files"]}, "b2")[0] == [False] * 4, "an older healthd's cursor"
+
+
+def test_a_restart_in_the_middle_of_what_the_boot_before_left_keeps_the_rest_history(log):
+    cursor = read_in_boot(log, "b1")
+    append(log, OF_LAST_BOOT * 3)
+    found, cursor = histories(log, cursor, "b2", limit=1)
+    assert found == [True]
+    found, cursor = histories(log, cursor, "b2")
+    assert found == [True, True]
+    append(log, "two\n")
+    assert histories(log, cursor, "b2")[0] == [False]
+
+
+def test_what_is_written_after_the_start_is_never_of_the_boot_before(log):
+    cursor = read_in_boot(log, "b1")
+    append(log, OF_LAST_BOOT)
+    source = FollowedFile(str(log), cursor, boot_id="b2")
+    append(log, "two\n")
+    assert [line.history for line in source.read()] == [True, False]
+    source.close()
+
+
+def test_an_unread_fault_of_the_boot_before_is_known_and_drains_nothing(log, tmp_path):
+    root = tmp_path / "root"
+    (root / "proc/sys/kernel/random").mkdir(parents=True)
+    (root / "proc/sys/kernel/random/boot_id").write_text("b2\n")
+    cursor = read_in_boot(log, "b1")
+    append(log, OF_LAST_BOOT)
+    listener = Listener(str(log), str(root), "b2", cursor, False, time.time, time.monotonic)
+    (event,) = listener.read()
+    listener.close()
+    assert (event.code, event.history) == ("79", True)
+    story = Story(gpu_xid).hear(event)
+    assert ([c.severity for c in story.conditions.values()], story.drained) == ([Severity.INFO], False)
 
 
 def test_an_old_line_is_dated_by_its_prefix_if_that_can_be_true(log, sources):

@@ -132,3 +132,23 @@ def test_a_line_that_begins_with_a_process_is_no_xid_whatever_the_kernel_goes_on
 def test_names_made_to_deceive_say_nothing(form: str, comm: str, message: str) -> None:
     for file in (message, "x\n" + message):
         assert said(form.format(comm=comm[:COMM], file=file[:255])) == ""
+
+
+XID_79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("written", "counts"),
+    [
+        (f"Nov 21 15:00:00 node17 kernel: {XID_79}", True),  # as logger -t kernel has it: nothing tells the two apart
+        (f"2026-11-21T15:00:00.123456+00:00 node17 kernel: {XID_79}", True),
+        (f"<13>Nov 21 15:00:00 node17 kernel: {XID_79}", False),  # logger's priority: user.notice
+        (f"<13>1 2026-11-21T15:00:00.123456+00:00 node17 kernel - - - {XID_79}", False),
+        (f"user  :notice: [   12.345678] {XID_79}", False),  # dmesg -x of what was written to /dev/kmsg
+        (f"<4>1 2026-11-21T15:00:00.123456+00:00 node17 kernel - - - {XID_79}", True),
+    ],
+)
+def test_only_a_facility_tells_what_a_user_logged_as_kernel_from_the_kernels_own(written, counts):
+    """As docs/scan.md says and the manual of kernel_log.source."""
+    found = strip_prefix(written, 1.8e9)
+    assert (found is not None and parse(found.text) is not None) == counts

@@ -83,6 +83,8 @@ def absorb_result(
         old = new.get(key)
         if old is None:
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted: now the check knows it itself
+            old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if old.last_event:  # what was told by the log is not undone by a look that finds less
             finding = _as_latched(finding, old)
         new[key] = _seen_by_check(old, finding, now, boot_id)

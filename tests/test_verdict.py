@@ -631,6 +631,16 @@ def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
     assert node.reboot().repaired("gpu_xid/79").cleared_by == ["repaired by root"]
 
 
+def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known() -> None:
+    """A lost ledger, a file system that is still away: when it is back nothing stands but the drain, for a person."""
+    node = Node()
+    node.take(verdict.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
+    node.run(LINK, instance="mlx5_0/1")
+    assert (node.only.state, node.only.clears, node.only.instance) == (OPEN, Clears.PASS, "mlx5_0/1")
+    node.run(instance="mlx5_0/1").run(instance="mlx5_0/1")
+    assert node.cleared_by == ["pass"]
+
+
 def test_adopting_what_is_known_changes_nothing() -> None:
     node = Node().run(GONE)
     assert verdict.adopted(node.conditions, GONE.code, GPU, node.boot, node.now) == node.conditions

@@ -107,14 +107,15 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
         max(line.time, line.last_time),
         line.lines,
         history=line.history,
+        uptime=None if line.usec is None else line.usec / 1e6,
     )
 
 
 def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
     """The lines of one read with those that repeat an earlier one counted into it: a parser sees each once.
 
-    Xids of one head wherever they stand; of other lines only the next one: between "not responding" and "not responding"
-    there may be an "OK", and the order tells what is so now.
+    Xids of one head wherever they stand; of other lines only the next one: between two "not responding" there may be
+    an "OK", and the order tells what is so now.
     """
     kept: list[RawLine] = []
     places: dict[tuple[str, bool], int] = {}

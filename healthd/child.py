@@ -16,6 +16,13 @@ READS_PER_STEP = 32  # of 64 KiB: one that floods does not keep us from the rest
 _left: set[int] = set()  # killed, and not gone when last looked: each would stay a zombie
 
 
+def _is_gone(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True  # somebody else asked first
+
+
 class Child:
     """argv, running, with `environment` added to ours. `step` says whether it ended, or its deadline (monotonic
     seconds) passed: status None then.
@@ -30,7 +37,7 @@ class Child:
         monotonic: Callable[[], float],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        _left.difference_update([pid for pid in _left if os.waitpid(pid, os.WNOHANG)[0]])
+        _left.difference_update([pid for pid in _left if _is_gone(pid)])
         self.argv = argv
         self.deadline = deadline
         self.started = monotonic()

@@ -140,3 +140,12 @@ def until(reached: Callable[[], bool]) -> None:
     while not reached():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def test_one_that_was_killed_and_whose_end_somebody_else_noted_does_not_keep_the_next_from_starting() -> None:
+    killed = child("sleep 60", seconds=0.05)
+    end_of(killed)
+    os.waitpid(pid_of(killed), 0)
+    next_one = child("echo here")
+    end_of(next_one)
+    assert next_one.output()[0] == "here\n"

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from healthd.slurm import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
+from healthd.slurm import FLEET_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, CommandResult
 
 SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
 SECONDS_A_REQUEST = 0.0002
@@ -80,7 +80,7 @@ class Slurmctld:
             self.table = self.table or self._table()
             return self.table
         if argv[-1].startswith("PartitionName"):
-            return _row(("all",), FLEET_COLUMNS[:1])
+            return _row(("all", "1"), PARTITION_COLUMNS)
         node = self.nodes[argv[argv.index("-n") + 1]]
         drained = ("idle+drain", str(node.since), "root", node.reason)
         return _row(drained if node.reason else ("idle", "Unknown", "Unknown", "none"), NODE_COLUMNS)

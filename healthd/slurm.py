@@ -68,6 +68,8 @@ JOB_COLUMNS = (
 FLEET_COLUMNS = (
     *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
 )
+# Asked for one node sinfo lists every partition, those without it with no nodes.
+PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
 HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
@@ -328,9 +330,9 @@ class _Look:
         fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
         try:
             if not self.partitions:
-                names = FLEET_COLUMNS[:1]
-                text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(names))
-                self.partitions = frozenset(_split(line, names)[0] for line in text.splitlines())
+                columns = _format(PARTITION_COLUMNS)
+                text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", columns)
+                self.partitions = parse_partitions(text)
             table = yield from self.read("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
             counts = parse_fleet(table, self.partitions, until)
         except SlurmTrouble:
@@ -501,6 +503,12 @@ def parse_node(text: str, name: str) -> NodeState:
         why = ""
     reason_user = "" if user == "Unknown" else re.sub(r"\(\d+\)$", "", user)
     return NodeState(name, frozenset(words), why, reason_user, _time(since))
+
+
+def parse_partitions(text: str) -> frozenset[str]:
+    """The partitions of the node that sinfo's PARTITION_COLUMNS were asked for."""
+    rows = (_split(line, PARTITION_COLUMNS) for line in text.splitlines())
+    return frozenset(name for name, nodes in rows if nodes != "0")
 
 
 def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:

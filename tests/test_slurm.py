@@ -30,6 +30,7 @@ from healthd.slurm import (
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
+    PARTITION_COLUMNS,
     Command,
     CommandResult,
     ReconcileReport,
@@ -173,7 +174,8 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
     if argv[-1] == "partition":
         return CommandResult(0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n")
     if "-n" in argv:
-        return CommandResult(0, columns(("gpu",), FLEET_COLUMNS[:1]))
+        rows = (("gpu", "1"), ("full", "0"), ("empty", "0"))
+        return CommandResult(0, "".join(columns(row, PARTITION_COLUMNS) for row in rows))
     rows = [("gpu", "idle", "Unknown", "none", f"{total - held}")]
     rows += [("gpu", "idle+drain", f"{NOW - 60:.0f}", "healthd:", f"{held}")] * bool(held)
     return CommandResult(0, "".join(columns(row, FLEET_COLUMNS) for row in rows))

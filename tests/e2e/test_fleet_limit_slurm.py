@@ -14,13 +14,13 @@ import pytest
 from healthd_daemon import Healthd, condition, xid
 from requirements import require_root
 from slurm_cluster import SlurmCluster
+from slurm_look import HEALTHY, faulty
 from slurm_look import Healthd as Look
 from slurm_look import condition as cause
-from slurm_look import faulty
 
 from healthd.fleet_limit import FleetLimits
 from healthd.model import FleetHold, Leave, Severity, SlurmMemory
-from healthd.policy import Mode, Policy
+from healthd.policy import Mode, Owner, Policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from simulate import against_a_real_one
@@ -137,6 +137,34 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
             look.memory = SlurmMemory(hold=FleetHold(time.time(), time.time()))
             look.look(verdict)
     assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2
+
+
+@pytest.mark.parametrize("version", [None, "24.11"])
+def test_of_several_partitions_the_fullest_decides_hidden_or_down(version: str | None) -> None:
+    """24.11 keeps the reasons of drains that are over: they do not count, and one in the same words is a new one."""
+    policy = Policy(Mode.ACT, command_seconds=20, fleet=FleetLimits(67.0, 0, jitter_seconds=0.0))
+    verdict = faulty(cause(Severity.DEGRADED, "mount/hang", shared_cause=True))
+    with SlurmCluster(nodes=4, gpus=0, version=version) as cluster:
+        cluster.run("scontrol", "create", "PartitionName=pair", "Nodes=n[2-3]", "Hidden=YES", "State=DOWN")
+        first, second, third = (Look(cluster, name, policy) for name in ("n1", "n2", "n3"))
+        for look in (first, second):
+            assert look.look(verdict).owner is Owner.OURS
+        held = third.look(verdict)
+        assert isinstance(held.decision, Leave)
+        assert held.memory.hold is not None
+        hold = held.memory.hold
+        assert (hold.partition, hold.nodes, hold.drained, hold.limit) in (("gpu", 4, 2, 2), ("pair", 2, 1, 1))
+        assert first.look(HEALTHY).owner is Owner.NOBODY
+        third.memory = SlurmMemory()
+        hold = third.look(verdict).memory.hold
+        assert hold is not None
+        assert (hold.partition, hold.nodes, hold.drained, hold.limit) == ("pair", 2, 1, 1), "the other one has room"
+        again = first.look(verdict)
+        assert again.owner is Owner.OURS, again.decision
+        assert second.look(HEALTHY).owner is Owner.NOBODY
+        third.memory = SlurmMemory()
+        assert third.look(verdict).owner is Owner.OURS
+        assert "DRAIN" in cluster.node("n3").flags
 
 
 def test_twenty_nodes_meet_the_aims_of_make_simulate() -> None:

@@ -8,6 +8,10 @@ What the log says of an error is the same condition as its count (same code and 
 their counts alone. That the kernel then says "device recovery successful" ends nothing: the drivers started again, but
 what was on its way is lost, and what broke the link is still there. Containment (DPC) is a fatal error that was stopped
 at the port.
+
+Non-fatal errors that repeat end by a day without them, which on a drained node only counts after a repair, such as a
+reboot. Some platforms log the same few at each boot, while devices are probed: counted as repeats they would begin that
+day anew with each reboot, and the node would never be resumed. So what the first minutes of a boot log only warns.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ LOGGED = {
 }
 RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
 RECOVERY_SECONDS = 60.0  # links are given so long to come back
+BOOT_SECONDS = 300.0  # what is logged so soon after a boot may be logged at each: probes of devices that start
 INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
@@ -214,11 +219,15 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _again(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Whether an error lies before the newest one, within the time and this boot."""
+    """Whether an error lies before the newest one, within the time and this boot, and none of both is boot noise."""
     since = newest.last_time - config.nonfatal_repeat_seconds
-    near = [event for event in group if event.boot_id == newest.boot_id and event.last_time >= since]
+    near = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _at_boot(e)]
     near.sort(key=lambda event: event.time)
     return any(after.time - before.last_time > INCIDENT_SECONDS for before, after in itertools.pairwise(near))
+
+
+def _at_boot(event: KernelEvent) -> bool:
+    return event.uptime is not None and event.uptime < BOOT_SECONDS
 
 
 def _message(name: str, what: str, event: KernelEvent) -> str:
@@ -260,7 +269,8 @@ EXPLAIN = {
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "Uncorrected PCI Express errors came again within an hour.",
+        "Uncorrected PCI Express errors came again within an hour. What is logged in a boot's first five minutes does "
+        "not count: some platforms log such errors at each boot.",
         "Single transactions fail: jobs that use the device may die, or the device falls off the bus next.",
         _CARD_TODO,
     ),

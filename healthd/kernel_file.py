@@ -135,7 +135,7 @@ class FollowedFile:
             return None
         at = when(found, now, modified) if old else now
         history = old and (self._first or self._of_earlier_boot(found, now))
-        return RawLine(at, found.text, history, lines=lines * found.lines)
+        return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines)
 
     def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
         """Whether a line is of the boot before. Called for each old line in turn: this boot's begin with the kernel's
@@ -245,7 +245,9 @@ class Fifo:
     def _line(self, data: bytes, lines: int) -> RawLine | None:
         now = self._now()
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
-        return RawLine(now, found.text, lines=lines * found.lines) if found is not None and found.text else None
+        if found is None or not found.text:
+            return None
+        return RawLine(now, found.text, usec=_usec(found), lines=lines * found.lines)
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left
@@ -359,6 +361,10 @@ def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], i
         skipping = False
         place = end + 1
     return lines, place, skipping
+
+
+def _usec(found: Stripped) -> int | None:
+    return round(found.uptime * 1e6) if found.uptime is not None else None
 
 
 def when(found: Stripped, now: float, modified: float) -> float:

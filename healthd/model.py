@@ -152,6 +152,7 @@ class KernelEvent:
     sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
     history   it was in the log before healthd ever looked at it: known, but no news
     fields    what else was parsed: (("link", "28"), ("fatal", "true"))
+    uptime    seconds from the boot to the first line; None where the source does not tell
     """
 
     kind: str
@@ -167,6 +168,7 @@ class KernelEvent:
     lines: int = 1
     sequence: int = 0
     history: bool = False
+    uptime: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

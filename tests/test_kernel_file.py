@@ -161,6 +161,11 @@ def test_an_old_line_is_dated_by_its_prefix_if_that_can_be_true(log, sources):
     assert wrong.time == 1000.0
 
 
+def test_a_line_that_tells_the_uptime_keeps_it(log, sources):
+    append(log, "2025-01-21T04:41:44Z host kernel: [   12.345678] one\n2025-01-21T04:41:44Z host kernel: two\n")
+    assert [line.usec for line in sources(log).read()] == [12345678, None]
+
+
 def test_a_live_line_is_dated_by_when_it_is_read(log, sources):
     append(log, "")
     source = sources(log)

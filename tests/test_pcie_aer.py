@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
 from hypothesis import HealthCheck, example, given, settings
@@ -369,6 +371,48 @@ def test_repeated_errors_in_the_log_drain_until_they_are_repaired_and_clean_for_
     assert life.drained
     life.looks(node("0"), 12)
     assert (life.codes, life.drained) == ([], False)
+
+
+def at(uptime, line):
+    return replace(event(line), uptime=uptime)
+
+
+@pytest.mark.parametrize("uptime", [0.0, 299.0])
+def test_errors_of_the_first_minutes_of_a_boot_warn_however_often_they_come(node, uptime):
+    life = Story(pcie_aer).look(node("0"))
+    for _ in range(3):
+        life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
+    assert (life.codes, life.drained) == (["pcie_aer/nonfatal"], False)
+
+
+@pytest.mark.parametrize("uptime", [300.0, None])
+def test_later_ones_and_those_of_a_source_without_uptimes_count(node, uptime):
+    life = Story(pcie_aer).look(node("0"))
+    life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
+    assert life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).drained
+
+
+def test_a_platform_that_logs_errors_at_each_boot_gets_its_drained_node_back(node):
+    life = Story(pcie_aer).look(node("0"))
+    for uptime in (5000.0, 5100.0):
+        life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
+    assert life.drained
+    life.reboot()
+    for uptime in (8.0, 20.0):
+        life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
+    assert life.drained
+    life.looks(node("0"), 289)  # a day
+    assert not life.drained
+
+
+def test_errors_that_come_again_after_the_reboot_keep_the_node_drained(node):
+    life = Story(pcie_aer).look(node("0"))
+    for uptimes in ((5000.0, 5100.0), (400.0, 500.0)):
+        for uptime in uptimes:
+            life.hear(at(uptime, bus_error(GPU, "Non-Fatal")), NODE).look(node("0"), 1.0)
+        if uptimes[0] == 5000.0:
+            life.reboot()
+    assert life.looks(node("0"), 600).drained
 
 
 COUNTS = st.one_of(st.integers(0, 2**64), st.sampled_from(["N/A", "", "-1", "ERR!", "0x1", "1.5", "¹"]))

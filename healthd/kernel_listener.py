@@ -46,6 +46,7 @@ class Listener:
         self._gap_failures = 0
         self._gap_waits = False
         self._before = (0, 0, 0, 0)  # counted by sources that died
+        self._not_understood_for: set[str] = set()
         self._last_read = 0.0
         self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
         self.journal = SourceStatus("journal", up=True)
@@ -113,10 +114,23 @@ class Listener:
         count, events = 0, []
         for line in lines:
             count += line.lines
-            if (event := event_of(line, self._boot_id)) is not None:
+            try:
+                event = event_of(line, self._boot_id)
+            except Exception as error:  # a rule's mistake, read again at each start, must not end the daemon
+                self._not_understood(error, line.text)
+                continue
+            if event is not None:
                 events.append(event)
         self._count(count, sum(event.lines for event in events))
         return events
+
+    def _not_understood(self, error: Exception, text: str) -> None:
+        lost, overruns, malformed, rotations = self._before
+        self._before = (lost, overruns, malformed + 1, rotations)
+        kind = type(error).__name__
+        if kind not in self._not_understood_for:  # once each: such lines may come by the thousand
+            self._not_understood_for.add(kind)
+            log.error("kernel log: a line is left out, healthd fails to parse it (%s: %s): %.200r", kind, error, text)
 
     # --- what the ring buffer lost, for the journal to fill
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from healthd.kernel_lines.rule import Rule
 from healthd.kernel_listener import GAP_TRIES, LINES_AT_ONCE, RETRY_SECONDS, Listener
 from healthd.kernel_log import Gap, RawLine
+from healthd.kernel_parse import LITERALS
 
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus."
 RECORD = f"4,%d,%d,-;{XID}\n"
@@ -118,6 +121,24 @@ def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) ->
         reads += 1
     assert (reads, log.status.lines_total, log.deadline) == (3, 2 * LINES_AT_ONCE + 500, float("inf"))
     log.close()
+
+
+def test_a_line_on_which_a_rule_fails_costs_that_line_and_one_sentence_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Rule("xid", ("explodes",), re.compile("usb explodes (.*)"), lambda kind, match: match[9])
+    monkeypatch.setitem(LITERALS, "explodes", (broken,))
+    path = tmp_path / "kern.log"
+    log = listener(str(path))
+    path.write_text(f"usb explodes one\n{XID}\nusb explodes two\n")
+    assert [event.code for event in log.read()] == ["79"]
+    assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
+    (said,) = caplog.messages
+    assert "healthd fails to parse it (IndexError: no such group): 'usb explodes one'" in said
+    log.close()
+    again = listener(str(path), cursor=log.cursor)
+    assert again.read() == [], "what it could not be is not read again"
+    again.close()
 
 
 def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:

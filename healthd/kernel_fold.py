@@ -59,6 +59,8 @@ def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SE
     fault, other = (new, event) if details == 1 and event.code == DETAIL else (event, new)
     known = {name for name, _ in fault.fields}
     learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
+    if fault is new and fault.kind == "oops":
+        learnt = ()  # where the kernel was before it is of a WARNING: an oops says it below
     return dataclasses.replace(
         fault,
         time=event.time,

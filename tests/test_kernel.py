@@ -106,6 +106,15 @@ def test_a_warning_in_a_driver_makes_no_driver_oops_of_a_bad_page_beside_it():
         assert not Life().says(*(line for line in lines if line != warning)).drained
 
 
+def test_a_warning_in_a_driver_right_before_an_oops_elsewhere_is_not_where_the_oops_is():
+    warning = "WARNING: CPU: 3 PID: 1234 at drivers/net/ethernet/mellanox/mlx5/core/cmd.c:123 f+0x2c/0x70 [mlx5_core]"
+    assert not Life().says(at("mlx5_core"), FAULT, OOPS, at("xfs")).drained
+    finding = one(warning, at("mlx5_core"), FAULT, OOPS, at("xfs"))
+    assert (finding.severity, "in xfs" in finding.message, "mlx5" in finding.message) == (Severity.WARNING, True, False)
+    assert one(warning, at("mlx5_core"), FAULT, OOPS).severity is Severity.WARNING
+    assert one(warning, at("xfs"), FAULT, OOPS, at("nvidia")).severity is Severity.DEGRADED
+
+
 def test_the_driver_of_one_oops_is_not_that_of_another():
     severities = [finding.severity for finding in found(FAULT, at("xfs"), FAULT, times=[1000.0, 1000.1, 5000.0])]
     assert severities == [Severity.WARNING]

@@ -398,6 +398,17 @@ def test_only_our_own_drain_is_resumed(healthd: Healthd) -> None:
         assert is_drained(healthd.state(), words)
 
 
+def test_a_drain_under_a_code_that_a_new_release_calls_otherwise_stays_ours(healthd: Healthd) -> None:
+    old, new = (condition(Severity.DEGRADED, f"gpu_xid/{name}") for name in ("79", "lost"))
+    healthd.look(faulty(old))
+    report = healthd.look(faulty(new))
+    assert report.owner is Owner.OURS
+    assert healthd.state().reason.startswith("healthd: gpu_xid/lost 0000:1b:00.0: ")
+    healthd.look(faulty(old))
+    assert isinstance(healthd.look(HEALTHY).decision, Resume)
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
+
+
 def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Healthd) -> None:
     drain(healthd.cluster, healthd.node, "healthd: mount/missing /data: not mounted")
     report = healthd.look(HEALTHY)

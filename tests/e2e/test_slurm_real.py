@@ -201,7 +201,8 @@ def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_onl
 
 
 @every_slurm
-def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd) -> None:
+@pytest.mark.parametrize("is_held", [False, True], ids=["requeue", "requeuehold"])
+def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, is_held: bool) -> None:
     cluster = healthd.cluster
     array = cluster.sbatch("sleep 60", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
     end = time.monotonic() + 10
@@ -209,10 +210,13 @@ def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd) -
         assert time.monotonic() < end
         time.sleep(0.1)
     nodes = {t: cluster.run("squeue", "-h", "-j", f"{array}_{t}", "-o", "%N").strip() for t in (1, 2)}
-    here = Healthd(cluster, nodes[2])  # the last task's job id is the array's
+    policy = dataclasses.replace(ACT, max_restarts=0) if is_held else ACT
+    here = Healthd(cluster, nodes[2], policy)  # the last task's job id is the array's
     try:
         time.sleep(0.5)
-        assert here.look(faulty()).requeued == (f"{array}_2",)
+        report = here.look(faulty())
+        assert report.requeued == (f"{array}_2",)
+        assert report.held == report.requeued * is_held
         assert cluster.run("squeue", "-h", "-j", f"{array}_1", "-o", "%T").strip() == "RUNNING"
     finally:
         cluster.run("scancel", array)

@@ -672,7 +672,8 @@ def _explain(args: argparse.Namespace) -> int:
         return say(render.explain_check(known.name, known.summary, rows, page()))
     found = registry.explain(checks, args.code)
     if found is None:
-        raise Stop(f'healthd explain: there is no code "{args.code}"{nearest(args.code, registry.all_names(checks))}')
+        hint = registry.renamed(args.code) or nearest(args.code, registry.all_names(checks))
+        raise Stop(f'healthd explain: there is no code "{args.code}"{hint}')
     texts = (found.meaning, found.matters, found.todo)
     check = checks.get(args.code.partition("/")[0])
     enforced = check is None or check.config().enforce

@@ -30,6 +30,9 @@ log = logging.getLogger("healthd")
 
 T = TypeVar("T")
 
+# Codes of older versions (or how they begin) that settings may still name.
+RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/link_down"}
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -155,7 +158,8 @@ class Check:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
         for code in config.severity:
             if not self.path and self.explain(code) is None:
-                raise ConvertError(f'{where}.severity: there is no code "{code}"{nearest(code, self.codes())}')
+                hint = renamed(code) or nearest(code, self.codes())
+                raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
         try:
             problem = getattr(self.module, "validate", lambda _config: None)(config)
         except (Exception, SystemExit) as error:
@@ -170,6 +174,15 @@ class Check:
         except (Exception, SystemExit) as error:
             say(f"check {self.name}: {what}: {type(error).__name__}: {error}")
             return otherwise
+
+
+def renamed(code: str) -> str:
+    """A hint for a code of an older version, "" for any other."""
+    for old, new in RENAMED.items():
+        if code.startswith(old):
+            now = new + code.removeprefix(old)
+            return f'; it is "{now}" now, of [checks.{now.partition("/")[0]}]'
+    return ""
 
 
 @functools.lru_cache(maxsize=64)

@@ -127,6 +127,8 @@ def test_the_version():
         (("pause", "--for", "30m"), "healthd pause: the following arguments are required: --why"),
         (("repaired",), "healthd repaired: the following arguments are required: CODE"),
         (("explain", "gpu_xid/7o"), 'healthd explain: there is no code "gpu_xid/7o"; did you mean "gpu_xid/7"?'),
+        (("explain", "gpu_xid/sxid-20034"), 'healthd explain: there is no code "gpu_xid/sxid-20034"; it is '
+         '"sxid/20034" now, of [checks.sxid]'),
         (("explain", "mount/mising"), 'healthd explain: there is no code "mount/mising"; did you mean '
          '"mount/missing"?'),
     ],

@@ -89,6 +89,15 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
             'checks.gpu_ecc.severity: there is no code "gpu_ecc/disable"; did you mean "gpu_ecc/disabled"?',
         ),
+        (
+            '[checks.gpu_xid.severity]\n"gpu_xid/sxid-20034" = "info"',
+            'checks.gpu_xid.severity: there is no code "gpu_xid/sxid-20034"; it is "sxid/20034" now, of [checks.sxid]',
+        ),
+        (
+            '[checks.gpu_xid.severity]\n"gpu_xid/pciehp_link_down" = "info"',
+            'checks.gpu_xid.severity: there is no code "gpu_xid/pciehp_link_down"; '
+            'it is "pcie_hotplug/link_down" now, of [checks.pcie_hotplug]',
+        ),
         ("[checks.mount]\nfstyp = 1", 'checks.mount: unknown setting "fstyp"; did you mean "fstype"?'),
         (
             '[checks.mount."/data"]\nfstyp = "nfs"',

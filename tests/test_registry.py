@@ -256,3 +256,11 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
         "check broken: correlate: ZeroDivisionError: a mistake of its author",
         "check broken: repairs: ZeroDivisionError: a mistake of its author",
     ]
+
+
+def test_what_a_code_is_called_now_exists():
+    checks = registry.built_in()
+    for old in ("gpu_xid/sxid-20034", "gpu_xid/pciehp_link_down"):
+        assert registry.explain(checks, old) is None
+        assert registry.explain(checks, registry.renamed(old).split('"')[1]) is not None
+    assert registry.renamed("gpu_xid/79") == ""

@@ -47,7 +47,7 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Policy, decide, is_idle, is_quiet
+from healthd.policy import Mode, Policy, decide, held_from, is_idle, is_quiet
 from healthd.process import has_no_jobs
 from healthd.removals import removals
 from healthd.results import result_of
@@ -228,6 +228,7 @@ class Daemon:
             self.control.deadline,
             self.monotonic() + pause.until - self.now() if pause else FOREVER,
             self.monotonic() + min((c.ack.until for c in acknowledged if c.ack), default=FOREVER) - self.now(),
+            self.monotonic() + self.held_from - self.now() if self.verdict_word == "drain" else FOREVER,
             self.ticked + self.watchdog_seconds / 2,
             FOREVER if self.said_ready else self.ready_by,
         )
@@ -645,7 +646,10 @@ class Daemon:
             self.memory.save()
         pause = self.memory.ledger.pause
         slurm = self.memory.ledger.slurm
+        drain = bool(self.verdict.causes) and self.may_change_slurm() and self.now() < self.held_from
+        drain = drain and not fleet_limit.is_withheld(self.verdict.causes, slurm)
         rests_on = (
+            drain,
             self.verdict,
             self.decision,
             self.slurm.status,
@@ -657,8 +661,6 @@ class Daemon:
         if rests_on == self.published_on and not self.rounds.ended:
             return
         self.published_on = rests_on
-        drain = bool(self.verdict.causes) and self.may_change_slurm()
-        drain = drain and not fleet_limit.is_withheld(self.verdict.causes, slurm)
         self.published = self.snapshot()
         line = verdict_line(self.published, drain, self.now() + 3 * self.settings.interval_seconds)
         if self.rounds.ended or line.partition(" ")[0] != self.verdict_word:
@@ -674,6 +676,10 @@ class Daemon:
             self.copy_ledger()
             self.serve_metrics()
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
+
+    @property
+    def held_from(self) -> float:
+        return held_from(self.slurm.status.node, self.memory.ledger.slurm, self.boot_id)
 
     def say_ready(self) -> None:
         """With the first verdict; where that drains, with the drain: slurmd is started then, and takes jobs."""

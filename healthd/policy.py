@@ -61,6 +61,7 @@ SLURMS_OWN = (
 )
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
+HELD_SECONDS = 60.0  # slurmctld has written a drain down after a few seconds; until then it can lose it
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
 # slurmctld saves a node some 5 s after it changed: killed before, it brings back a drain that is over.
 SAVED_SECONDS = 60.0
@@ -228,6 +229,17 @@ def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
 def stood(memory: SlurmMemory) -> str:
     """The words of the drain that concerned us at the last reading, "" = none."""
     return memory.reason or memory.overruled or memory.adopted
+
+
+def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> float:
+    """Epoch seconds: from then on Slurm surely holds the node by itself, since a drain has stood for a while, in this
+    boot, slurmd registered. A job that comes afterwards was let in by a person who resumed the node: refused by the
+    prolog, it would be held and the node drained for "Prolog error", which is nobody's to resume.
+    """
+    if node is None or not node.reason_time or not stood(memory) or memory.boot_id != boot_id:
+        return float("inf")
+    stands = "DRAIN" in node.flags and node.flags.isdisjoint(UNSETTLED)
+    return node.reason_time + HELD_SECONDS if stands else float("inf")
 
 
 def is_gone(node: NodeState, memory: SlurmMemory) -> bool:

@@ -29,6 +29,7 @@ from healthd.policy import (
     decide,
     describe,
     forget,
+    held_from,
     is_back,
     is_gone,
     is_idle,
@@ -391,3 +392,25 @@ def test_every_decision_has_words() -> None:
     assert describe(Drain(XID, True)) == f'drain with "{XID}" and requeue'
     assert describe(Resume("why")) == "resume"
     assert describe(Leave("why")) == "why"
+
+
+STOOD = SlurmMemory(reason=XID, confirmed_at=70.0, boot_id="b")
+
+
+@pytest.mark.parametrize(
+    ("read", "memory", "since"),
+    [
+        (node("IDLE+DRAIN", XID), STOOD, 65.0),
+        (node("ALLOCATED+DRAIN", "fan broken"), SlurmMemory(overruled="fan broken", boot_id="b"), 65.0),
+        (node("IDLE+DRAIN", XID), replace(STOOD, boot_id="the boot before"), None),
+        (node("IDLE+DRAIN+NOT_RESPONDING", XID), STOOD, None),  # it may be taken away when slurmd registers
+        (node("DOWN+DRAIN+REBOOT_ISSUED", XID), STOOD, None),
+        (node("IDLE"), STOOD, None),  # lost or resumed
+        (node("IDLE+DRAIN", XID), SlurmMemory(boot_id="b"), None),
+        (None, STOOD, None),
+    ],
+)
+def test_slurm_holds_a_node_by_itself_once_a_drain_has_stood_for_a_minute_in_this_boot(
+    read: NodeState | None, memory: SlurmMemory, since: float | None
+) -> None:
+    assert held_from(read, memory, "b") == (since if since is not None else float("inf"))

@@ -87,6 +87,20 @@ def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
             assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1"), "and the engineer"
 
 
+def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_once(tmp_path: Path) -> None:
+    """healthd looks once a minute here: it hears of the resume only after the job."""
+    with made(tmp_path, [], ["PrologFlags=Alloc"]) as node, node.daemon() as daemon:
+        daemon.kernel_line(xid(79))
+        node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
+        assert daemon.verdict().startswith("drain ")
+        until(lambda: daemon.verdict().startswith("warning "), 75)
+        node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        job, output = node.job()
+        node.cluster.wait_job(job, "COMPLETED")
+        assert output.read_text() == "the job runs\n"
+        assert "DRAIN" not in node.cluster.node("n1").flags
+
+
 def test_what_is_only_observed_or_old_refuses_nothing(tmp_path: Path) -> None:
     with made(tmp_path, [], []) as node:
         with node.daemon("observe") as daemon:

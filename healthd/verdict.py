@@ -276,9 +276,10 @@ def absorb_events(
             continue
         if old is not None and not live and not old.history:
             continue  # older news of what is known
-        if old is None:
+        if old is None or (live and old.history):
             first = min(event.time for event in behind)
-            old = _first_sight(check, "", finding, first, boot_id, cleared)
+            sight = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
+            old = sight if old is None else replace(old, clears=sight.clears)
         finding = _as_latched(finding, old)
         fresh = [event for event in behind if event.sequence > old.last_sequence]
         was_known = old.state is ConditionState.ACKNOWLEDGED and when <= old.acknowledged_at

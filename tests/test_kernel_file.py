@@ -3,6 +3,7 @@ import os
 import select
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,8 @@ from story import Story
 from healthd.checks import gpu_xid
 from healthd.kernel_file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
 from healthd.kernel_listener import Listener
-from healthd.kernel_log import open_source
-from healthd.model import Severity
+from healthd.kernel_log import RawLine, event_of, open_source
+from healthd.model import Clears, Severity
 from tests.e2e.requirements import require_programs, require_root
 
 
@@ -150,6 +151,19 @@ def test_an_unread_fault_of_the_boot_before_is_known_and_drains_nothing(log, tmp
     assert (event.code, event.history) == ("79", True)
     story = Story(gpu_xid).hear(event)
     assert ([c.severity for c in story.conditions.values()], story.drained) == ([Severity.INFO], False)
+
+
+def test_the_unread_rest_of_a_repaired_fault_is_no_relapse_and_its_next_line_is():
+    unread = replace(event_of(RawLine(0.0, OF_LAST_BOOT.partition("kernel: ")[2].strip()), "b"), history=True)
+    story = Story(gpu_xid).hear(replace(unread, history=False))
+    assert story.drained
+    story.reboot().hear(unread)
+    assert ([(c.severity, c.clears) for c in story.conditions.values()], story.drained) == (
+        [(Severity.INFO, Clears.REBOOT)],
+        False,
+    )
+    story.hear(replace(unread, history=False))
+    assert ([c.clears for c in story.conditions.values()], story.drained) == ([Clears.OPERATOR], True)
 
 
 def test_an_old_line_is_dated_by_its_prefix_if_that_can_be_true(log, sources):

@@ -513,7 +513,8 @@ def parse_partitions(text: str) -> frozenset[str]:
 
 def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
     """What sinfo's FLEET_COLUMNS say of these partitions: how many nodes each has, and how many of them healthd has
-    drained up to then. The state counts: from 24.11 on a reason outlives its drain. Raises SlurmTrouble."""
+    drained up to then. The state counts: from 24.11 on a reason outlives its drain. A drain of ours whose words Slurm
+    has replaced ("Kill task failed") looks from here like Slurm's own, and is not counted. Raises SlurmTrouble."""
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
     if not text.endswith("\n"):

@@ -742,9 +742,11 @@ def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
         ("gpu", "mixed+cloud+completing+drain", "5", "healthd:", "4"),
         ("gpu", "idle+drain", "5", "mine", "8"),
         ("other", "idle+drain", "5", "healthd:", "16"),
+        ("gpu", "idle+drain", "5", "Kill task", "32"),  # of ours or Slurm's own: nothing that sinfo shows tells
+        ("gpu", "inval+drain", "5", "gres/gpu", "64"),
     ]
     text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
-    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 15, 6)]
+    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 111, 6)]
 
 
 CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long to be read whole: 1 node, not 12

@@ -336,7 +336,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
 
 
 def _plausible(config: Any, where: str) -> None:
-    """Times are positive, and words that are chosen from a few are one of them."""
+    """Times are positive, words that are chosen from a few are one of them, and limits do not contradict each other."""
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         place = f"{where}.{f.name}" if where else f.name
@@ -363,6 +363,13 @@ def _plausible(config: Any, where: str) -> None:
         elif f.name == "node_name" and value and (not _NODE_NAME.fullmatch(value) or value.upper() == "ALL"):
             # What stands here becomes scontrol's NodeName, where "ALL" and "n[1-9]" mean other nodes too.
             raise ConvertError(f"{place}: must be the name of one node, is {show(value)}")
+    if isinstance(config, FleetLimits):
+        for kind in ("limit_percent", "limit_at_least"):
+            shared, own = getattr(config, kind), getattr(config, f"own_hardware_{kind}")
+            if own < shared:
+                raise ConvertError(
+                    f"{where}.own_hardware_{kind}: must not be below {where}.{kind}, is {own:g} and that is {shared:g}"
+                )
 
 
 def listen_address(text: str, where: str) -> tuple[str, int] | None:

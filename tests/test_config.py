@@ -65,6 +65,14 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ('node_name = "ALL"', 'node_name: must be the name of one node, is "ALL"'),
         ('node_name = "-n"', 'node_name: must be the name of one node, is "-n"'),
         ('state_dir = "state"', 'state_dir: must be an absolute path, is "state"'),
+        (
+            "[fleet]\nlimit_percent = 40",
+            "fleet.own_hardware_limit_percent: must not be below fleet.limit_percent, is 30 and that is 40",
+        ),
+        (
+            "[fleet]\nown_hardware_limit_at_least = 1",
+            "fleet.own_hardware_limit_at_least: must not be below fleet.limit_at_least, is 1 and that is 2",
+        ),
         ("nvml = 3", "nvml: must be a table, is 3"),
         ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
         ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),

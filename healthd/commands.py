@@ -59,7 +59,8 @@ def _why(request: Mapping[str, Any]) -> str:
 def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
     """Raises Refused. `what`: "a pause"."""
     seconds, why = request.get("seconds"), _why(request)
-    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_WISH_SECONDS:
+    # JSON's true is a number to Python
+    if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
         raise Refused(f"{what} lasts more than nothing and at most a week")
     if not why:
         raise Refused(f"{what} needs a reason")

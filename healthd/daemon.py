@@ -657,6 +657,7 @@ class Daemon:
             pause,
             self.runner.barred,
             slurm,
+            self.settings.mode,
         )
         if rests_on == self.published_on and not self.rounds.ended:
             return
@@ -762,7 +763,8 @@ class Daemon:
             inventory=known.inventory,
             pause=known.pause,
             commands=dict(self.commanded),
-            fleet_hold=known.slurm.hold,
+            # Observed, the node waits for nothing; the wait itself goes on where the mode is changed back.
+            fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
             barred=self.runner.barred,
             workers_started_total=self.runner.started_total,
             workers_abandoned_total=self.runner.abandoned_total,

@@ -14,12 +14,16 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
 from requirements import require, require_root
+
+from healthd.ledger import decode, encode
+from healthd.model import FleetHold, SlurmMemory
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
@@ -471,6 +475,25 @@ def test_no_request_whatever_it_says_ends_the_daemon(directory: Path) -> None:
 
 
 # --- reload
+
+
+def test_a_reload_to_observe_takes_a_hold_of_the_fleet_limit_out_of_status_and_metrics(directory: Path) -> None:
+    page = directory / "page.prom"
+    textfile = f'interval_seconds = 1\n[metrics]\ntextfile = "{page}"\n'
+    with Healthd(directory=directory, config=f'mode = "drain"\n{textfile}', env=NO_SLURM) as daemon:
+        assert daemon.process is not None
+        daemon.kill()
+        file = daemon.run_dir / "ledger.json"
+        hold = FleetHold(time.time() - 60, time.time() + 600, 1, False, "gpu", 10, 2, 2)
+        file.write_text(encode(replace(decode(file.read_text(), ""), slurm=SlurmMemory(hold=hold))))
+        daemon.start()
+        assert daemon.status()["slurm"]["fleet_hold"]["partition"] == "gpu"
+        until(lambda: "healthd_fleet_limit_held{" in page.read_text())
+        daemon.config.write_text(f'mode = "observe"\n{textfile}')
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: s["mode"] == "observe", "the new mode")
+        assert daemon.status()["slurm"]["fleet_hold"] is None
+        until(lambda: "healthd_fleet_limit_held{" not in page.read_text())
 
 
 def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_changes_them(directory: Path) -> None:

@@ -91,6 +91,7 @@ def run(load_settings: Callable[[], Loaded]) -> int:
     try:
         while not daemon.stopping:
             daemon.wait()
+            daemon.must_hold_its_directory()
             daemon.listen()
             daemon.look()
             daemon.pass_time()
@@ -245,6 +246,17 @@ class Daemon:
                 self.reload()
             else:
                 self.stopping = True
+
+    def must_hold_its_directory(self) -> None:
+        """Who removes the runtime directory takes the verdict, the socket and the lock: drains would go on, and a
+        second daemon could start. Raises OSError: what is known is saved there again, systemd starts healthd anew."""
+        directory = self.settings.runtime_dir
+        if holds(self.lock, directory):
+            return
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        self.lock = lock(directory)
+        self.memory.save_anew()
+        raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: it must be started anew")
 
     # --- listen: people, kernel lines, devices that go
 
@@ -866,8 +878,9 @@ class Daemon:
         """Within 5 seconds, whatever hangs: nothing is waited for that could be stuck."""
         service.stopping()
         self.note_cursor()
-        self.memory.save()
-        self.control.close()
+        if holds(self.lock, self.settings.runtime_dir):  # else the files there are another daemon's
+            self.memory.save()
+            self.control.close()
         self.kernel.close()
         self.slurm.close()
         if self.stop_metrics is not None:
@@ -900,6 +913,14 @@ def lock(runtime_dir: str) -> int:
     except BlockingIOError:
         raise OSError(f"{runtime_dir}: another healthd is running there") from None
     return descriptor
+
+
+def holds(descriptor: int, runtime_dir: str) -> bool:
+    """Whether the lock is still the one that lies in the runtime directory."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(os.path.join(runtime_dir, "lock")))
+    except OSError:
+        return False
 
 
 def wake_on_signals() -> int:

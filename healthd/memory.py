@@ -208,6 +208,11 @@ class Memory:
         self._saved = self.ledger
         self.unsaved = self._past_unsaved = self.save_failed = False
 
+    def save_anew(self) -> None:
+        """Into a runtime directory that is new: nothing of what was saved is there any more."""
+        self._saved, self._past_unsaved = None, True
+        self.save()
+
 
 def news(before: Condition | None, after: Condition) -> str:
     """What to tell the log of a condition that changed; "" if nothing that a person must know."""

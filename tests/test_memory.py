@@ -274,6 +274,17 @@ def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_pat
     assert (tmp_path / ledgers.FILE).stat().st_mode & 0o777 == 0o600
 
 
+def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: Path) -> None:
+    memory = recalled(tmp_path)
+    memory.set_past("pcie_aer", STORE)
+    memory.save()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    memory.save_anew()
+    again = recalled(tmp_path)
+    assert (again.ledger, again.past) == (memory.ledger, memory.past)
+
+
 def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "run"
     directory.mkdir()

@@ -152,6 +152,40 @@ def test_a_runtime_directory_that_cannot_be_had_is_one_sentence(directory: Path,
     assert place in sentence
 
 
+def test_a_daemon_whose_runtime_directory_is_removed_ends_with_a_sentence_and_the_next_one_knows_all(
+    directory: Path,
+) -> None:
+    with Healthd("--interval", "1", directory=directory) as daemon:
+        daemon.kernel_line(xid(79))
+        before = condition(daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "known"), "gpu_xid/79")
+        assert before is not None
+        assert daemon.process is not None
+        shutil.rmtree(daemon.run_dir)
+        assert daemon.process.wait(20) == 1
+        last = daemon.log.read_text().splitlines()[-1]
+        assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd ran")
+        daemon.start()
+        after = condition(daemon.status(), "gpu_xid/79")
+        assert after is not None
+        assert (after["first_seen"], after["count"]) == (before["first_seen"], before["count"])
+
+
+def test_of_two_daemons_the_one_whose_runtime_directory_was_removed_ends_and_touches_nothing(directory: Path) -> None:
+    with Healthd("--interval", "3600", directory=directory) as first:
+        assert first.process is not None
+        first.process.send_signal(signal.SIGSTOP)
+        shutil.rmtree(first.run_dir)
+        second = Healthd("--interval", "3600", directory=directory)
+        second.kernel_log = first.kernel_log
+        second.log = directory / "second.log"
+        with second:
+            first.process.send_signal(signal.SIGCONT)
+            first.kernel_line(xid(79))  # wakes both
+            assert first.process.wait(20) == 1
+            assert first.log.read_text().splitlines()[-1].endswith(f"{first.run_dir}: another healthd is running there")
+            second.until(lambda s: condition(s, "gpu_xid/79") is not None, "it goes on, at its socket")
+
+
 def test_a_socket_that_a_killed_daemon_left_is_in_nobodys_way(directory: Path) -> None:
     with Healthd(directory=directory) as daemon:
         daemon.kill()

@@ -33,7 +33,7 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
 
     code, part, hit = _meant(memory, request)
     seconds, why = _how_long_and_why(request, "an ack")
-    known = Ack(now + seconds, why, who, Severity.INFO)
+    known = Ack(now + seconds, why, who, Severity.INFO, given=now)
     memory.set_conditions(verdict.known_for_a_while(memory.conditions, code, part, known))
     return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
 
@@ -71,7 +71,7 @@ def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> s
     from healthd.render import duration
 
     seconds, why = _how_long_and_why(request, "a pause")
-    memory.change(pause=Pause(now + seconds, why, who))
+    memory.change(pause=Pause(now + seconds, why, who, given=now))
     return f"paused for {duration(seconds)} by {who}: {why}"
 
 

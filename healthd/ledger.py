@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd.convert import dump, load
+from healthd.fleet_limit import LONGEST_HOLD_SECONDS
 from healthd.model import Condition, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
 from healthd.past import decode as decode_store
 from healthd.verdict import moved_end, shifted
@@ -38,6 +39,7 @@ class Pause:
     until: float
     why: str
     who: str
+    given: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,35 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
             hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
         ),
-        pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until)) if pause else None,
+        pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until), given=move(pause.given))
+        if pause
+        else None,
+    )
+
+
+def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
+    """What people said, and a wait for the fleet, that began later than it is now was written while the clock stood
+    ahead: it lasts as long as was said, from now on."""
+
+    def end(began: float, until: float) -> float:
+        return until - max(began - now, 0.0)
+
+    def known(condition: Condition) -> Condition:
+        if (ack := condition.ack) is None or ack.given <= now:
+            return condition
+        return dataclasses.replace(condition, ack=dataclasses.replace(ack, until=end(ack.given, ack.until), given=now))
+
+    pause, hold = ledger.pause, ledger.slurm.hold
+    if pause:
+        pause = dataclasses.replace(pause, until=end(pause.given, pause.until), given=min(pause.given, now))
+    if hold:
+        until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # tried again while it stood ahead
+        hold = dataclasses.replace(hold, since=min(hold.since, now), until=until)
+    return dataclasses.replace(
+        ledger,
+        conditions=tuple(known(condition) for condition in ledger.conditions),
+        pause=pause,
+        slurm=dataclasses.replace(ledger.slurm, hold=hold),
     )
 
 

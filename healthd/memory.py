@@ -55,6 +55,7 @@ class Memory:
         """
         now = self._now()
         found = self._live() or self._copied(read_copy) or Ledger(born=now, trusted_since=now)
+        found = ledgers.with_none_in_the_future(found, now)
         # A clock that stands before what was written while it was right must not switch draining off until then.
         self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
         if found.boot_id != boot_id:

@@ -210,12 +210,13 @@ class ConditionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """`healthd ack`: a person knows of a condition, `until` then. `severity`: how bad they know it to be."""
+    """`healthd ack`: a person knows of a condition, from `given` to `until`. `severity`: how bad they know it."""
 
     until: float
     why: str
     who: str
     severity: Severity
+    given: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         ],
         "sources": [dataclasses.asdict(source) for source in s.sources],
         "round": dataclasses.asdict(s.round),
-        "pause": dataclasses.asdict(s.pause) if s.pause else None,
+        "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
         "barred": dict(s.barred),
         "troubles": list(s.troubles),
         "inventory": dataclasses.asdict(s.inventory),

@@ -529,7 +529,9 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
         opened_at=move(condition.opened_at),
         critical_at=move(condition.critical_at),
         cleared_at=move(condition.cleared_at),
-        ack=replace(ack, until=moved_end(ack.until, seconds, until)) if (ack := condition.ack) else None,
+        ack=replace(ack, until=moved_end(ack.until, seconds, until), given=move(ack.given))
+        if (ack := condition.ack)
+        else None,
     )
 
 

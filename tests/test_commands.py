@@ -105,13 +105,13 @@ def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: Memory) -> No
     assert told(memory, "pause", seconds=1800, why=" driver upgrade ") == (
         "paused for 30 min by ann (uid 1000): driver upgrade"
     )
-    assert memory.ledger.pause == Pause(NOW + 1810, "driver upgrade", "ann (uid 1000)")
+    assert memory.ledger.pause == Pause(NOW + 1810, "driver upgrade", "ann (uid 1000)", NOW + 10)
 
 
 def test_a_second_pause_takes_the_place_of_the_first(memory: Memory) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
     told(memory, "pause", seconds=60, why="almost done")
-    assert memory.ledger.pause == Pause(NOW + 70, "almost done", "ann (uid 1000)")
+    assert memory.ledger.pause == Pause(NOW + 70, "almost done", "ann (uid 1000)", NOW + 10)
 
 
 WISHES = pytest.mark.parametrize("command", ["pause", "ack"])

@@ -118,7 +118,7 @@ FULL = Ledger(
     next_sequence=8,
     cursors={"kmsg": {"sequence": 12, "boot_id": "b"}},
     slurm=SlurmMemory("healthd: gpu_xid/79", confirmed_at=T0, resumed_at=T0, requeued=(Requeued("12", 0, T0),)),
-    pause=Pause(T0, "driver upgrade", "root"),
+    pause=Pause(T0, "driver upgrade", "root", T0 - 60),
     inventory=Inventory(gpus=(Gpu("0000:1b:00.0", 0, "GPU-1", "H100"),)),
 )
 

@@ -12,9 +12,20 @@ import pytest
 
 from healthd import ledger as ledgers
 from healthd import past
+from healthd.fleet_limit import LONGEST_HOLD_SECONDS
 from healthd.ledger import Ledger, Pause
 from healthd.memory import Memory
-from healthd.model import Clears, Condition, ConditionState, Observation, ObservationKind, Severity
+from healthd.model import (
+    Ack,
+    Clears,
+    Condition,
+    ConditionState,
+    FleetHold,
+    Observation,
+    ObservationKind,
+    Severity,
+    SlurmMemory,
+)
 from healthd.policy import Mode
 
 NOW = 1_800_000_000.0
@@ -184,6 +195,33 @@ def test_a_clock_that_is_set_moves_every_moment_with_it_and_no_other_number(tmp_
     assert (moved.time, moved.value) == (NOW + 3600, READING.value)
     memory.set_clock(-3600.0)
     assert memory.ledger.conditions == LIVE.conditions
+
+
+def test_what_was_said_while_the_clock_stood_years_ahead_lasts_as_long_as_was_said_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    ahead = NOW + 10 * 365 * 86400.0
+    ack = Ack(ahead + 7200, "known", "ann", Severity.CRITICAL, ahead)
+    known = dataclasses.replace(STANDING, ack=ack)
+    hold = FleetHold(ahead, ahead + 300, times=1)
+    pause = Pause(ahead + 1800, "driver upgrade", "root", ahead)
+    write(tmp_path, dataclasses.replace(LIVE, conditions=(known,), pause=pause, slurm=SlurmMemory(hold=hold)))
+    ledger = recalled(tmp_path).ledger
+    assert ledger.pause == dataclasses.replace(pause, until=NOW + 1800, given=NOW)
+    assert ledger.conditions[0].ack == dataclasses.replace(ack, until=NOW + 7200, given=NOW)
+    assert ledger.slurm.hold == FleetHold(NOW, NOW + 300, times=1)
+
+    again = FleetHold(NOW - 60, ahead + 300, times=2)
+    write(tmp_path, dataclasses.replace(LIVE, slurm=SlurmMemory(hold=again)))
+    assert recalled(tmp_path).ledger.slurm.hold == dataclasses.replace(again, until=NOW + 2 * LONGEST_HOLD_SECONDS)
+
+
+def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(tmp_path: Path) -> None:
+    known = dataclasses.replace(STANDING, ack=Ack(NOW + 7200, "known", "ann", Severity.CRITICAL, NOW - 60))
+    slurm = SlurmMemory(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
+    said = dataclasses.replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
+    write(tmp_path, said)
+    assert recalled(tmp_path).ledger == said
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:

@@ -208,7 +208,8 @@ def test_a_pipe_is_read_as_it_comes():
 
 
 def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
-    argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
+    # What a shell starts in the background, this test perhaps too, is deaf to Ctrl-C.
+    argv = ["env", "--default-signal=INT", sys.executable, "-m", "healthd", "scan", "--json", "-"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     for end in ("interrupt", "close"):

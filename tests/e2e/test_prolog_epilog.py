@@ -32,7 +32,9 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def made(tmp_path: Path, settings: Sequence[str], extra_conf: Sequence[str]) -> Iterator[Node]:
+def made(
+    tmp_path: Path, settings: Sequence[str], extra_conf: Sequence[str], version: str | None = None
+) -> Iterator[Node]:
     """A node whose slurmd runs the scripts as they are shipped; only the place of their settings is another."""
     program = tmp_path / "healthd"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m healthd "$@"\n')
@@ -44,7 +46,7 @@ def made(tmp_path: Path, settings: Sequence[str], extra_conf: Sequence[str]) -> 
         copy.write_text((SCRIPTS / name).read_text().replace("/etc/default/healthd", str(default)))
         copy.chmod(0o755)
     conf = [f"Prolog={tmp_path}/prolog", f"Epilog={tmp_path}/epilog", *extra_conf]
-    with SlurmCluster(nodes=1, extra_conf=conf) as cluster:
+    with SlurmCluster(nodes=1, extra_conf=conf, version=version) as cluster:
         yield Node(cluster, tmp_path)
 
 
@@ -59,11 +61,15 @@ NOHOLD = "SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=
 
 
 @pytest.mark.parametrize("flags", [[], ["PrologFlags=Alloc"]], ids=["first_step", "alloc"])
-@pytest.mark.parametrize("nohold", [[], [NOHOLD]], ids=["hold", "nohold"])
+@pytest.mark.parametrize(
+    ("nohold", "version"),
+    [([], None), ([NOHOLD], None), ([], "24.11"), ([NOHOLD], "26.05")],
+    ids=["hold", "nohold", "hold-24.11", "nohold-26.05"],
+)
 def test_a_node_that_is_to_be_drained_refuses_the_job_which_stays_in_the_queue(
-    tmp_path: Path, flags: list[str], nohold: list[str]
+    tmp_path: Path, flags: list[str], nohold: list[str], version: str | None
 ) -> None:
-    with made(tmp_path, [], [*flags, *nohold]) as node:
+    with made(tmp_path, [], [*flags, *nohold], version) as node:
         cluster = node.cluster
         with node.daemon() as daemon:
             job, output = node.job()

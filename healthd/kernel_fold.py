@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from healthd.kernel_lines.rule import DETAIL
+from healthd.kernel_lines.rule import DETAIL, FURTHER
 from healthd.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
@@ -50,13 +50,13 @@ def key(event: KernelEvent) -> Key:
 
 def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
-    details = (event.code == DETAIL) + (new.code == DETAIL)
+    details = is_detail(event) + is_detail(new)
     if event.history != new.history or (part(event) != part(new) if details == 1 else key(event) != key(new)):
         return None
     if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
         return None
     last_time = max(event.last_time, new.last_time)
-    fault, other = (new, event) if details == 1 and event.code == DETAIL else (event, new)
+    fault, other = (new, event) if details == 1 and is_detail(event) else (event, new)
     known = {name for name, _ in fault.fields}
     learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
     if fault is new and fault.kind == "oops":
@@ -65,15 +65,20 @@ def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SE
         fault,
         time=event.time,
         last_time=last_time,
-        lines=event.lines + new.lines,
+        lines=fault.lines if (FURTHER, "true") in other.fields else event.lines + new.lines,
         sequence=event.sequence,
         fields=(*fault.fields, *learnt),
     )
 
 
+def is_detail(event: KernelEvent) -> bool:
+    return event.code == DETAIL or (FURTHER, "true") in event.fields
+
+
 def part(event: KernelEvent) -> Key:
+    """What a detail shares with its fault. Those of an SXid have its code too."""
     named = tuple(item for item in event.fields if item[0] in _PARTS)
-    return (event.boot_id, event.kind, event.pci, named)
+    return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
 
 def _record(event: KernelEvent) -> str:

@@ -37,9 +37,8 @@ CAPTURED = """\
 `tests/data/kernel_lines*.jsonl` hold lines that other people's machines printed, each with its public source. The first
 file is what the rules were written from; the others were collected afterwards, without a look at the rules. *as that
 kind*: an event of that kind was read from it; *another*: only events of other kinds; *missed*: nothing. Of Xids and
-SXids code, address, pid and name must be right too. Further lines of an SXid ("Severity 0 Engine instance", "Data {")
-are no events of their own, and a program's log that quotes an Xid is none of the kernel's: *as meant*. A benign line is
-right where nothing is read.
+SXids code, address, pid and name must be right too. A program's log that quotes an Xid is none of the kernel's: *as
+meant*. A benign line is right where nothing is read.
 """
 RULES = """\
 ## What each kind says
@@ -76,7 +75,7 @@ def outcome(row: Captured) -> str:
     found = [event for event, _ in row.events()]
     if row.kind == "benign":
         return "right" if not found else "other"
-    if row.id in QUOTED or (row.kind == "sxid" and ("Engine instance" in row.text or "Data {" in row.text)):
+    if row.id in QUOTED:
         return "meant" if not found else "wrong"
     same = [event for event in found if event.kind == row.kind]
     if not same:

@@ -60,12 +60,10 @@ def test_a_captured_xid_is_read_with_its_gpu_and_process(row):
 
 
 @pytest.mark.parametrize("row", captured("sxid"))
-def test_a_captured_sxid_is_one_event_and_its_further_lines_are_none(row):
+def test_a_captured_sxid_is_read_and_its_further_lines_are_known_as_such(row):
     expected = row["expected"]
-    if "Severity 0 Engine" in row["text"] or "Data {" in row["text"]:
-        assert events(row["text"]) == []
-        return
     (event,) = events(row["text"])
+    assert ("further" in fields(event)) == ("Engine instance" in row["text"] or "Data {" in row["text"])
     assert (event.kind, event.code, event.pci) == ("sxid", str(expected["sxid"]), expected["pci"])
     assert fields(event)["switch"] == str(expected["nvswitch"])
     assert fields(event).get("fatal") == {"Fatal": "true", "Non-fatal": "false", None: None}[expected["severity"]]
@@ -391,8 +389,9 @@ def test_an_sxid_says_what_its_line_has(rest, expected):
 
 
 @pytest.mark.parametrize("rest", ["Severity 1 Engine instance 28 Sub-engine instance 00", "Data {0x0000003c, 0x0}"])
-def test_the_further_lines_of_an_sxid_are_no_event(rest):
-    assert parse(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, {rest}") is None
+def test_the_further_lines_of_an_sxid_name_its_switch_and_code_and_are_known_as_further(rest):
+    event = one(f"nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 24007, {rest}")
+    assert (event.code, event.pci, fields(event)) == ("24007", "0000:c3:00.0", {"switch": "0", "further": "true"})
 
 
 # --- the driver's own words

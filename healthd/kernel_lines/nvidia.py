@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel_lines.rule import PCI, Rule, event
+from healthd.kernel_lines.rule import FURTHER, PCI, Rule, event
 from healthd.model import KernelEvent
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
@@ -123,17 +123,19 @@ _GSP_INSTANCE = re.compile(r" from GPU(\d{1,3}) GSP!")
 
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
-# Two or more further lines of one event follow, between those of other switches: they are no events.
+# Two or more further lines of one event follow, between those of other switches ("Severity 0 Engine instance 60 ...",
+# "Data {0x0000003c, ...}"): field `further`, so that they are counted into it. Alone, they still name switch and code.
 _SXID = re.compile(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
-    r"(?!,\s*(?:Severity \d+ Engine instance|Data \{))(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?",
+    r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
 )
 
 
 def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
-    switch, address, code, severity, link = match.groups()
+    switch, address, code, further, severity, link = match.groups()
     fatal = {"Fatal": "true", "Non-fatal": "false"}.get(severity)
-    fields = (("switch", switch), ("fatal", fatal), ("link", str(int(link)) if link else None))
+    number = str(int(link)) if link else None
+    fields = (("switch", switch), ("fatal", fatal), ("link", number), (FURTHER, "true" if further else None))
     return event(kind, match, str(int(code)), address, fields)
 
 

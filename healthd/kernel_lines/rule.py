@@ -11,6 +11,7 @@ from healthd.model import KernelEvent
 # The code of further lines of a fault, which by themselves say no more than that there is one: kernel_fold.py adds them
 # to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
 DETAIL = "detail"
+FURTHER = "further"  # a field: the same, of a line that also has the code of its fault
 
 MAX_TEXT = 1024  # of the message that an event keeps: a kernel record can be 8 kB
 

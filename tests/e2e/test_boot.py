@@ -36,11 +36,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield running
 
 
-@pytest.fixture(scope="module")
-def unused(cluster: SlurmCluster) -> Iterator[str]:
-    return iter(list(cluster.names))
-
-
 class Booting:
     """A node, its daemon (which the test starts), and a service manager that waits for READY."""
 

@@ -47,11 +47,6 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
         directory.rmdir()
 
 
-@pytest.fixture(scope="module")
-def unused(cluster: SlurmCluster) -> Iterator[str]:
-    return iter(list(cluster.names))
-
-
 @pytest.fixture
 def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
     """All these nodes are one machine: what a test leaves running would hold the next one's GPU."""

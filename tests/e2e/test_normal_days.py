@@ -32,19 +32,6 @@ def cluster() -> Iterator[SlurmCluster]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def unused(cluster: SlurmCluster) -> Iterator[str]:
-    return iter(list(cluster.names))
-
-
-@pytest.fixture
-def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
-    """A node that no test has used yet. What is left of its drain afterwards would count for the fleet limit."""
-    name = next(unused)
-    yield name
-    cluster.attempt("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
-
-
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     """What the node is made of, well."""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from healthd import fleet_limit
 from healthd.config import Settings
+from healthd.guard import Guard
 from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
 from healthd.policy import Mode, Policy, is_quiet
 from healthd.schedule import phase
@@ -102,7 +103,7 @@ class Fleet:
 
     def _driver(self, name: str) -> SlurmDriver:
         clock = lambda: self.now  # noqa: E731
-        return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, clock, clock)
+        return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, Guard(clock), clock, clock)
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), what))

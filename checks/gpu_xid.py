@@ -133,11 +133,9 @@ def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) 
 
 def _on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
     """Events of these names on this part. A part that no line names may be any."""
-    found: list[KernelEvent] = []
-    for (name, other), group in groups.items():
-        if name in names and (other == part or not other or not part):
-            found += group
-    return found
+    if part:
+        return [event for name in names for other in (part, "") for event in groups.get((name, other), ())]
+    return [event for (name, _), group in groups.items() if name in names for event in group]
 
 
 def _one_fault(one: KernelEvent, other: KernelEvent) -> bool:

@@ -4,7 +4,8 @@ Rules: after a hard lockup, a panic, or an oops in the driver of the GPUs or net
 until a reboot. Any other oops kills what ran, and what it held stays held: it warns. So do CPUs and tasks that stand
 still: a file server that fails over blocks tasks on every node (processes and mount judge what lasts). A soft lockup is
 said again every 20 s while it lasts, an RCU stall every few minutes, a hung task every 2 minutes but only ten times in
-a boot (kernel.hung_task_warnings): an hour of silence ends the warning. An OOM kill is its job's, not the node's.
+a boot (kernel.hung_task_warnings): an hour of silence ends the warning. An OOM kill is its job's, not the node's. A
+line that healthd itself fails to read may be any fault's: it warns.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ RULES = {
     ("thermal", "critical"): Rule(
         "too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine switches itself off"
     ),
+    ("unread", ""): Rule("unread", Severity.WARNING, Clears.WINDOW, "healthd fails to read this line"),
 }
 
 
@@ -120,6 +122,8 @@ def _field(event: KernelEvent, name: str) -> str:
 
 def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
     parts = [rule.words]
+    if rule.code == "unread":
+        parts.append(_printable(event.text[:200]))
     if why := _field(event, "why"):
         parts.append(_printable(why))
     if driver := _field(event, "driver"):
@@ -209,6 +213,13 @@ EXPLAIN = {
         "CPUs were too hot and ran slower. It ends when the kernel says that all are cool again.",
         "Jobs are slow, and with them all the nodes that wait for this one.",
         "ipmitool sdr type Temperature; fans, filters, the inlet's temperature, thermal paste.",
+    ),
+    "kernel/unread": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A rule of healthd made a mistake with a kernel line. What the line says is not judged: it may be any fault.",
+        "If it is one, nothing else may say so.",
+        "Read the line. healthd's own log has the mistake with its traceback: please report it with the line.",
     ),
     "kernel/too_hot": Explain(
         Severity.WARNING,

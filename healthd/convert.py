@@ -158,6 +158,8 @@ def _plain_loader(kind: Any) -> Loader:
         if found is kind or kind is Any:
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
+            if found is int and not -(2**63) <= data < 2**63:  # nothing has as many; what computes with it would raise
+                raise ConvertError(f"{where}: must be below 2^63, is {show(data)}")
             return data
         if kind is float and found is int:
             try:

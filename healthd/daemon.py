@@ -26,11 +26,13 @@ from healthd import commands, fleet_limit, incidents, ledger, registry, service,
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.control_server import ControlServer
 from healthd.convert import load
+from healthd.guard import KERNEL_LOG, METRICS, REMOVALS, SLURM, SOCKET, WORKER, Guard, words
 from healthd.host import Host
 from healthd.job_at_source import LOOK_AGAIN_SECONDS, JobAtSource, with_jobs
-from healthd.kernel_fold import fold_events
+from healthd.kernel_fold import fold_events, newest_of_each
 from healthd.kernel_listener import Listener
 from healthd.kernel_log import Gap, RawLine
+from healthd.kernel_parse import UNREAD, as_unread
 from healthd.memory import NAMES, Memory
 from healthd.model import (
     CheckResult,
@@ -57,7 +59,8 @@ from healthd.schedule import Job
 from healthd.slurm import HELD, ReconcileReport
 from healthd.slurm_driver import SlurmDriver
 from healthd.slurmd_start import SlurmdStart
-from healthd.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
+from healthd.status import SOCKET as SOCKET_FILE
+from healthd.status import VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
 from healthd.worker import Setup
 
 log = logging.getLogger("healthd")
@@ -72,6 +75,9 @@ BURST_SECONDS = 0.02
 READY_SECONDS = 60.0  # a drain at the start gets so long to stand before slurmd is started
 INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the same incident
 FOREVER = float("inf")
+LATEST = 1e12  # seconds since the epoch: no clock stands later
+LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes no longer one than 24 days
+Found = list[tuple[str, list[Finding]]]  # of each check that found something
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 
 INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
@@ -113,6 +119,7 @@ class Daemon:
         self.settings = settings = self.loaded.settings
         self.checks = registry.find(settings.checks_dir)
         self.now, self.monotonic = time.time, time.monotonic
+        self.guard = Guard(self.now)
         self.host = Host(settings.root)
         self.boot_id = self.host.boot_id()
         self.driver_is_unheld = self.is_driver_unheld()
@@ -126,7 +133,7 @@ class Daemon:
         self.runner = Runner(
             Setup(settings.root, settings.nvml.fake, settings.checks_dir), settings.runtime_dir, self.monotonic
         )
-        self.memory = Memory(settings.runtime_dir, self.now)
+        self.memory = Memory(settings.runtime_dir, self.guard, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
         self.memory.keep_only(self.loaded.checks)
         self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, self.loaded.checks))
@@ -153,10 +160,10 @@ class Daemon:
             settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
         )
         self.slurm = SlurmDriver(
-            settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
+            settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.guard, self.now, self.monotonic
         )
         self.slurmd = SlurmdStart(settings.root, self.monotonic)
-        self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
+        self.control = ControlServer(self.path(SOCKET_FILE), self.answer, self.monotonic)
 
         self.stopping = self.said_ready = self.only_worker_woke = False
         self.ready_by = FOREVER
@@ -177,7 +184,7 @@ class Daemon:
         self.slurm_aim: object = None
         self.slurm_again_at = FOREVER
         self.verdict_word = ""
-        self.copy_failures = self.reload_failures = 0
+        self.copy_failures = self.reload_failures = self.events_forgotten = 0
         self.ticked = self.monotonic()
         self.clock_offset = self.now() - self.monotonic()
         self.inventory_at = -FOREVER
@@ -271,54 +278,80 @@ class Daemon:
         gap = self.kernel.gap()
         if gap is not None and (request := self.journal_request(gap)) != self.runner.request:
             self.rounds.errand(request)  # what is being read would otherwise be read, and counted, twice
-        for pci in self.removals.read():
+        removed: list[str] = []
+        with self.guard.at(REMOVALS):
+            removed = self.removals.read()
+        for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
             self.inventory_at = -FOREVER
             self.rounds.look_after_event(self.concerned("pci_remove"))
 
     def hear(self, events: list[KernelEvent]) -> None:
-        """Kernel events -> findings -> conditions. One save with the log's cursor: each event counts once."""
+        """Kernel events -> findings -> conditions. One save with the log's cursor: each event counts once.
+
+        Where healthd makes a mistake with them they are taken one by one, so that it costs one of them only, and that
+        one is still told of as a line that could not be read.
+        """
         if not events:
             return
+        before = self.memory.ledger
+        try:
+            self.take_in(events)
+        except Exception as error:
+            self.memory.go_back_to(before)
+            again = events
+            if len(events) == 1:
+                self.guard.drop(KERNEL_LOG, error, events[0].text)
+                again = [as_unread(event) for event in events if event.kind != UNREAD]
+            for event in again:
+                self.hear([event])
+        self.note_cursor()
+        self.memory.save()
+
+    def take_in(self, events: list[KernelEvent]) -> None:
+        """What is new is judged, all of it, before anything is forgotten."""
         memory = self.memory
         before = {event.sequence: event.lines for event in memory.ledger.events}
-        kept, touched, sequence = fold_events(
-            memory.ledger.events,
-            events,
-            memory.ledger.next_sequence,
-            ledger.KEEP_EVENTS_SECONDS,
-            ledger.KEEP_EVENTS,
+        recent, touched, sequence = fold_events(
+            memory.ledger.events, events, memory.ledger.next_sequence, ledger.KEEP_EVENTS_SECONDS
         )
-        kept = self.job_at_source.name(kept, touched, memory.ledger.inventory.gpus, self.now())
-        memory.change(events=kept, next_sequence=sequence)
-        self.note_cursor()
-        for event in kept:
-            if event.sequence in touched and not event.history:
-                # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
-                if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
-                    log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
-                self.rounds.look_after_event(self.concerned(event.kind))
+        recent = self.job_at_source.name(recent, touched, memory.ledger.inventory.gpus, self.now())
+        recent, findings = self.judged_events(recent)
+        by_sequence = {event.sequence: event for event in recent}
+        news = [event for number in touched if (event := by_sequence.get(number)) and not event.history]
+        for event in news:
+            # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
+            if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
+                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+            self.rounds.look_after_event(self.concerned(event.kind))
         known = set(memory.conditions)
-        for name, found in self.found_in(kept):
+        for name, found in findings:
             memory.set_conditions(
                 verdict.absorb_events(
                     memory.conditions,
                     name,
                     found,
-                    {event.sequence: event for event in kept},
+                    by_sequence,
                     frozenset(touched),
                     self.boot_id,
                     memory.ledger.cleared,
                 )
             )
-        news = [event for event in kept if event.sequence in touched and not event.history]
         listeners = dict.fromkeys(name for name, _ in self.loaded.checks)
         repairs = [repair for name in listeners for repair in self.checks[name].repairs(news)]
         if repairs:
             memory.set_conditions(verdict.after_repairs(memory.conditions, repairs, self.now()))
+        kept = newest_of_each(recent, ledger.KEEP_EVENTS)
+        memory.change(events=kept, next_sequence=sequence)
+        self.count_forgotten(len(recent) - len(kept))
         if not known.issuperset(memory.conditions):
             self.tell_incidents()
-        memory.save()
+
+    def count_forgotten(self, events: int) -> None:
+        before, self.events_forgotten = self.events_forgotten, self.events_forgotten + events
+        if events and len(str(self.events_forgotten)) > len(str(before or "")):
+            sentence = "%d kernel events were judged and are no longer kept: more than %d came in a day"
+            log.warning(sentence, self.events_forgotten, ledger.KEEP_EVENTS)
 
     def tell_incidents(self) -> None:
         """Which conditions are one fault: said when one of them opens, shown while they stand."""
@@ -332,22 +365,43 @@ class Daemon:
         standing = memory.conditions
         self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
-    def found_in(self, events: tuple[KernelEvent, ...]) -> Iterator[tuple[str, list[Finding]]]:
+    def judged_events(self, events: tuple[KernelEvent, ...]) -> tuple[tuple[KernelEvent, ...], Found]:
+        """(`events`, what the checks find in them). One that a check fails on is from now on a line not read."""
+        failed: dict[int, Exception] = {}
+        found = self.found_in(events, lambda event, error: failed.setdefault(event.sequence, error))
+        if not failed:
+            return events, found
+        for event in events:
+            if event.sequence in failed:
+                self.guard.drop(KERNEL_LOG, failed[event.sequence], event.text)
+        readable = [
+            as_unread(e) if e.sequence in failed else e for e in events if e.sequence not in failed or e.kind != UNREAD
+        ]
+        return tuple(readable), self.found_in(tuple(readable))
+
+    def found_in(
+        self, events: tuple[KernelEvent, ...], unjudged: Callable[[KernelEvent, Exception], object] = lambda *_: None
+    ) -> Found:
         """What the checks that listen make of these events."""
-        memory = self.memory
+        memory, every = self.memory, []
         for (name, instance), config in self.loaded.checks.items():
             if instance or not self.checks[name].listens:
                 continue
-            correlate = functools.partial(self.checks[name].correlate, node=memory.ledger.inventory, config=config)
+            correlate = functools.partial(
+                self.checks[name].correlate, node=memory.ledger.inventory, config=config, unjudged=unjudged
+            )
             known = (*memory.ledger.conditions, *memory.ledger.cleared)
             found = verdict.findings_in(events, correlate, known)
             if found:
-                yield name, [verdict.as_configured(finding, config) for finding in found]
+                every.append((name, [verdict.as_configured(finding, config) for finding in found]))
+        return every
 
     def hear_of_jobs(self) -> None:
         """Where Slurm uses no cgroups it tells a moment later which jobs were at the source."""
         memory = self.memory
-        jobs = self.job_at_source.step(memory.ledger.events, memory.ledger.inventory.gpus, self.now())
+        jobs: dict[int, str] = {}
+        with self.guard.at(SLURM):
+            jobs = self.job_at_source.step(memory.ledger.events, memory.ledger.inventory.gpus, self.now())
         if jobs:
             memory.change(events=with_jobs(memory.ledger.events, jobs))
             for _, found in self.found_in(memory.ledger.events):
@@ -442,22 +496,31 @@ class Daemon:
 
     def take_replies(self) -> None:
         for reply in self.rounds.step():
-            op = reply.request.table["op"]
-            if op == "run":
-                self.checked(reply)
-                self.renew_inventory(reply)
-            elif reply.outcome is not Outcome.COMPLETED:
-                log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
-                if op == "save_copy":
-                    self.copy_failures += 1
-                    self.memory.uncopied = True  # again after the next round
-                elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
-                    self.rounds.errand(reply.request)  # when the worker that hangs in it has ended
-            elif op == "inventory":
-                self.memory.change(inventory=load(Inventory, reply.table["inventory"]))
-                self.inventory_at = self.monotonic()
-            if op == "read_journal":
-                self.asked_journal(reply)
+            try:
+                self.take(reply)
+            except Exception as error:
+                self.guard.drop(WORKER, error, reply.request.table["op"])
+                why = f"healthd makes a mistake with the answer: {words(error)}"
+                with self.guard.at(WORKER):  # it could not look, which is neither good nor bad news
+                    self.take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why))
+
+    def take(self, reply: Reply) -> None:
+        op = reply.request.table["op"]
+        if op == "run":
+            self.checked(reply)
+            self.renew_inventory(reply)
+        elif reply.outcome is not Outcome.COMPLETED:
+            log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
+            if op == "save_copy":
+                self.copy_failures += 1
+                self.memory.uncopied = True  # again after the next round
+            elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
+                self.rounds.errand(reply.request)  # when the worker that hangs in it has ended
+        elif op == "inventory":
+            self.memory.change(inventory=load(Inventory, reply.table["inventory"]))
+            self.inventory_at = self.monotonic()
+        if op == "read_journal":
+            self.asked_journal(reply)
 
     def checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
@@ -485,7 +548,7 @@ class Daemon:
             verdict.absorb_result(memory.conditions, result, config.clear_after, self.boot_id, memory.ledger.cleared)
         )
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
-            if "past" in reply.table:
+            if isinstance(reply.table.get("past"), str):
                 memory.set_past(label(name), reply.table["past"])
             if result.repairs:
                 memory.set_conditions(verdict.after_repairs(memory.conditions, result.repairs, self.now()))
@@ -729,8 +792,9 @@ class Daemon:
         if path:
             from healthd.metrics import render
 
-            table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
-            self.rounds.errand(Request("textfile", ERRAND_SECONDS, table))
+            with self.guard.at(METRICS):
+                table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
+                self.rounds.errand(Request("textfile", ERRAND_SECONDS, table))
 
     def serve_metrics(self) -> None:
         """The metrics page, where it is wanted; its library is imported only then. A port that somebody else has is
@@ -782,6 +846,8 @@ class Daemon:
             workers_abandoned_total=self.runner.abandoned_total,
             ledger_copy_failures_total=self.copy_failures,
             config_reload_failures_total=self.reload_failures,
+            events_forgotten_total=self.events_forgotten,
+            dropped=dict(self.guard.dropped),
             cleared=known.cleared[-20:],
             troubles=self.troubles(),
             processes={"daemon": (os.getpid(),), "worker": self.runner.pids},
@@ -794,10 +860,18 @@ class Daemon:
             f"{self.settings.runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "",
             f"kernel log: {self.kernel.status.trouble}" if not self.kernel.status.alive else "",
             f"slurm: {self.slurm.status.trouble}" if self.slurm.status.trouble else "",
+            *self.guard.troubles(),
         )
         return tuple(sentence for sentence in found if sentence)
 
     # --- what people say
+
+    def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
+        try:
+            return self.command(request, who, may_command)
+        except Exception as error:
+            self.guard.drop(SOCKET, error, request)
+            return {"error": f"healthd makes a mistake with this request: {words(error)}"}
 
     def command(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
         """Answer one request on the control socket (the protocol is in status.py)."""
@@ -805,7 +879,10 @@ class Daemon:
         if name == "status":
             return {"status": status_json(self.snapshot())}
         if name == "looks-left":
-            return {"asked": request.get("asked"), "left": self.looks_left(request.get("asked"))}
+            asked = request.get("asked")
+            if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # true is a moment in 1970
+                return {"error": "asked: must be a time, in seconds since the epoch"}
+            return {"asked": asked, "left": self.looks_left(asked)}
         if not isinstance(name, str) or name not in ("job-ended", *commands.COMMANDS):
             return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
         if not may_command:
@@ -831,10 +908,8 @@ class Daemon:
         words = f"these look now: {', '.join(left)}" if left else "all have looked just now"
         return {"done": words, "asked": asked, "left": left}
 
-    def looks_left(self, asked: object) -> list[str]:
+    def looks_left(self, asked: float) -> list[str]:
         """Which of these checks have not run since. One that ran right before does not look again so soon."""
-        if not isinstance(asked, int | float):
-            return []
         before = asked - EARLY_AGAIN_SECONDS
         names = self.concerned_by_job_end()
         return [label(name) for name in names if name not in self.results or self.results[name].started < before]
@@ -944,4 +1019,5 @@ def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
-    return {descriptor for descriptor, _ in ready.poll(None if seconds == FOREVER else max(0.0, seconds) * 1000 + 1)}
+    wait = min(max(0.0, seconds), LONGEST_SLEEP_SECONDS)
+    return {descriptor for descriptor, _ in ready.poll(None if seconds == FOREVER else wait * 1000 + 1)}

@@ -383,7 +383,7 @@ def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
     try:
         files: Any = cursor["files"] if cursor else None
         return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
 
 

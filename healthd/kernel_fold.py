@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from healthd.kernel_lines.rule import DETAIL, FURTHER
 from healthd.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
-KEEP_MOST = 2000
 
 # Fields that differ between two lines of the same fault: everything else tells faults apart.
 _VARIES = frozenset(
@@ -91,13 +90,12 @@ def fold_events(
     incoming: Sequence[KernelEvent],
     next_sequence: int,
     keep_seconds: float = KEEP_SECONDS,
-    keep_most: int = KEEP_MOST,
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
     """(recent events, sequences of those that are new or grew, next sequence).
 
-    Only the newest event of a fault can grow, so this is linear. Of too many, the oldest of the most frequent
-    fault go first: a storm never pushes out another fault. What is new here is never too old: after a weekend
-    without healthd Friday's fault is read together with Sunday's, and must be judged once.
+    Only the newest event of a fault can grow, so this is linear. What is new here is never too old: after a weekend
+    without healthd Friday's fault is read together with Sunday's, and must be judged once. Nor is it too much: the
+    caller judges all of it, and only then forgets what is beyond his bound (newest_of_each()).
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
@@ -114,29 +112,24 @@ def fold_events(
             next_sequence += 1
         newest[key(events[place])] = beside[part(new)] = place
         touched[events[place].sequence] = None
-    kept = _bounded(events, touched, keep_seconds, keep_most)
-    alive = {event.sequence for event in kept}
-    return kept, tuple(sequence for sequence in touched if sequence in alive), next_sequence
+    oldest = max((event.last_time for event in events), default=0.0) - keep_seconds
+    kept = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)
+    return kept, tuple(touched), next_sequence
 
 
-def _bounded(
-    events: list[KernelEvent], touched: Container[int], keep_seconds: float, keep_most: int
-) -> tuple[KernelEvent, ...]:
-    if not events:
-        return ()
-    oldest = max(event.last_time for event in events) - keep_seconds
-    events = [event for event in events if event.last_time >= oldest or event.sequence in touched]
-    excess = len(events) - keep_most
-    if excess <= 0:
-        return tuple(events)
-    allowed = _level(Counter(key(event) for event in events), keep_most)
+def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEvent, ...]:
+    """At most `most` of the events, which have been judged. The oldest of the most frequent fault go first: a storm
+    never pushes out another fault, unless there are more faults than places."""
+    if len(events) <= most:
+        return events
+    allowed = _level(Counter(key(event) for event in events), most)
     seen: Counter[Key] = Counter()
     kept = []
     for event in reversed(events):
         seen[key(event)] += 1
         if seen[key(event)] <= allowed:
             kept.append(event)
-    return tuple(reversed(kept[:keep_most]))
+    return tuple(reversed(kept[:most]))
 
 
 def _level(counts: Counter[Key], most: int) -> int:

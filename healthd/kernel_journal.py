@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from healthd.guard import KERNEL_LOG, never_raises
 from healthd.kernel_log import LINES_PER_READ, Cursor, Gap, RawLine
 from healthd.kernel_prefix import KERNEL
 
@@ -69,6 +70,7 @@ def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
             yield line
 
 
+@never_raises(KERNEL_LOG)
 def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
     """One journal entry as a line; None if the kernel did not write it.
 
@@ -104,9 +106,10 @@ class JournalSource:
         self._place = place if isinstance(place, str) else ""
         self._first = not self._place
         self._resumed = False
-        if self._place:
+        try:
             self._reader.seek_cursor(self._place)
-        else:
+        except OSError:  # "" is none either
+            self._place, self._first = "", True
             self._reader.seek_head()
 
     def fileno(self) -> int:

@@ -8,7 +8,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from healthd.guard import KERNEL_LOG, tell_once, words
 from healthd.kernel_log import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
+from healthd.kernel_parse import UNREAD
 from healthd.model import KernelEvent
 from healthd.status import KernelLogStatus, SourceStatus
 
@@ -46,7 +48,6 @@ class Listener:
         self._gap_failures = 0
         self._gap_waits = False
         self._before = (0, 0, 0, 0)  # counted by sources that died
-        self._not_understood_for: set[str] = set()
         self._last_read = 0.0
         self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
         self.journal = SourceStatus("journal", up=True)
@@ -104,33 +105,20 @@ class Listener:
                     break
             self._failures = 0
             self._last_read = self._now()
-        except OSError as error:
-            self._failed(f"{self._spec}: {error.strerror or error}")
+        except Exception as error:
+            self._failed(f"{self._spec}: {_why(error)}")
         for note in source.take_notes():
             log.warning("kernel log: %s", note)
         return self._events(unrepeated(lines))
 
     def _events(self, lines: Iterable[RawLine]) -> list[KernelEvent]:
-        count, events = 0, []
-        for line in lines:
-            count += line.lines
-            try:
-                event = event_of(line, self._boot_id)
-            except Exception as error:  # a rule's mistake, read again at each start, must not end the daemon
-                self._not_understood(error, line.text)
-                continue
-            if event is not None:
-                events.append(event)
-        self._count(count, sum(event.lines for event in events))
-        return events
-
-    def _not_understood(self, error: Exception, text: str) -> None:
+        read = [(line.lines, event_of(line, self._boot_id)) for line in lines]
+        events = [event for _, event in read if event is not None]
         lost, overruns, malformed, rotations = self._before
-        self._before = (lost, overruns, malformed + 1, rotations)
-        kind = type(error).__name__
-        if kind not in self._not_understood_for:  # once each: such lines may come by the thousand
-            self._not_understood_for.add(kind)
-            log.error("kernel log: a line is left out, healthd fails to parse it (%s: %s): %.200r", kind, error, text)
+        malformed += sum(event.lines for event in events if event.kind == UNREAD)
+        self._before = (lost, overruns, malformed, rotations)
+        self._count(sum(count for count, _ in read), sum(event.lines for event in events))
+        return events
 
     # --- what the ring buffer lost, for the journal to fill
 
@@ -165,7 +153,7 @@ class Listener:
             try:
                 self._source.listen_in()
             except OSError as error:
-                self._failed(f"{self._spec}: {error.strerror or error}")
+                self._failed(f"{self._spec}: {_why(error)}")
 
     # --- open and closed
 
@@ -179,8 +167,10 @@ class Listener:
             return
         try:
             self._source = open_source(self._spec, self._root, self._cursor, self._accept_injected, self._now)
-        except (OSError, ImportError) as error:
-            self._failed(f"{self._spec}: {getattr(error, 'strerror', '') or error}")
+        except Exception as error:
+            if not isinstance(error, OSError | ImportError):
+                self._cursor = None  # what an earlier daemon left may be what it stumbled over
+            self._failed(f"{self._spec}: {_why(error)}")
             return
         self.status = dataclasses.replace(self.status, alive=not self._source.missing, trouble=self._source.missing)
 
@@ -225,3 +215,13 @@ class Listener:
             rotations_total=rotations,
             last_line=self._now() if lines else self.status.last_line,
         )
+
+
+def _why(error: Exception) -> str:
+    """What a source's error says; one that no source should give is healthd's own mistake, and told with its place."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, ImportError):
+        return str(error)
+    tell_once(KERNEL_LOG, error)
+    return words(error)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
+from healthd.guard import KERNEL_LOG, tell_once
 from healthd.kernel_lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
-from healthd.kernel_lines.rule import Rule
+from healthd.kernel_lines.rule import MAX_TEXT, Rule
 from healthd.model import KernelEvent
 
 RULES: tuple[Rule, ...] = (
@@ -43,11 +45,27 @@ _USER_TEXT_FIRST = re.compile(
 )
 
 
+UNREAD = "unread"  # the kind of a line that a rule makes a mistake with: it may be any fault's, so people are told
+
+
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
     """The event that a kernel message (without any prefix) reports, None if it reports none that matters here.
 
     `literals`: those of LITERALS that the caller has not ruled out, in their order.
     """
+    try:
+        return _parse(text, literals)
+    except Exception as error:
+        tell_once(KERNEL_LOG, error, text)
+        return KernelEvent(UNREAD, text=text[:MAX_TEXT])
+
+
+def as_unread(event: KernelEvent) -> KernelEvent:
+    """The same lines, where it is a later step that makes a mistake with what they say."""
+    return replace(event, kind=UNREAD, code="", pci="", fields=())
+
+
+def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
     of_a_process: re.Match[str] | Literal[False] | None = None
     for literal in literals:
         if literal in text:

@@ -11,6 +11,8 @@ import re
 import time
 from typing import NamedTuple
 
+from healthd.guard import KERNEL_LOG, never_raises
+
 KERNEL = 0  # syslog facility
 
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -42,6 +44,7 @@ _RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
+@never_raises(KERNEL_LOG)
 def parse_record(data: bytes) -> Record | None:
     r"""b"4,123,456789,-;text\n KEY=value\n" -> Record; None if it is no record. \xNN stands for one byte."""
     match = _RECORD.match(data)
@@ -105,6 +108,7 @@ _AROUND = re.compile(
 _REPEATED = re.compile(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 
+@never_raises(KERNEL_LOG)
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
     """The kernel's message in a line of a log file, None if another program wrote the line.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from healthd import ledger as ledgers
 from healthd import past, verdict
+from healthd.guard import LEDGER, Guard
 from healthd.ledger import Ledger, LedgerError
 from healthd.model import Condition, ConditionState, Severity
 from healthd.policy import Mode
@@ -25,8 +26,9 @@ class Memory:
     `unsaved`: a kill would lose something now; `uncopied`: a boot would.
     """
 
-    def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
+    def __init__(self, runtime_dir: str, guard: Guard, now: Callable[[], float]) -> None:
         self._runtime_dir = runtime_dir
+        self._guard = guard
         self._now = now
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
@@ -53,8 +55,22 @@ class Memory:
 
         `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
         """
+        live = self._live()
+        if live is not None:
+            with self._guard.at(LEDGER, self._path(ledgers.FILE)):
+                self._go_on_from(live, boot_id, mode)
+                return
+            log.error("the ledger is kept as %s", ledgers.set_aside(self._path(ledgers.FILE)))
+        copied = self._copied(read_copy)
+        if copied is not None:
+            with self._guard.at(LEDGER, "the copy of the ledger"):
+                self._go_on_from(copied, boot_id, mode)
+                return
+            self.copy_unread = True
+        self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode)
+
+    def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode) -> None:
         now = self._now()
-        found = self._live() or self._copied(read_copy) or Ledger(born=now, trusted_since=now)
         found = ledgers.with_none_in_the_future(found, now)
         # A clock that stands before what was written while it was right must not switch draining off until then.
         self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
@@ -124,6 +140,10 @@ class Memory:
         if ledger != self.ledger:
             self.ledger = ledger
             self.unsaved = self.uncopied = True
+
+    def go_back_to(self, ledger: Ledger) -> None:
+        """What was changed since is undone."""
+        self._replace(ledger)
 
     def set_conditions(self, conditions: dict[tuple[str, str], Condition]) -> None:
         """Take these conditions, and say in the log what opened, rose or cleared."""

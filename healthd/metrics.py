@@ -118,6 +118,8 @@ def _kernel_log(s: Snapshot) -> Iterator[Metric]:
     yield _gauge("kernel_log_info", "Where kernel lines are read from.", [({"from": k.source}, 1)])
     yield _counter("kernel_log_lines_total", "Lines read.", [({}, k.lines_total)])
     yield _counter("kernel_log_events_total", "Lines that say something about the hardware.", [({}, k.events_total)])
+    forgotten = "Events that were judged and are no longer kept: what repeats is counted without them."
+    yield _counter("kernel_log_events_forgotten_total", forgotten, [({}, s.events_forgotten_total)])
     yield _gauge("kernel_log_last_line_timestamp_seconds", "Time of the last line.", _moment(k.last_line))
 
 
@@ -209,6 +211,8 @@ def _workers(s: Snapshot) -> Iterator[Metric]:
     yield _counter("ledger_copy_failures_total", copies, [({}, s.ledger_copy_failures_total)])
     reloads = "Times that changed settings were refused."
     yield _counter("config_reload_failures_total", reloads, [({}, s.config_reload_failures_total)])
+    dropped = "What healthd made a mistake with and left out, by where it came from; its log has the traceback."
+    yield _counter("inputs_dropped_total", dropped, [({"from": place}, count) for place, count in s.dropped.items()])
 
 
 def _processes(s: Snapshot) -> Iterator[Metric]:

@@ -9,7 +9,6 @@ sentence, never the daemon.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import TypeVar
 from healthd import ownership
 from healthd.config import CheckConfig, ConfigError
 from healthd.convert import ConvertError, dump, load, nearest
+from healthd.guard import tell_once
 from healthd.host import Host
 from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
 
@@ -86,23 +86,41 @@ class Check:
         """What a hung run bars: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
-    def correlate(self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig) -> list[Finding] | None:
+    def correlate(
+        self,
+        events: Sequence[KernelEvent],
+        node: Inventory,
+        config: CheckConfig,
+        unjudged: Callable[[KernelEvent, Exception], object] = lambda _event, _error: None,
+    ) -> list[Finding] | None:
         """The findings in a window of kernel events; None if the check does not listen to the log.
 
-        Built-in checks only: it runs in the daemon, at each line. A mistake in it must not stop the others, nor the
-        daemon, which would meet the same line again at each start.
+        Built-in checks only: it runs in the daemon, at each line. A mistake in it stops neither the others nor the
+        daemon, which would meet the same line again at each start. An event that it fails on (`unjudged`) keeps no
+        other from being judged: each is then judged by itself.
         """
         listen = None if self.path else getattr(self.module, "correlate", None)
-        nothing: list[Finding] = []
         if listen is None:
             return None
-        return self._asked("correlate", lambda: list(listen(events, node, config)), nothing, say=_say_once)
+        try:
+            return list(listen(events, node, config))
+        except Exception as error:
+            tell_once(f"check {self.name}: correlate", error)
+            if len(events) == 1:
+                unjudged(events[0], error)
+                return []
+        return [found for event in events for found in self.correlate([event], node, config, unjudged) or ()]
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""
         listen = None if self.path else getattr(self.module, "repairs", None)
-        nothing: list[Repair] = []
-        return nothing if listen is None else self._asked("repairs", lambda: list(listen(events)), nothing, _say_once)
+        if listen is None:
+            return []
+        try:
+            return list(listen(events))
+        except Exception as error:
+            tell_once(f"check {self.name}: repairs", error)
+            return []
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """What it means that a run did not answer for `seconds`."""
@@ -167,12 +185,12 @@ class Check:
         if problem:
             raise ConvertError(f"{where}: {problem}")
 
-    def _asked(self, what: str, ask: Callable[[], T], otherwise: T, say: Callable[[str], None] = log.error) -> T:
+    def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
         """Its author's mistake costs what the check would have said, and a sentence."""
         try:
             return ask()
         except (Exception, SystemExit) as error:
-            say(f"check {self.name}: {what}: {type(error).__name__}: {error}")
+            log.error(f"check {self.name}: {what}: {type(error).__name__}: {error}")
             return otherwise
 
 
@@ -183,12 +201,6 @@ def renamed(code: str) -> str:
             now = new + code.removeprefix(old)
             return f'; it is "{now}" now, of [checks.{now.partition("/")[0]}]'
     return ""
-
-
-@functools.lru_cache(maxsize=64)
-def _say_once(sentence: str) -> None:
-    """What is asked at each line of the kernel log says its trouble once."""
-    log.error("%s", sentence)
 
 
 def built_in() -> dict[str, Check]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from healthd.guard import REMOVALS, tell_once
 from healthd.inventory import pci_of
 from healthd.status import SourceStatus
 
@@ -65,7 +66,9 @@ class Removals:
             while self._monitor is not None and (device := self._monitor.poll(0)) is not None:
                 if device.action == "remove":
                     removed.add(pci_of(device.device_path))
-        except (OSError, ValueError) as error:  # pyudev's word for EINVAL is ValueError
+        except Exception as error:
+            if not isinstance(error, OSError | ValueError):  # pyudev's word for EINVAL is ValueError
+                tell_once(REMOVALS, error)
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()

@@ -16,11 +16,13 @@ from healthd.verdict import as_configured
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the worker says of one run, as it comes over the stream. `observations` are a text of their own."""
+    """What the worker says of one run, as it comes over the stream. `observations` are a text of their own; `past`: of
+    the counters, as only the worker reads it."""
 
     findings: tuple[Finding, ...] = ()
     observations: str = "[]"
     repairs: tuple[Repair, ...] = ()
+    past: str = ""
 
 
 SAID = tuple(f.name for f in fields(Said))
@@ -49,7 +51,7 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, sil
     """
     outcome, error = reply.outcome, reply.error
     try:
-        said = load(Said, {name: reply.table[name] for name in SAID if reply.table.get(name)})
+        said = load(Said, {name: reply.table[name] for name in SAID if name in reply.table})
         observations = observations_of(said.observations)
     except ConvertError as problem:
         said, observations, outcome = Said(), (), Outcome.FAILED

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from healthd.convert import ConvertError, dump, load
+from healthd.convert import dump, load
 from healthd.model import Outcome
 from healthd.worker import Setup
 
@@ -396,7 +396,7 @@ class Runner:
         try:
             with open(self._workers_file, encoding="utf-8") as file:
                 known = [load(Identity, item) for item in json.load(file)]
-        except (OSError, ValueError, ConvertError, TypeError):
+        except (OSError, RecursionError, TypeError, ValueError):
             return  # none, or cut off by a crash of the machine: nothing of that boot lives
         for identity in known:
             if start_time(identity.pid) == identity.start:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 
 from healthd.child import Child
 from healthd.config import Settings
+from healthd.guard import SLURM, Guard, words
 from healthd.model import SlurmMemory, Verdict
 from healthd.policy import Policy
 from healthd.slurm import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
@@ -39,6 +40,7 @@ class SlurmDriver:
         boot_id: str,
         remember: Callable[[SlurmMemory], None],
         may_change: Callable[[], bool],
+        guard: Guard,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -46,6 +48,8 @@ class SlurmDriver:
         self._boot_id = boot_id
         self._remember = remember
         self._may_change = may_change
+        self._guard = guard
+        self._memory = SlurmMemory()  # as it was last remembered
         self._now = now
         self._monotonic = monotonic
         self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
@@ -69,6 +73,7 @@ class SlurmDriver:
 
     def begin(self, verdict: Verdict, memory: SlurmMemory, policy: Policy) -> ReconcileReport | None:
         """Look, decide, act. The report at once if no command was needed."""
+        self._memory = memory
         self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, self._now)
         return self._go_on(None)
 
@@ -124,6 +129,7 @@ class SlurmDriver:
             step = self._steps.send(result)
             while True:
                 if isinstance(step, Remember):
+                    self._memory = step.memory
                     self._remember(step.memory)
                     step = self._steps.send(None)
                     continue
@@ -137,16 +143,22 @@ class SlurmDriver:
                     missing = CommandResult(127, "", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
                     step = self._steps.send(self._counted(missing))
         except StopIteration as end:
-            self._steps = None
-            report: ReconcileReport = end.value
-            self.status = dataclasses.replace(
-                self.status,
-                node=report.node or self.status.node,
-                owner=report.owner.value if report.node else self.status.owner,
-                read_at=self._now() if report.node else self.status.read_at,
-                trouble=report.trouble,
-            )
-            return report
+            return self._ended(end.value)
+        except Exception as error:  # with what Slurm said: looked at again later, it may say something else
+            self._guard.drop(SLURM, error, result.stdout if result else "")
+            trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
+            return self._ended(ReconcileReport(self._memory, trouble=trouble))
+
+    def _ended(self, report: ReconcileReport) -> ReconcileReport:
+        self._steps = None
+        self.status = dataclasses.replace(
+            self.status,
+            node=report.node or self.status.node,
+            owner=report.owner.value if report.node else self.status.owner,
+            read_at=self._now() if report.node else self.status.read_at,
+            trouble=report.trouble,
+        )
+        return report
 
     def _start(self, command: Command) -> None:
         self._command = command

@@ -122,6 +122,8 @@ class Snapshot:
     workers_abandoned_total: int = 0
     ledger_copy_failures_total: int = 0
     config_reload_failures_total: int = 0
+    events_forgotten_total: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
     cleared: tuple[Condition, ...] = ()
     troubles: tuple[str, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
@@ -227,6 +229,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
         "barred": dict(s.barred),
         "troubles": list(s.troubles),
+        "dropped": dict(s.dropped),
         "inventory": dataclasses.asdict(s.inventory),
     }
 

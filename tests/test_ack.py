@@ -11,6 +11,7 @@ from test_memory import NOW, STANDING
 
 from healthd import verdict
 from healthd.commands import COMMANDS
+from healthd.guard import Guard
 from healthd.ledger import decode, encode
 from healthd.memory import Memory
 from healthd.model import (
@@ -43,7 +44,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def memory(tmp_path: Path, clock: Clock) -> Memory:
-    made = Memory(str(tmp_path), lambda: clock.now)
+    made = Memory(str(tmp_path), Guard(lambda: clock.now), lambda: clock.now)
     made.recall(dict, "b1", Mode.ACT)
     made.change(trusted_since=1.0)
     return made

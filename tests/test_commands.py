@@ -14,6 +14,7 @@ from test_memory import NOW, STANDING
 
 from healthd import past, verdict
 from healthd.commands import COMMANDS, Refused
+from healthd.guard import Guard
 from healthd.ledger import Pause
 from healthd.memory import Memory
 from healthd.model import Condition, ConditionState
@@ -24,7 +25,7 @@ from healthd.policy import Mode
 def memory(tmp_path: Path) -> Memory:
     """Two GPUs with the same fault."""
     other = dataclasses.replace(STANDING, subject="0000:1b:00.0")
-    made = Memory(str(tmp_path), lambda: NOW)
+    made = Memory(str(tmp_path), Guard(lambda: NOW), lambda: NOW)
     made.recall(dict, "b1", Mode.ACT)
     hold(made, STANDING, other)
     return made

@@ -139,6 +139,7 @@ ANY = st.recursive(
 )
 # Only what JSON can carry and the settings accept: finite numbers.
 CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, SlurmMemory, Series]
+st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 
 
@@ -173,3 +174,15 @@ def test_one_wrong_field_is_refused_at_its_place_or_fits(value, name, replacemen
         sentence = f"here.{name}"
         assert dump(loaded).get(name, replacement) == replacement
     assert sentence.startswith(f"here.{name}")
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_a_whole_number_that_nothing_can_have_is_refused(number):
+    """What computes with one raises OverflowError at some other place."""
+    with pytest.raises(ConvertError, match=r"here\.whole: must be below 2\^63, is "):
+        load(Everything, {"whole": number}, "here")
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, -(2**63)])
+def test_the_largest_whole_numbers_are_taken(number):
+    assert load(KernelEvent, {"kind": "xid", "pid": number}).pid == number

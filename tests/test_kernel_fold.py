@@ -1,9 +1,10 @@
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_fold import fold, fold_events
+from healthd.kernel_fold import fold, fold_events, newest_of_each
 from healthd.model import KernelEvent
 
 
@@ -94,7 +95,8 @@ def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
     recent, following = (xid("79", pci="0000:5e:00.0", at=0.0),), 2
     for hour in range(20):
         storm = [xid(at=hour * 600 + n * 6.0) for n in range(100)]
-        recent, _, following = fold_events(recent, storm, following, keep_most=50)
+        recent, _, following = fold_events(recent, storm, following)
+        recent = newest_of_each(recent, 50)
     assert len(recent) == 50
     assert recent[0].code == "79"
     assert [event.sequence for event in recent[1:]] == list(range(following - 49, following))
@@ -119,15 +121,22 @@ EVENTS = st.lists(st.builds(xid, st.sampled_from(["13", "48", "79"]), st.just("0
 
 @given(EVENTS, st.integers(1, 10))
 def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
-    recent, touched, following = fold_events((), incoming, 1, keep_most=1000)
+    recent, touched, following = fold_events((), incoming, 1)
     assert sum(event.lines for event in recent) == len(incoming)
     assert [event.sequence for event in recent] == list(range(1, following))
     assert set(touched) == set(range(1, following))
-    kept, touched, _ = fold_events((), incoming, 1, keep_most=most)
+    kept = newest_of_each(recent, most)
     assert len(kept) == len(recent) if len(recent) <= most else len(kept) <= most
     if most >= 3:
         assert {event.code for event in kept} == {event.code for event in recent}
-    assert set(touched) <= {event.sequence for event in kept}
+    assert list(kept) == [event for event in recent if event in kept]
+
+
+@pytest.mark.parametrize("others", [1, 500, 1280, 5000])
+def test_what_is_new_is_all_there_to_be_judged_however_much_came_with_it(others):
+    burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(others))]
+    recent, touched, following = fold_events((), burst, 1)
+    assert (len(recent), len(touched), following) == (others + 1, others + 1, others + 2)
 
 
 def disk(code, name, at=0.0):

@@ -123,7 +123,7 @@ def test_more_than_one_reads_worth_is_read_on_without_waiting(tmp_path: Path) ->
     log.close()
 
 
-def test_a_line_on_which_a_rule_fails_costs_that_line_and_one_sentence_in_the_log(
+def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Rule("xid", ("explodes",), re.compile("usb explodes (.*)"), lambda kind, match: match[9])
@@ -131,14 +131,67 @@ def test_a_line_on_which_a_rule_fails_costs_that_line_and_one_sentence_in_the_lo
     path = tmp_path / "kern.log"
     log = listener(str(path))
     path.write_text(f"usb explodes one\n{XID}\nusb explodes two\n")
-    assert [event.code for event in log.read()] == ["79"]
+    assert [(event.kind, event.code, event.text) for event in log.read()] == [
+        ("unread", "", "usb explodes one"),
+        ("xid", "79", XID),
+        ("unread", "", "usb explodes two"),
+    ]
     assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
-    (said,) = caplog.messages
-    assert "healthd fails to parse it (IndexError: no such group): 'usb explodes one'" in said
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        "kernel_log: left out, healthd makes a mistake at 'usb explodes one': IndexError: no such group"
+    )
+    assert said.exc_info is not None
     log.close()
     again = listener(str(path), cursor=log.cursor)
     assert again.read() == [], "what it could not be is not read again"
     again.close()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        {"boot_id": "b1", "sequence": 9, "usec": float("inf")},
+        {"boot_id": "b1", "sequence": 9, "usec": float("nan")},
+        {"boot_id": "b1", "sequence": 9, "usec": 500, "gaps": [[float("inf"), 1, False]]},
+        {"boot_id": "b1", "sequence": 9, "usec": 500, "gaps": 7},
+        {"files": [[1, float("inf"), 3, False]], "boot_id": "b1"},
+        {"files": {"a": 1}},
+        {"journal": 7},
+        [1],
+        "usec",
+        -1e308,
+    ],
+)
+def test_a_cursor_that_is_none_is_as_if_there_were_none(tmp_path: Path, cursor: object) -> None:
+    fake_kmsg(tmp_path, "/dev/null")
+    kmsg = listener("kmsg", str(tmp_path), cursor)
+    kmsg.read()
+    kmsg.close()
+    log = listener(str(tmp_path / "kern.log"), str(tmp_path), cursor)
+    log.read()
+    (tmp_path / "kern.log").write_text(f"{XID}\n")
+    assert [event.code for event in log.read()] == ["79"]
+    log.close()
+
+
+def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kern.log").touch()
+    clock = Clock()
+    log = listener(str(tmp_path / "kern.log"), clock=clock)
+    with monkeypatch.context() as broken:
+        broken.setattr("healthd.kernel_file.Tail.truncated", lambda _tail: 1 / 0)
+        assert log.read() == []
+    assert (log.status.alive, log.status.trouble) == (
+        False,
+        f"{tmp_path}/kern.log: ZeroDivisionError: division by zero",
+    )
+    (tmp_path / "kern.log").write_text(f"{XID}\n")
+    clock.now += RETRY_SECONDS[0]
+    assert [event.code for event in log.read()] == ["79"]
+    log.close()
 
 
 def test_a_closed_listener_leaves_nothing_open(tmp_path: Path) -> None:

@@ -253,9 +253,18 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "check broken: correlate: ZeroDivisionError: a mistake of its author",
-        "check broken: repairs: ZeroDivisionError: a mistake of its author",
-    ]
+        "check broken: correlate: left out, healthd makes a mistake: ZeroDivisionError: a mistake of its author"
+    ], "both raise at the same place"
+
+
+def test_an_event_that_a_check_fails_on_keeps_no_other_from_being_judged():
+    check = registry.built_in()["gpu_xid"]
+    codes = ["79", "3x1", "48", "9" * 5000]
+    events = [KernelEvent("xid", code, f"0000:{n}b:00.0", sequence=n) for n, code in enumerate(codes)]
+    failed = []
+    found = check.correlate(events, Inventory(), check.config(), lambda event, error: failed.append(event.sequence))
+    assert {finding.code for finding in found} == {"gpu_xid/79", "gpu_xid/48"}
+    assert failed == [1, 3]
 
 
 def test_what_a_code_is_called_now_exists():

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from healthd.config import Settings
+from healthd.guard import Guard
 from healthd.model import SlurmMemory
 from healthd.slurm import ReconcileReport
 from healthd.slurm_driver import (
@@ -25,7 +26,7 @@ SETTLED = ReconcileReport(SlurmMemory(), settled=True)
 
 @pytest.fixture
 def driver() -> SlurmDriver:
-    return SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, time.monotonic)
+    return SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, time.monotonic)
 
 
 def test_retries_back_off_to_five_minutes_and_begin_anew_after_a_success(driver: SlurmDriver) -> None:
@@ -39,7 +40,9 @@ def test_retries_back_off_to_five_minutes_and_begin_anew_after_a_success(driver:
 
 def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
     def last_wait() -> float:
-        driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, time.monotonic)
+        driver = SlurmDriver(
+            Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, time.monotonic
+        )
         return [driver.retry_seconds(TROUBLE) for _ in range(8)][-1]
 
     seconds = [int(last_wait()) for _ in range(1000)]
@@ -48,7 +51,9 @@ def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
 
 def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the_start() -> None:
     now = [0.0]
-    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
+    driver = SlurmDriver(
+        Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, lambda: now[0]
+    )
     unsettled = ReconcileReport(SlurmMemory())
     assert max(driver.retry_seconds(unsettled) for _ in range(20)) <= 1.2 * BOOT_RETRY_SECONDS
     now[0] = BOOT_SECONDS
@@ -58,7 +63,9 @@ def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the
 
 def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_seconds() -> None:
     now = [0.0]
-    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
+    driver = SlurmDriver(
+        Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, lambda: now[0]
+    )
     unsettled = ReconcileReport(SlurmMemory())
     driver.expect_registration()
     assert driver.retry_seconds(unsettled) == REGISTRATION_RETRY_SECONDS

@@ -1,0 +1,91 @@
+"""No input ends the daemon. What comes from outside (a request, a kernel line, the worker's answer, Slurm's text, a
+file) is refused in a sentence by whoever reads it. A guard stands behind each of these boundaries for what its reader
+did not think of: that one thing is dropped, counted and shown, and the log gets the traceback once.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+log = logging.getLogger("healthd")
+
+# What a person may meet in metrics and troubles.
+SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
+REMOVALS, METRICS = "device_removals", "metrics"
+SHOWN_SECONDS = 24 * 3600.0  # a trouble stands for so long after the last one was dropped
+MOST_TOLD = 200  # places in the program whose mistake was written down; more would be a log of its own
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_told: set[tuple[str, str, int]] = set()
+
+
+class Guard:
+    """`dropped`: boundary -> how many things since the start."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.dropped: Counter[str] = Counter()
+        self._last: dict[str, tuple[float, str]] = {}
+
+    @contextmanager
+    def at(self, boundary: str, what: object = "") -> Iterator[None]:
+        """`with guard.at(SOCKET, request):` what raises in it is dropped. `what`: the input, for the log."""
+        try:
+            yield
+        except Exception as error:  # not what is meant to end the program: a signal, an exit
+            self.drop(boundary, error, what)
+
+    def drop(self, boundary: str, error: Exception, what: object = "") -> None:
+        self.dropped[boundary] += 1
+        self._last[boundary] = (self._now(), words(error))
+        tell_once(boundary, error, what)
+
+    def troubles(self) -> Iterator[str]:
+        """One sentence for each boundary at which something was dropped of late."""
+        for boundary, (when, why) in self._last.items():
+            if self._now() - when < SHOWN_SECONDS:
+                count = self.dropped[boundary]
+                things = "1 input was" if count == 1 else f"{count} inputs were"
+                yield f"{boundary}: {things} dropped by a mistake in healthd, the last by {why}; its log has more"
+
+
+def never_raises(where: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
+    """For a function that reads text of others, the first argument: what it stumbles over is nothing that it knows."""
+
+    def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
+        @functools.wraps(read)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+            try:
+                return read(*args, **kwargs)
+            except Exception as error:
+                tell_once(where, error, args[0])
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def words(error: Exception) -> str:
+    """ "ValueError: not a number", on one line of bounded length, whatever the input put into it."""
+    text = "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def tell_once(where: str, error: Exception, what: object = "") -> None:
+    """To the log, with the traceback: once for each place in the program that raises, however often it does."""
+    *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
+    place = (type(error).__name__, frame.filename, frame.lineno or 0)
+    if place in _told or len(_told) >= MOST_TOLD:
+        return
+    _told.add(place)
+    about = f" at {what!r:.200}" if what else ""
+    log.error("%s: left out, healthd makes a mistake%s: %s", where, about, words(error), exc_info=error)

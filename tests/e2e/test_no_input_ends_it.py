@@ -1,0 +1,135 @@
+"""What comes from outside is dropped where healthd stumbles over it, and the running daemon goes on: requests, kernel
+lines, bursts of them, a ledger that somebody wrote into.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, condition, xid
+
+OTHERS = 1280
+
+
+@pytest.fixture
+def daemon() -> Iterator[Healthd]:
+    with Healthd(directory=Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))) as running:
+        yield running
+
+
+def send(daemon: Healthd, line: bytes) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.settimeout(10)
+        stream.connect(str(daemon.run_dir / "healthd.sock"))
+        stream.sendall(line + b"\n")
+        said = b""
+        while chunk := stream.recv(1 << 16):
+            said += chunk
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"command":"looks-left","asked":%s}' % (b"9" * 400),
+        b'{"command":"looks-left","asked":%s}' % (b"9" * 5000),
+        b'{"command":"looks-left","asked":1e999}',
+        b'{"command":"looks-left","asked":NaN}',
+        b'{"command":"looks-left","asked":-1}',
+        b'{"command":"looks-left","asked":"now"}',
+        b'{"command":"looks-left"}',
+        b'{"command":%s}' % (b"9" * 400),
+        b'{"command":["status"]}',
+        b'{"command":"pause","seconds":%s,"why":"x"}' % (b"9" * 400),
+        b'{"command":"pause","seconds":NaN,"why":"x"}',
+        b'{"command":"ack","code":%s,"seconds":1,"why":"x"}' % (b"9" * 400),
+        b'{"command":"repaired","code":{"a":[]},"part":{}}',
+        b"[" * 60_000,
+        b"\xff\xfe\x00",
+        b"null",
+    ],
+)
+def test_no_request_ends_the_daemon(daemon: Healthd, line: bytes) -> None:
+    assert list(send(daemon, line)) == ["error"]
+    status = daemon.status()
+    assert (status["health"], status["dropped"], status["troubles"]) == ("healthy", {}, [])
+
+
+def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healthd) -> None:
+    """The log's lines are written at once, and so read at once. Each is a fault of another part."""
+    others = [xid(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
+    daemon.kernel_line(xid(79), *others)
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
+    assert status["kernel_log"]["events_total"] == OTHERS + 1
+    assert len([c for c in status["conditions"] if c["code"] == "gpu_xid/31"]) == OTHERS
+    assert status["health"] == "unhealthy"
+    log = daemon.log.read_text()
+    assert "kernel: NVRM: Xid (PCI:0000:61:00): 79" in log
+    assert re.search(r"WARNING: \d+ kernel events were judged and are no longer kept: more than 500 came in a day", log)
+
+
+def test_an_xid_in_the_backlog_of_a_restart_is_seen_however_much_is_behind_it(daemon: Healthd) -> None:
+    daemon.kernel_line(xid(43, text="Ch 00000001"))
+    daemon.until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
+    daemon.kill()
+    others = [xid(31, f"{number:04x}:01:00", "Ch 00000001, MMU Fault") for number in range(1, OTHERS + 1)]
+    daemon.kernel_line(xid(79), *others)
+    daemon.start()
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
+    assert status["health"] == "unhealthy"
+
+
+def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> None:
+    daemon.kernel_line(xid(43, text="Ch 00000001"), xid(63, "0000:5d:00", "Row Remapper: New row marked for remapping"))
+    daemon.until(lambda s: condition(s, "gpu_xid/43") is not None, "the log is read")
+    daemon.kill()
+    file = daemon.run_dir / "ledger.json"
+    ledger = json.loads(file.read_text())
+    ledger["events"][0]["code"] = "3x1"
+    ledger["cursors"]["kmsg"] = {"boot_id": "b", "sequence": 1, "usec": float("inf")}
+    file.write_text(json.dumps(ledger))
+    daemon.start()
+    daemon.kernel_line(xid(79))
+    status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "Xids are judged all the same")
+    unread = condition(status, "kernel/unread")
+    assert unread is None, "it was told of when it came, and is no news"
+    assert status["dropped"] == {"kernel_log": 1}
+    assert any(trouble.startswith("kernel_log: 1 input was dropped") for trouble in status["troubles"])
+    assert daemon.log.read_text().count("Traceback") == 1
+    daemon.kernel_line(xid(48, "0000:5d:00", "DBE"))
+    status = daemon.until(lambda s: condition(s, "gpu_xid/48") is not None, "the next is judged too")
+    assert status["dropped"] == {"kernel_log": 1}, "what could not be judged is not tried again"
+
+
+def test_a_ledger_whose_numbers_nothing_can_have_is_set_aside(daemon: Healthd) -> None:
+    daemon.kernel_line(xid(79))
+    daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "there is something to remember")
+    daemon.kill()
+    file = daemon.run_dir / "ledger.json"
+    file.write_text(file.read_text().replace('"count":1', f'"count":{"9" * 400}'))
+    daemon.start()
+    assert daemon.status()["health"] in ("healthy", "unhealthy")
+    assert (daemon.run_dir / "ledger.json.unreadable").exists()
+
+
+def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_still_seen(tmp_path: Path) -> None:
+    """Also where Slurm's own programs print what nobody expects."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sinfo", "scontrol", "squeue"):
+        (programs / name).write_text("#!/bin/sh\nhead -c 300000 /dev/urandom\n")
+        (programs / name).chmod(0o755)
+    env = {"PATH": f"{programs}:/usr/bin:/bin"}
+    with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))) as daemon:
+        daemon.until(lambda s: bool(s["slurm"]["trouble"]), "Slurm's trouble is told")
+        daemon.kernel_line(xid(79))
+        status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
+        assert status["health"] == "unhealthy"

@@ -1,0 +1,157 @@
+"""A mistake of healthd's own behind a boundary costs the one input: shown on a daemon in this process, into which the
+mistake is put.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd import daemon as daemons
+from healthd import registry, verdict
+from healthd.config import Loaded, settle
+from healthd.daemon import Daemon
+from healthd.kernel_log import RawLine, event_of
+from healthd.ledger import encode
+from healthd.model import KernelEvent, Outcome
+from healthd.runner import Reply, Request
+
+NOW = 1_800_000_000.0
+
+
+def xid(code: int, pci: str = "0000:61:00") -> KernelEvent:
+    event = event_of(RawLine(NOW, f"NVRM: Xid (PCI:{pci}): {code}, pid=1, name=x, GPU has fallen off the bus."), "b")
+    assert event is not None
+    return event
+
+
+def settings(tmp_path: Path) -> Loaded:
+    table = {
+        **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
+        "profile": "none",
+        "baseline_file": "",
+        "nvml": {"fake": "dgx-h100"},
+        "metrics": {"listen": "off"},
+        "kernel_log": {"source": "off"},
+    }
+    return settle(table, "test", {}, registry.built_in())
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    made = Daemon(lambda: settings(tmp_path))
+    yield made
+    made.shut_down()
+
+
+def codes(daemon: Daemon) -> list[str]:
+    return sorted(code for code, _ in daemon.memory.conditions)
+
+
+def raises(*_: object, **__: object) -> Any:
+    raise ZeroDivisionError("a mistake")
+
+
+def test_an_event_on_which_a_later_step_fails_is_told_of_and_costs_no_other(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absorb = verdict.absorb_events
+
+    def fails_on_48(conditions: Any, check: str, found: Any, *rest: Any) -> Any:
+        return raises() if any(f.code == "gpu_xid/48" for f in found) else absorb(conditions, check, found, *rest)
+
+    monkeypatch.setattr(verdict, "absorb_events", fails_on_48)
+    daemon.hear([xid(79), xid(48), xid(43, "0000:5d:00")])
+    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
+    assert dict(daemon.guard.dropped) == {"kernel_log": 1}
+    assert [event.kind for event in daemon.memory.ledger.events] == ["xid", "unread", "xid"]
+    assert any("ZeroDivisionError" in trouble for trouble in daemon.troubles())
+
+
+def test_where_every_event_fails_each_is_dropped_and_the_daemon_goes_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(daemons, "fold_events", raises)
+        daemon.hear([xid(79), xid(48)])
+    assert (codes(daemon), dict(daemon.guard.dropped)) == ([], {"kernel_log": 4})
+    daemon.hear([xid(79)])
+    assert codes(daemon) == ["gpu_xid/79"]
+
+
+def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = dataclasses.replace(xid(48), code="3x1")
+    for event in (odd, xid(79), xid(43)):
+        daemon.hear([event])
+    assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
+    assert dict(daemon.guard.dropped) == {"kernel_log": 1}
+
+
+def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_check_could_not_look(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = {"op": "run", "check": "clock", "instance": ""}
+    for answer in ({"past": 7, "findings": []}, {"past": "", "findings": 7}, {"repairs": [[]]}, {"observations": {}}):
+        daemon.results.clear()
+        reply = Reply(Request("", 1.0, table), Outcome.COMPLETED, 0.1, {"error": "", **answer})
+        monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
+        daemon.take_replies()
+        assert daemon.results["clock", ""].outcome is Outcome.FAILED, answer
+    for op in ("inventory", "read_journal", "save_copy"):
+        reply = Reply(Request("", 1.0, {"op": op, "gap": 7, "history": ()}), Outcome.COMPLETED, 0.1, {"error": ""})
+        monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
+        daemon.take_replies()
+    assert daemon.guard.dropped["worker"] >= 2
+
+
+def test_a_request_on_which_healthd_fails_gets_an_answer(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "snapshot", raises)
+    answer = daemon.answer({"command": "status"}, "root (uid 0)", True)
+    assert answer == {"error": "healthd makes a mistake with this request: ZeroDivisionError: a mistake"}
+    assert dict(daemon.guard.dropped) == {"socket": 1}
+
+
+def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Daemon(lambda: settings(tmp_path))
+    first.hear([xid(79)])
+    first.shut_down()
+    os.close(first.lock)
+    before = (tmp_path / "runtime_dir/ledger.json").read_text()
+    with monkeypatch.context() as broken:
+        broken.setattr(
+            "healthd.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
+        )
+        second = Daemon(lambda: settings(tmp_path))
+    assert (codes(second), second.guard.dropped["ledger"]) == ([], 1)
+    assert (tmp_path / "runtime_dir/ledger.json.unreadable").read_text() == before
+    assert encode(second.memory.ledger)
+    second.shut_down()
+
+
+def test_of_more_events_than_are_kept_all_are_judged_and_it_is_said_how_many_are_no_longer_kept(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "healthd")
+    daemon.hear([xid(79), *(xid(31, f"{number:04x}:01:00") for number in range(1, 1281))])
+    assert len(daemon.memory.conditions) == 1281
+    assert (len(daemon.memory.ledger.events), daemon.events_forgotten) == (500, 781)
+    assert "781 kernel events were judged and are no longer kept" in caplog.text
+    daemon.hear([xid(79, "0000:5d:00"), xid(31, "0000:5d:00")])
+    assert daemon.events_forgotten == 783
+    assert caplog.text.count("no longer kept") == 1, "again at a thousand"
+    assert ("gpu_xid/79", "0000:61:00.0") in daemon.memory.conditions
+
+
+def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemons, "LONGEST_SLEEP_SECONDS", 0.01)
+    assert daemons.poll([], 1e300) == set()
+    assert daemons.poll([], -1e300) == set()

@@ -52,7 +52,7 @@ from healthd.model import (
 from healthd.policy import Mode, Policy, decide, held_from, is_idle, is_quiet
 from healthd.process import has_no_jobs
 from healthd.removals import removals
-from healthd.results import result_of
+from healthd.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
 from healthd.runner import Reply, Request, Runner
 from healthd.schedule import Job
@@ -69,7 +69,6 @@ STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one is lef
 ERRAND_SECONDS = 20.0
 JOURNAL_LINES = 10_000
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
-CLOCK_STEP_SECONDS = 2.0
 QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
 BURST_SECONDS = 0.02
 READY_SECONDS = 60.0  # a drain at the start gets so long to stand before slurmd is started
@@ -485,6 +484,7 @@ class Daemon:
             "config": self.loaded.tables[job.name],
             "past": self.memory.past.get(label(job.name), ""),
             "boot_id": self.boot_id,
+            "now": self.now(),
         }
 
     def look(self) -> None:
@@ -534,8 +534,12 @@ class Daemon:
             self.overdue_since.setdefault(name, self.monotonic() - reply.seconds)
         elif reply.outcome is not Outcome.TIMED_OUT:
             self.overdue_since.pop(name, None)
+        started = began(reply, self.now())
+        if started is None:
+            self.rounds.look_early(name, self.monotonic())
+            return  # the clock was set while it ran: the moments in its past are none of this clock
         silent = self.monotonic() - self.overdue_since.get(name, self.monotonic())
-        result = result_of(check, config, reply, self.now(), silent)
+        result = result_of(check, config, reply, started, silent)
         outcome, error = result.outcome, result.error
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):

@@ -129,10 +129,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Evidence that a part was reset: ends conditions that wait for `clears` and were last seen before `before`.
+    """Evidence that a part was reset: ends conditions that wait for `clears` and were not seen after `before`.
 
-    `before` is when the earlier reading was taken that the evidence compares with (epoch seconds), so that an
-    event between the reset and the reading that shows it is never cleared by mistake.
+    `before` is the moment of the earlier reading that the evidence compares with (epoch seconds; when its run began,
+    as in Condition.last_level_seen), so that an event between the reset and the reading that shows it is never cleared
+    by mistake.
     """
 
     clears: Clears
@@ -229,7 +230,8 @@ class Condition:
     first_seen       first sight; `persists_since` begins again when a clean run lay between
     critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
     count            kernel events, or completed runs that saw it
-    last_level_seen  last time a check that looks at the state itself saw it (0 = never)
+    last_level_seen  when the last run began that saw it, of a check that looks at the state itself (0 = never): the
+                     moment of its readings in its past
     last_event       time of the last kernel event behind it (0 = never)
     acknowledged_at  an operator resumed the node then (0 = never): only what is seen later may act
     ack              a person knows of it for a while: until then it is acknowledged, whatever is seen, unless it rises

@@ -146,7 +146,7 @@ def _run_all(
         ended = time.time()
         if then is not None:
             reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
-        results.append(result_of(checks[job.check], loaded.checks[job.name], reply, ended, silent))
+        results.append(result_of(checks[job.check], loaded.checks[job.name], reply, ended - reply.seconds, silent))
         runs.append(Run(*job.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
     _close_nvml(runner)
     return results, runs

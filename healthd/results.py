@@ -13,6 +13,8 @@ from healthd.registry import Check
 from healthd.runner import Reply
 from healthd.verdict import as_configured
 
+CLOCK_STEP_SECONDS = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -43,8 +45,22 @@ def observations_of(text: str) -> tuple[Observation, ...]:
         raise ConvertError(f"observations: {error}") from None
 
 
-def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, silent_seconds: float) -> CheckResult:
-    """The result of a run that ended at `ended` (epoch).
+def began(reply: Reply, ended: float) -> float | None:
+    """When a run that ended at `ended` (epoch) began; None: the clock was set meanwhile, by more than a slow machine
+    explains.
+
+    Of one that was answered it is the moment that its check was told, to the last bit: its readings stand in its past
+    with it, and a Repair names it.
+    """
+    by_its_length = ended - reply.seconds
+    if not reply.table:
+        return by_its_length
+    told: float = reply.request.table["now"]
+    return told if abs(told - by_its_length) <= CLOCK_STEP_SECONDS else None
+
+
+def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
+    """The result of a run that began at `started` (epoch), as its check was told.
 
     `silent_seconds`: for how long by now the check has not answered, in this run and those before; 0 if it did. A check
     that never had its turn was not silent.
@@ -63,7 +79,7 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, ended: float, sil
         check=reply.request.table["check"],
         instance=reply.request.table["instance"],
         outcome=outcome,
-        started=ended - reply.seconds,
+        started=started,
         duration_seconds=reply.seconds,
         findings=tuple(as_configured(finding, config) for finding in findings),
         observations=observations,

@@ -72,7 +72,8 @@ def absorb_result(
 ) -> dict[tuple[str, str], Condition]:
     """The conditions after one run of a check. `result.findings` are as configured.
 
-    A run that did not complete says nothing about what it did not see; its own findings (a hang) count.
+    A run that did not complete says nothing about what it did not see; its own findings (a hang) count. It is absorbed
+    when it ended; what it saw may have ended since it began.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
@@ -87,7 +88,7 @@ def absorb_result(
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if old.last_event:  # what was told by the log is not undone by a look that finds less
             finding = _as_latched(finding, old)
-        new[key] = _seen_by_check(old, finding, now, boot_id)
+        new[key] = _seen_by_check(old, finding, result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
             if (old.check, old.instance) == (result.check, result.instance) and key not in seen and old.last_level_seen:
@@ -134,7 +135,7 @@ def _first_sight(
     )
 
 
-def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -> Condition:
+def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, boot_id: str) -> Condition:
     persists_since = now if old.clean_runs else old.persists_since
     severity = _worsened(finding.severity, finding.worsens, now - persists_since)
     found = _as_found(finding)
@@ -154,7 +155,7 @@ def _seen_by_check(old: Condition, finding: Finding, now: float, boot_id: str) -
             message=finding.message,
             state=state,
             last_seen=now,
-            last_level_seen=now,
+            last_level_seen=began,
             count=old.count + 1,
             boot_id=boot_id,
             worsens=finding.worsens,
@@ -387,11 +388,11 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[tuple[s
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[tuple[str, str], Condition]:
-    """Evidence of a reset: clears what waits for one on that part and was last seen before the earlier reading."""
+    """Evidence of a reset: clears what waits for one on that part and was not seen after the earlier reading."""
     new = dict(conditions)
     for repair in repairs:
         for key, c in new.items():
-            if c.subject == repair.subject and c.last_seen <= repair.before and c.state in _STANDING:
+            if c.subject == repair.subject and _last_sight(c) <= repair.before and c.state in _STANDING:
                 if c.clears is repair.clears:
                     new[key] = _cleared(c, f"{repair.clears.name.lower()}: {repair.message}", now)
                 elif c.window_seconds:
@@ -465,7 +466,7 @@ def after_acks(conditions: Conditions, now: float) -> dict[tuple[str, str], Cond
 
 def _state_without_ack(c: Condition) -> ConditionState:
     """As if nobody had said anything: what an operator's resume forgave before stays forgiven until it is seen anew."""
-    if not c.opened_at and c.last_level_seen - c.persists_since < c.confirm_seconds:
+    if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
         return ConditionState.PENDING
     same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
     seen = max(c.last_event, 0.0 if same else c.last_level_seen)
@@ -549,8 +550,13 @@ def moved_end(moment: float, seconds: float, now: float) -> float:
 def acts(condition: Condition, trusted_since: float) -> bool:
     """Whether a condition may drain: open, bad enough, and seen by us since we may be trusted with it."""
     since = max(trusted_since, condition.acknowledged_at)
-    seen = max(condition.last_level_seen, condition.last_event)
-    return condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED and seen > since
+    is_bad = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
+    return is_bad and _last_sight(condition) > since
+
+
+def _last_sight(condition: Condition) -> float:
+    """The last moment of which anything shows that the fault was there then."""
+    return max(condition.last_level_seen, condition.last_event)
 
 
 def judge(

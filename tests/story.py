@@ -36,6 +36,8 @@ from healthd.policy import Mode, Policy, decide
 from healthd.registry import Check
 from healthd.verdict import as_configured
 
+RUN_SECONDS = 0.25  # from a run's beginning, whose moment its check is told, to its end, when it is judged
+
 
 class Story:
     """A node that runs jobs until it is drained. `look` is one run of the check, 5 minutes after the last one.
@@ -82,8 +84,8 @@ class Story:
 
     def _after(self, outcome: Outcome, given: list[Any]) -> Story:
         observations = [item for item in given if isinstance(item, Observation)]
-        self._absorb(outcome, [item for item in given if isinstance(item, Finding)])
         self.past = update(self.past, observations, self.now, self.boot_id)
+        self._absorb(outcome, [item for item in given if isinstance(item, Finding)])
         self._take(
             verdict.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
         )
@@ -97,7 +99,7 @@ class Story:
 
     def _absorb(self, outcome: Outcome, found: list[Finding]) -> None:
         findings = tuple(as_configured(finding, self.config) for finding in found)
-        self.result = CheckResult(self.check.name, self.config.name, outcome, self.now, 0.0, findings)
+        self.result = CheckResult(self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, findings)
         known, clear_after = tuple(self.cleared), self.config.clear_after
         self._take(verdict.absorb_result(self.conditions, self.result, clear_after, self.boot_id, known))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from fakes import NOW
 
 from healthd import once, registry
 from healthd.config import KernelLogConfig, Settings, settle
@@ -20,7 +22,7 @@ from healthd.model import (
     Severity,
 )
 from healthd.registry import Check
-from healthd.results import result_of
+from healthd.results import began, result_of
 from healthd.runner import Reply, Request, Runner
 from healthd.worker import Setup
 
@@ -195,7 +197,7 @@ def reply(outcome: Outcome, seconds: float = 1.0, **table: Any) -> Reply:
 @pytest.mark.parametrize("outcome", [Outcome.TIMED_OUT, Outcome.STUCK])
 def test_what_silence_means_is_the_checks_to_say(outcome):
     check = silent_check()
-    result = result_of(check, check.config(), reply(outcome), ended=100.0, silent_seconds=30.0)
+    result = result_of(check, check.config(), reply(outcome), started=99.0, silent_seconds=30.0)
     assert [finding.message for finding in result.findings] == ["silent for 30 s"]
     assert (result.started, result.duration_seconds) == (99.0, 1.0)
 
@@ -209,6 +211,28 @@ def test_who_answers_is_not_silent(outcome):
 def test_a_check_without_its_turn_was_not_silent():
     check = silent_check()
     assert result_of(check, check.config(), reply(Outcome.TIMED_OUT, 0.0), 100.0, 0.0).findings == ()
+
+
+def test_a_run_that_answered_began_at_the_moment_that_its_check_was_told_to_the_last_bit():
+    assert began(ran(told=NOW + 0.1), ended=NOW + 1.3) == NOW + 0.1
+    assert began(ran(told=NOW + 0.1, outcome=Outcome.FAILED), ended=NOW + 1.3) == NOW + 0.1
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_clock_that_was_set_while_a_check_ran_leaves_no_moment_to_believe(step):
+    assert began(ran(told=NOW), ended=NOW + step + 1.0) is None
+
+
+@pytest.mark.parametrize("step", [3600.0, 0.0, -3600.0])
+def test_a_run_without_an_answer_began_by_the_clock_of_now(step):
+    silent = dataclasses.replace(ran(told=NOW, outcome=Outcome.TIMED_OUT), table={})
+    assert began(silent, ended=NOW + step + 1.0) == NOW + step
+
+
+def ran(told: float, outcome: Outcome = Outcome.COMPLETED) -> Reply:
+    """One second long."""
+    request = Request("fan", 10.0, {"op": "run", "check": "fan", "instance": "", "now": told})
+    return Reply(request, outcome, 1.0, {"error": ""}, "")
 
 
 def test_an_answer_that_is_no_result_is_a_failure_in_one_sentence():

@@ -18,6 +18,7 @@ import pytest
 from healthd.convert import dump
 from healthd.host import Host
 from healthd.model import Outcome
+from healthd.past import decode
 from healthd.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
 from healthd.worker import Setup, Worker
 
@@ -417,6 +418,15 @@ def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[.
     assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
     assert ask(runner, request("upgraded", "nvml")).table["findings"] == []
     assert runner.started_total == 2
+
+
+def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., Runner]) -> None:
+    runner = runners()
+    told = Request("fine", 20.0, {**request("fine").table, "now": 1000.25})
+    (reading,) = decode(ask(runner, told).table["past"]).values()
+    assert reading.time == 1000.25
+    (reading,) = decode(ask(runner, request("fine")).table["past"]).values()
+    assert abs(reading.time - time.time()) < 60, "none is named where no past is kept"
 
 
 # --- what the worker does besides checks

@@ -49,6 +49,9 @@ HANG = Finding(Severity.WARNING, "gpu_access/hang", "", "no answer", worsens=Wor
 RATE = Finding(Severity.DEGRADED, "pcie_aer/rate", GPU, "many errors", Clears.WINDOW, window_seconds=3600.0)
 
 
+RUN_SECONDS = 0.5
+
+
 class Node:
     """A node's conditions, and what happens to them at a time. Cleared ones go to `cleared`, as the ledger has it."""
 
@@ -79,10 +82,11 @@ class Node:
         self.now += after
         codes = [f.code for f in findings] or [c.code for c in self.conditions.values()] or ["none/"]
         name = check or codes[0].partition("/")[0]
-        result = CheckResult(name, instance, outcome, self.now - 0.5, 0.5, findings, repairs=tuple(repairs))
+        began = self.now - RUN_SECONDS
+        result = CheckResult(name, instance, outcome, began, RUN_SECONDS, findings, repairs=tuple(repairs))
         self.results[name, instance] = result
         self.take(verdict.absorb_result(self.conditions, result, clear_after, self.boot, self.cleared))
-        if outcome is Outcome.COMPLETED:
+        if outcome in (Outcome.COMPLETED, Outcome.FAILED):
             self.take(verdict.after_repairs(self.conditions, repairs, self.now))
         return self
 
@@ -303,9 +307,9 @@ def test_what_worsens_with_time_begins_anew_after_a_reboot() -> None:
     assert Node().run(HANG).reboot().run(HANG, after=60).only.severity is Severity.WARNING
 
 
-def test_evidence_of_a_reset_clears_what_was_last_seen_before_it() -> None:
+def test_evidence_of_a_reset_clears_what_the_run_saw_whose_reading_it_compares_with() -> None:
     node = Node().run(RESET)
-    before = node.now
+    before = node.now - RUN_SECONDS
     node.run(repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
     assert node.cleared_by == ["gpu_reset: volatile count fell"]
 
@@ -336,10 +340,20 @@ def test_evidence_of_a_reset_concerns_that_part_and_those_faults_only() -> None:
     }
 
 
-def test_evidence_in_a_run_that_failed_is_none() -> None:
-    node = Node().run(RESET)
-    node.run(outcome=Outcome.FAILED, repairs=[Repair(Clears.GPU_RESET, GPU, "fell", node.now)])
+def test_evidence_of_a_reset_clears_nothing_that_the_log_told_while_the_earlier_reading_was_taken() -> None:
+    node = Node().run()
+    before = node.now - RUN_SECONDS
+    node.event(replace(XID, clears=Clears.GPU_RESET), after=-RUN_SECONDS / 2)
+    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
     assert node.only.state is OPEN
+
+
+def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_is_seen_again() -> None:
+    node = Node().run(GONE)
+    resumed = node.now + 100.0 - RUN_SECONDS / 2
+    node.take(verdict.resumed_by_operator(node.conditions, node.now, resumed))
+    assert node.run(GONE, after=100.0).judge().causes == ()
+    assert node.run(GONE).judge().causes == (node.only,)
 
 
 @pytest.mark.parametrize("finding", [GONE, RESET, FEWER, RATE], ids=lambda f: f.clears.value)

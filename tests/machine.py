@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from trees import PCI, FakeSystem, aer, gpus, pci_device, write
+from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
 
 from healthd.fake_nvml import fake_pci_gpus, open_fake
 from healthd.host import Host
@@ -122,19 +122,23 @@ class Machine:
 
     def now(self) -> Host:
         self.write({"/proc/uptime": f"{self.up_seconds}.00 1.00\n"})
-        shown = [
+        self.system._programs = {(*SHOW, *self.units): Ran(0, self.shown_units(), "")}
+        self.system._clock = self.clock
+        return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
+
+    def shown_units(self) -> str:
+        """What systemctl prints of them."""
+        return "\n".join(
             f"Result=success\nNRestarts=0\nId={unit}.service\nLoadState=loaded\nActiveState={state.split()[0]}\n"
             f"SubState={state.split()[1]}\nJob={''.join(state.split()[2:])}\n"
             for unit, state in self.units.items()
-        ]
-        self.system._programs = {(*SHOW, *self.units): Ran(0, "\n".join(shown), "")}
-        self.system._clock = self.clock
-        return Host(str(self.root), lambda: open_fake(str(self.scenario)), system=self.system)
+        )
 
     # its parts: called without arguments they are well
 
     def gpus(self, text: str = "") -> None:
-        self.scenario.write_text(f'profile = "{self.fake}"\npci = {json.dumps(self.addresses)}\n{text}\n')
+        lines = f'profile = "{self.fake}"\npci = {json.dumps(self.addresses)}\n{text}\n'
+        replace(self.scenario.with_suffix(".new"), self.scenario, lines.encode())
 
     def all_gpus(self, text: str) -> None:
         self.gpus("".join(f"[gpu.{index}]\n{text}\n" for index in range(len(self.addresses))))

@@ -62,12 +62,19 @@ class Refusing(Tree):
 
 
 def write(root: Path, files: Mapping[str, str | bytes]) -> Host:
-    """Write files (absolute paths as on the node) below root; a Host on it. Twice the same path: the new text."""
+    """Write files (absolute paths as on the node) below root, each at one stroke; a Host on it. Twice the same path:
+    the new text."""
     for path, text in files.items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        replace(root / ".new", file, text if isinstance(text, bytes) else text.encode())
     return Host(str(root))
+
+
+def replace(beside: Path, file: Path, text: bytes) -> None:
+    """A daemon that reads it meanwhile sees the old text or the new one."""
+    beside.write_bytes(text)
+    beside.replace(file)
 
 
 def plain_machine(root: Path) -> Host:

@@ -15,13 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from healthd.program import ENVIRONMENT
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAMS_FIRST = ENVIRONMENT["PATH"].partition(":")[0]
 
 
 class Healthd:
     """`with Healthd("--mode", "act", ...) as daemon:`; the kernel log is `daemon.kernel_log`, a file to append to.
 
     `config` is the text of healthd.toml. `kill` and `start` again keep the directories, as a restart on a node does.
+    `programs`: what lies in this folder is found first by checks that ask programs (systemctl, ipmitool).
     """
 
     def __init__(
@@ -32,19 +36,22 @@ class Healthd:
         directory: Path | None = None,
         fake_nvml: str = "dgx-h100",
         wait: bool = True,
+        programs: Path | None = None,
     ) -> None:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
         self.kernel_log = self.directory / "kernel.log"
         self.kernel_log.touch()
         self.config = self.directory / "healthd.toml"
         # The test machine's own processes are no part of a story: a killed one takes a moment to go.
-        self.config.write_text(f"{config}\n[checks.processes]\nenabled = false\n")
+        unconcerned = "" if "[checks.processes]" in config else "[checks.processes]\nenabled = false\n"
+        self.config.write_text(f"{config}\n{unconcerned}")
         self.log = self.directory / "healthd.log"
         self.run_dir = self.directory / "run"
         self.flags = flags
         self.fake_nvml = fake_nvml
         self.env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
         self.wait = wait
+        self.programs = programs
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Healthd:
@@ -71,7 +78,11 @@ class Healthd:
         argv = [sys.executable, "-m", "healthd", "run", "--config", str(self.config)]
         argv += ["--runtime-dir", str(self.run_dir), "--state-dir", str(self.directory / "state")]
         argv += ["--kernel-log", str(self.kernel_log), "--listen", "off"]
-        return argv + (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
+        argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
+        if self.programs is None:
+            return argv
+        first = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'  # in a mount namespace of its own
+        return ["unshare", "--mount", "sh", "-c", first, "sh", str(self.programs), PROGRAMS_FIRST, *argv]
 
     def start(self) -> None:
         with open(self.log, "ab") as log:

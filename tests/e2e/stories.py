@@ -27,6 +27,7 @@ from healthd import registry
 from healthd.model import Severity
 
 INTERVAL_SECONDS = 0.5
+FREE_SECONDS = 240.0  # a node that a story left in no good state is not given to another
 ROUNDS = 4  # in which nothing may happen: more than `clear_after`
 GPU = GPUS[3]
 CHECKS = registry.built_in()
@@ -249,7 +250,7 @@ def counting(status: dict[str, Any]) -> set[str]:
 
 def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     """On a node that is free, and is so again afterwards. Raises AssertionError, with the daemon's log."""
-    node, folder = free.get(), Path(tempfile.mkdtemp(prefix="story.", dir="/tmp"))
+    node, folder = free.get(timeout=FREE_SECONDS), Path(tempfile.mkdtemp(prefix="story.", dir="/tmp"))
     job = cluster.sbatch("sleep 600", "-w", node)
     try:
         cluster.wait_job(job, "RUNNING")
@@ -264,8 +265,8 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     finally:
         cluster.run("scancel", job, check=False)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=UNDRAIN", check=False)
-        cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"))
         shutil.rmtree(folder)
+        cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"))
         free.put(node)
 
 

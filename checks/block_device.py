@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.disks import NO_DISKS, controller, whole
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, Severity
@@ -43,8 +43,8 @@ class Config(CheckConfig):
     """
 
     expected: tuple[str, ...] = ()
-    confirm_seconds: float = 60.0
-    warning_window_seconds: float = 24 * 3600.0
+    confirm_seconds: Seconds = 60.0
+    warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
@@ -41,9 +41,9 @@ class Config(CheckConfig):
     confirm_seconds     it must be so for this long: after a boot chrony needs minutes
     """
 
-    max_offset_seconds: float = 1.0
-    max_error_seconds: float = 5.0
-    confirm_seconds: float = 600.0
+    max_offset_seconds: Seconds = 1.0
+    max_error_seconds: Seconds = 5.0
+    confirm_seconds: Seconds = 600.0
 
 
 def validate(config: Config) -> str | None:

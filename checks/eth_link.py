@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -38,9 +38,9 @@ class Config(CheckConfig):
 
     expected_mbps: dict[str, int] = field(default_factory=dict)
     expected_mtu: dict[str, int] = field(default_factory=dict)
-    confirm_seconds: float = 60.0
+    confirm_seconds: Seconds = 60.0
     carrier_changes: int = 3
-    carrier_changes_window_seconds: float = 3600.0
+    carrier_changes_window_seconds: Seconds = 3600.0
 
 
 def validate(config: Config) -> str | None:

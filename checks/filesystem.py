@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 
 USES = ""
@@ -43,8 +43,8 @@ class Config(CheckConfig):
     server_window_seconds   the same for a server of which the log never says that it answers again
     """
 
-    error_window_seconds: float = 24 * 3600.0
-    server_window_seconds: float = 24 * 3600.0
+    error_window_seconds: Seconds = 24 * 3600.0
+    server_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:

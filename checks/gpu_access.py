@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
 from healthd.nvml import NvmlError, NvmlErrorKind
@@ -38,7 +38,7 @@ class Config(CheckConfig):
     interval
     """
 
-    hang_degraded_seconds: float = 240.0
+    hang_degraded_seconds: Seconds = 240.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:

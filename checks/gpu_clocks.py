@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
@@ -33,9 +33,9 @@ class Config(CheckConfig):
     """
 
     slowed_share: float = 0.6
-    within_seconds: float = 600.0
-    clean_seconds: float = 6 * 3600.0
-    relapse_seconds: float = 24 * 3600.0
+    within_seconds: Seconds = 600.0
+    clean_seconds: Seconds = 6 * 3600.0
+    relapse_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

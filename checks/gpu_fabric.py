@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.nvml import Fabric, NvmlError
@@ -53,8 +53,8 @@ class Config(CheckConfig):
     confirm_seconds   bad health must last for so long
     """
 
-    join_seconds: float = 300.0
-    confirm_seconds: float = 60.0
+    join_seconds: Seconds = 300.0
+    confirm_seconds: Seconds = 60.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:

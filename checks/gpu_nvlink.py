@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.nvml import Nvlink, NvmlError, NvmlGpu
@@ -39,10 +39,10 @@ class Config(CheckConfig):
     """
 
     links: int = 0
-    inactive_confirm_seconds: float = 60.0
+    inactive_confirm_seconds: Seconds = 60.0
     crc_degraded_per_second: float = 100.0
     bit_error_rate: float = 1e-6
-    clean_seconds: float = 24 * 3600.0
+    clean_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

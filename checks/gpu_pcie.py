@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu, PcieLink
@@ -36,10 +36,10 @@ class Config(CheckConfig):
     clean_seconds     replays, and a lower generation, are forgotten after so long without new ones under load
     """
 
-    confirm_seconds: float = 120.0
+    confirm_seconds: Seconds = 120.0
     busy_share: float = 0.5
     lane_replays_per_minute: tuple[float, ...] = (0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
-    clean_seconds: float = 24 * 3600.0
+    clean_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from healthd.cgroup import job_in
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Severity
 from healthd.nvml import NvmlGpu
@@ -38,7 +38,7 @@ class Config(CheckConfig):
         "nv-hostengine",
         "dcgm-exporter",
     )
-    confirm_seconds: float = 60.0
+    confirm_seconds: Seconds = 60.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd import codes
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
 
 USES = ""
@@ -56,9 +56,9 @@ class Config(CheckConfig):
     nvlink_repeat_seconds        a second NVLink error (Xid 74) within this is CRITICAL
     """
 
-    application_window_seconds: float = 3600.0
-    warning_window_seconds: float = 24 * 3600.0
-    nvlink_repeat_seconds: float = 24 * 3600.0
+    application_window_seconds: Seconds = 3600.0
+    warning_window_seconds: Seconds = 24 * 3600.0
+    nvlink_repeat_seconds: Seconds = 24 * 3600.0
 
 
 class Rule(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from healthd import infiniband
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -56,8 +56,8 @@ class Config(CheckConfig):
     received_per_second: float = 10.0
     ack_timeouts_per_second: float = 1.0
     slow_restarts_per_second: float = 10.0
-    boot_seconds: float = 1800.0
-    clean_seconds: float = 24 * 3600.0
+    boot_seconds: Seconds = 1800.0
+    clean_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

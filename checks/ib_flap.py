@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from healthd import infiniband
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -37,11 +37,11 @@ class Config(CheckConfig):
 
     ports: tuple[str, ...] = ()
     links_downed: int = 3
-    links_downed_window_seconds: float = 3 * 3600.0
+    links_downed_window_seconds: Seconds = 3 * 3600.0
     carriers_lost: int = 5
-    carriers_lost_window_seconds: float = 24 * 3600.0
-    boot_seconds: float = 1800.0
-    clean_seconds: float = 24 * 3600.0
+    carriers_lost_window_seconds: Seconds = 24 * 3600.0
+    boot_seconds: Seconds = 1800.0
+    clean_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:

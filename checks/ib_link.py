@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from healthd import infiniband
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
 from healthd.past import Past
@@ -38,8 +38,8 @@ class Config(CheckConfig):
     """
 
     expected_gbps: dict[str, float] = field(default_factory=dict)
-    confirm_seconds: float = 60.0
-    critical_seconds: float = 240.0
+    confirm_seconds: Seconds = 60.0
+    critical_seconds: Seconds = 240.0
 
 
 def validate(config: Config) -> str | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Period
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
@@ -45,8 +45,8 @@ class Config(CheckConfig):
     enforce           true: what is found drains
     """
 
-    interval_seconds: float | None = 3600.0
-    timeout_seconds: float = 60.0
+    interval_seconds: Period | None = 3600.0
+    timeout_seconds: Period = 60.0
     enforce: bool = False
 
 

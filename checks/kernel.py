@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 
 USES = ""
@@ -28,8 +28,8 @@ class Config(CheckConfig):
     oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
     """
 
-    window_seconds: float = 3600.0
-    oops_window_seconds: float = 24 * 3600.0
+    window_seconds: Seconds = 3600.0
+    oops_window_seconds: Seconds = 24 * 3600.0
 
 
 class Rule(NamedTuple):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Severity
 from healthd.past import Past
@@ -31,7 +31,7 @@ class Config(CheckConfig):
     """
 
     expected: tuple[str, ...] = ()
-    confirm_seconds: float = 60.0
+    confirm_seconds: Seconds = 60.0
 
 
 def validate(config: Config) -> str | None:

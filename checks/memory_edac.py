@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -59,7 +59,7 @@ class Config(CheckConfig):
     """
 
     corrected_per_day: int = 1000
-    clean_seconds: float = DAY
+    clean_seconds: Seconds = DAY
 
 
 def validate(config: Config) -> str | None:

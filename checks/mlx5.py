@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 
 USES = ""
@@ -28,8 +28,8 @@ class Config(CheckConfig):
     link_window_seconds      the same for a link that went down, and for requests that failed
     """
 
-    warning_window_seconds: float = 24 * 3600.0
-    link_window_seconds: float = 3600.0
+    warning_window_seconds: Seconds = 24 * 3600.0
+    link_window_seconds: Seconds = 3600.0
 
 
 class Rule(NamedTuple):

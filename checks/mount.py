@@ -11,7 +11,7 @@ import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
 from healthd.mountinfo import MOUNTINFO, Mount, parse_all
@@ -33,8 +33,8 @@ class Config(CheckConfig):
 
     fstype: str = ""
     read_only: bool = False
-    missing_confirm_seconds: float = 30.0
-    hang_degraded_seconds: float = 600.0
+    missing_confirm_seconds: Seconds = 30.0
+    hang_degraded_seconds: Seconds = 600.0
 
 
 def validate(config: Config) -> str | None:

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -55,8 +55,8 @@ class Config(CheckConfig):
     """
 
     correctable_per_hour: int = 100
-    nonfatal_repeat_seconds: float = 3600.0
-    clean_seconds: float = 24 * 3600.0
+    nonfatal_repeat_seconds: Seconds = 3600.0
+    clean_seconds: Seconds = 24 * 3600.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:

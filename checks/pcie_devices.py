@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
@@ -30,7 +30,7 @@ class Config(CheckConfig):
     """
 
     expected: dict[str, str] = field(default_factory=dict)
-    confirm_seconds: float = 60.0
+    confirm_seconds: Seconds = 60.0
 
 
 def validate(config: Config) -> str | None:

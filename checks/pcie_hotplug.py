@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, PciDevice, Severity
 
 USES = ""
@@ -37,7 +37,7 @@ WORDS = {
 class Config(CheckConfig):
     """warning_window_seconds   how long a warning lasts without another such line, under load"""
 
-    warning_window_seconds: float = 24 * 3600.0
+    warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:

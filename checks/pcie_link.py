@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
@@ -37,7 +37,7 @@ class Config(CheckConfig):
     enforce           true: what is found drains
     """
 
-    confirm_seconds: float = 120.0
+    confirm_seconds: Seconds = 120.0
     enforce: bool = False
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
@@ -45,7 +45,7 @@ class Config(CheckConfig):
     processes_per_look    so many processes are read in one look, unless something is suspicious
     """
 
-    killed_seconds: float = 300.0
+    killed_seconds: Seconds = 300.0
     max_zombies_per_core: int = 50
     processes_per_look: int = 200
 

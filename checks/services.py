@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
@@ -39,7 +39,7 @@ class Config(CheckConfig):
 
     required: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
-    confirm_seconds: float = 60.0
+    confirm_seconds: Seconds = 60.0
     restarts_per_hour: int = 3
 
 

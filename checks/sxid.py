@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd import codes
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 
 USES = ""
@@ -20,7 +20,7 @@ USES = ""
 class Config(CheckConfig):
     """warning_window_seconds   how long an SXid that is no fault of all links stays a warning"""
 
-    warning_window_seconds: float = 24 * 3600.0
+    warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:

@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.fleet_limit import FleetLimits
+from healthd.fleet_limit import FleetLimits, contradiction
 from healthd.model import Severity
+from healthd.plausible import (
+    AbsolutePath,
+    AbsolutePathOrNone,
+    Address,
+    Count,
+    FileOrName,
+    NodeName,
+    at_least,
+    no_absolute_path,
+    no_address,
+)
+from healthd.plausible import Period as Period  # what checks declare theirs with
+from healthd.plausible import Seconds as Seconds
 from healthd.policy import Mode
 
 if TYPE_CHECKING:
     from healthd.registry import Check
 
 _FAKE_MACHINES = os.path.join(os.path.dirname(__file__), "fake_machines")
-_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class ConfigError(Exception):
@@ -46,9 +57,9 @@ class CheckConfig:
 
     name: str = ""
     enabled: bool = True
-    interval_seconds: float | None = None
-    timeout_seconds: float = 10.0
-    clear_after: int = 2
+    interval_seconds: Period | None = None
+    timeout_seconds: Period = 10.0
+    clear_after: Annotated[int, at_least(1)] = 2
     enforce: bool = True
     severity: dict[str, Severity] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()
@@ -60,15 +71,15 @@ class NvmlConfig:
     GPU checks are where nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC).
     """
 
-    fake: str = ""
-    unheld_interval_seconds: float = 3600.0
+    fake: FileOrName = ""
+    unheld_interval_seconds: Seconds = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
     """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: what root wrote counts (drills)."""
 
-    source: str = "kmsg"
+    source: FileOrName = "kmsg"
     accept_injected: bool = False
 
 
@@ -78,9 +89,9 @@ class SlurmConfig:
     be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: the jobs
     that a CRITICAL fault hit are told so in theirs."""
 
-    command_seconds: float = 30.0
-    requeue_again_seconds: float = 90.0
-    max_restarts: int = 5
+    command_seconds: Period = 30.0
+    requeue_again_seconds: Seconds = 90.0
+    max_restarts: Count = 5
     admin_comment: bool = True
 
 
@@ -88,8 +99,8 @@ class SlurmConfig:
 class MetricsConfig:
     """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector, "" for none."""
 
-    listen: str = "127.0.0.1:9478"
-    textfile: str = ""
+    listen: Address = "127.0.0.1:9478"
+    textfile: FileOrName = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +108,15 @@ class Settings:
     """profile: "auto", "none", a name of conf/profiles or a path. baseline_file: "" for none."""
 
     mode: Mode = Mode.OBSERVE
-    node_name: str = ""
-    interval_seconds: float = 300.0
-    round_timeout_seconds: float = 120.0
-    root: str = "/"
-    state_dir: str = "/var/lib/healthd"
-    runtime_dir: str = "/run/healthd"
-    checks_dir: str = "/etc/healthd/checks.d"
-    profile: str = "auto"
-    baseline_file: str = "/etc/healthd/baseline.toml"
+    node_name: NodeName = ""
+    interval_seconds: Period = 300.0
+    round_timeout_seconds: Period = 120.0
+    root: AbsolutePath = "/"
+    state_dir: AbsolutePath = "/var/lib/healthd"
+    runtime_dir: AbsolutePath = "/run/healthd"
+    checks_dir: AbsolutePath = "/etc/healthd/checks.d"
+    profile: FileOrName = "auto"
+    baseline_file: AbsolutePathOrNone = "/etc/healthd/baseline.toml"
     nvml: NvmlConfig = NvmlConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
     slurm: SlurmConfig = SlurmConfig()
@@ -177,9 +188,9 @@ def runtime_dir(table: Mapping[str, Any], source: str) -> str:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """Where the site's checks are: they must be known before the table can be judged."""
+    """Where the site's checks are: they must be known before the table can be judged. "" where that is wrong."""
     found = table.get("checks_dir", Settings().checks_dir)
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found, str) and not no_absolute_path(found) else ""
 
 
 def settle(
@@ -195,28 +206,26 @@ def settle(
     Raises ConfigError with one sentence.
     """
     plain = {key: value for key, value in table.items() if key != "checks"}
-    origins = dict.fromkeys(_flat(plain), source)
-    for name, (flag, value) in flags.items():
-        origins[name] = flag
-        _put(plain, name, value)
+    origins: dict[str, str] = {}
     with _named(source, origins):
+        origins.update(dict.fromkeys(_flat(plain), source))
+        for name, (flag, value) in flags.items():
+            origins[name] = flag
+            _put(plain, name, value)
+        if plain.get("node_name", "") == "":
+            plain["node_name"] = os.uname().nodename.partition(".")[0]
         settings = load(Settings, _known_top_level(plain), "")
-        _plausible(settings, "")
-        if not settings.node_name:
-            settings = dataclasses.replace(settings, node_name=os.uname().nodename.partition(".")[0])
-            _plausible(settings, "")
+        if problem := contradiction(settings.fleet):
+            raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {}))]
-    for layer in layers:  # each must be right by itself, so that the sentence names the right one
+    for layer in layers:  # what each says must be right by itself, so that the sentence names the right one
         with _named(layer.source, {}):
-            _check_configs(layer.checks, known)
+            _require_known(layer.checks, known)
+            _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
     tables, layer_of = _laid(layers, known)
     origins.update({place: layer.source for place, layer in layer_of.items()})
-    guesses = {place for place, layer in layer_of.items() if layer.guessed}
     with _named(source, origins):
-        checks = {
-            name: dataclasses.replace(config, guessed=_guessed(name, config, layer_of, guesses))
-            for name, config in _check_configs(tables, known).items()
-        }
+        checks = _check_configs(tables, known, layer_of)
     enabled = {name: config for name, config in checks.items() if config.enabled}
     plain_tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
     disabled = {name: config for name, config in checks.items() if not config.enabled}
@@ -233,6 +242,8 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
         where = origins.get(str(error).partition(": ")[0], source)
         sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
         raise ConfigError(f"{where}: {sentence}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: its tables are nested too deeply") from None
 
 
 def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
@@ -258,16 +269,15 @@ def place_of(check: str, instance: str, setting: str) -> str:
     return f'checks.{check}."{instance}".{setting}' if instance else f"checks.{check}.{setting}"
 
 
-def _guessed(
-    name: tuple[str, str], config: CheckConfig, layer_of: Mapping[str, Layer], guesses: set[str]
-) -> tuple[str, ...]:
+def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
     """The settings of one run that nobody wrote down. What its own table says goes before what stands beside it."""
-    check, instance = name
-    return tuple(
-        f.name
-        for f in dataclasses.fields(config)
-        if next((place for i in (instance, "") if (place := place_of(check, i, f.name)) in layer_of), "") in guesses
-    )
+    found = []
+    for f in dataclasses.fields(check.config):
+        places = [place_of(check.name, i, f.name) for i in (instance, "")]
+        layer = next((layer_of[place] for place in places if place in layer_of), None)
+        if layer is not None and layer.guessed:
+            found.append(f.name)
+    return tuple(found)
 
 
 def require_what_is_named(loaded: Loaded) -> None:
@@ -290,12 +300,18 @@ def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _check_configs(tables: Any, known: Mapping[str, Check]) -> dict[tuple[str, str], CheckConfig]:
+def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
     if not isinstance(tables, Mapping):
         raise ConvertError("checks: must be a table")
     for name in tables:
         if name not in known:
             raise ConvertError(f'checks.{name}: there is no check "{name}"{nearest(name, known)}')
+
+
+def _check_configs(
+    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
+) -> dict[tuple[str, str], CheckConfig]:
+    """Every run of the `known` checks."""
     configs = {}
     for name, check in known.items():
         table = tables.get(name, {})
@@ -303,19 +319,15 @@ def _check_configs(tables: Any, known: Mapping[str, Check]) -> dict[tuple[str, s
             raise ConvertError(f"checks.{name}: must be a table, is {show(table)}")
         for instance, values in _instances(name, table, check):
             where = f"checks.{name}" + (f'."{instance}"' if instance else "")
-            configs[name, instance] = _check_config(check, values, instance, where)
+            if "name" in values:
+                raise ConvertError(f"{where}.name: is set by the name of the table")
+            if "guessed" in values:
+                raise ConvertError(f'{where}: unknown setting "guessed"')
+            guessed = _guessed(check, instance, layer_of)
+            config = check.make_config({**values, "name": instance, "guessed": guessed}, where)
+            check.check_config(config, where)
+            configs[name, instance] = config
     return configs
-
-
-def _check_config(check: Check, values: Mapping[str, Any], instance: str, where: str) -> CheckConfig:
-    if "name" in values:
-        raise ConvertError(f"{where}.name: is set by the name of the table")
-    if "guessed" in values:
-        raise ConvertError(f'{where}: unknown setting "guessed"')
-    config = check.make_config({**values, "name": instance}, where)
-    _plausible(config, where)
-    check.check_config(config, where)
-    return config
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
@@ -331,55 +343,16 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
     if not named:  # what no instance inherits is wrong all the same
-        _plausible(check.make_config(shared, f"checks.{name}"), f"checks.{name}")
+        check.make_config(shared, f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
-
-
-def _plausible(config: Any, where: str) -> None:
-    """Times are positive, words that are chosen from a few are one of them, and limits do not contradict each other."""
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        place = f"{where}.{f.name}" if where else f.name
-        if dataclasses.is_dataclass(value):
-            _plausible(value, place)
-        elif f.name in ("interval_seconds", "timeout_seconds", "round_timeout_seconds", "command_seconds"):
-            if value is not None and not 0 < value <= 7 * 86400:
-                raise ConvertError(f"{place}: must be a number of seconds above 0 and up to a week, is {value:g}")
-        elif f.name.endswith("_seconds") and isinstance(value, float) and value < 0:
-            raise ConvertError(f"{place}: must not be negative, is {value:g}")
-        elif f.name == "clear_after" and value < 1:
-            raise ConvertError(f"{place}: must be 1 or more, is {value}")
-        elif f.name == "max_restarts" and value < 0:
-            raise ConvertError(f"{place}: must be 0 or more, is {value}")
-        elif f.name in ("limit_percent", "own_hardware_limit_percent") and not 0 <= value <= 100:
-            raise ConvertError(f"{place}: must be 0 to 100, is {value:g}")
-        elif f.name in ("limit_at_least", "own_hardware_limit_at_least") and value < 0:
-            raise ConvertError(f"{place}: must be 0 or more, is {value}")
-        elif f.name == "listen":
-            listen_address(value, place)
-        elif f.name in ("state_dir", "runtime_dir", "checks_dir", "root") or (f.name == "baseline_file" and value):
-            if not value.startswith("/") or "\0" in value:
-                raise ConvertError(f"{place}: must be an absolute path, is {show(value)}")
-        elif f.name == "node_name" and value and (not _NODE_NAME.fullmatch(value) or value.upper() == "ALL"):
-            # What stands here becomes scontrol's NodeName, where "ALL" and "n[1-9]" mean other nodes too.
-            raise ConvertError(f"{place}: must be the name of one node, is {show(value)}")
-    if isinstance(config, FleetLimits):
-        for kind in ("limit_percent", "limit_at_least"):
-            shared, own = getattr(config, kind), getattr(config, f"own_hardware_{kind}")
-            if own < shared:
-                raise ConvertError(
-                    f"{where}.own_hardware_{kind}: must not be below {where}.{kind}, is {own:g} and that is {shared:g}"
-                )
 
 
 def listen_address(text: str, where: str) -> tuple[str, int] | None:
     """("127.0.0.1", 9478) of "127.0.0.1:9478", ("::1", 9478) of "[::1]:9478"; None of "off"."""
-    if text == "off":
-        return None
-    address, colon, port = text.rpartition(":")
-    if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or not address:
-        raise ConvertError(f'{where}: must be ADDRESS:PORT or "off", is "{text}"')
-    return address.strip("[]"), int(port)
+    if problem := no_address(text):
+        raise ConvertError(f"{where}: {problem}")
+    address, _, port = text.rpartition(":")
+    return (address.strip("[]"), int(port)) if address else None
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:

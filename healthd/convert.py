@@ -14,6 +14,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +22,14 @@ T = TypeVar("T")
 
 class ConvertError(ValueError):
     """One sentence that names the place and what is wrong there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value must be beyond its type, declared with it: Annotated[float, Rule(problem)]. problem: what is wrong
+    with a value of the type ("must not be negative, is -1"), "" = nothing."""
+
+    problem: Callable[[Any], str]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -53,6 +62,8 @@ def _loader(kind: Any) -> Loader:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _union_loader(kind)
+    if origin is typing.Annotated:
+        return _ruled_loader(kind)
     if dataclasses.is_dataclass(kind):
         return _dataclass_loader(typing.cast(type, kind))
     if origin is tuple:
@@ -68,12 +79,30 @@ def _loader(kind: Any) -> Loader:
 
 def _union_loader(kind: Any) -> Loader:
     args = typing.get_args(kind)
-    (some,) = (_loader(arg) for arg in args if arg is not type(None))
+    kinds = [arg for arg in args if arg is not type(None)]
+    if len(kinds) != 1:
+        raise TypeError(f"{kind} is neither one type nor one and None")
+    some = _loader(kinds[0])
     return lambda data, where: None if data is None and type(None) in args else some(data, where)
 
 
+def _ruled_loader(kind: Any) -> Loader:
+    plain, *notes = typing.get_args(kind)
+    one = _loader(plain)
+    rules = [note for note in notes if isinstance(note, Rule)]  # a site's check may note what it likes
+
+    def load_ruled(data: Any, where: str | None) -> Any:
+        value = one(data, where)
+        for rule in rules:
+            if problem := rule.problem(value):
+                raise ConvertError(f"{where}: {problem}")
+        return value
+
+    return load_ruled
+
+
 def _dataclass_loader(cls: type) -> Loader:
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     required = {f.name for f in dataclasses.fields(cls) if _required(f)}
     loaders: dict[str, Loader] = {}
 
@@ -158,8 +187,8 @@ def _plain_loader(kind: Any) -> Loader:
         if found is kind or kind is Any:
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
-            if found is int and not -(2**63) <= data < 2**63:  # nothing has as many; what computes with it would raise
-                raise ConvertError(f"{where}: must be below 2^63, is {show(data)}")
+            if found is int and data.bit_length() > 64:  # nobody writes it: neither Python's str() nor JSON could
+                raise ConvertError(f"{where}: must be a number of at most 64 bits, is {show(data)}")
             return data
         if kind is float and found is int:
             try:

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from healthd.model import Condition, FleetHold, SlurmMemory
+from healthd.plausible import Count, Percent, Seconds
 
 # Of slurmctld's time a count takes 13 ms at 10,000 nodes: with five nodes a second that count, twice if they drain.
 SECONDS_A_NODE = 0.2
@@ -41,11 +42,11 @@ class FleetLimits:
     jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (SECONDS_A_NODE)
     """
 
-    limit_percent: float = 10.0
-    limit_at_least: int = 2
-    own_hardware_limit_percent: float = 30.0
-    own_hardware_limit_at_least: int = 5
-    jitter_seconds: float = 1800.0
+    limit_percent: Percent = 10.0
+    limit_at_least: Count = 2
+    own_hardware_limit_percent: Percent = 30.0
+    own_hardware_limit_at_least: Count = 5
+    jitter_seconds: Seconds = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,15 @@ class PartitionCount:
     name: str
     nodes: int
     drained: int
+
+
+def contradiction(limits: FleetLimits) -> str:
+    """Which limit contradicts which, "" = none: a fault of the node's own may not hold fewer than a shared cause."""
+    for kind in ("limit_percent", "limit_at_least"):
+        shared, own = getattr(limits, kind), getattr(limits, f"own_hardware_{kind}")
+        if own < shared:
+            return f"own_hardware_{kind}: must not be below fleet.{kind}, is {own:g} and that is {shared:g}"
+    return ""
 
 
 def is_own_hardware(causes: Iterable[Condition]) -> bool:

@@ -74,9 +74,12 @@ def never_raises(where: str) -> Callable[[Callable[P, R | None]], Callable[P, R 
     return decorate
 
 
-def words(error: Exception) -> str:
+def words(error: BaseException) -> str:
     """ "ValueError: not a number", on one line of bounded length, whatever the input put into it."""
-    text = "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+    try:
+        text = "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+    except Exception:  # an error of others may fail to tell itself
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import logging
 import os
 import pkgutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
@@ -22,7 +24,7 @@ from typing import TypeVar
 from healthd import ownership
 from healthd.config import CheckConfig, ConfigError
 from healthd.convert import ConvertError, dump, load, nearest
-from healthd.guard import tell_once
+from healthd.guard import tell_once, words
 from healthd.host import Host
 from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
 
@@ -165,12 +167,14 @@ class Check:
 
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
         """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
-        try:
-            return load(self.config, values, where)
-        except ConvertError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ConvertError(f"{where}: its Config raised {type(error).__name__}: {error}") from None
+        with self._mistakes_of("Config", where):
+            config = load(self.config, values, where)
+            if self.path:
+                require_common(config, where)
+                for name, value in dump(config).items():
+                    with self._mistakes_of("Config", f"{where}.{name}"):
+                        json.dumps(value)  # so the worker is told it
+            return config
 
     def check_config(self, config: CheckConfig, where: str) -> None:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
@@ -178,20 +182,34 @@ class Check:
             if not self.path and self.explain(code) is None:
                 hint = renamed(code) or nearest(code, self.codes())
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
+        with self._mistakes_of("validate()", where):
+            if problem := getattr(self.module, "validate", lambda _config: None)(config):
+                raise ConvertError(f"{where}: {problem}")
+
+    @contextmanager
+    def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
+        """Its author's mistake is one sentence, for the person who wrote the settings too."""
         try:
-            problem = getattr(self.module, "validate", lambda _config: None)(config)
-        except (Exception, SystemExit) as error:
-            raise ConvertError(f"{where}: its validate() raised {type(error).__name__}: {error}") from None
-        if problem:
-            raise ConvertError(f"{where}: {problem}")
+            yield
+        except (ConvertError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            file = f" ({self.path})" if self.path else ""
+            raise ConvertError(f"{where}: its {what} raised {words(error)}{file}") from None
 
     def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
         """Its author's mistake costs what the check would have said, and a sentence."""
         try:
             return ask()
         except (Exception, SystemExit) as error:
-            log.error(f"check {self.name}: {what}: {type(error).__name__}: {error}")
+            log.error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
+
+
+def require_common(config: CheckConfig, where: str) -> None:
+    """What every check can be told is what CheckConfig says, also where a site's Config declares it anew: the daemon
+    reads it. Raises ConvertError."""
+    load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
 
 
 def renamed(code: str) -> str:
@@ -218,6 +236,9 @@ def site_files(directory: str) -> list[str]:
         return []
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
+    for name in names:
+        if not name.isprintable():  # it becomes the check's, in settings, codes and drains
+            raise ConfigError(f"{directory}: {name!a} is no name for a check")
     paths = [os.path.join(directory, name) for name in names]
     for path in paths:
         try:
@@ -241,14 +262,14 @@ def load_site(path: str) -> Check:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    check = Check(name, module, path)
     try:
         spec.loader.exec_module(module)
+        problem = _misdeclared(check)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a site's file raises while it is imported is its author's to read
-        raise ConfigError(f"{path}: cannot be loaded: {type(error).__name__}: {error}") from None
-    check = Check(name, module, path)
-    problem = _misdeclared(check)
+        raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
     if problem:
         raise ConfigError(f"{path}: {problem}")
     return check
@@ -270,6 +291,19 @@ def _misdeclared(check: Check) -> str:
     events = getattr(module, "AFTER_EVENTS", ())
     if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
         return "AFTER_EVENTS must be a tuple of texts"
+    if not isinstance(getattr(module, "HOLDS_RESUME", True), bool):
+        return "HOLDS_RESUME must be True or False"
+    return _redeclared(config)
+
+
+def _redeclared(config: type[CheckConfig]) -> str:
+    """What every check can be told may have another default in a site's Config, but one that it can be told."""
+    common = {f.name for f in dataclasses.fields(CheckConfig)}
+    fields = [f for f in dataclasses.fields(config) if f.name in common and f.default is not dataclasses.MISSING]
+    try:
+        load(CheckConfig, {f.name: dump(f.default) for f in fields}, "Config")
+    except ConvertError as error:
+        return str(error)
     return ""
 
 

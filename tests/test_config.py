@@ -73,6 +73,13 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "[fleet]\nown_hardware_limit_at_least = 1",
             "fleet.own_hardware_limit_at_least: must not be below fleet.limit_at_least, is 1 and that is 2",
         ),
+        (
+            "[slurm]\nmax_restarts = 0x1_ffff_ffff_ffff_ffff",
+            "slurm.max_restarts: must be a number of at most 64 bits, is 36893488147419103231",
+        ),
+        ('profile = "/x\\u0000"', 'profile: must not hold a NUL, is "/x?"'),
+        ('[kernel_log]\nsource = "/x\\u0000"', 'kernel_log.source: must not hold a NUL, is "/x?"'),
+        (f"root.{'a.' * 3000}b = 1", "its tables are nested too deeply"),
         ("nvml = 3", "nvml: must be a table, is 3"),
         ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
         ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),
@@ -308,8 +315,36 @@ def test_any_table_of_a_check_gives_a_config_or_one_sentence(tables):
 
 @pytest.mark.parametrize("number", [10**400, 16**6000], ids=["400 digits", "6000 digits"])
 def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
+    """TOML's hexadecimal numbers may have any length."""
     assert "finite" in refusal({"interval_seconds": number})
     assert "must be text" in refusal({"node_name": number})
+    assert "64 bits" in refusal({"fleet": {"limit_at_least": number}})
+    assert "64 bits" in refusal({"checks": {"gpu_ecc": {"max_corrected_sram": number}}})
+
+
+SECONDS = [
+    (name, f.name) for name, check in KNOWN.items() for f in dataclasses.fields(check.config) if "_seconds" in f.name
+]
+
+
+@pytest.mark.parametrize(("check", "setting"), SECONDS, ids=[" ".join(names) for names in SECONDS])
+def test_no_time_of_a_built_in_check_is_negative(check, setting):
+    values = {setting: -0.5}
+    sentence = refusal({"checks": {check: {"/data": values} if check == "mount" else values}})
+    must = "must be a number of seconds above 0" if setting.startswith(("interval", "timeout")) else "must not be neg"
+    assert f"{setting}: {must}" in sentence
+
+
+@pytest.mark.parametrize("name", ["checks", "checks/\0", 3])
+def test_the_sites_checks_are_not_looked_for_where_the_settings_cannot_mean_it(tmp_path, monkeypatch, name):
+    from healthd import registry
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "checks").mkdir()
+    directory(tmp_path / "checks", "fan.py", "raise RuntimeError('imported')")
+    known = registry.find(config.checks_dir({"checks_dir": name}))
+    with pytest.raises(ConfigError, match=f"^{FILE}: checks_dir: must be "):
+        settle({"checks_dir": name}, FILE, {}, known)
 
 
 # --- the site's own checks
@@ -399,6 +434,15 @@ def test_a_link_to_nothing_or_in_a_circle_cannot_be_read(tmp_path):
     (tmp_path / "none").symlink_to("fan.py")
     with pytest.raises(ConfigError, match=r"fan\.py: cannot be read: Too many levels"):
         registry.site_files(str(tmp_path))
+
+
+def test_a_file_whose_name_nobody_can_write_is_no_check(tmp_path):
+    from healthd import registry
+
+    directory(tmp_path, os.fsdecode(b"fan\xff.py"), "def run(host, config, past): ...")
+    with pytest.raises(ConfigError) as raised:
+        registry.site_files(str(tmp_path))
+    assert str(raised.value) == f"{tmp_path}: 'fan\\udcff.py' is no name for a check"
 
 
 def test_without_a_directory_the_site_has_no_checks(tmp_path):

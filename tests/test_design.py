@@ -21,11 +21,12 @@ ROOT = Path(__file__).parents[1]
 PURE: dict[str, set[str]] = {
     "model": set(),
     "convert": set(),
+    "plausible": {"convert"},
     "past": {"convert", "model"},
     "schedule": set(),
     "reason": {"model"},
     "verdict": {"config", "model"},
-    "fleet_limit": {"model"},
+    "fleet_limit": {"model", "plausible"},
     "policy": {"fleet_limit", "model", "reason"},
     "admin_comment": set(),
     "slurm": {"admin_comment", "fleet_limit", "model", "policy", "reason"},

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import field, fields, make_dataclass
+from datetime import date
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthd import registry, trial
-from healthd.config import ConfigError, settle
+from healthd.config import (
+    CheckConfig,
+    ConfigError,
+    KernelLogConfig,
+    Layer,
+    MetricsConfig,
+    NvmlConfig,
+    Settings,
+    SlurmConfig,
+    effective,
+    settle,
+)
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Finding, Inventory, KernelEvent, Severity
 from healthd.registry import Check
 
@@ -25,6 +42,15 @@ RUN = "def run(host, config, past):\n    yield from ()\n"
 def folder(tmp_path: Path) -> Path:
     tmp_path.chmod(0o755)
     return tmp_path
+
+
+def config_of(*fields: str) -> str:
+    """A Config with these fields of its own."""
+    head = (
+        "from dataclasses import dataclass, field\nfrom datetime import date\nfrom healthd.config import CheckConfig\n"
+    )
+    lines = "".join(f"    {line}\n" for line in fields)
+    return f"{head}@dataclass(frozen=True, slots=True)\nclass Config(CheckConfig):\n{lines}"
 
 
 def site(folder: Path, text: str) -> Check:
@@ -65,6 +91,13 @@ def test_what_is_no_file_is_refused_before_it_is_opened(folder):
         ("WHEN = 'busy'", 'WHEN must be "idle" or ""'),
         ("AFTER_EVENTS = 3", "AFTER_EVENTS must be a tuple of texts"),
         ("AFTER_EVENTS = 'xid'", "AFTER_EVENTS must be a tuple of texts"),
+        ("HOLDS_RESUME = 'no'", "HOLDS_RESUME must be True or False"),
+        (config_of("timeout_seconds: str = '5s'"), 'Config.timeout_seconds: must be a number, is "5s"'),
+        (config_of("clear_after: float = 2.0"), "Config.clear_after: must be a whole number, is 2.0"),
+        (config_of("interval_seconds: int = 0"), "Config.interval_seconds: must be a number of seconds above 0"),
+        (config_of("severity: int = 3"), "Config.severity: must be a table, is 3"),
+        (config_of("enabled: str = 'no'"), 'Config.enabled: must be true or false, is "no"'),
+        (config_of("name: int = 1"), "Config.name: must be text, is 1"),
     ],
 )
 def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence):
@@ -72,11 +105,29 @@ def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence)
         site(folder, text)
 
 
-@pytest.mark.parametrize("stop", ["1 / 0", "raise SystemExit(2)"])
-def test_a_validate_that_raises_refuses_the_settings_in_a_sentence(folder, stop):
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(2)", "SystemExit: 2"),
+        ("raise GeneratorExit", "GeneratorExit: "),
+        ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "Odd"),
+    ],
+)
+def test_a_validate_that_raises_refuses_the_settings_in_a_sentence(folder, stop, words):
     check = site(folder, f"def validate(config):\n    {stop}")
-    with pytest.raises(ConfigError, match=r"checks\.fan: its validate\(\) raised (ZeroDivisionError|SystemExit)"):
+    with pytest.raises(ConfigError) as refused:
         settle({}, "file", {}, {"fan": check})
+    assert str(refused.value) == f"file: checks.fan: its validate() raised {words} ({folder}/fan.py)"
+
+
+def test_a_mistake_of_a_check_is_told_of_the_file_that_has_settings_for_it(folder):
+    check = site(folder, "def validate(config):\n    1 / 0")
+    for layers in ([], [Layer("profile x", {})], [Layer("profile x", {}), Layer("baseline.toml", {})]):
+        with pytest.raises(ConfigError, match=r"^healthd\.toml: checks\.fan: "):
+            settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
+    with pytest.raises(ConfigError, match=r"^baseline\.toml: checks\.fan: "):
+        settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings: [Layer("baseline.toml", {"fan": {}})])
 
 
 FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
@@ -235,6 +286,147 @@ class Config(CheckConfig):
     sentence = str(refused.value)
     assert sentence.startswith("healthd.toml: checks.fan: its Config raised ")
     assert "\n" not in sentence
+
+
+# --- a site's own settings
+
+
+OURS = (Settings, NvmlConfig, KernelLogConfig, SlurmConfig, FleetLimits, MetricsConfig)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("int | None", "None"), ("int", "-3"), ("str", "'ALL?'"), ("float", "-1.5"), ("int", "3")]
+)
+def test_a_setting_of_a_sites_check_is_not_judged_by_its_name(folder, kind, value):
+    names = {f.name for of in OURS for f in fields(of)} - {f.name for f in fields(CheckConfig)}
+    check = site(folder, config_of(*(f"{name}: {kind} = {value}" for name in sorted(names))))
+    assert settle({}, "file", {}, {"fan": check}).checks["fan", ""] == check.config()
+
+
+def test_a_time_of_a_sites_check_may_be_negative_if_the_check_does_not_refuse_it(folder):
+    check = site(folder, config_of("offset_seconds: float = 0.0"))
+    loaded = settle({"checks": {"fan": {"offset_seconds": -2}}}, "file", {}, {"fan": check})
+    assert loaded.tables["fan", ""] == {"name": "", "offset_seconds": -2.0}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        (
+            "interval_seconds: str | None = None",
+            "5m",
+            'interval_seconds: must be a number, is "5m"; write a plain number',
+        ),
+        (
+            "timeout_seconds: float = 30",
+            -1,
+            "timeout_seconds: must be a number of seconds above 0 and up to a week, is -1",
+        ),
+        ("clear_after: int = 3", 0, "clear_after: must be 1 or more, is 0"),
+        ("severity: dict[str, str] = field(default_factory=dict)", {"fan/a": "bad"}, "severity.fan/a: "),
+        ("enforce: bool | None = True", None, "enforce: must be true or false, is None"),
+    ],
+)
+def test_what_every_check_can_be_told_is_judged_also_where_a_site_declares_it_anew(folder, field, value, sentence):
+    check = site(folder, config_of(field))
+    with pytest.raises(ConfigError) as refused:
+        settle({"checks": {"fan": {field.partition(":")[0]: value}}}, "healthd.toml", {}, {"fan": check})
+    assert str(refused.value).startswith(f"healthd.toml: checks.fan.{sentence}")
+
+
+@pytest.mark.parametrize(
+    ("own", "setting", "value", "place"),
+    [
+        ("since: date = date(2020, 1, 1)", "since", date(2021, 1, 1), "checks.fan.since"),
+        ("which: list = field(default_factory=list)", "which", [16**6000], "checks.fan.which"),
+        ("fans: set[int] = field(default_factory=lambda: {3})", "enabled", True, "checks.fan.fans"),
+        ("fans: int | str = 3", "fans", 4, "checks.fan"),
+    ],
+)
+def test_a_setting_that_the_worker_could_not_be_told_is_one_sentence_that_names_the_checks_file(
+    folder, own, setting, value, place
+):
+    check = site(folder, config_of(own))
+    with pytest.raises(ConfigError) as refused:
+        settle({"checks": {"fan": {setting: value}}}, "healthd.toml", {}, {"fan": check})
+    assert str(refused.value).startswith(f"healthd.toml: {place}: its Config raised ")
+    assert str(refused.value).endswith(f" ({folder}/fan.py)")
+
+
+def test_a_config_that_raises_once_it_is_set_up_is_one_sentence(folder):
+    once = ("def __post_init__(self):", "    if self.guessed or self.fans > 1:", "        raise LookupError('a\\nb')")
+    check = site(folder, config_of("fans: int = 1", *once))
+    for layers in (
+        [Layer("profile x", {"fan": {"fans": 1}}, guessed=True)],
+        [Layer("profile x", {"fan": {"fans": 2}})],
+    ):
+        with pytest.raises(ConfigError) as refused:
+            settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings, layers=layers: layers)
+        assert str(refused.value).endswith(f"checks.fan: its Config raised LookupError: a?b ({folder}/fan.py)")
+
+
+NAMES = sorted({f.name for of in (*OURS, CheckConfig) for f in fields(of)} | {"fans", "x_seconds"})
+KINDS = [
+    int,
+    str,
+    float,
+    bool,
+    list,
+    int | None,
+    str | None,
+    float | None,
+    bool | None,
+    list[int],
+    dict[str, int],
+    date,
+]
+VALUES = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.just(16**6000), st.floats(), st.text(max_size=6), st.dates()),
+    st.lists(st.integers() | st.text(max_size=3), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(["/", "off", "ALL", -1, 0.0, "info", 1e300]),
+)
+
+
+@st.composite
+def site_checks(draw: st.DrawFn) -> Check:
+    """A check whose Config has settings of its own under names of ours: of any type, with any value as default."""
+    own = draw(st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from(KINDS), VALUES), max_size=5))
+    columns = [
+        (
+            name,
+            kind,
+            field(default_factory=lambda value=value: value)
+            if isinstance(value, list | dict)
+            else field(default=value),
+        )
+        for name, (kind, value) in own.items()
+    ]
+    module = ModuleType("fan")
+    config = make_dataclass("Config", columns, bases=(CheckConfig,), frozen=True, slots=draw(st.booleans()))
+    module.__dict__.update(Config=config, run=lambda host, config, past: (), PER=draw(st.sampled_from(["", "fan"])))
+    return Check("fan", module, "/etc/healthd/checks.d/fan.py")
+
+
+@given(site_checks(), st.dictionaries(st.sampled_from([*NAMES, "a"]), VALUES, max_size=4))
+def test_whatever_a_sites_config_declares_settings_are_made_or_refused_in_one_sentence(check, table):
+    assert isinstance(registry._misdeclared(check), str)
+    sentence, loaded = "", None
+    try:
+        loaded = settle({"checks": {"fan": table}}, "healthd.toml", {}, {"fan": check})
+    except ConfigError as error:
+        sentence = str(error)
+    if loaded is None:
+        assert sentence.startswith("healthd.toml: checks.fan")
+        assert sentence.isprintable()
+        return
+    effective(loaded)
+    for name, config in loaded.checks.items():
+        assert json.loads(json.dumps(loaded.tables[name]))["name"] == name[1]
+        assert 0 < config.timeout_seconds <= 7 * 86400
+        assert config.interval_seconds is None or 0 < config.interval_seconds <= 7 * 86400
+        assert config.clear_after >= 1
+        assert all(isinstance(severity, Severity) for severity in config.severity.values())
 
 
 def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemon_nor_the_others(caplog):

@@ -140,6 +140,8 @@ LOADING: dict[str, Callable[[Site], None]] = {
     "its import does not end": writes("while True: pass"),
     "a setting that it does not have": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
     "`validate` refuses a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
+    "`validate` raises": writes(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
+    "`Config` has `timeout_seconds: str`": writes(FULL.replace("max_mib: int = 1024", 'timeout_seconds: str = "5s"')),
 }
 RUNNING: dict[str, tuple[str, Callable[[Site], object]]] = {
     "a code of another check": ("swap", gives("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
@@ -155,7 +157,7 @@ RUNNING: dict[str, tuple[str, Callable[[Site], object]]] = {
 
 @pytest.mark.parametrize("mistake", LOADING)
 def test_a_mistake_that_stops_the_start_is_said_as_the_document_shows(site, mistake):
-    if not mistake.startswith(("a setting", "`validate`")):
+    if not mistake.startswith(("a setting", "`validate` refuses")):
         site.configure("")
     LOADING[mistake](site)
     said = site.healthd("config", "check", f"{site.folder}/healthd.toml")

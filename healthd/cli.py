@@ -143,7 +143,7 @@ def _run(args: argparse.Namespace) -> int:
 
     with wrong_settings_are_wrong_use():
         try:
-            return daemon.run(lambda: load_settings(args)[0])
+            return daemon.run(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
         except OSError as error:
             why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             raise Stop(f"healthd run: {why}", REFUSED) from None
@@ -659,6 +659,8 @@ def _explain_arguments(parser: Parser) -> None:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    from dataclasses import fields
+
     from healthd import registry, render
     from healthd.convert import nearest
 
@@ -676,7 +678,7 @@ def _explain(args: argparse.Namespace) -> int:
         raise Stop(f'healthd explain: there is no code "{args.code}"{hint}')
     texts = (found.meaning, found.matters, found.todo)
     check = checks.get(args.code.partition("/")[0])
-    enforced = check is None or check.config().enforce
+    enforced = check is None or bool(next(f.default for f in fields(check.config) if f.name == "enforce"))
     severity, clears = found.severity.name.lower(), found.clears.name.lower()
     return say(render.explain(args.code, severity, clears, texts, page(), enforced))
 

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -82,6 +83,9 @@ JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says
 INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
 INVENTORY_SECONDS = 24 * 3600.0
 
+# The settings and the checks there are. Given a directory, the site's checks are those that are there.
+LoadSettings = Callable[[str | None], tuple[Loaded, dict[str, registry.Check]]]
+
 # What a reload leaves as it was: it takes effect at the next start.
 FIXED_SETTINGS = (
     *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "nvml", "kernel_log", "metrics"),
@@ -89,7 +93,7 @@ FIXED_SETTINGS = (
 )
 
 
-def run(load_settings: Callable[[], Loaded]) -> int:
+def run(load_settings: LoadSettings) -> int:
     """`healthd run`: until SIGTERM. Raises ConfigError, and OSError where it cannot have its runtime directory."""
     service.set_up_logging()
     daemon = Daemon(load_settings)
@@ -111,12 +115,11 @@ def run(load_settings: Callable[[], Loaded]) -> int:
 class Daemon:
     # --- start
 
-    def __init__(self, load_settings: Callable[[], Loaded]) -> None:
+    def __init__(self, load_settings: LoadSettings) -> None:
         self.load_settings = load_settings
         self.known_jobs: dict[tuple[bool, bool], list[Job]] = {}
-        self.loaded = load_settings()
+        self.loaded, self.checks = load_settings(None)
         self.settings = settings = self.loaded.settings
-        self.checks = registry.find(settings.checks_dir)
         self.now, self.monotonic = time.time, time.monotonic
         self.guard = Guard(self.now)
         self.host = Host(settings.root)
@@ -184,6 +187,7 @@ class Daemon:
         self.slurm_again_at = FOREVER
         self.verdict_word = ""
         self.copy_failures = self.reload_failures = self.events_forgotten = 0
+        self.reload_trouble = ""
         self.ticked = self.monotonic()
         self.clock_offset = self.now() - self.monotonic()
         self.inventory_at = -FOREVER
@@ -864,6 +868,7 @@ class Daemon:
             f"{self.settings.runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "",
             f"kernel log: {self.kernel.status.trouble}" if not self.kernel.status.alive else "",
             f"slurm: {self.slurm.status.trouble}" if self.slurm.status.trouble else "",
+            f"the settings were not read again: {self.reload_trouble}" if self.reload_trouble else "",
             *self.guard.troubles(),
         )
         return tuple(sentence for sentence in found if sentence)
@@ -924,31 +929,36 @@ class Daemon:
         return [name for name in self.concerned(JOB_END) if not (unheld and self.checks[name[0]].uses == "nvml")]
 
     def reload(self) -> None:
-        """SIGHUP: the file again. One that is wrong changes nothing."""
+        """SIGHUP: the file again, and the site's checks. Whatever goes wrong changes nothing: it is all made before any
+        of it counts."""
         service.reloading()
         try:
-            loaded = self.load_settings()
-            checks = registry.find(self.settings.checks_dir)
-        except ConfigError as error:
+            loaded, checks = self.load_settings(self.settings.checks_dir)
+            kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
+            waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
+            settings = dataclasses.replace(loaded.settings, **kept)
+            conditions = verdict.reconfigured(self.memory.conditions, loaded.checks)
+        except BaseException as error:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1
-            log.error("the settings stay as they were: %s", error)
-            service.ready(f"old settings kept: {error}")
+            known = isinstance(error, ConfigError)
+            self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
+            log.error("the settings stay as they were: %s", self.reload_trouble, exc_info=not known)
+            service.ready(f"old settings kept: {self.reload_trouble}")
             return
-        kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
-        waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
         if waiting:
             log.warning("takes effect at the next start only: %s", ", ".join(waiting))
-        self.settings = dataclasses.replace(loaded.settings, **kept)
-        self.loaded = dataclasses.replace(loaded, settings=self.settings)
+        self.reload_trouble = ""
+        self.settings = settings
+        self.loaded = dataclasses.replace(loaded, settings=settings)
         self.checks = checks
         self.runner.renew()  # the site's checks may be new
         self.known_jobs.clear()
-        self.memory.change_mode(self.settings.mode)
+        self.memory.change_mode(settings.mode)
+        self.memory.set_conditions(conditions)
         self.memory.keep_only(loaded.checks)
-        self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, loaded.checks))
         self.rounds.forget(loaded.checks)
         self.results = {name: result for name, result in self.results.items() if name in loaded.checks}
-        log.info("settings read again: mode %s, %d checks", self.settings.mode.value, len(loaded.checks))
+        log.info("settings read again: mode %s, %d checks", settings.mode.value, len(loaded.checks))
         service.ready(self.verdict.health.value)
 
     # --- stop

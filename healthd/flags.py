@@ -121,8 +121,11 @@ def duration(text: str) -> float | None:
 # --- what they make
 
 
-def load_settings(args: argparse.Namespace, below: Below | None = None) -> tuple[Loaded, dict[str, Check]]:
+def load_settings(
+    args: argparse.Namespace, below: Below | None = None, checks_dir: str | None = None
+) -> tuple[Loaded, dict[str, Check]]:
     """The effective settings and the checks there are. `below`: other layers than the usual ones under the file.
+    `checks_dir`: the site's checks are those that are there, not where the file says.
 
     Raises ConfigError, one sentence.
     """
@@ -131,7 +134,7 @@ def load_settings(args: argparse.Namespace, below: Below | None = None) -> tuple
     given = getattr(args, "config", None)
     file = given or DEFAULT_FILE
     table = config.read_file(file, required=given is not None)
-    checks = registry.find(config.checks_dir(table))
+    checks = registry.find(config.checks_dir(table) if checks_dir is None else checks_dir)
     loaded = config.settle(table, file, overrides(args), checks, below or layers.below)
     config.require_what_is_named(loaded)
     return loaded, checks

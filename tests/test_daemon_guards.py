@@ -19,6 +19,7 @@ from healthd.daemon import Daemon
 from healthd.kernel_log import RawLine, event_of
 from healthd.ledger import encode
 from healthd.model import KernelEvent, Outcome
+from healthd.registry import Check
 from healthd.runner import Reply, Request
 
 NOW = 1_800_000_000.0
@@ -30,7 +31,7 @@ def xid(code: int, pci: str = "0000:61:00") -> KernelEvent:
     return event
 
 
-def settings(tmp_path: Path) -> Loaded:
+def settings(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
     table = {
         **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
         "profile": "none",
@@ -39,12 +40,13 @@ def settings(tmp_path: Path) -> Loaded:
         "metrics": {"listen": "off"},
         "kernel_log": {"source": "off"},
     }
-    return settle(table, "test", {}, registry.built_in())
+    checks = registry.built_in()
+    return settle(table, "test", {}, checks), checks
 
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    made = Daemon(lambda: settings(tmp_path))
+    made = Daemon(lambda _running: settings(tmp_path))
     yield made
     made.shut_down()
 
@@ -121,7 +123,7 @@ def test_a_request_on_which_healthd_fails_gets_an_answer(daemon: Daemon, monkeyp
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = Daemon(lambda: settings(tmp_path))
+    first = Daemon(lambda _running: settings(tmp_path))
     first.hear([xid(79)])
     first.shut_down()
     os.close(first.lock)
@@ -130,7 +132,7 @@ def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
         broken.setattr(
             "healthd.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
         )
-        second = Daemon(lambda: settings(tmp_path))
+        second = Daemon(lambda _running: settings(tmp_path))
     assert (codes(second), second.guard.dropped["ledger"]) == ([], 1)
     assert (tmp_path / "runtime_dir/ledger.json.unreadable").read_text() == before
     assert encode(second.memory.ledger)

@@ -551,3 +551,91 @@ def test_a_reload_of_a_wrong_file_keeps_the_old_settings_and_of_a_right_one_chan
         assert status["mode"] == "drain"
         assert "gpu_ecc" not in results(status)
         assert "takes effect at the next start only: round_timeout_seconds" in daemon.log.read_text()
+
+
+FAN = """
+from dataclasses import dataclass
+from healthd.config import CheckConfig
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    {field}
+
+{more}
+def run(host, config, past):
+    yield from ()
+"""
+ODD = {  # what a site's check says: what is said of it
+    FAN.format(field='timeout_seconds: str = "5s"', more=""): "fan.py: Config.timeout_seconds: must be a number",
+    FAN.format(field="severity: int = 3", more=""): "fan.py: Config.severity: must be a table, is 3",
+    FAN.format(field="def __post_init__(self): 1 / 0", more=""): "checks.fan: its Config raised ZeroDivisionError",
+    FAN.format(field="fans: set[int] | str = 3", more=""): "checks.fan: its Config raised TypeError",
+    FAN.format(
+        field="x: int = 1", more="def validate(config): return config.y"
+    ): "its validate() raised AttributeError",
+    FAN.format(field="x: int = 1", more="def validate(config): return 'x must be 2'"): "checks.fan: x must be 2",
+    FAN.format(field="x: int = 1", more="HOLDS_RESUME = 'no'"): "fan.py: HOLDS_RESUME must be True or False",
+    FAN.format(field="x: int = 1", more="1 / 0"): "fan.py: cannot be loaded: ZeroDivisionError",
+    FAN.format(field="x: int = 1", more="raise GeneratorExit"): "fan.py: cannot be loaded: GeneratorExit",
+}
+
+
+def test_no_odd_check_of_the_site_ends_a_daemon_that_is_reloaded_and_the_old_settings_stay(directory: Path) -> None:
+    checks = directory / "checks"
+    checks.mkdir(mode=0o755)
+    (checks / "fan.py").write_text(FAN.format(field="root: int = 3; max_restarts: int | None = None", more=""))
+    settings = f'interval_seconds = 3600\nchecks_dir = "{checks}"\n'
+    with Healthd(directory=directory, config=settings, env=NO_SLURM) as daemon:
+        assert daemon.process is not None
+        assert "fan" in results(daemon.status()), "its settings are called as some of ours are"
+        daemon.config.write_text(daemon.config.read_text().replace("3600", "1800"))
+        for times, (text, sentence) in enumerate(ODD.items(), 1):
+            (checks / "fan.py").write_text(text)
+            checked = healthd("config", "check", str(daemon.config))
+            assert (checked.returncode, checked.stdout, checked.stderr.count("\n")) == (64, "", 1)
+            assert checked.stderr.startswith("healthd: ")
+            assert sentence in checked.stderr
+            daemon.process.send_signal(signal.SIGHUP)
+            until(lambda times=times: daemon.log.read_text().count("the settings stay as they were") == times)
+            status = daemon.status()
+            assert (status["interval_seconds"], "fan" in results(status)) == (3600, True)
+            (trouble,) = [t for t in status["troubles"] if t.startswith("the settings were not read again: ")]
+            assert sentence in trouble
+            assert trouble.partition(": ")[2].strip() == checked.stderr.removeprefix("healthd: ").strip()
+            assert trouble.partition(": ")[2].startswith((str(daemon.config), str(checks)))
+        assert "Traceback" not in daemon.log.read_text()
+        (checks / "fan.py").write_text(FAN.format(field="x: int = 1", more=""))
+        daemon.process.send_signal(signal.SIGHUP)
+        status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
+        assert not any("settings" in trouble for trouble in status["troubles"])
+        daemon.until(lambda s: results(s)["fan"]["outcome"] == "completed", "it runs on")
+
+
+def test_a_reload_that_fails_as_nobody_thought_of_keeps_the_old_settings_and_says_where(directory: Path) -> None:
+    odd = "def validate(config): raise KeyboardInterrupt('as if by hand')"
+    checks = directory / "checks"
+    checks.mkdir(mode=0o755)
+    settings = f'interval_seconds = 3600\nchecks_dir = "{checks}"\n'
+    with Healthd(directory=directory, config=settings, env=NO_SLURM) as daemon:
+        assert daemon.process is not None
+        (checks / "fan.py").write_text(FAN.format(field="x: int = 1", more=odd))
+        daemon.process.send_signal(signal.SIGHUP)
+        until(lambda: "the settings stay as they were: KeyboardInterrupt: as if by hand" in daemon.log.read_text())
+        assert "Traceback (most recent call last)" in daemon.log.read_text()
+        status = daemon.status()
+        assert "the settings were not read again: KeyboardInterrupt: as if by hand" in status["troubles"]
+        assert "fan" not in results(status)
+
+
+def test_a_reload_with_another_directory_of_checks_goes_on_with_those_of_the_start(directory: Path) -> None:
+    for name in ("checks", "others"):
+        (directory / name).mkdir(mode=0o755)
+        (directory / name / f"{name}.py").write_text(FAN.format(field="x: int = 1", more=""))
+    settings = f'interval_seconds = 3600\nchecks_dir = "{directory}/checks"\n'
+    with Healthd(directory=directory, config=settings, env=NO_SLURM) as daemon:
+        assert daemon.process is not None
+        daemon.config.write_text(daemon.config.read_text().replace('/checks"', '/others"').replace("3600", "1800"))
+        daemon.process.send_signal(signal.SIGHUP)
+        status = daemon.until(lambda s: s["interval_seconds"] == 1800, "the new settings")
+        assert "takes effect at the next start only: checks_dir" in daemon.log.read_text()
+        assert ("checks" in results(status), "others" in results(status)) == (True, False)

@@ -110,7 +110,7 @@ def test_what_it_declares_is_looked_at_when_it_is_loaded(folder, text, sentence)
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(2)", "SystemExit: 2"),
-        ("raise GeneratorExit", "GeneratorExit: "),
+        ("raise GeneratorExit", "GeneratorExit"),
         ("raise type('Odd', (Exception,), {'__str__': lambda self: 1 / 0})", "Odd"),
     ],
 )

@@ -8,15 +8,10 @@ trap 'rm -rf "$work"' EXIT
 die() { echo "wheel: $*" >&2; exit 1; }
 
 echo "wheel: building"
-rm -rf build dist
+rm -rf dist
 .venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
 
-# every module and data file of the package is in the wheel, once, the checks behind their symbolic link too
-find -L healthd -name '*.py' -o -path 'healthd/facts/*.csv' -o -path 'healthd/fake_machines/*.toml' -o -path 'healthd/node_profiles/*.toml' -o -path healthd/explain.toml |
-  grep -v -e __pycache__ | sort >"$work/wanted"
-.venv/bin/python -m zipfile --list dist/*.whl | awk 'NR > 1 { print $1 }' | grep '^healthd/' | sort >"$work/wheel"
-missing=$(comm -23 "$work/wanted" "$work/wheel")
-[ -z "$missing" ] || die "not in the wheel: ${missing//$'\n'/ }"
+strangers=$(.venv/bin/python tests/wheel_files.py dist/*.whl) || die "$strangers"
 
 # the sdist has what a packager wants beside it
 tar tzf dist/*.tar.gz | sed 's|^[^/]*/||' | sort >"$work/sdist"
@@ -31,4 +26,4 @@ list=$(cd "$work" && venv/bin/healthd list) || die "healthd list failed"
 for check in checks/[a-z]*.py; do
   grep -qw "$(basename "$check" .py)" <<<"$list" || die "healthd list does not know $check"
 done
-echo "wheel: $(cd dist && echo *.whl) works, $(wc -l <"$work/wheel") files"
+echo "wheel: $(cd dist && echo *.whl) works, $(.venv/bin/python -m zipfile --list dist/*.whl | tail -n +2 | wc -l) files, $(stat -c %s dist/*.whl) bytes"

@@ -1,0 +1,75 @@
+"""What a wheel of healthd holds: what lies in the package's folder, what a node is set up from, and what pip needs.
+
+.venv/bin/python tests/wheel_files.py dist/healthd-0.1.0-py3-none-any.whl     compares it with this checkout
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from zipfile import ZipFile
+
+ROOT = Path(__file__).parents[1]
+LIMIT_BYTES = 600_000
+# File or folder of the tree -> where it is below PREFIX of `pip install` (README.md, docs/prolog-epilog.md).
+SHARE = {
+    "man/healthd.toml.5": "share/man/man5/healthd.toml.5",
+    "man/healthd.8": "share/man/man8/healthd.8",
+    "conf/healthd.toml": "share/healthd/healthd.toml",
+    "conf/profiles": "share/healthd/profiles",
+    "packaging/systemd/healthd.service": "share/healthd/healthd.service",
+    "packaging/slurm": "share/healthd/slurm",
+}
+METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "LICENSE"}
+
+
+def strangers(wheel: Path, tree: Path = ROOT) -> list[str]:
+    """What is wrong with a wheel that was built from `tree`, a sentence each: nothing."""
+    wanted, found, size = dict(_of(tree)), dict(_in(wheel)), wheel.stat().st_size
+    other = [name for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
+    return [
+        *(f"not in the wheel: {name}" for name in sorted(wanted.keys() - found.keys())),
+        *(f"a stranger in the wheel: {name}" for name in sorted(found.keys() - wanted.keys())),
+        *(f"not as in the tree: {name}" for name in sorted(other)),
+        *([f"{size} bytes, above {LIMIT_BYTES}"] if size > LIMIT_BYTES else []),
+    ]
+
+
+def _of(tree: Path) -> Iterator[tuple[str, bytes | None]]:
+    """(name in the wheel, content). The package with what its symbolic links lead to, but for what Python compiled."""
+    for path in _files(tree / "healthd"):
+        if "__pycache__" not in path.parts:
+            yield str(path.relative_to(tree)), path.read_bytes()
+    for source, place in SHARE.items():
+        for path in _files(tree / source):
+            yield str(Path("data") / place / path.relative_to(tree / source)), path.read_bytes()
+    for name in METADATA:
+        yield f"metadata/{name}", None
+
+
+def _in(wheel: Path) -> Iterator[tuple[str, bytes | None]]:
+    """The same of a wheel: "healthd-0.1.0.data/data/share/..." is "data/share/...", metadata is its name alone."""
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            top, _, below = name.partition("/")
+            if top.startswith("healthd-") and top.endswith(".dist-info"):
+                yield f"metadata/{below.removeprefix('licenses/')}", None
+            elif top.startswith("healthd-") and top.endswith(".data"):
+                yield below, archive.read(name)
+            else:
+                yield name, archive.read(name)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    for folder, _, names in os.walk(path, followlinks=True):
+        yield from (Path(folder, name) for name in names)
+
+
+if __name__ == "__main__":
+    wrong = strangers(Path(sys.argv[1]))
+    print("\n".join(wrong), end="\n" if wrong else "")
+    sys.exit(1 if wrong else 0)

@@ -54,7 +54,7 @@ test-packages:
 	@scripts/setup.sh test-packages
 
 clean: ## remove everything that was built here; the system packages and /var/cache/healthd-tests stay
-	@rm -rf .venv .venv-3.* build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	@rm -rf .venv .venv-3.* build dist wheels ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.stamp: pyproject.toml scripts/setup.sh

@@ -98,7 +98,8 @@ def wait_for(
             break
         time.sleep(0.05)
     log = Path(daemon.args[daemon.args.index("--runtime-dir") + 1]).parent / "healthd.log"  # type: ignore[union-attr,index,operator]
-    raise SystemExit(f"the demo did not get where it should within 30 s; the last status: {status}\n{log.read_text()}")
+    last = {name: (status or {}).get(name) for name in ("health", "unknown", "troubles")}
+    raise SystemExit(f"the demo did not get where it should within 30 s; the last status: {last}\n{log.read_text()}")
 
 
 def show_metrics(log: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import urllib.request
 from typing import NoReturn
 
 import pytest
@@ -26,3 +27,12 @@ def require_programs(*names: str, packages: str) -> None:
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
         require(f"{', '.join(missing)} not found: apt-get install {packages}")
+
+
+def require_network(*urls: str) -> None:
+    """For a test that installs packages as people do."""
+    for url in urls:
+        try:
+            urllib.request.urlopen(url, timeout=30).close()
+        except OSError as error:
+            require(f"{url} cannot be reached: {error}")

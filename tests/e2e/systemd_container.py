@@ -9,6 +9,11 @@ Boots in about 1 s on a throw-away overlay of a root that is built once (mmdebst
 The root is of this machine's own release, and the interpreter, its environment and this checkout appear in it at
 their own paths, read-only: `sys.executable` runs the same code inside and outside, without pip or network.
 
+    with SystemdContainer(fresh="trixie", prepare="apt-get update && apt-get install -y python3-venv") as box:
+
+is a machine on which nothing is installed yet, this checkout neither. `prepare` runs before it boots, with this
+machine's network, certificates and proxies: for apt and pip.
+
 Needs root and the packages systemd-container and mmdebstrap. Nothing outlives the test, even if it is killed: the
 overlay is mounted in a mount namespace of its own, and the container ends with the thread that started it.
 
@@ -38,7 +43,8 @@ from requirements import require_programs, require_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CACHE = Path("/var/cache/healthd-tests")
-PACKAGES = ("systemd", "systemd-sysv", "dbus", "libudev1", "procps", "python3")
+FRESH = ("systemd", "systemd-sysv", "dbus")
+PACKAGES = (*FRESH, "libudev1", "procps", "python3")
 MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -57,8 +63,13 @@ MASKED = (
 )
 NSENTER = ("nsenter", "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "-t")
 ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root")
-BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS = 60.0, 10.0, 60.0
+BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS, PREPARE_SECONDS = 60.0, 10.0, 60.0, 600.0
+# How this machine reaches the archives of packages, as far as a fresh root does not know it by itself.
+CERTIFICATES = Path("/usr/local/share/ca-certificates")
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
 
+OWN_MOUNTS = ("unshare", "--mount", "--propagation=private")
+WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 # In a mount namespace of its own: the overlay's upper half in memory, cgroups of its own, then nspawn as this process.
 START = """\
 set -eu
@@ -66,8 +77,10 @@ mount -t tmpfs healthd-test "$STATE"
 mkdir "$STATE/upper" "$STATE/work" "$STATE/root"
 mount -t overlay overlay -o "lowerdir=$LOWER,upperdir=$STATE/upper,workdir=$STATE/work" "$STATE/root"
 for cgroup in $CGROUPS; do echo $$ > "$cgroup/cgroup.procs"; done
-exec setpriv --pdeathsig TERM systemd-nspawn --quiet --boot --directory="$STATE/root" --machine="$MACHINE" \\
-    --register=no --keep-unit --console=pipe --private-network --resolv-conf=off --timezone=off --link-journal=no "$@"
+set -- --quiet --directory="$STATE/root" --machine="$MACHINE" --register=no --keep-unit --console=pipe \\
+    --timezone=off --link-journal=no "$@"
+[ -z "$PREPARE" ] || setpriv --pdeathsig TERM systemd-nspawn "$@" $ONLINE --as-pid2 bash -exc "$PREPARE"
+exec systemd-nspawn "$@" --boot --private-network --resolv-conf=off
 """
 
 
@@ -77,11 +90,21 @@ class ContainerError(Exception):
 
 class SystemdContainer:
     """`binds` appear inside at the same path, writable. `kmsg`: /dev/kmsg, for journald too.
-    `options` go to systemd-nspawn as they are.
+    `options` go to systemd-nspawn as they are. `fresh`: a Debian release ("bookworm") of which only systemd is there.
+    `prepare`: what bash does as root before it boots; ContainerError if a command fails.
     """
 
-    def __init__(self, *, binds: Sequence[Path] = (), kmsg: bool = False, options: Sequence[str] = ()) -> None:
-        self._options = [f"--bind-ro={path}" for path in _code()]
+    def __init__(
+        self,
+        *,
+        binds: Sequence[Path] = (),
+        kmsg: bool = False,
+        options: Sequence[str] = (),
+        fresh: str = "",
+        prepare: str = "",
+    ) -> None:
+        self._fresh, self._prepare = fresh, prepare
+        self._options = [] if fresh else [f"--bind-ro={path}" for path in _code()]
         self._options += [f"--bind={path}" for path in binds]
         self._options += ["--bind=/dev/kmsg", "--capability=CAP_SYSLOG"] if kmsg else []
         self._options += options
@@ -89,9 +112,7 @@ class SystemdContainer:
         self.cgroups: list[Path] = []
 
     def __enter__(self) -> SystemdContainer:
-        require_root()
-        require_programs("systemd-nspawn", "mmdebstrap", packages="systemd-container mmdebstrap")
-        root = _root()
+        root = built_root(self._fresh, FRESH) if self._fresh else built_root(_release(), PACKAGES)
         self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self.directory / "state").mkdir()
         self.machine = self.directory.name.replace("_", "-").rstrip("-")
@@ -116,12 +137,15 @@ class SystemdContainer:
             "LOWER": str(root),
             "MACHINE": self.machine,
             "CGROUPS": " ".join(map(str, self.cgroups)),
+            "PREPARE": self._prepare,
+            "ONLINE": " ".join(_online()),
+            **_proxies(),
             "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
             "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "no",
         }
         with open(self.directory / "console", "wb") as console:
             self._nspawn = subprocess.Popen(
-                ["unshare", "--mount", "--propagation=private", "sh", "-c", START, "sh", *self._options],
+                [*OWN_MOUNTS, *WITH_PARENT, "sh", "-c", START, "sh", *self._options],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
@@ -130,7 +154,8 @@ class SystemdContainer:
             )
 
     def _wait_until_up(self) -> None:
-        deadline = time.monotonic() + BOOT_SECONDS
+        seconds = BOOT_SECONDS + (PREPARE_SECONDS if self._prepare else 0.0)
+        deadline = time.monotonic() + seconds
         state = "no PID 1"
         while time.monotonic() < deadline:
             if self._nspawn is None or self._nspawn.poll() is not None:
@@ -140,7 +165,7 @@ class SystemdContainer:
                 if state in ("running", "degraded"):
                     return
             time.sleep(0.05)
-        raise ContainerError(f"not up after {BOOT_SECONDS:.0f} s ({state}):\n{self.console()}")
+        raise ContainerError(f"not up after {seconds:.0f} s ({state}):\n{self.console()}")
 
     def stop(self) -> None:
         """Power off, in bounded time: what sits in D state inside is left to end by itself."""
@@ -269,16 +294,17 @@ def _code() -> list[Path]:
     return found
 
 
-def _root() -> Path:
+def built_root(release: str, packages: Sequence[str]) -> Path:
     """The directory of the root that containers are an overlay of; built now if it is not in the cache."""
-    release = _release()
-    key = hashlib.sha256(repr((release, PACKAGES, MASKED)).encode()).hexdigest()[:12]
+    require_root()
+    require_programs("systemd-nspawn", "mmdebstrap", packages="systemd-container mmdebstrap")
+    key = hashlib.sha256(repr((release, packages, MASKED)).encode()).hexdigest()[:12]
     root = CACHE / f"root-{release}-{key}"
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
-            _build(root, release)
+            _build(root, release, packages)
     return root
 
 
@@ -290,10 +316,10 @@ def _release() -> str:
     raise ContainerError("/etc/os-release has no VERSION_CODENAME: the root can be made on Debian and Ubuntu only")
 
 
-def _build(root: Path, release: str) -> None:
+def _build(root: Path, release: str, packages: Sequence[str]) -> None:
     building = root.with_name(root.name + ".building")
     shutil.rmtree(building, ignore_errors=True)
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}"]
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
     command += ["--aptopt=Acquire::Check-Valid-Until false", release, str(building), *_mirror(release)]
     built = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
     if built.returncode != 0:
@@ -316,6 +342,16 @@ def _mirror(release: str) -> list[str]:
     except OSError:
         return []
     return sites[:1]
+
+
+def _proxies() -> dict[str, str]:
+    return {name: os.environ[name] for name in PROXIES if name in os.environ}
+
+
+def _online() -> list[str]:
+    """Options of systemd-nspawn for a container that reaches what this machine reaches; no space in any."""
+    certificates = [f"--bind-ro={CERTIFICATES}"] if CERTIFICATES.is_dir() else []
+    return ["--resolv-conf=copy-host", *certificates, *(f"--setenv={name}" for name in _proxies())]
 
 
 def _cgroups(name: str) -> list[Path]:

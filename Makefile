@@ -3,7 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # End-to-end tests are root's: real Slurm, systemd, mounts. Their caches do not mix with the user's.
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
-PYTEST := .venv/bin/python -m pytest
+CACHE := /var/cache/healthd-tests
+AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
+# Side by side (tests/conftest.py): most tests wait.
+PYTEST := .venv/bin/python -m pytest -n auto
+# Without bytecode each of the thousands of programs that the tests start would be compiled anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check unit coverage unit-all unit-others test-packages e2e bench simulate wheel clean
 
@@ -15,7 +20,8 @@ demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the
 
 test: .venv/.stamp test-packages unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
 	@echo "test: all tests"
-	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -rs -o cache_dir=/tmp/healthd-pytest-cache
+	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
+	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider
 
 check: .venv/.stamp ## lint, format, types and the design rules; seconds
 	@echo "check: ruff, mypy, shellcheck, design"
@@ -23,7 +29,7 @@ check: .venv/.stamp ## lint, format, types and the design rules; seconds
 	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy --strict --no-error-summary
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
-	@$(PYTEST) tests/test_design.py
+	@.venv/bin/python -m pytest tests/test_design.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
 	@$(PYTEST) --ignore=tests/e2e
@@ -39,7 +45,7 @@ unit-others: .venv/.stamp
 	@scripts/unit_others.sh
 
 e2e: .venv/.stamp test-packages ## the end-to-end tests alone
-	@$(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONDONTWRITEBYTECODE=1 HYPOTHESIS_STORAGE_DIRECTORY=/tmp/healthd-hypothesis $(PYTEST) -rs -o cache_dir=/tmp/healthd-pytest-cache tests/e2e
+	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider tests/e2e
 
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
 	@.venv/bin/python bench/bench.py

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The unit tests on each supported Python of this machine but that of .venv, which `make unit` and `make test` run. All
-# at once: each is one process that mostly waits for its own children.
+# at once, each in as many processes as there are cores: they mostly wait for their own children.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -17,7 +17,7 @@ done
 running=()
 for version in "${versions[@]}"; do
   echo "unit tests on Python $version"
-  ".venv-$version/bin/python" -m pytest --ignore=tests/e2e -p no:cacheprovider >"$logs/$version" 2>&1 </dev/null &
+  ".venv-$version/bin/python" -m pytest -n "$(nproc)" --ignore=tests/e2e -p no:cacheprovider >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")
 done
 failed=0

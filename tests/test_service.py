@@ -87,10 +87,10 @@ def test_a_service_manager_that_does_not_read_is_never_waited_for(
     began = time.monotonic()
     service.watchdog()
     service.status("healthy")
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < service.PATIENCE_SECONDS
     assert "the service manager does not listen" in caplog.text
     service.ready()
-    assert time.monotonic() - began < 2 * service.PATIENCE_SECONDS
+    assert time.monotonic() - began < 10 * service.PATIENCE_SECONDS
 
 
 def test_ready_waits_a_moment_for_a_full_queue(manager: socket.socket) -> None:
@@ -116,7 +116,7 @@ def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     ("usec", "pid", "seconds"),
     [
         ("180000000", None, 180.0),
-        ("500000", str(os.getpid()), 0.5),
+        ("500000", "ours", 0.5),
         ("500000", "1", None),  # meant for our parent
         (None, None, None),
     ],
@@ -124,7 +124,7 @@ def test_an_abstract_socket_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_watchdog_time_is_ours_only(
     monkeypatch: pytest.MonkeyPatch, usec: str | None, pid: str | None, seconds: float | None
 ) -> None:
-    for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", pid)):
+    for name, value in (("WATCHDOG_USEC", usec), ("WATCHDOG_PID", str(os.getpid()) if pid == "ours" else pid)):
         if value is None:
             monkeypatch.delenv(name, raising=False)
         else:

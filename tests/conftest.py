@@ -1,0 +1,44 @@
+"""`pytest -n auto`: the tests side by side, in more processes than there are cores, for most of them wait."""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePath
+
+import hypothesis
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# How long an example takes says only what else the machine does.
+hypothesis.settings.register_profile(
+    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy machine")
+
+# They write into the machine's one kernel log, or read it all the while.
+KERNEL_LOG = ("test_daemon", "test_real_kernel_log", "test_storm")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    cores = len(os.sched_getaffinity(0))
+    return min(3 * cores, cores + 8)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # in their order: the end-to-end tests first, the others fill the gaps
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadScopeScheduling):
+    """xdist's own, which gives all tests of a group to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
+    """An end-to-end file: its tests share a cluster or a container. Elsewhere the cases of one test."""
+    file, _, test = nodeid.partition("::")
+    if "e2e" not in PurePath(file).parts:
+        return f"{file}::{test.partition('[')[0]}"
+    return "kernel log" if PurePath(file).stem in KERNEL_LOG else file

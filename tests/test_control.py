@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,24 +85,18 @@ def test_a_daemon_that_stops_meanwhile(serve):
 
 
 def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
-    began = time.monotonic()
-    silent = serve(lambda stream: time.sleep(1.5))
+    silent = serve(lambda stream: stream.recv(1))  # until the client leaves
     assert sentence(silent, patience=0.3).startswith("healthd does not answer: nothing came from ")
-    assert time.monotonic() - began < 1.2
 
 
 def test_one_that_drips_is_not_waited_for_longer(serve):
     def drip(stream: socket.socket) -> None:
-        try:
-            for _ in range(15):
+        with suppress(OSError):  # the client has left
+            while True:
                 stream.sendall(b" ")
                 time.sleep(0.1)
-        except OSError:
-            pass  # the client has left
 
-    began = time.monotonic()
     assert "within 0.4 s" in sentence(serve(drip), patience=0.4)
-    assert time.monotonic() - began < 1.2
 
 
 def test_a_path_that_is_too_long_for_a_socket(tmp_path):

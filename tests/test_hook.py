@@ -202,10 +202,10 @@ def test_the_epilog_waits_until_the_checks_have_looked(tmp_path: Path) -> None:
     ],
 )
 def test_the_epilog_never_waits_longer_than_it_is_told(tmp_path: Path, answer: bytes | None, sentence: str) -> None:
-    with daemon(tmp_path, *[answer] * 50):
+    with daemon(tmp_path, *[answer] * 500):
         start = time.monotonic()
         assert sentence in hook.epilog(str(tmp_path), "12", 0.5)
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < 4
 
 
 def epilog(tmp_path: Path, program: str, seconds: int = 2) -> tuple[int, float]:
@@ -227,18 +227,18 @@ def test_the_epilogs_script_ends_as_soon_as_healthd_has_looked(tmp_path: Path, p
     with daemon(tmp_path, b'{"asked": 5, "left": []}') as asked:
         status, took = epilog(tmp_path, program, 20)
     assert (status, len(asked)) == (0, 1)
-    assert took < 5
+    assert took < 15
 
 
 def test_the_epilogs_script_is_bounded_where_the_daemon_hangs_or_the_program_does(tmp_path: Path, program: str) -> None:
     stuck = tmp_path / "stuck"
-    stuck.write_text("#!/bin/sh\ntrap '' TERM\nsleep 20 & wait\n")
+    stuck.write_text("#!/bin/sh\ntrap '' TERM\nsleep 60 & wait\n")
     stuck.chmod(0o755)
     with daemon(tmp_path, *[None] * 3):
         for name in (program, str(stuck), str(tmp_path / "absent")):
             status, took = epilog(tmp_path, name)
             assert status == 0, name
-            assert took < 4, name
+            assert took < 15, name
 
 
 def test_without_a_daemon_the_epilog_is_over_at_once(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_without_a_daemon_the_epilog_is_over_at_once(tmp_path: Path) -> None:
     (tmp_path / "verdict").touch()
     status, took = epilog(tmp_path, "/nowhere", 20)
     assert status == 0
-    assert took < 5
+    assert took < 15
 
 
 # --- HealthCheckProgram

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from trees import plain_machine
 from healthd import registry
 from healthd.host import Host
 from healthd.ledger import Pause
-from healthd.metrics import render, serve
+from healthd.metrics import CLIENT_SECONDS, render, serve
 from healthd.model import (
     Ack,
     CheckResult,
@@ -411,7 +412,7 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(healthy
         get(f"http://127.0.0.1:{port}/metrics")
         began = time.monotonic()
         stop()
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < CLIENT_SECONDS
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
@@ -419,13 +420,16 @@ def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(healthy
 def test_too_many_clients_are_turned_away_and_the_page_comes_back(healthy: Snapshot) -> None:
     port, stop = serve(("127.0.0.1", 0), lambda: healthy)
     crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
-    time.sleep(0.3)
     with pytest.raises((ConnectionError, urllib.error.URLError)):
         get(f"http://127.0.0.1:{port}/metrics")
     for client in crowd:
         client.close()
-    time.sleep(0.3)
-    assert get(f"http://127.0.0.1:{port}/metrics")[1]
+    end = time.monotonic() + 30
+    body = b""
+    while not body:
+        with suppress(ConnectionError, urllib.error.URLError):
+            body = get(f"http://127.0.0.1:{port}/metrics")[1]
+        assert time.monotonic() < end
     stop()
 
 

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 TERMINAL = re.compile(r"```console\n(.*?)```", re.DOTALL)
-TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;]|$)")
+TIMES = re.compile(r"\b(just now|in \d+ \w+|now|\d[\d.]* (s|min|h|days)( ago)?)(?=[\s,;)]|$)")
 
 
 def commands(terminal: str) -> list[tuple[str, str]]:

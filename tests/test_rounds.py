@@ -24,7 +24,7 @@ from healthd.model import Observation
 
 def run(host, config, past):
     if "{name}" == "slow":
-        time.sleep(0.6)
+        time.sleep(0.2)
     while "{name}" == "hangs" and not os.path.exists({go_on!r}):
         time.sleep(0.01)
     yield Observation("ran", 1)
@@ -60,7 +60,7 @@ class Node:
     def request_of(self, wanted: Job) -> dict[str, Any]:
         return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
 
-    def go(self, over: Callable[[], bool], seconds: float = 10.0) -> list[Reply]:
+    def go(self, over: Callable[[], bool], seconds: float = 60.0) -> list[Reply]:
         """What the daemon does, until it is over: what ended meanwhile."""
         end = time.monotonic() + seconds
         ended: list[Reply] = []
@@ -88,6 +88,12 @@ class Node:
             ready.poll(max(0.0, min(self.rounds.deadline - self.monotonic(), end - time.monotonic())) * 1000 + 1)
             self.wakes += 1
         return ended
+
+    def freed(self, *jobs: Job) -> None:
+        """What hung goes on. From now on there are `jobs`, and they may look again: what hung had little time."""
+        self.jobs = list(jobs)
+        self.ahead = max(2 * job.timeout_seconds for job in jobs)
+        self.go_on.touch()
 
     def round(self) -> list[Reply]:
         """One round to its end, with the errands after it."""
@@ -155,7 +161,7 @@ def test_an_early_look_runs_that_check_alone_and_in_its_time(node: Callable[...,
     one.rounds.look_early(A.name, began + 60)
     assert one.rounds.deadline == pytest.approx(began + 0.3)
     assert words(one.round()) == ["a"]
-    assert 0.3 <= one.monotonic() - began < 2
+    assert 0.3 <= one.monotonic() - began < 30
 
 
 def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> None:
@@ -187,8 +193,11 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
 def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_hang(
     node: Callable[..., Node],
 ) -> None:
-    one = node(A, job("slow"), B, round_timeout=0.5)
-    first, slow, last = one.round()
+    one = node(A, job("hangs", timeout=1000.0), B, round_timeout=100.0)
+    before = one.go(lambda: (asked := one.runner.request) is not None and asked.table["check"] == "hangs")
+    one.ahead = 100.0
+    one.go_on.touch()
+    first, slow, last = before + one.round()
     assert (first.outcome, slow.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
     assert (last.outcome, last.seconds) == (Outcome.TIMED_OUT, 0.0)
     assert last.error == "the round was out of time before its turn"
@@ -210,9 +219,8 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
     assert one.go_for(0.4) == []
     assert one.wakes < 5, "who waits for a hung worker sleeps"
 
-    one.ahead = 2 * GPU_1.timeout_seconds
     with caplog.at_level(logging.INFO, "healthd"):
-        one.go_on.touch()
+        one.freed(A, job("hangs", "nvml"), GPU_1)
         freed = one.round()
     assert words(freed) == ["hangs", "gpu_1", "close_nvml"]
     assert {reply.outcome for reply in freed} == {Outcome.COMPLETED}
@@ -234,7 +242,7 @@ def test_an_errand_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free
     one.rounds.errand(INVENTORY)
     assert one.go_for(0.4) == []
     assert one.wakes < 5
-    one.go_on.touch()
+    one.freed(job("hangs", "nvml"))
     assert words(one.round()) == ["hangs", "inventory", "close_nvml"]
 
 
@@ -282,9 +290,11 @@ def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[...,
 
 def test_a_check_with_a_short_interval_comes_round_by_itself(node: Callable[..., Node]) -> None:
     one = node(job("a", interval=0.2), B)
-    ended = one.go_for(1.0)
+    began = one.monotonic()
+    ended = one.go(lambda: one.rounds.status.number == 5)
+    assert one.monotonic() - began >= 0.6
     assert words(ended).count("b") == 1
-    assert 4 <= words(ended).count("a") <= 7
+    assert words(ended).count("a") in (4, 5)
     assert one.wakes < 40
 
 
@@ -295,5 +305,5 @@ def test_the_status_tells_of_the_round(node: Callable[..., Node]) -> None:
     status = one.rounds.status
     assert status.number == 1
     assert before <= status.started <= time.time()
-    assert 0 < status.seconds < 5
+    assert 0 < status.seconds <= time.time() - before
     assert status.next_at > time.time() + 100

@@ -10,7 +10,7 @@ PYTEST := .venv/bin/python -m pytest -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check unit coverage unit-all unit-others test-packages e2e bench simulate wheel clean
+.PHONY: help demo test test-long check unit coverage unit-all unit-others test-packages e2e bench simulate wheel clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -46,6 +46,9 @@ unit-others: .venv/.stamp
 
 e2e: .venv/.stamp test-packages ## the end-to-end tests alone
 	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider tests/e2e
+
+test-long: .venv/.stamp test-packages ## what make test does in a shorter form: 1,000 kills
+	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider -m long
 
 bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
 	@.venv/bin/python bench/bench.py

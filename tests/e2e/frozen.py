@@ -110,7 +110,7 @@ def in_d_state(pid: int, proc: Path = PROC) -> bool:
     return _state(pid, proc) == "D"
 
 
-def wait_for_d_state(pid: int, timeout: float = 10.0) -> None:
+def wait_for_d_state(pid: int, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while not in_d_state(pid):
         if time.monotonic() > deadline:

@@ -90,7 +90,7 @@ class Healthd:
         if self.wait:
             self.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
 
-    def stop(self, seconds: float = 10) -> int:
+    def stop(self, seconds: float = 60) -> int:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(seconds)
@@ -103,7 +103,7 @@ class Healthd:
     def ask(self, **request: Any) -> dict[str, Any]:
         """One request on the control socket. Raises OSError where no daemon listens."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-            stream.settimeout(5)
+            stream.settimeout(60)
             stream.connect(str(self.run_dir / "healthd.sock"))
             stream.sendall(json.dumps(request).encode() + b"\n")
             said = b""
@@ -116,7 +116,7 @@ class Healthd:
         found: dict[str, Any] = self.ask(command="status")["status"]
         return found
 
-    def until(self, reached: Callable[[dict[str, Any]], bool], what: str, seconds: float = 30) -> dict[str, Any]:
+    def until(self, reached: Callable[[dict[str, Any]], bool], what: str, seconds: float = 120) -> dict[str, Any]:
         """Wait until the status satisfies `reached`; the status then."""
         end = time.monotonic() + seconds
         status: dict[str, Any] | None = None

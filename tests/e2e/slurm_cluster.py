@@ -33,6 +33,7 @@ import slurm_versions
 from requirements import require_programs, require_root
 
 MARK = "HEALTHD_TEST_CLUSTER"
+WAIT_SECONDS = 120.0  # what comes at once on an idle machine; who waits for it to fail gives a time
 PORTS = range(20000, 32000)  # below the ephemeral ports, so that no outgoing connection sits on one of ours
 
 SLURM_CONF = """\
@@ -122,6 +123,7 @@ class SlurmCluster:
         self.accounting = accounting
         self._wanted_directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports = contextlib.ExitStack()
 
     def __enter__(self) -> SlurmCluster:
         require_root()
@@ -140,7 +142,7 @@ class SlurmCluster:
             self.start_slurmctld(wait=False)
             for name in self.names:
                 self.start_slurmd(name)
-            self._until(self._is_ready, "slurmctld and slurmds are up", 30)
+            self._until(self._is_ready, "slurmctld and slurmds are up", WAIT_SECONDS)
         except BaseException:
             self._end()
             raise
@@ -153,14 +155,14 @@ class SlurmCluster:
 
     # commands
 
-    def run(self, *argv: str, timeout: float = 60, check: bool = True) -> str:
+    def run(self, *argv: str, timeout: float = WAIT_SECONDS, check: bool = True) -> str:
         """What the command prints; a failure raises with its stderr."""
         done = self.attempt(*argv, timeout=timeout)
         if check and done.returncode:
             raise RuntimeError(f"{' '.join(argv)}: status {done.returncode}: {done.stderr.strip()}")
         return done.stdout
 
-    def attempt(self, *argv: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    def attempt(self, *argv: str, timeout: float = WAIT_SECONDS) -> subprocess.CompletedProcess[str]:
         return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
 
     def sbatch(self, script: str, *options: str) -> str:
@@ -177,7 +179,12 @@ class SlurmCluster:
         return Node(frozenset(state[1].split("+")), *(reason.groups() if reason else ("", "", "")))
 
     def wait_state(
-        self, name: str, *flags: str, without: Sequence[str] = (), reason: str | None = None, timeout: float = 20
+        self,
+        name: str,
+        *flags: str,
+        without: Sequence[str] = (),
+        reason: str | None = None,
+        timeout: float = WAIT_SECONDS,
     ) -> Node:
         """Wait until the node has all of `flags`, none of `without`, and `reason` as the Reason's beginning."""
         seen: list[Node] = []
@@ -202,7 +209,7 @@ class SlurmCluster:
         found = self.run("squeue", "-h", "-t", "all", "-j", job, "-O", "admin_comment:1000").strip()
         return "" if found == "(null)" else found
 
-    def wait_job(self, job: str, *states: str, timeout: float = 20) -> dict[str, str]:
+    def wait_job(self, job: str, *states: str, timeout: float = WAIT_SECONDS) -> dict[str, str]:
         self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.job(job)
 
@@ -218,7 +225,7 @@ class SlurmCluster:
     def start_slurmctld(self, wait: bool = True) -> None:
         self._launch("slurmctld", "slurmctld", "-D")
         if wait:
-            self._until(self._controller_answers, "slurmctld is up", 20)
+            self._until(self._controller_answers, "slurmctld is up", WAIT_SECONDS)
 
     def upgrade_slurmctld(self, version: str) -> None:
         """This version's slurmctld goes on with the state; commands and slurmds stay as old as they are."""
@@ -226,7 +233,7 @@ class SlurmCluster:
         newer, conf = slurm_versions.programs(version), self.directory / "upgraded.conf"
         conf.write_text((self.directory / "slurm.conf").read_text() + f"PluginDir={newer}/plugins\n")
         self._launch("slurmctld", f"{newer}/slurmctld", "-D", "-f", str(conf))
-        self._until(self._controller_answers, "the newer slurmctld is up", 20)
+        self._until(self._controller_answers, "the newer slurmctld is up", WAIT_SECONDS)
 
     def kill_slurmctld(self, signal_number: int = signal.SIGKILL) -> None:
         self._stop("slurmctld", signal_number)
@@ -257,7 +264,7 @@ class SlurmCluster:
 
     def _write_files(self) -> None:
         at, host = self.directory, socket.gethostname().partition(".")[0]
-        first = self.base_port or free_ports(len(self.names) + 3)
+        first = self.base_port or free_ports(len(self.names) + 3, self._ports)
         self._accounting_port = first + len(self.names) + 1
         for folder in ("munge", "state", "spool", "log", "dev"):
             (at / folder).mkdir(mode=0o755, parents=True)
@@ -308,17 +315,19 @@ class SlurmCluster:
             *(f"--log-file={at}/munged.log", f"--pid-file={at}/munged.pid", f"--seed-file={at}/munged.seed"),
         )
         answers = ("munge", "-S", f"{at}/munge.sock", "-n")
-        self._until(lambda: self.attempt(*answers).returncode == 0, "munged is up", 10)
+        self._until(lambda: self.attempt(*answers).returncode == 0, "munged is up", WAIT_SECONDS)
 
     def _start_accounting(self) -> None:
         require_programs(*slurm_accounting.PROGRAMS, packages=slurm_accounting.PACKAGES)
         slurm_accounting.make_database(self.directory)
         self._launch("mariadbd", *slurm_accounting.mariadbd(self.directory, self._accounting_port))
         client = ("mariadb", "--no-defaults", "-uroot", f"--socket={self.directory}/database/s", "-e")
-        self._until(lambda: self.attempt(*client, "CREATE DATABASE slurm_acct").returncode == 0, "MariaDB is up", 30)
+        self._until(
+            lambda: self.attempt(*client, "CREATE DATABASE slurm_acct").returncode == 0, "MariaDB is up", WAIT_SECONDS
+        )
         self._launch("slurmdbd", "slurmdbd", "-D")
         cluster = ("sacctmgr", "-i", "-Q", "add", "cluster", "test")
-        self._until(lambda: self.attempt(*cluster).returncode == 0, "slurmdbd is up", 30)
+        self._until(lambda: self.attempt(*cluster).returncode == 0, "slurmdbd is up", WAIT_SECONDS)
 
     def _controller_answers(self) -> bool:
         return self.attempt("scontrol", "ping").returncode == 0
@@ -376,6 +385,7 @@ class SlurmCluster:
         for mount in reversed(mounts_below(self.directory)):
             subprocess.run(["umount", "-l", mount], check=False)
         shutil.rmtree(self.directory)
+        self._ports.close()
 
     def _marked(self) -> Iterator[int]:
         """Processes that carry our mark, and all that descend from them. A zombie is dead."""
@@ -419,11 +429,15 @@ def mounts_below(directory: Path) -> list[str]:
     return [target for line in lines if (target := line.split()[1]).startswith(f"{directory}/")]
 
 
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports on which nobody listens."""
+def free_ports(count: int, held: contextlib.ExitStack) -> int:
+    """The first of `count` consecutive ports on which nobody listens; no other cluster gets one until `held` ends."""
     while True:
         first = random.SystemRandom().randrange(PORTS.start, PORTS.stop - count)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        with contextlib.ExitStack() as ours, contextlib.suppress(OSError):
             for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("0.0.0.0", port))
+                ours.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0healthd-test-port-{port}")
+            with contextlib.ExitStack() as tried:
+                for port in range(first, first + count):
+                    tried.enter_context(socket.socket()).bind(("0.0.0.0", port))
+            held.push(ours.pop_all())
             return first

@@ -80,7 +80,7 @@ class Healthd:
                 answer = self.run(step)
                 self.after(step)
 
-    def look_until_settled(self, verdict: Verdict, seconds: float = 20) -> ReconcileReport:
+    def look_until_settled(self, verdict: Verdict, seconds: float = 120) -> ReconcileReport:
         end = time.monotonic() + seconds
         while not (report := self.look(verdict)).settled:
             assert time.monotonic() < end, report
@@ -147,7 +147,7 @@ def resume(cluster: SlurmCluster, name: str) -> None:
 
 
 def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while f" {job} " not in cluster.attempt("scontrol", "listpids", "*", node).stdout:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -157,7 +157,7 @@ def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
 def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
     """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds. What is
     left of its last run would end the next one (slurmd: "Job already running")."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while f" {job} " in cluster.attempt("scontrol", "listpids", "*", node).stdout:
         assert time.monotonic() < end, f"job {job} does not end"
         time.sleep(0.1)

@@ -63,7 +63,7 @@ MASKED = (
 )
 NSENTER = ("nsenter", "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "-t")
 ENVIRONMENT = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "HOME=/root")
-BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS, PREPARE_SECONDS = 60.0, 10.0, 60.0, 600.0
+BOOT_SECONDS, STOP_SECONDS, EXEC_SECONDS, PREPARE_SECONDS = 180.0, 30.0, 180.0, 600.0
 # How this machine reaches the archives of packages, as far as a fresh root does not know it by itself.
 CERTIFICATES = Path("/usr/local/share/ca-certificates")
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "PIP_INDEX_URL")
@@ -244,7 +244,7 @@ class SystemdContainer:
         """One property of a unit: show("healthd", "MainPID")."""
         return self.systemctl("show", "--value", f"--property={name}", unit)
 
-    def wait(self, unit: str, name: str, value: str, timeout: float = 30.0) -> None:
+    def wait(self, unit: str, name: str, value: str, timeout: float = 120.0) -> None:
         """Until a property of a unit has this value."""
         deadline = time.monotonic() + timeout
         while (seen := self.show(unit, name)) != value:

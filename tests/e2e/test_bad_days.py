@@ -68,7 +68,7 @@ def running_job(cluster: SlurmCluster, node: str) -> str:
     return job
 
 
-def wait_until(reached: Any, what: str, seconds: float = 20.0) -> None:
+def wait_until(reached: Any, what: str, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, what

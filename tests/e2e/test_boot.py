@@ -67,7 +67,7 @@ class Booting:
         self.cluster.start_slurmd(self.node, "-b")
         self.machine.write({"/proc/4711/comm": "slurmd\n"})
 
-    def wait_ready(self, seconds: float = 40.0) -> None:
+    def wait_ready(self, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while True:
             self.manager.settimeout(max(0.01, end - time.monotonic()))

@@ -1,6 +1,6 @@
 """kill -9 at random moments, against a real slurmctld: nothing is lost, nothing is done twice.
 
-HEALTHD_KILLS: how many (500); HEALTHD_KILLS_SEED: a seed that a failure printed.
+HEALTHD_KILLS_SEED: a seed that a failure printed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ import pytest
 from healthd_daemon import Healthd, xid
 from slurm_cluster import SlurmCluster
 
-KILLS = int(os.environ.get("HEALTHD_KILLS", "500"))
+KILLS = (
+    pytest.param(100, marks=pytest.mark.timeout(1200)),
+    pytest.param(1000, marks=(pytest.mark.timeout(7200), pytest.mark.long)),
+)
 SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 NODES = 4
 KILLS_PER_FAULT = 12
@@ -89,7 +92,7 @@ class Patient:
         kept = cluster.sbatch("sleep 600", "--no-requeue", "-w", self.node)
         brief = cluster.sbatch(f"while ! [ -e {gate} ]; do sleep 0.1; done", "-w", self.node)
         for job in (*plain, kept, brief):
-            cluster.wait_job(job, "RUNNING", timeout=40)
+            cluster.wait_job(job, "RUNNING")
 
         fault_at = self.random.randrange(KILLS_PER_FAULT // 2)
         gate_at = fault_at + self.random.randrange(3)
@@ -100,7 +103,8 @@ class Patient:
             lines = [self.warning() for _ in range(self.random.randrange(3))]
             if number == fault_at:
                 lines += [self.fault()]
-            self.one_kill(lines, aim=number == fault_at and self.random.random() < 0.5, mark=mark)
+            aim = number == fault_at and (figures.faults == 1 or self.random.random() < 0.5)
+            self.one_kill(lines, aim, mark)
         self.recover([*plain], kept, brief, mark)
 
     def one_kill(self, lines: list[str], aim: bool, mark: int) -> None:
@@ -118,7 +122,7 @@ class Patient:
             self.daemon.kernel_line(*lines)
         if aim:
             with suppress(TimeoutError):
-                self.wait_for_log(DRAIN, mark, 3.0)
+                self.wait_for_log(DRAIN, mark, 60.0)
             end = time.monotonic() + self.random.uniform(0, self.random.choice((0.06, 0.6)))
         time.sleep(max(0.0, end - time.monotonic()))
         if not aim and self.random.random() < 0.25 and (worker := self.worker()):
@@ -134,24 +138,24 @@ class Patient:
         """Left alone, the daemon brings the node and its jobs to what they must be; then the fault is repaired."""
         cluster = self.cluster
         self.ensure_running()
-        node = cluster.wait_state(self.node, "DRAIN", reason="healthd: gpu_xid/79 ", timeout=30)
+        node = cluster.wait_state(self.node, "DRAIN", reason="healthd: gpu_xid/79 ")
         assert node.reason.startswith(f"healthd: gpu_xid/79 {self.pci()}.0: "), node
         for job in plain:
-            assert cluster.wait_job(job, "PENDING", timeout=30)["Restarts"] == "1"
+            assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
             self.figures.requeued.add(job)
-        ended = cluster.wait_job(brief, "PENDING", "COMPLETED", timeout=30)
+        ended = cluster.wait_job(brief, "PENDING", "COMPLETED")
         if ended["JobState"] == "COMPLETED":
             assert ended["Restarts"] == "0"
             self.figures.completed += 1
         else:
             assert ended["Restarts"] == "1"
-        self.daemon.until(lambda s: self.counted() == self.figures.events, f"{self.figures.events} events", 10)
+        self.daemon.until(lambda s: self.counted() == self.figures.events, f"{self.figures.events} events")
         assert cluster.job(kept)["JobState"] == "RUNNING"
         assert cluster.job(kept)["Restarts"] == "0"
         assert RESUME not in self.log()[mark:]
         cluster.run("scancel", *plain, kept, brief, check=False)
         assert "done" in self.daemon.ask(command="repaired", code="gpu_xid/79")
-        cluster.wait_state(self.node, "IDLE", without=("DRAIN", "COMPLETING"), timeout=30)
+        cluster.wait_state(self.node, "IDLE", without=("DRAIN", "COMPLETING"))
 
     # what happens
 
@@ -211,14 +215,14 @@ def uptime() -> float:
 
 
 @pytest.fixture
-def patients(tmp_path: Path) -> Iterator[list[Patient]]:
+def patients(kills: int, tmp_path: Path) -> Iterator[list[Patient]]:
     with SlurmCluster(nodes=NODES) as cluster:
         slow = tmp_path / "bin" / "scontrol"
         slow.parent.mkdir()
         slow.write_text(SLOW_SCONTROL.format(log=tmp_path / "requeues", scontrol=shutil.which("scontrol")))
         slow.chmod(0o755)
         env = {**cluster.env, "PATH": f"{slow.parent}:{os.environ['PATH']}"}
-        share = -(-KILLS // NODES)
+        share = -(-kills // NODES)
         made = []
         for name in cluster.names:
             directory = tmp_path / name
@@ -232,11 +236,11 @@ def patients(tmp_path: Path) -> Iterator[list[Patient]]:
                 process.wait()
 
 
-@pytest.mark.timeout(120 + KILLS)
+@pytest.mark.parametrize("kills", KILLS)
 def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_once(
-    patients: list[Patient], tmp_path: Path
+    patients: list[Patient], kills: int, tmp_path: Path
 ) -> None:
-    print(f"{KILLS} kills, HEALTHD_KILLS_SEED={SEED}")
+    print(f"HEALTHD_KILLS_SEED={SEED}")
     began = time.monotonic()
     with ThreadPoolExecutor(NODES) as pool:
         figures = list(pool.map(Patient.live, patients))
@@ -265,13 +269,13 @@ def test_whenever_it_is_killed_each_event_counts_once_and_each_job_is_requeued_o
     sent = Counter((tmp_path / "requeues").read_text().split())
     assert {job: n for job, n in sent.items() if n != 1} == {}, "the command was sent twice for one run of a job"
 
-    kills = sum(f.daemon_kills + f.worker_kills for f in figures)
+    done = sum(f.daemon_kills + f.worker_kills for f in figures)
     between = sum(f.between for f in figures)
     print(
-        f"{kills} kills ({sum(f.worker_kills for f in figures)} of the worker, {between} between drain and requeue), "
+        f"{done} kills ({sum(f.worker_kills for f in figures)} of the worker, {between} between drain and requeue), "
         f"{sum(f.events for f in figures)} events, {sum(f.faults for f in figures)} drains, "
         f"{sum(requeues.values())} requeues, {sum(f.completed for f in figures)} jobs that completed in the gap: "
         f"{seconds:.0f} s"
     )
-    assert kills >= KILLS
+    assert done >= kills
     assert between > 0

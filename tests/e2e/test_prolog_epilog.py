@@ -50,7 +50,7 @@ def made(
         yield Node(cluster, tmp_path)
 
 
-def until(reached: Callable[[], bool], seconds: float = 15.0) -> None:
+def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end
@@ -140,7 +140,7 @@ def test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts(tmp_path:
         bad = 'profile = "dgx-h100"\n[gpu.3]\nremap_failure = true\n'
         first, _ = node.job(f"printf '{bad}' > {scenario}", "--exclusive")
         second, output = node.job("echo the second runs", "--exclusive", f"--dependency=afterany:{first}")
-        found = daemon.until(lambda s: condition(s, "gpu_row_remap/failure") is not None, "it is found", 15)
+        found = daemon.until(lambda s: condition(s, "gpu_row_remap/failure") is not None, "it is found")
         assert condition(found, "gpu_row_remap/failure", "0000:61:00.0")
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_row_remap/failure")
         time.sleep(2)
@@ -154,12 +154,12 @@ def test_an_epilog_ends_also_where_the_daemon_hangs_and_never_drains_the_node(tm
         daemon.process.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
         job, _ = node.job("true")
         node.cluster.wait_job(job, "COMPLETED")
-        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"], timeout=6)
+        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
         daemon.process.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
         daemon.kill()
         job, _ = node.job("true")  # a socket at which nobody listens
         node.cluster.wait_job(job, "COMPLETED")
-        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"], timeout=6)
+        node.cluster.wait_state("n1", "IDLE", without=["COMPLETING", "DRAIN"])
 
 
 def test_the_health_check_program_of_slurmd_can_be_healthd(tmp_path: Path) -> None:
@@ -192,12 +192,12 @@ def test_what_a_job_left_on_a_gpu_is_looked_at_when_it_ended_and_drains_if_it_st
         with daemon:
             assert condition(daemon.status(), "gpu_processes/left") is None
             assert daemon.ask(command="job-ended")["done"]
-            found = daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "it is seen", 5)
+            found = daemon.until(lambda s: condition(s, "gpu_processes/left") is not None, "it is seen")
             assert (condition(found, "gpu_processes/left") or {})["state"] == "pending"
             job = scope.parent / "job_12/step_0"
             job.mkdir(parents=True)
             (job / "cgroup.procs").write_text("4712\n")
-            daemon.until(lambda s: condition(s, "gpu_processes/left") is None, "a job runs: it may be its own", 20)
+            daemon.until(lambda s: condition(s, "gpu_processes/left") is None, "a job runs: it may be its own")
             (job / "cgroup.procs").write_text("")
             daemon.ask(command="job-ended")
-            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/left", timeout=30)
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_processes/left")

@@ -32,7 +32,7 @@ def as_account(healthd: Healthd, level: str) -> Healthd:
 
 def until_sacct_says(cluster: SlurmCluster, job: str, words: str) -> list[str]:
     """The job's records, oldest first, one a run: slurmdbd lags behind slurmctld."""
-    end = time.monotonic() + 15
+    end = time.monotonic() + 120
     command = ("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State,AdminComment")
     while words not in (text := cluster.run(*command)):
         assert time.monotonic() < end, text

@@ -19,11 +19,11 @@ IDLE = "printf '%-200s%-40s%-80s%-400s\\n' idle Unknown Unknown none"
 
 @pytest.fixture
 def slow(tmp_path: Path) -> dict[str, str]:
-    """PATH with a sinfo that takes its time once `slow` exists, and a scontrol that writes down what it changes."""
+    """PATH with a sinfo that does not end while `slow` exists, and a scontrol that writes down what it changes."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, body in {
-        "sinfo": f"echo read >>{tmp_path}/reads; [ ! -e {tmp_path}/slow ] || sleep 1.5; {IDLE}",
+        "sinfo": f"echo read >>{tmp_path}/reads; while [ -e {tmp_path}/slow ]; do sleep 0.1; done; {IDLE}",
         "scontrol": f'[ "$1" = listpids ] || echo "$@" >>{tmp_path}/changes',
     }.items():
         program = programs / name
@@ -37,10 +37,14 @@ def reads(folder: Path) -> int:
 
 
 def wait_for_a_read(folder: Path, before: int) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while reads(folder) <= before:
         assert time.monotonic() < end, "healthd never asked Slurm"
         time.sleep(0.02)
+
+
+def the_first_look_is_over(daemon: Healthd) -> None:
+    daemon.until(lambda s: s["slurm"]["read_at"] > 0, "it knows the node")
 
 
 def cpu_seconds(pid: int) -> float:
@@ -59,18 +63,19 @@ def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tm
             assert daemon.verdict().startswith("drain ")
             began = time.monotonic()
             assert daemon.stop() == 0
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             server.release()
 
 
 def test_a_pause_holds_for_the_look_that_is_under_way(tmp_path: Path, slow: dict[str, str]) -> None:
     with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
-        time.sleep(0.5)  # the look of the start
+        the_first_look_is_over(daemon)
         (tmp_path / "slow").touch()
         before = reads(tmp_path)
         daemon.kernel_line(xid(79))
         wait_for_a_read(tmp_path, before)
         assert "done" in daemon.ask(command="pause", seconds=600, why="driver upgrade")
+        (tmp_path / "slow").unlink()
         daemon.until(lambda s: "paused" in s["decision"]["text"], "the decision is to wait")
         time.sleep(1)
         assert not (tmp_path / "changes").exists()
@@ -81,7 +86,7 @@ def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_fol
     tmp_path: Path, slow: dict[str, str]
 ) -> None:
     with Healthd("--node-name", "n1", config='mode = "act"\n', env=slow) as daemon:
-        time.sleep(0.5)
+        the_first_look_is_over(daemon)
         (tmp_path / "slow").touch()
         before = reads(tmp_path)
         daemon.kernel_line(xid(79))
@@ -93,6 +98,7 @@ def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_fol
         used = cpu_seconds(daemon.process.pid)
         time.sleep(3)
         assert cpu_seconds(daemon.process.pid) - used < 0.5, "it does not spin over a command that it no longer needs"
+        (tmp_path / "slow").unlink()
         daemon.config.write_text('mode = "act"\n')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "act", "it acts")
@@ -113,14 +119,16 @@ def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_els
 
 def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
     with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
-        time.sleep(0.5)
+        the_first_look_is_over(daemon)
         (tmp_path / "slow").touch()
         before = reads(tmp_path)
         daemon.kernel_line(xid(79))
         wait_for_a_read(tmp_path, before)
         daemon.kernel_line(xid(119, pci="0000:43:00", text="Timeout waiting for RPC from GPU!"))
+        daemon.until(lambda s: len(s["conditions"]) == 2, "it has heard of both")
+        (tmp_path / "slow").unlink()
         wait_for_a_read(tmp_path, before + 1)
-        end = time.monotonic() + 8  # well before anything else would wake it
+        end = time.monotonic() + 60  # before anything else would wake it
         while "Reason=healthd: gpu_xid/" not in (
             (tmp_path / "changes").read_text() if (tmp_path / "changes").exists() else ""
         ):

@@ -20,7 +20,7 @@ GPUS = [f"0000:{bus}:00" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "
 LINES = 1_000_000
 GROWTH_MIB = 16
 LEDGER_BYTES = 256 << 10
-WATCHDOG_SECONDS = 5.0
+WATCHDOG_SECONDS = 60.0  # the unit has 15 min
 
 
 def same(number: int) -> str:
@@ -57,7 +57,7 @@ class Watched:
             try:
                 if b"WATCHDOG=1" in self.socket.recv(4096):
                     self.longest, last = max(self.longest, time.monotonic() - last), time.monotonic()
-            except TimeoutError:
+            except OSError:  # nothing for a moment, or the test has failed and closed it
                 pass
 
     def ask(self, daemon: Healthd) -> None:
@@ -98,7 +98,7 @@ def test_a_million_lines_in_a_file_are_counted_in_bounds_and_hide_no_other_fault
             daemon.kernel_line(*lines)
             most = max(most, rss_mib(daemon))
         daemon.kernel_line(xid(48, "0000:c3:00", "DBE (double bit error)"))  # right after
-        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == LINES + 1, "all is read", 120)
+        status = daemon.until(lambda s: s["kernel_log"]["lines_total"] == LINES + 1, "all is read", 240)
         watched.finished.set()
         asks.join()
         most = max(most, rss_mib(daemon))

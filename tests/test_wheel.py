@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MADE = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "wheels", "*.egg-info")
+MADE = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", "dist", "wheels", "*.egg-info")
 
 
 def build(tree: Path) -> Path:

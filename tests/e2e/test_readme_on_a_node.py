@@ -1,7 +1,7 @@
 """What README.md says under "On a node" is done, each command as it stands: on a machine of which only systemd is there
 yet, and on a node that has no network. Then again with a newer program, as an upgrade.
 
-About 1 min for each Debian; the first time 1 min more, for its root (mmdebstrap).
+40 s for each Debian, 60 s the first time, when its root is made (mmdebstrap); twice that on a busy machine.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ def parse(text: str) -> Scenario:
     """The text of a scenario file, checked. Raises ConvertError with one sentence."""
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: as in config.parse_toml
         raise ConvertError(f"is not TOML: {error}") from None
     return check(data)
 

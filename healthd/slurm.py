@@ -72,6 +72,9 @@ FLEET_COLUMNS = (
 PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
+# They become words of a command. A name is "12", "12_3" or "20+1".
+_JOB_ID = re.compile("[0-9]{1,10}")
+_JOB_NAME = re.compile("[0-9][!-~]*")
 HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
 
 
@@ -343,8 +346,7 @@ class _Look:
 
     def cluster_size(self) -> Steps[int]:
         """The nodes of the largest partition: without reading one of them."""
-        text = yield from self.read("scontrol", "-a", "-o", "show", "partition")
-        return max((int(number) for number in re.findall(r"\bTotalNodes=(\d+)", text)), default=0)
+        return parse_cluster_size((yield from self.read("scontrol", "-a", "-o", "show", "partition")))
 
     # drain and resume
 
@@ -490,6 +492,11 @@ def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
     return values
 
 
+def _number(text: str) -> int | None:
+    """None: it is none that Slurm prints, whose numbers have 64 bits (int() raises for one of 5,000 digits)."""
+    return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
+
+
 def parse_node(text: str, name: str) -> NodeState:
     """sinfo's NODE_COLUMNS. Raises SlurmTrouble."""
     if not text.strip():
@@ -521,16 +528,22 @@ def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[Pa
         raise SlurmTrouble("sinfo's table of all nodes is not whole")
     for line in text.splitlines():
         name, state, since, why, number = _split(line, FLEET_COLUMNS)
-        if not (number.isascii() and number.isdigit()):
+        count = _number(number)
+        if count is None:
             raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(line)}"')
         if name in nodes:
             is_drained = not TAKEN.isdisjoint(re.findall("[A-Z_]+", state.upper()))
             is_ours = is_drained and why == PREFIX.strip() and _time(since) <= until
-            nodes[name] += int(number)
-            drained[name] += int(number) if is_ours else 0
+            nodes[name] += count
+            drained[name] += count if is_ours else 0
     if not partitions or not all(nodes.values()):
         raise SlurmTrouble(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
     return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
+
+
+def parse_cluster_size(text: str) -> int:
+    """The nodes of the largest partition in `scontrol -o show partition`; 0 = it does not say."""
+    return max(map(int, re.findall(r"\bTotalNodes=([0-9]{1,20})\b", text)), default=0)
 
 
 def parse_listpids(text: str) -> list[str]:
@@ -541,7 +554,7 @@ def parse_listpids(text: str) -> list[str]:
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
         raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
     rows = [line.split() for line in lines[1:]]
-    return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and row[1].isascii() and row[1].isdigit()))
+    return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])))
 
 
 def _whole_lines(text: str) -> list[str]:
@@ -551,8 +564,8 @@ def _whole_lines(text: str) -> list[str]:
 def parse_processes(text: str) -> dict[int, str]:
     """pid -> job id of `scontrol listpids`; a step whose processes are not known has the pid -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
-    numbers = [row[:2] for row in rows if len(row) > 1 and all(word.isascii() and word.isdigit() for word in row[:2])]
-    return {int(pid): job for pid, job in numbers}
+    pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
+    return {pid: job for pid, job in pids if pid is not None}
 
 
 def parse_job(text: str, job_id: str) -> Job | None:
@@ -562,10 +575,11 @@ def parse_job(text: str, job_id: str) -> Job | None:
         if values[0] != job_id:
             continue
         _, name, state, batch, start, restarts, requeue, _ = values
-        if not (restarts.isascii() and restarts.isdigit() and name and state):
+        count = _number(restarts)
+        if count is None or not _JOB_NAME.fullmatch(name) or not state:
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
-        leader = name.partition("+")[0]
-        return Job(job_id, leader, state, batch == "1", _time(start), int(restarts), requeue == "1", _comment(line))
+        is_batch = batch == "1"
+        return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", _comment(line))
     if text.strip():
         raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
     return None
@@ -574,10 +588,14 @@ def parse_job(text: str, job_id: str) -> Job | None:
 def _comment(line: str) -> str | None:
     """The last of JOB_COLUMNS as others wrote it, for it is written again. squeue fills and cuts columns by bytes: a
     line of another length holds half a character, or only what stands before a line end."""
-    if len(line.encode()) != sum(width for _, width in JOB_COLUMNS):
-        return None
+    try:
+        is_whole = len(line.encode()) == sum(width for _, width in JOB_COLUMNS)
+    except UnicodeEncodeError:
+        is_whole = False
     comment = line[sum(width for _, width in JOB_COLUMNS[:-1]) :].rstrip(" ")
-    return None if len(comment.encode()) > MAX_BYTES else "" if comment == "(null)" else comment
+    if not is_whole or "\0" in comment or len(comment.encode()) > MAX_BYTES:
+        return None
+    return "" if comment == "(null)" else comment
 
 
 def parse_slurmctld_start(text: str) -> float:
@@ -592,10 +610,10 @@ def parse_slurmctld_start(text: str) -> float:
 def _time(text: str) -> float:
     """Epoch seconds, from those or from local time as Slurm prints it by default; 0 = none."""
     if text.isascii() and text.isdigit():
-        return float(text)
+        return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, OSError):
         return 0.0
 
 

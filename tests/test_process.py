@@ -37,6 +37,8 @@ V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
         ("0::/user.slice/job_5/x\n", ""),
         ("0::/system.slice/slurmstepd.scope/job_123x/step_0\n", ""),
         ("0::/system.slice/slurmstepd.scope/system\n", ""),
+        ("0::/system.slice/slurmstepd.scope/job_\u0664\u0667/step_0\n", ""),
+        (f"0::/system.slice/slurmstepd.scope/job_{'1' * 5000}/step_0\n", ""),
         ("", ""),
     ],
 )

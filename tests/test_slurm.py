@@ -36,10 +36,12 @@ from healthd.slurm import (
     ReconcileReport,
     Remember,
     SlurmTrouble,
+    parse_cluster_size,
     parse_fleet,
     parse_job,
     parse_listpids,
     parse_node,
+    parse_partitions,
     parse_processes,
     parse_slurmctld_start,
     reconcile,
@@ -603,24 +605,100 @@ def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
     assert parse_listpids("") == []
 
 
+@pytest.mark.parametrize("digits", ["9" * 5000, "12" * 10, "\u0661\u0662"], ids=["5000", "20", "arabic"])
+def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
+    """int() raises for more than 4,300 digits, and takes those of any script."""
+    table = f"PID JOBID STEPID\n{digits} {digits} 0\n7 12 0\n"
+    assert parse_listpids(table) == ["12"]
+    assert parse_processes(table) == {7: "12"}
+    assert parse_cluster_size(f"PartitionName=a TotalNodes={digits * 2} X=1\nPartitionName=b TotalNodes=3 X=1\n") == 3
+    with pytest.raises(SlurmTrouble):
+        parse_slurmctld_start(f"BOOT_TIME = {digits}\n")
+
+
+def test_times_beyond_all_calendars_are_none() -> None:
+    assert parse_node(columns(("idle", "9" * 40, "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
+    assert parse_node(columns(("idle", "202611201204809", "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
+    job = parse_job(columns(("12", "12", "RUNNING", "1", "9" * 40, "0", "1", "(null)"), JOB_COLUMNS), "12")
+    assert job is not None
+    assert job.start == 0
+
+
+@pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", "1\ud800"])
+def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str) -> None:
+    with pytest.raises(SlurmTrouble, match=r"^squeue printed no job 12: "):
+        parse_job(columns(("12", name, "RUNNING", "1", "5", "0", "1", "(null)"), JOB_COLUMNS), "12")
+
+
+@pytest.mark.parametrize("comment", ["a\0b", "\ud800"])
+def test_a_comment_that_no_command_could_hold_is_left_alone(comment: str) -> None:
+    job = parse_job(squeue(comment=comment).stdout, "12")
+    assert job is not None
+    assert job.comment is None
+
+
 def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
     at_once = squeue(start=CRITICAL.fault_time)
     done = look(CRITICAL, [DRAINED, listpids("12"), at_once, DONE, squeue(state="PENDING", restarts=1)], OURS)
     assert done.report.requeued == ("12",)
 
 
-PARSERS: list[Callable[[str], object]] = [
-    lambda text: parse_node(text, "n1"),
-    parse_listpids,
-    lambda text: parse_job(text, "12"),
-    lambda text: parse_job(columns(("12", *text.split(), *[""] * 9)[:8], JOB_COLUMNS), "12"),
-    parse_slurmctld_start,
-    lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
-]
+def of_columns(text: str, of: tuple[tuple[str, int], ...], *first: str) -> str:
+    """A record with the words of `text` in these columns."""
+    return columns((*first, *text.split(" "), *[""] * len(of))[: len(of)], of)
 
 
-@pytest.mark.parametrize("parser", PARSERS, ids=["node", "listpids", "job", "columns", "config", "time"])
-@given(text=st.text())
+PARSERS: dict[str, Callable[[str], object]] = {
+    "node": lambda text: parse_node(text, "n1"),
+    "node's columns": lambda text: parse_node(of_columns(text, NODE_COLUMNS), "n1"),
+    "partitions": parse_partitions,
+    "fleet": lambda text: parse_fleet(text, {"gpu"}, NOW),
+    "fleet's columns": lambda text: parse_fleet(of_columns(text, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
+    "cluster": lambda text: parse_cluster_size(f"TotalNodes={text}"),
+    "listpids": parse_listpids,
+    "listpids' rows": lambda text: [f(f"PID JOBID\n{text} 12\n") for f in (parse_listpids, parse_processes)],
+    "job": lambda text: parse_job(text, "12"),
+    "job's columns": lambda text: parse_job(of_columns(text, JOB_COLUMNS, "12"), "12"),
+    "config": parse_slurmctld_start,
+    "time": lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
+}
+# Any characters, lone surrogates and NUL among them, and what reads like Slurm's own.
+WORDS = st.sampled_from(
+    [
+        *(
+            "9" * 5000,
+            "9" * 400,
+            "9" * 20,
+            "12",
+            "1",
+            "0",
+            "-1",
+            "\u0663" * 3,
+            "\u00b2",
+            "2026-11-20T20:48:09",
+            "0001-01-01",
+        ),
+        *(
+            "PID JOBID\n",
+            "BOOT_TIME = ",
+            "TotalNodes=",
+            "gpu",
+            "idle+drain",
+            "RUNNING",
+            "\n",
+            " ",
+            "\0",
+            "\ud800",
+            "\udcff",
+        ),
+        *("healthd: gpu_xid/79%FF%00 0000:1b:00.0: x", "healthd:"),
+    ]
+)
+ANY_TEXT = st.lists(WORDS | st.text(st.characters(codec=None), max_size=5), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
+@given(text=ANY_TEXT)
 def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str], object], text: str) -> None:
     sentence = "fine"
     try:
@@ -629,6 +707,52 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str],
         sentence = str(trouble)
     assert sentence
     assert "\n" not in sentence
+
+
+def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], str]) -> str:
+    """What Slurm might print, with other words in some of its columns; or anything."""
+
+    def row(of: tuple[tuple[str, int], ...], *values: str) -> str:
+        return columns([draw(st.just(value) | st.just(value) | WORDS) for value in values], of)
+
+    start = f"{NOW - 100:.0f}"
+    if argv[:2] == ("scontrol", "listpids"):
+        found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n"
+    elif argv[0] == "squeue":
+        found = row(JOB_COLUMNS, argv[6], "12", "RUNNING", "1", start, "0", "1", "(null)")
+    elif argv[-1].startswith("StateComplete"):
+        found = row(NODE_COLUMNS, draw(st.sampled_from(["idle", "idle+drain"])), start, "root(0)", XID)
+    elif argv[0] == "sinfo":
+        found = row(PARTITION_COLUMNS, "gpu", "1") if "-n" in argv else row(FLEET_COLUMNS, "gpu", "idle", "5", "x", "9")
+    else:
+        found = f"BOOT_TIME = {draw(st.just(start) | WORDS)}\nTotalNodes={draw(st.just('12') | WORDS)}\n"
+    return draw(st.sampled_from([found] * 6) | ANY_TEXT)
+
+
+@given(
+    st.data(),
+    st.sampled_from(
+        [CRITICAL, CRITICAL, DEGRADED, REPAIRED, replace(DEGRADED, causes=(replace(cause(), shared_cause=True),))]
+    ),
+    st.sampled_from([SlurmMemory(), OURS, SlurmMemory(lifted=OVER)]),
+)
+def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
+    data: st.DataObject, verdict: Verdict, memory: SlurmMemory
+) -> None:
+    steps = reconcile(verdict, memory, TELL, "n1", "b1", lambda: NOW)
+    answer: CommandResult | None = None
+    for _ in range(100):
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return
+        answer = None
+        if isinstance(step, Command):
+            assert not any("\0" in word for word in step.argv)
+            assert [word.encode() for word in step.argv]
+            status = data.draw(st.sampled_from([0, 0, 0, 0, 1, None, 127]))
+            answer = CommandResult(status, answer_to(step.argv, data.draw), data.draw(st.just("") | ANY_TEXT))
+    raise AssertionError("it does not end")
 
 
 @given(

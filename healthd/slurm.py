@@ -578,7 +578,9 @@ def parse_job(text: str, job_id: str) -> Job | None:
         count = _number(restarts)
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
-        is_batch = batch == "1"
+        # A count: slurmctld adds one where it requeues a job that was missing on its node or could not be launched
+        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). To it 0 alone is no batch job.
+        is_batch = bool(_number(batch))
         return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", _comment(line))
     if text.strip():
         raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')

@@ -437,6 +437,20 @@ def test_a_job_that_no_longer_runs_is_nothing_to_requeue(job: CommandResult) -> 
     assert done.report.spared == ()
 
 
+@pytest.mark.parametrize("flag", ["1", "2", "5", "65535"])
+def test_a_batch_job_that_slurm_itself_requeued_before_is_one_still(flag: str) -> None:
+    """slurmctld counts BatchFlag up when it requeues a job that was missing on its node."""
+    job, after = squeue(batch=flag, restarts=1), squeue(batch=flag, restarts=2, state="PENDING")
+    assert look(CRITICAL, [DRAINED, listpids("12"), job, DONE, after], OURS).report.requeued == ("12",)
+
+
+@pytest.mark.parametrize("flag", ["0", "00", "", "x", "-1", "+1", "1.0", "1 1", "\u0663", "\u00b2", "9" * 20, "1e3"])
+def test_a_batch_flag_that_is_none_is_no_batch_job(flag: str) -> None:
+    job = parse_job(squeue(batch=flag).stdout, "12")
+    assert job is not None
+    assert job.batch == (flag == "9" * 20)
+
+
 def test_one_task_of_an_array_and_the_leader_of_a_heterogeneous_job_are_named_so() -> None:
     other = squeue("13", "12_1").stdout
     task = CommandResult(0, other + squeue("12", "12_2").stdout)

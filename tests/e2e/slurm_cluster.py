@@ -250,6 +250,23 @@ class SlurmCluster:
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
 
+    def kill_slurmstepd(self, job: str) -> None:
+        """Of a batch job, whose processes run on."""
+        name = f"slurmstepd: [{job}.batch]".encode()
+        for pid, _ in processes():
+            with contextlib.suppress(OSError):
+                if name in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    kill_if(pid, lambda pid: marked(pid, self.directory))
+        time.sleep(0.5)
+
+    def remove_dead_slurmstepd(self, job: str) -> None:
+        """What it leaves: a socket, on which others wait, and the script, which is in the way of the job's next run."""
+        for left in self.directory.rglob(f"*_{job}.*"):
+            if left.is_socket():
+                left.unlink()
+        for script in self.directory.glob(f"spool/*/job{int(job):05}"):
+            shutil.rmtree(script)
+
     def kill_munged(self) -> None:
         self._stop("munged", signal.SIGKILL)
 

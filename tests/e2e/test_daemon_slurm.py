@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from healthd_daemon import Healthd, condition, xid
 from slurm_cluster import SlurmCluster
+from slurm_look import run_again
 
 NODES = 20
 TESTS = Path(__file__).resolve().parents[1]
@@ -95,6 +96,30 @@ def test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it(
         assert [c["cleared_by"] for c in status["cleared"]] == ["repaired by root (uid 0)"]
         assert daemon.verdict().startswith("ok ")
     assert cluster.job(job)["Restarts"] == "1"
+
+
+def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_requeued_like_any_other(
+    tmp_path: Path,
+) -> None:
+    """Its BatchFlag is 2 then: slurmctld counts it up, up to a limit."""
+    with SlurmCluster(nodes=1, extra_conf=["BatchStartTimeout=1"]) as cluster:
+        job = running_job(cluster, "n1")
+        time.sleep(6)  # so long slurmctld lets a job be missing: BatchStartTimeout and MessageTimeout
+        cluster.stop_slurmd("n1")
+        cluster.kill_slurmstepd(job)
+        cluster.remove_dead_slurmstepd(job)
+        cluster.start_slurmd("n1")
+        assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
+        assert f"Batch JobId={job} missing from batch node n1" in cluster.log("slurmctld")
+        time.sleep(2)  # slurmd takes a start in the same second for the run that was ended
+        run_again(cluster, job, "n1")
+        assert cluster.job(job)["BatchFlag"] == "2"
+        time.sleep(1.1)
+        with healthd(cluster, "n1", tmp_path) as daemon:
+            daemon.kernel_line(xid(79))
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
+            assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
+            assert f"job {job} was requeued" in daemon.log.read_text()
 
 
 def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(

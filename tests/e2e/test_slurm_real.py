@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import slurm_versions
 from requirements import require_programs
-from slurm_cluster import SlurmCluster, marked, processes
+from slurm_cluster import SlurmCluster
 from slurm_look import (
     ACT,
     HEALTHY,
@@ -364,21 +364,14 @@ def test_a_job_that_is_ending_is_left_to_end(healthd: Healthd) -> None:
 def test_a_slurmstepd_that_died_does_not_keep_other_jobs_from_their_requeue(healthd: Healthd) -> None:
     cluster = healthd.cluster
     lost, job = healthd.running("sleep 60"), healthd.running("sleep 60")
-    name = f"slurmstepd: [{lost}.batch]".encode()
-    for pid, _ in processes():
-        with contextlib.suppress(OSError):
-            if name in Path(f"/proc/{pid}/cmdline").read_bytes() and marked(pid, cluster.directory):
-                os.kill(pid, signal.SIGKILL)
-    time.sleep(0.5)
+    cluster.kill_slurmstepd(lost)
     try:
         report = healthd.look(faulty())
         assert report.requeued == (job,)
         assert report.trouble.startswith("scontrol listpids: Unable to connect to slurmstepd")
         assert cluster.job(lost)["JobState"] == "RUNNING"
-    finally:  # its socket would be there for the next test
-        for left in cluster.directory.rglob(f"*_{lost}.*"):
-            if left.is_socket():
-                left.unlink()
+    finally:
+        cluster.remove_dead_slurmstepd(lost)
 
 
 def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) -> None:

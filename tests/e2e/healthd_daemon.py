@@ -25,7 +25,8 @@ class Healthd:
     """`with Healthd("--mode", "act", ...) as daemon:`; the kernel log is `daemon.kernel_log`, a file to append to.
 
     `config` is the text of healthd.toml. `kill` and `start` again keep the directories, as a restart on a node does.
-    `programs`: what lies in this folder is found first by checks that ask programs (systemctl, ipmitool).
+    `programs`: what lies in this folder is found first by checks that ask programs (systemctl, ipmitool), on a
+    machine that was booted with systemd.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class Healthd:
         argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
         if self.programs is None:
             return argv
-        first = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'  # in a mount namespace of its own
+        # In a mount namespace of its own, and where systemd runs, as sd_booted(3) has it.
+        first = "mount -t tmpfs run /run && mkdir -p /run/systemd/system"
+        first += ' && mount --bind "$1" "$2" && shift 2 && exec "$@"'
         return ["unshare", "--mount", "sh", "-c", first, "sh", str(self.programs), PROGRAMS_FIRST, *argv]
 
     def start(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from healthd_daemon import Healthd, condition
 from machine import EXPECTED, GPUS, Machine
 from slurm_cluster import SlurmCluster
+from trees import PCI
 
 from healthd import registry
 from healthd.model import Severity
@@ -178,6 +179,28 @@ def repaired(scene: Scene) -> None:
     assert "done" in answer, answer
 
 
+def resumed(scene: Scene) -> None:
+    """It was, by healthd: what stands is known to a person."""
+    scene.cluster.wait_state(scene.node, without=("DRAIN",))
+
+
+def taken_out(pci: str) -> Step:
+    """A PCI device is not on the bus any more."""
+
+    def do(scene: Scene) -> None:
+        device = scene.machine.root / PCI[1:] / pci
+        device.rename(scene.machine.root / pci)
+
+    return do
+
+
+def put_back(pci: str) -> Step:
+    def do(scene: Scene) -> None:
+        (scene.machine.root / pci).rename(scene.machine.root / PCI[1:] / pci)
+
+    return do
+
+
 def restarted(scene: Scene) -> None:
     """healthd, in the same boot."""
     scene.daemon.stop()
@@ -226,7 +249,7 @@ def live(scene: Scene) -> None:
     assert counting(status) <= {row.code, *row.also}
     assert scene.drain() == words, "nobody has repaired it"
     if not row.also:
-        assert words.startswith(f"healthd: {row.code} {row.part}") if worst > Severity.WARNING else words == ""
+        assert words.startswith(f"healthd: {row.code} {row.part}".rstrip()) if worst > Severity.WARNING else words == ""
 
     row.repair(scene)
     daemon.until(lambda s: condition(s, row.code, row.part) is None, f"{row.code} {row.part} is cleared")

@@ -2,21 +2,164 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from healthd_daemon import xid
-from stories import GPU, NOT_YET, Row, gpu, gpus, kernel, rebooted, repaired, steps
+from machine import GPUS
+from stories import (
+    GPU,
+    PCI,
+    Row,
+    Step,
+    gpu,
+    gpus,
+    kernel,
+    nothing,
+    prints,
+    put_back,
+    rebooted,
+    repaired,
+    resumed,
+    rounds,
+    steps,
+    taken_out,
+    writes,
+)
+
+from healthd.fake_nvml import fake_pci_gpus
+from healthd.model import Severity
 
 BUS = GPU.removesuffix(".0")
+SWITCH = "0000:85:00.0"
 REMAPPED = "remap_uncorrectable = 1"
 NO_RECOVERY = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+WELL = gpus("")
+RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
+FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
+QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
+ANY_NUMBER = {"gpu_count": {"expected": 0}}  # or the number says it, too
+UNUSED_SECONDS = 12.0  # of a clean time under load: longer than it takes to see that it stands
+SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
+SLOWED = {"gpu_clocks": {"within_seconds": 3.0, "clean_seconds": 2.0}}
+SLOW_SECONDS = 15
+LEFT_OVER = "processes = [4711]"
+A100, B200 = fake_pci_gpus("dgx-a100")[3], fake_pci_gpus("dgx-b200")[3]
 
-ROWS = [
+
+def each(texts: Iterable[str]) -> Step:
+    """Of GPU 0, 1, ..."""
+    return gpus("".join(f"[gpu.{index}]\n{text}\n" for index, text in enumerate(texts)))
+
+
+def sliced(instances: int) -> Step:
+    """MIG is on, and GPU 3 has so many instances, the others 7."""
+    counts = (instances if pci == GPU else 7 for pci in GPUS)
+    return each(f"mig = true\nmig_devices = {count}" for count in counts)
+
+
+def pages(single: int = 0, double: int = 0, pending: bool = False) -> Step:
+    """GPUs that retire pages, as those before Ampere did: so many on GPU 3, none on the others."""
+    well = "retired_single_bit = 0\nretired_double_bit = 0"
+    bad = f"retired_single_bit = {single}\nretired_double_bit = {double}\nretired_pending = {str(pending).lower()}"
+    return each(bad if index == 3 else well for index in range(8))
+
+
+def slower() -> Step:
+    """The driver counts each second of the next ones as one in which GPU 3 was too hot for its clocks."""
+    quarters = (quarter / 4 for quarter in range(4 * SLOW_SECONDS + 1))
+    counts = "".join(f"[[at]]\nseconds = {s}\ngpu = 3\nslowdown_hw_thermal_seconds = {s}\n" for s in quarters)
+    return gpu(f"clock_event_reasons = 0x48\n{counts}")
+
+
+def warns(
+    code: str,
+    bad: str,
+    good: Step = WELL,
+    part: str = GPU,
+    fake: str = "dgx-h100",
+    **settings: float,
+) -> Row:
+    """One that warns while, or for some time after, GPU 3 is so."""
+    own = {code.partition("/")[0]: settings} if settings else {}
+    return Row(code, part, fault=gpu(bad), repair=good, settings=own, severity=Severity.WARNING, fake=fake)
+
+
+ACCESS = [
     Row(
         "gpu_access/lost",
         GPU,
         fault=gpu("lost = true"),
-        meanwhile=gpus(""),
+        meanwhile=WELL,
         repair=rebooted,
     ),
+    *(
+        Row(code, "", fault=gpus(text), meanwhile=rebooted, repair=WELL)
+        for code, text in (
+            ("gpu_access/driver_mismatch", 'library = "mismatch"'),
+            ("gpu_access/driver_not_loaded", 'library = "driver_not_loaded"'),
+            ("gpu_access/library_missing", 'library = "library_not_found"'),
+            ("gpu_access/no_answer", 'gpu.3.errors = { nvmlDeviceGetHandleByIndex = "InsufficientPower" }'),
+        )
+    ),
+    *(
+        Row(
+            "gpu_access/reset_required",
+            GPU,
+            how=f"ends {how}",
+            fault=gpu("requires_reset = true"),
+            meanwhile=WELL,
+            repair=repair,
+            checks=("gpu_xid",),
+        )
+        for how, repair in (
+            ("with a reset that Xid 154 tells", RESET),
+            ("with a reboot", rebooted),
+            ("when an engineer says so", repaired),
+        )
+    ),
+    Row(
+        "gpu_access/hang",
+        "",
+        fault=gpus('hang = "nvmlDeviceGetCount"\nhang_seconds = 12'),
+        repair=WELL,
+        settings={"gpu_access": {"timeout_seconds": 1.0}},
+        how="of a moment",
+    ),
+    Row(
+        "gpu_access/hang",
+        "",
+        fault=gpus('hang = "nvmlDeviceGetCount"\nhang_seconds = 20'),
+        repair=WELL,
+        settings={"gpu_access": {"timeout_seconds": 1.0, "hang_degraded_seconds": 3.0}},
+        severity=Severity.DEGRADED,
+        how="that lasts",
+    ),
+    Row(
+        "gpu_count/missing",
+        GPU,
+        fault=gpu("gone = true"),
+        meanwhile=WELL,
+        repair=rebooted,
+        settings=ANY_NUMBER,
+    ),
+    Row(
+        "gpu_count/dead",
+        GPU,
+        fault=steps(gpu("lost = true"), writes({f"{PCI}/{GPU}/current_link_width": "63\n"})),
+        meanwhile=steps(WELL, writes({f"{PCI}/{GPU}/current_link_width": "16\n"})),
+        repair=rebooted,
+        settings=ANY_NUMBER,
+    ),
+    Row(
+        "gpu_count/fewer_than_expected",
+        "",
+        fault=steps(gpu("gone = true"), taken_out(GPU)),
+        meanwhile=rebooted,
+        repair=steps(WELL, put_back(GPU)),
+    ),
+]
+
+MEMORY = [
     Row(
         "gpu_ecc/uncorrected",
         GPU,
@@ -28,13 +171,88 @@ ROWS = [
         GPU,
         how="ends with a reboot",
         fault=gpu("ecc_volatile_uncorrected_sram = 1"),
-        repair=steps(gpus(""), rebooted),
+        repair=steps(WELL, rebooted),
+    ),
+    Row(
+        "gpu_ecc/sram_threshold",
+        GPU,
+        fault=gpu("sram_threshold_exceeded = true"),
+        meanwhile=rebooted,
+        repair=steps(repaired, resumed, rounds(), WELL),  # known until the GPU is replaced
+    ),
+    warns("gpu_ecc/corrected", "ecc_volatile_corrected_sram = 10001"),
+    warns("gpu_ecc/disabled", "ecc = false"),
+    Row(
+        "gpu_row_remap/failure",
+        GPU,
+        fault=gpu("remap_failure = true"),
+        meanwhile=WELL,
+        repair=repaired,
+    ),
+    Row(
+        "gpu_row_remap/pending",
+        GPU,
+        fault=gpu(f"{REMAPPED}\nremap_pending = true"),
+        repair=gpu(REMAPPED),
+    ),
+    Row(
+        "gpu_row_remap/too_many",
+        GPU,
+        fault=gpu("remap_uncorrectable = 600"),
+        meanwhile=rebooted,
+        repair=steps(repaired, resumed, rounds(), WELL),
+    ),
+    Row(
+        "gpu_row_remap/unrepairable",
+        GPU,
+        fault=gpu("unrepairable_memory = true"),
+        meanwhile=WELL,
+        repair=repaired,
+    ),
+    warns("gpu_row_remap/no_spare_rows", "remap_histogram = [2558, 1, 0, 0, 1]"),
+    Row(
+        "gpu_retired_pages/pending",
+        A100,
+        well=pages(),
+        fault=pages(double=1, pending=True),
+        meanwhile=pages(double=1),
+        repair=rebooted,
+        fake="dgx-a100",
+    ),
+    Row(
+        "gpu_retired_pages/too_many",
+        A100,
+        well=pages(),
+        fault=pages(single=20, double=40),
+        meanwhile=rebooted,
+        repair=steps(repaired, resumed, rounds(), pages()),
+        fake="dgx-a100",
+    ),
+]
+
+LINKS = [
+    *(
+        Row(code, GPU, fault=gpu(bad), repair=WELL, settings=QUICK_FABRIC)
+        for code, bad in (
+            ("gpu_fabric/not_joined", "fabric_state = 2"),
+            ("gpu_fabric/unhealthy", "fabric_health = 16"),
+        )
+    ),
+    Row(
+        "gpu_fabric/manager",
+        "",
+        well=prints("systemctl", FABRIC_MANAGER.format("active")),
+        fault=steps(prints("systemctl", FABRIC_MANAGER.format("failed")), gpu("fabric_state = 2")),
+        repair=steps(prints("systemctl", FABRIC_MANAGER.format("active")), WELL),
+        also=frozenset({"gpu_fabric/not_joined"}),
+        settings=QUICK_FABRIC,
+        programs=("systemctl",),
     ),
     Row(
         "gpu_nvlink/inactive",
         GPU,
         fault=gpu("nvlink_inactive = [4, 5]"),
-        repair=gpus(""),
+        repair=WELL,
         settings={"gpu_nvlink": {"inactive_confirm_seconds": 1.0}},
     ),
     Row(
@@ -47,24 +265,60 @@ ROWS = [
         also=frozenset({"gpu_recovery_action/gpu_reset"}),
     ),
     Row(
-        "gpu_row_remap/failure",
+        "gpu_nvlink/recovery",
         GPU,
-        fault=gpu("remap_failure = true"),
-        meanwhile=gpus(""),
-        repair=repaired,
+        fault=gpu("nvlink_recovery = {4 = 7}"),
+        repair=RESET,
+        checks=("gpu_xid",),
+        settings={"gpu_nvlink": {"clean_seconds": 1.0}},  # of which none counts without load
     ),
     Row(
-        "gpu_row_remap/pending",
+        "gpu_nvlink/crc_rate",
         GPU,
-        fault=gpu(f"{REMAPPED}\nremap_pending = true"),
-        repair=gpu(REMAPPED),
+        fault=gpu("nvlink_crc = {4 = 90000}"),
+        repair=steps(WELL, rebooted),
+        settings={"gpu_nvlink": {"clean_seconds": 1.0}},
     ),
+    warns("gpu_nvlink/crc", "nvlink_crc = {4 = 20}", nothing, clean_seconds=UNUSED_SECONDS),
+    warns(
+        "gpu_nvlink/packet",
+        "nvlink_packet_errors = {4 = 20}",
+        nothing,
+        B200,
+        "dgx-b200",
+        clean_seconds=UNUSED_SECONDS,
+    ),
+    warns("gpu_nvlink/bit_errors", "nvlink_ber = {4 = 1e-5}", part=B200, fake="dgx-b200"),
+    Row(
+        "gpu_pcie/lanes",
+        GPU,
+        fault=gpu("pcie_width = 8"),
+        meanwhile=WELL,
+        repair=rebooted,
+        settings={"gpu_pcie": {"confirm_seconds": 1.0}},
+    ),
+    warns(
+        "gpu_pcie/generation",
+        "pcie_generation = 3\nutilization_percent = 100",
+        confirm_seconds=1.0,
+        clean_seconds=2.0,
+    ),
+    warns("gpu_pcie/replays", "pcie_replays = 2000", nothing, clean_seconds=UNUSED_SECONDS),
+    Row(
+        "sxid/11001",
+        SWITCH,
+        fault=kernel(f"nvidia-nvswitch2: SXid (PCI:{SWITCH}): 11001, Fatal, Link 60 ingress invalid command"),
+        repair=rebooted,
+    ),
+]
+
+XIDS = [
     Row(
         "gpu_xid/48",
         GPU,
         how="ends with a reset that the ECC counts show",
         fault=steps(gpu("ecc_volatile_uncorrected_dram = 2"), kernel(xid(48, BUS, "DBE (double bit error)"))),
-        repair=gpus(""),
+        repair=WELL,
         checks=("gpu_ecc",),
         also=frozenset({"gpu_ecc/uncorrected"}),
     ),
@@ -83,37 +337,92 @@ ROWS = [
     ),
 ]
 
+STATE = [
+    *(
+        Row(
+            f"gpu_recovery_action/{what}",
+            GPU,
+            fault=gpu(f"recovery_action = {number}"),
+            meanwhile=rebooted if number == 1 else nothing,
+            repair=WELL,
+        )
+        for number, what in (
+            (1, "gpu_reset"),
+            (2, "node_reboot"),
+            (3, "drain_p2p"),
+            (4, "drain_and_reset"),
+            (5, "recover_imex_domain"),
+            (6, "bus_reset"),
+            (7, "system_reboot"),
+            (8, "unknown"),
+        )
+    ),
+    Row(
+        "gpu_clocks/slowed",
+        GPU,
+        fault=slower(),
+        meanwhile=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # no load, no heat
+        repair=steps(WELL, rebooted),
+        also=frozenset({"gpu_clocks/slowed_briefly"}),
+        settings=SLOWED,
+    ),
+    warns("gpu_clocks/slowed_briefly", "clock_event_reasons = 0x48", clean_seconds=2.0),
+    Row(
+        "gpu_mig/mode",
+        GPU,
+        fault=gpu("mig = true"),
+        meanwhile=rebooted,
+        repair=WELL,
+    ),
+    Row(
+        "gpu_mig/instances",
+        GPU,
+        well=sliced(7),
+        fault=sliced(6),
+        meanwhile=rebooted,
+        repair=sliced(7),
+        settings=SLICED,
+    ),
+    Row(
+        "gpu_processes/left",
+        GPU,
+        fault=steps(
+            writes({"/proc/4711/comm": "python3\n", "/proc/4711/status": "Uid:\t1000\t1000\t1000\t1000\n"}),
+            gpu(f"{LEFT_OVER}\necc_volatile_uncorrected_dram = 2"),  # the job goes, and leaves it behind
+        ),
+        meanwhile=steps(gpu(LEFT_OVER), rounds()),
+        repair=WELL,
+        checks=("gpu_ecc",),
+        also=frozenset({"gpu_ecc/uncorrected"}),
+        settings={"gpu_processes": {"confirm_seconds": 1.0}},
+    ),
+    Row(
+        "gpu_software/inforom",
+        GPU,
+        fault=gpu("inforom = false"),
+        meanwhile=rebooted,
+        repair=WELL,
+    ),
+    Row(
+        "gpu_software/driver",
+        "",
+        fault=gpus('driver_version = "570.148.08"'),
+        repair=WELL,
+    ),
+    warns("gpu_software/vbios", 'vbios = "96.00.74.00.01"'),
+    warns("gpu_power/limited", "power_limit_watts = 500"),
+    warns("gpu_persistence/off", "persistence = false"),
+    Row(
+        "gpu_persistence/not_held",
+        "",
+        fault=writes({"/sys/module/nvidia/refcnt": "0\n"}),
+        repair=writes({"/sys/module/nvidia/refcnt": "300\n"}),
+    ),
+    warns("gpu_temperature/hot", "temperature_margin = -4"),
+    warns("gpu_temperature/memory_hot", "temperature_memory_max = 95\ntemperature_memory = 99"),
+]
+
+ROWS = [*ACCESS, *MEMORY, *LINKS, *XIDS, *STATE]
+
 # Codes that drain and are not told here, and why.
-LEFT = {
-    "gpu_access/driver_mismatch": NOT_YET,
-    "gpu_access/driver_not_loaded": NOT_YET,
-    "gpu_access/hang": NOT_YET,
-    "gpu_access/library_missing": NOT_YET,
-    "gpu_access/no_answer": NOT_YET,
-    "gpu_access/reset_required": NOT_YET,
-    "gpu_clocks/slowed": NOT_YET,
-    "gpu_count/dead": NOT_YET,
-    "gpu_count/fewer_than_expected": NOT_YET,
-    "gpu_count/missing": NOT_YET,
-    "gpu_ecc/sram_threshold": NOT_YET,
-    "gpu_fabric/manager": NOT_YET,
-    "gpu_fabric/not_joined": NOT_YET,
-    "gpu_fabric/unhealthy": NOT_YET,
-    "gpu_mig/instances": NOT_YET,
-    "gpu_mig/mode": NOT_YET,
-    "gpu_nvlink/crc_rate": NOT_YET,
-    "gpu_nvlink/recovery": NOT_YET,
-    "gpu_pcie/lanes": NOT_YET,
-    "gpu_processes/left": NOT_YET,
-    "gpu_recovery_action/bus_reset": NOT_YET,
-    "gpu_recovery_action/drain_and_reset": NOT_YET,
-    "gpu_recovery_action/gpu_reset": NOT_YET,
-    "gpu_recovery_action/node_reboot": NOT_YET,
-    "gpu_recovery_action/system_reboot": NOT_YET,
-    "gpu_retired_pages/pending": NOT_YET,
-    "gpu_retired_pages/too_many": NOT_YET,
-    "gpu_row_remap/too_many": NOT_YET,
-    "gpu_row_remap/unrepairable": NOT_YET,
-    "gpu_software/inforom": NOT_YET,
-    "sxid/11001": NOT_YET,
-}
+LEFT: dict[str, str] = {}

@@ -2,20 +2,150 @@
 
 from __future__ import annotations
 
-from stories import NOT_YET, Row
+from collections.abc import Mapping
+from typing import Any
 
-ROWS: list[Row] = []
+from machine import NICS
+from stories import GPU, PCI, Row, Step, kernel, nothing, put_back, rebooted, repaired, rounds, steps, taken_out, writes
+from trees import aer
+
+from healthd.model import Severity
+
+NIC, DRIVE = NICS[0], "0000:06:00.0"
+PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # above them
+UNUSED_SECONDS = 12.0  # of a clean time under load: longer than it takes to see that it stands
+WIDE = {"width": "16", "speed": "32.0 GT/s PCIe"}
+
+
+def counted(pci: str, kind: str, **counts: int) -> Step:
+    return writes({f"{PCI}/{pci}/aer_dev_{kind}": aer(kind, **counts)})
+
+
+def bus_error(pci: str, driver: str) -> str:
+    return f"{driver} {pci}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)"
+
+
+def slot(port: str, text: str) -> Step:
+    return kernel(f"pcieport {port}: pciehp: Slot(7): {text}")
+
+
+def link(width: str = WIDE["width"], speed: str = WIDE["speed"]) -> Step:
+    texts = {"width": width, "speed": speed}
+    return writes({f"{PCI}/{NIC}/current_link_{name}": f"{text}\n" for name, text in texts.items()})
+
+
+def model(device: str) -> Step:
+    """Another card is in the NIC's place: it is changed while the node is off."""
+    return steps(writes({f"{PCI}/{NIC}/device": f"{device}\n"}), rebooted)
+
+
+def warns(code: str, part: str, fault: Step, **settings: float) -> Row:
+    """One that warns for some time under load."""
+    own: Mapping[str, Mapping[str, Any]] = {code.partition("/")[0]: settings}
+    return Row(code, part, fault, repair=nothing, settings=own, severity=Severity.WARNING, how="warns")
+
+
+BAD_LINKS = (
+    ("pcie_link/narrow", link(width="8")),
+    ("pcie_link/slow", link(speed="16.0 GT/s PCIe")),
+    ("pcie_link/no_answer", link(width="63", speed="Unknown")),
+)
+
+ROWS = [
+    Row(
+        "pcie_aer/fatal",
+        GPU,
+        fault=counted(GPU, "fatal", DLP=1),
+        meanwhile=counted(GPU, "fatal"),
+        repair=rebooted,
+    ),
+    Row(
+        "pcie_aer/fatal",
+        NIC,
+        how="that is logged only",
+        fault=kernel(bus_error(NIC, "mlx5_core")),
+        repair=rebooted,
+    ),
+    Row(
+        "pcie_aer/not_recovered",
+        PORT,
+        fault=kernel(f"pcieport {PORT}: AER: subordinate device reset failed"),
+        repair=rebooted,
+    ),
+    Row(
+        "pcie_aer/nonfatal_repeated",
+        NIC,
+        fault=steps(counted(NIC, "nonfatal", CmpltTO=1), rounds(2), counted(NIC, "nonfatal", CmpltTO=2)),
+        repair=steps(counted(NIC, "nonfatal"), rebooted),
+        also=frozenset({"pcie_aer/nonfatal"}),
+        settings={"pcie_aer": {"clean_seconds": 3.0}},  # of which none counts without load
+    ),
+    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=UNUSED_SECONDS),
+    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=UNUSED_SECONDS),
+    Row(
+        "pcie_devices/gone",
+        NIC,
+        fault=taken_out(NIC),
+        meanwhile=rebooted,
+        repair=put_back(NIC),
+        settings={"pcie_devices": {"confirm_seconds": 1.0}},
+    ),
+    Row(
+        "pcie_devices/another",
+        NIC,
+        fault=model("0x1017"),
+        repair=model("0x1021"),
+        settings={"pcie_devices": {"confirm_seconds": 1.0}},
+    ),
+    Row(
+        "pcie_hotplug/link_down",
+        NIC,
+        fault=slot(PORT, "Link Down"),
+        repair=rebooted,
+    ),
+    Row(
+        "pcie_hotplug/power_fault",
+        NIC,
+        fault=slot(PORT, "Power fault"),
+        repair=rebooted,
+    ),
+    *(
+        warns(f"pcie_hotplug/{code}", part, kernel(line), warning_window_seconds=UNUSED_SECONDS)
+        for code, part, line in (
+            ("link_down", DRIVE, f"pcieport {DRIVE_PORT}: pciehp: Slot(33): Link Down"),
+            ("no_link", NIC, f"pcieport {PORT}: pciehp: Slot(7): No link"),
+            (
+                "inaccessible",
+                NIC,
+                f"mlx5_core {NIC}: Unable to change power state from D3cold to D0, device inaccessible",
+            ),
+        )
+    ),
+    *(
+        Row(
+            code,
+            NIC,
+            fault=bad,
+            meanwhile=link(),
+            repair=rebooted,
+            settings={"pcie_link": {"confirm_seconds": 1.0, "enforce": True}},
+        )
+        for code, bad in BAD_LINKS
+    ),
+    *(
+        Row(
+            code,
+            NIC,
+            how="warns where nobody enforces it",
+            fault=bad,
+            meanwhile=link(),
+            repair=repaired,
+            settings={"pcie_link": {"confirm_seconds": 1.0}},
+            severity=Severity.WARNING,
+        )
+        for code, bad in BAD_LINKS
+    ),
+]
 
 # Codes that drain and are not told here, and why.
-LEFT = {
-    "pcie_aer/fatal": NOT_YET,
-    "pcie_aer/nonfatal_repeated": NOT_YET,
-    "pcie_aer/not_recovered": NOT_YET,
-    "pcie_devices/another": NOT_YET,
-    "pcie_devices/gone": NOT_YET,
-    "pcie_hotplug/link_down": NOT_YET,
-    "pcie_hotplug/power_fault": NOT_YET,
-    "pcie_link/narrow": NOT_YET,
-    "pcie_link/no_answer": NOT_YET,
-    "pcie_link/slow": NOT_YET,
-}
+LEFT: dict[str, str] = {}

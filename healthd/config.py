@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
+from healthd import toml
 from healthd.convert import ConvertError, dump, load, nearest, show
 from healthd.fleet_limit import FleetLimits, contradiction
 from healthd.model import Severity
@@ -168,15 +168,10 @@ def read_file(path: str, required: bool) -> dict[str, Any]:
 
 def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
     """Raises ConfigError with one sentence that names the source."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits is no TOMLDecodeError
+        return toml.parse(text)
+    except ConvertError as error:
         raise ConfigError(f"{source}: not TOML: {error}") from None
-    return table
 
 
 def runtime_dir(table: Mapping[str, Any], source: str) -> str:
@@ -206,12 +201,11 @@ def settle(
     Raises ConfigError with one sentence.
     """
     plain = {key: value for key, value in table.items() if key != "checks"}
-    origins: dict[str, str] = {}
+    origins = dict.fromkeys(_flat(plain), source)
+    for name, (flag, value) in flags.items():
+        origins[name] = flag
+        _put(plain, name, value)
     with _named(source, origins):
-        origins.update(dict.fromkeys(_flat(plain), source))
-        for name, (flag, value) in flags.items():
-            origins[name] = flag
-            _put(plain, name, value)
         if plain.get("node_name", "") == "":
             plain["node_name"] = os.uname().nodename.partition(".")[0]
         settings = load(Settings, _known_top_level(plain), "")
@@ -242,8 +236,6 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
         where = origins.get(str(error).partition(": ")[0], source)
         sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
         raise ConfigError(f"{where}: {sentence}") from None
-    except RecursionError:
-        raise ConfigError(f"{source}: its tables are nested too deeply") from None
 
 
 def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:

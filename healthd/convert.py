@@ -187,8 +187,6 @@ def _plain_loader(kind: Any) -> Loader:
         if found is kind or kind is Any:
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
-            if found is int and data.bit_length() > 64:  # nobody writes it: neither Python's str() nor JSON could
-                raise ConvertError(f"{where}: must be a number of at most 64 bits, is {show(data)}")
             return data
         if kind is float and found is int:
             try:
@@ -222,6 +220,11 @@ def show(data: object) -> str:
     if isinstance(data, int) and data.bit_length() > 200:
         return "a number of that size"  # written out it may have more digits than Python writes
     return str(data).lower() if isinstance(data, bool) else str(data)[:60]
+
+
+def number(value: float) -> str:
+    """As a person would write it: 30 of 30.0."""
+    return f"{value:g}" if isinstance(value, float) else show(value)
 
 
 def _below(where: str, key: str) -> str:

@@ -31,7 +31,6 @@ import enum
 import functools
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,13 +38,10 @@ from typing import Any
 
 import pynvml
 
+from healthd import toml
 from healthd.convert import ConvertError, load, nearest
+from healthd.convert import number as show_number
 from healthd.nvml import NvmlLibrary
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROFILES = Path(__file__).with_name("fake_machines")
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
@@ -236,7 +232,7 @@ def profile(name: str) -> Profile:
     """Raises ConvertError for a name that is none."""
     if name not in profiles():
         raise ConvertError(f'profile: there is no "{name}"{nearest(name, profiles())}')
-    return load(Profile, tomllib.loads((PROFILES / f"{name}.toml").read_text("utf-8")), name)
+    return load(Profile, toml.parse((PROFILES / f"{name}.toml").read_text("utf-8")), name)
 
 
 def read(profile_or_file: str) -> tuple[Scenario, float]:
@@ -262,8 +258,8 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
 def parse(text: str) -> Scenario:
     """The text of a scenario file, checked. Raises ConvertError with one sentence."""
     try:
-        data = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: as in config.parse_toml
+        data = toml.parse(text)
+    except ConvertError as error:
         raise ConvertError(f"is not TOML: {error}") from None
     return check(data)
 
@@ -351,7 +347,7 @@ def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> It
     for name, number in _numbers(gpu):
         least, most = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
         if not least <= number <= most:
-            yield f"{where}.{name}: must be between {least} and {most}, is {number:g}"
+            yield f"{where}.{name}: must be between {least} and {most}, is {show_number(number)}"
     for link, rate in gpu.nvlink_ber.items():
         if not 0 <= rate <= 1:
             yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, is {rate:g}"

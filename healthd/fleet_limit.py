@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from healthd.convert import number
 from healthd.model import Condition, FleetHold, SlurmMemory
 from healthd.plausible import Count, Percent, Seconds
 
@@ -59,11 +60,13 @@ class PartitionCount:
 
 
 def contradiction(limits: FleetLimits) -> str:
-    """Which limit contradicts which, "" = none: a fault of the node's own may not hold fewer than a shared cause."""
-    for kind in ("limit_percent", "limit_at_least"):
-        shared, own = getattr(limits, kind), getattr(limits, f"own_hardware_{kind}")
+    """Which limit contradicts which, "" = none: for a fault of the node's own no fewer than for a shared cause."""
+    for name, own, shared in (
+        ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
+        ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
+    ):
         if own < shared:
-            return f"own_hardware_{kind}: must not be below fleet.{kind}, is {own:g} and that is {shared:g}"
+            return f"own_hardware_{name}: must not be below fleet.{name}, is {number(own)} and that is {number(shared)}"
     return ""
 
 

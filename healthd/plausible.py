@@ -15,7 +15,7 @@ _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def at_least(least: int) -> Rule:
-    return Rule(lambda value: "" if value >= least else f"must be {least} or more, is {value}")
+    return Rule(lambda value: "" if value >= least else f"must be {least} or more, is {show(value)}")
 
 
 def _period(value: float) -> str:

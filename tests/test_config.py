@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd import config, flags
-from healthd.config import ConfigError, Loaded, Settings, effective, listen_address, read_file, settle
+from healthd.config import ConfigError, Loaded, Settings, SlurmConfig, effective, listen_address, read_file, settle
 from healthd.convert import ConvertError
+from healthd.fleet_limit import FleetLimits
 from healthd.model import Severity
 from healthd.policy import Mode
 from healthd.registry import built_in
@@ -73,13 +74,8 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "[fleet]\nown_hardware_limit_at_least = 1",
             "fleet.own_hardware_limit_at_least: must not be below fleet.limit_at_least, is 1 and that is 2",
         ),
-        (
-            "[slurm]\nmax_restarts = 0x1_ffff_ffff_ffff_ffff",
-            "slurm.max_restarts: must be a number of at most 64 bits, is 36893488147419103231",
-        ),
         ('profile = "/x\\u0000"', 'profile: must not hold a NUL, is "/x?"'),
         ('[kernel_log]\nsource = "/x\\u0000"', 'kernel_log.source: must not hold a NUL, is "/x?"'),
-        (f"root.{'a.' * 3000}b = 1", "its tables are nested too deeply"),
         ("nvml = 3", "nvml: must be a table, is 3"),
         ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
         ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),
@@ -158,9 +154,18 @@ def test_an_error_in_toml_names_file_and_line(tmp_path):
         read_file(str(file), required=True)
 
 
-@pytest.mark.parametrize(
-    "data", [b"\xff\xfe", b"a = [" + b"[" * 5000, b"a = " + b"9" * 5000], ids=["bytes", "deep", "big"]
-)
+NOT_TOML = {
+    "bytes": b"\xff\xfe",
+    "deep": b"a = [" + b"[" * 5000,
+    "deep tables": b"a." * 5000 + b"b = 1",
+    "deep in a list": b"a = [{" + b"b." * 51 + b"c = 1}]",
+    "big": b"a = " + b"9" * 5000,
+    "65 bits": b"a = 0x1_ffff_ffff_ffff_ffff",
+    "hexadecimal": b"[[a]]\nb = [1, 0x" + b"f" * 5000 + b"]",
+}
+
+
+@pytest.mark.parametrize("data", NOT_TOML.values(), ids=NOT_TOML)
 def test_what_is_not_toml_is_one_sentence(tmp_path, data):
     file = tmp_path / "healthd.toml"
     file.write_bytes(data)
@@ -271,7 +276,7 @@ def test_what_a_client_knows_without_the_settings_is_what_they_say():
 
 KEYS = st.sampled_from(
     [
-        *(f.name for f in dataclasses.fields(Settings)),
+        *(f.name for of in (Settings, FleetLimits, SlurmConfig) for f in dataclasses.fields(of)),
         *("checks", "gpu_ecc", "mount", "exec", "ib_link", "/data", "severity", "gpu_ecc/disabled", "enabled", "name"),
         *("source", "fake", "listen", "timeout_seconds", "clear_after", "command", "expected_gbps", "fstype"),
     ]
@@ -280,7 +285,7 @@ VALUES = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
-    | st.just(10**400)
+    | st.sampled_from([10**400, -(10**400)])
     | st.floats()
     | st.text(max_size=12)
     | st.dates()
@@ -307,6 +312,23 @@ def test_any_table_gives_settings_or_one_sentence(table):
     assert sentence == "" or (sentence.startswith(f"{FILE}: ") and sentence.isprintable())
 
 
+def tables_of(settings: type) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(settings)]), VALUES, max_size=4)
+
+
+SUBTABLES = {
+    f.name: kind
+    for f in dataclasses.fields(Settings)
+    if dataclasses.is_dataclass(kind := type(getattr(Settings(), f.name)))
+}
+
+
+@given(st.fixed_dictionaries({}, optional={name: tables_of(kind) for name, kind in SUBTABLES.items()}))
+def test_any_tables_under_the_names_of_ours_give_settings_or_one_sentence(table):
+    sentence = refusal(table)
+    assert sentence == "" or (sentence.startswith(f"{FILE}: ") and sentence.isprintable())
+
+
 @given(st.dictionaries(st.sampled_from(sorted(KNOWN)), st.dictionaries(KEYS, VALUES, max_size=4), max_size=3))
 def test_any_table_of_a_check_gives_a_config_or_one_sentence(tables):
     sentence = refusal({"checks": tables})
@@ -315,11 +337,8 @@ def test_any_table_of_a_check_gives_a_config_or_one_sentence(tables):
 
 @pytest.mark.parametrize("number", [10**400, 16**6000], ids=["400 digits", "6000 digits"])
 def test_a_number_beyond_all_measure_is_refused_in_a_sentence(number):
-    """TOML's hexadecimal numbers may have any length."""
     assert "finite" in refusal({"interval_seconds": number})
     assert "must be text" in refusal({"node_name": number})
-    assert "64 bits" in refusal({"fleet": {"limit_at_least": number}})
-    assert "64 bits" in refusal({"checks": {"gpu_ecc": {"max_corrected_sram": number}}})
 
 
 SECONDS = [

@@ -26,7 +26,7 @@ PURE: dict[str, set[str]] = {
     "schedule": set(),
     "reason": {"model"},
     "verdict": {"config", "model"},
-    "fleet_limit": {"model", "plausible"},
+    "fleet_limit": {"convert", "model", "plausible"},
     "policy": {"fleet_limit", "model", "reason"},
     "admin_comment": set(),
     "slurm": {"admin_comment", "fleet_limit", "model", "policy", "reason"},

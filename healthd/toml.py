@@ -1,0 +1,32 @@
+"""TOML, which the settings and the scenario files of fake machines are written in."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from healthd.convert import ConvertError
+
+DEEPEST = 50  # tables in tables; dotted keys nest them thousandfold, and who walks through them recurses
+
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """Raises ConvertError: why it is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits is no TOMLDecodeError
+        raise ConvertError(str(error)) from None
+    left: list[tuple[Any, int]] = [(table, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > DEEPEST:
+            raise ConvertError("tables or lists are nested too deeply")
+        if isinstance(value, int) and value.bit_length() > 64:  # hexadecimal ones: as long as one likes to Python
+            raise ConvertError("an integer has more than 64 bits")
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(item, depth + 1) for item in items]
+    return table

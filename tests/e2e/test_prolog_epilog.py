@@ -135,7 +135,7 @@ def test_where_it_must_a_node_without_a_daemon_takes_no_job(tmp_path: Path) -> N
 def test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts(tmp_path: Path) -> None:
     scenario = tmp_path / "gpus.toml"
     scenario.write_text('profile = "dgx-h100"\n')
-    with made(tmp_path, [], []) as node, node.daemon(fake_nvml=str(scenario)) as daemon:
+    with made(tmp_path, ["HEALTHD_EPILOG_SECONDS=60"], []) as node, node.daemon(fake_nvml=str(scenario)) as daemon:
         time.sleep(10)  # a check that has just run does not look again at once
         bad = 'profile = "dgx-h100"\n[gpu.3]\nremap_failure = true\n'
         first, _ = node.job(f"printf '{bad}' > {scenario}", "--exclusive")

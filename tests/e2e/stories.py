@@ -14,6 +14,7 @@ import json
 import queue
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,7 @@ class Scene:
     def rounds(self, count: int = ROUNDS) -> dict[str, Any]:
         """The status after so many more whole rounds."""
         last = self.daemon.status()["round"]["number"] + count
+        time.sleep(count * INTERVAL_SECONDS)  # it cannot be sooner, and each question costs what others wait for
         return self.daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
 
     def drain(self) -> str:

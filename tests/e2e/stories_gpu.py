@@ -38,7 +38,7 @@ RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
 ANY_NUMBER = {"gpu_count": {"expected": 0}}  # or the number says it, too
-UNUSED_SECONDS = 12.0  # of a clean time under load: longer than it takes to see that it stands
+CLEAN_SECONDS = 15.0  # of a clean time under load: longer than it takes to see that it stands
 SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
 SLOWED = {"gpu_clocks": {"within_seconds": 3.0, "clean_seconds": 2.0}}
 SLOW_SECONDS = 15
@@ -270,23 +270,21 @@ LINKS = [
         fault=gpu("nvlink_recovery = {4 = 7}"),
         repair=RESET,
         checks=("gpu_xid",),
-        settings={"gpu_nvlink": {"clean_seconds": 1.0}},  # of which none counts without load
     ),
     Row(
         "gpu_nvlink/crc_rate",
         GPU,
         fault=gpu("nvlink_crc = {4 = 90000}"),
         repair=steps(WELL, rebooted),
-        settings={"gpu_nvlink": {"clean_seconds": 1.0}},
     ),
-    warns("gpu_nvlink/crc", "nvlink_crc = {4 = 20}", nothing, clean_seconds=UNUSED_SECONDS),
+    warns("gpu_nvlink/crc", "nvlink_crc = {4 = 20}", nothing, clean_seconds=CLEAN_SECONDS),
     warns(
         "gpu_nvlink/packet",
         "nvlink_packet_errors = {4 = 20}",
         nothing,
         B200,
         "dgx-b200",
-        clean_seconds=UNUSED_SECONDS,
+        clean_seconds=CLEAN_SECONDS,
     ),
     warns("gpu_nvlink/bit_errors", "nvlink_ber = {4 = 1e-5}", part=B200, fake="dgx-b200"),
     Row(
@@ -303,7 +301,7 @@ LINKS = [
         confirm_seconds=1.0,
         clean_seconds=2.0,
     ),
-    warns("gpu_pcie/replays", "pcie_replays = 2000", nothing, clean_seconds=UNUSED_SECONDS),
+    warns("gpu_pcie/replays", "pcie_replays = 2000", nothing, clean_seconds=CLEAN_SECONDS),
     Row(
         "sxid/11001",
         SWITCH,

@@ -13,7 +13,7 @@ from healthd.model import Severity
 
 NIC, DRIVE = NICS[0], "0000:06:00.0"
 PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # above them
-UNUSED_SECONDS = 12.0  # of a clean time under load: longer than it takes to see that it stands
+CLEAN_SECONDS = 15.0  # of a clean time under load: longer than it takes to see that it stands
 WIDE = {"width": "16", "speed": "32.0 GT/s PCIe"}
 
 
@@ -78,10 +78,10 @@ ROWS = [
         fault=steps(counted(NIC, "nonfatal", CmpltTO=1), rounds(2), counted(NIC, "nonfatal", CmpltTO=2)),
         repair=steps(counted(NIC, "nonfatal"), rebooted),
         also=frozenset({"pcie_aer/nonfatal"}),
-        settings={"pcie_aer": {"clean_seconds": 3.0}},  # of which none counts without load
+        settings={"pcie_aer": {"clean_seconds": 5.0}},  # of which none counts without load
     ),
-    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=UNUSED_SECONDS),
-    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=UNUSED_SECONDS),
+    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=CLEAN_SECONDS),
+    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=CLEAN_SECONDS),
     Row(
         "pcie_devices/gone",
         NIC,
@@ -110,7 +110,7 @@ ROWS = [
         repair=rebooted,
     ),
     *(
-        warns(f"pcie_hotplug/{code}", part, kernel(line), warning_window_seconds=UNUSED_SECONDS)
+        warns(f"pcie_hotplug/{code}", part, kernel(line), warning_window_seconds=CLEAN_SECONDS)
         for code, part, line in (
             ("link_down", DRIVE, f"pcieport {DRIVE_PORT}: pciehp: Slot(33): Link Down"),
             ("no_link", NIC, f"pcieport {PORT}: pciehp: Slot(7): No link"),

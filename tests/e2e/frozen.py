@@ -78,15 +78,20 @@ class FrozenFilesystem:
 
 
 class HangFs:
-    """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go."""
+    """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go.
 
-    def __init__(self, directory: Path) -> None:
+    `path`: where to mount it, else in a new directory. `error`: an errno that it answers to everything instead.
+    """
+
+    def __init__(self, directory: Path, path: Path | None = None, error: int = 0) -> None:
         self._directory = directory
+        self._path = path
+        self._error = error
 
     def __enter__(self) -> HangFs:
         require_root()
-        self.path = Path(tempfile.mkdtemp(prefix="hang-", dir=self._directory))
-        command = [sys.executable, str(Path(__file__).with_name("hangfs.py")), str(self.path)]
+        self.path = self._path or Path(tempfile.mkdtemp(prefix="hang-", dir=self._directory))
+        command = [sys.executable, str(Path(__file__).with_name("hangfs.py")), str(self.path), str(self._error)]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=False
         )

@@ -26,7 +26,7 @@ class Healthd:
 
     `config` is the text of healthd.toml. `kill` and `start` again keep the directories, as a restart on a node does.
     `programs`: what lies in this folder is found first by checks that ask programs (systemctl, ipmitool), on a
-    machine that was booted with systemd.
+    machine that was booted with systemd. `instead`: folders of this machine, and what the daemon sees in their place.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Healthd:
         self.env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
         self.wait = wait
         self.programs = programs
+        self.instead = {} if programs is None else {PROGRAMS_FIRST: programs}
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Healthd:
@@ -80,12 +81,13 @@ class Healthd:
         argv += ["--runtime-dir", str(self.run_dir), "--state-dir", str(self.directory / "state")]
         argv += ["--kernel-log", str(self.kernel_log), "--listen", "off"]
         argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
-        if self.programs is None:
+        if not self.instead:
             return argv
         # In a mount namespace of its own, and where systemd runs, as sd_booted(3) has it.
-        first = "mount -t tmpfs run /run && mkdir -p /run/systemd/system"
-        first += ' && mount --bind "$1" "$2" && shift 2 && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", first, "sh", str(self.programs), PROGRAMS_FIRST, *argv]
+        first = "mount -t tmpfs run /run && mkdir -p /run/systemd/system || exit; "
+        first += 'while [ "$1" != -- ]; do mount --bind "$1" "$2" && shift 2 || exit; done; shift; exec "$@"'
+        mounts = [str(path) for seen, own in self.instead.items() for path in (own, seen)]
+        return ["unshare", "--mount", "sh", "-c", first, "sh", *mounts, "--", *argv]
 
     def start(self) -> None:
         with open(self.log, "ab") as log:

@@ -10,6 +10,7 @@ row shortens confirm times and windows by its settings.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import shutil
@@ -27,9 +28,11 @@ from trees import PCI
 
 from healthd import registry
 from healthd.model import Severity
+from healthd.reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
 FREE_SECONDS = 240.0  # a node that a story left in no good state is not given to another
+WINDOW_SECONDS = 12.0  # of what ends by itself: longer than a story takes until it waits for that
 ROUNDS = 4  # in which nothing may happen: more than `clear_after`
 GPU = GPUS[3]
 CHECKS = registry.built_in()
@@ -46,7 +49,8 @@ jitter_seconds = 0
 
 @dataclass
 class Scene:
-    """A node with a running job, what it is made of, and its daemon. `boots`: how often it was booted again."""
+    """A node with a running job, what it is made of, and its daemon. `boots`: how often it was booted again. `ends`:
+    what steps mounted, undone when the story is over."""
 
     row: Row
     cluster: SlurmCluster
@@ -55,6 +59,7 @@ class Scene:
     daemon: Healthd
     job: str
     boots: int = 0
+    ends: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def rounds(self, count: int = ROUNDS) -> dict[str, Any]:
         """The status after so many more whole rounds."""
@@ -209,15 +214,25 @@ def restarted(scene: Scene) -> None:
     scene.daemon.start()
 
 
+def booted(change: Step) -> Step:
+    """The machine, and while it is down `change` happens. /run is empty after it: what is known is in the state
+    directory."""
+
+    def do(scene: Scene) -> None:
+        scene.daemon.stop()
+        shutil.rmtree(scene.daemon.run_dir)
+        scene.boots += 1
+        scene.machine.up_seconds = 60
+        scene.machine.now()
+        scene.machine.write({"/proc/sys/kernel/random/boot_id": f"00000000-0000-4000-8000-{scene.boots:012}\n"})
+        change(scene)
+        scene.daemon.start()
+
+    return do
+
+
 def rebooted(scene: Scene) -> None:
-    """/run is empty after it: what is known is in the state directory."""
-    scene.daemon.stop()
-    shutil.rmtree(scene.daemon.run_dir)
-    scene.boots += 1
-    scene.machine.up_seconds = 60
-    scene.machine.now()
-    scene.machine.write({"/proc/sys/kernel/random/boot_id": f"00000000-0000-4000-8000-{scene.boots:012}\n"})
-    scene.daemon.start()
+    booted(nothing)(scene)
 
 
 # --- the story
@@ -251,7 +266,7 @@ def live(scene: Scene) -> None:
     assert counting(status) <= {row.code, *row.also}
     assert scene.drain() == words, "nobody has repaired it"
     if not row.also:
-        assert words.startswith(f"healthd: {row.code} {row.part}".rstrip()) if worst > Severity.WARNING else words == ""
+        assert parse_reason(words) == ((row.code, row.part) if worst > Severity.WARNING else None)
 
     row.repair(scene)
     daemon.until(lambda s: condition(s, row.code, row.part) is None, f"{row.code} {row.part} is cleared")
@@ -280,9 +295,10 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     try:
         cluster.wait_job(job, "RUNNING")
         scene = scene_of(row, cluster, node, folder, job)
-        row.well(scene)
-        with scene.daemon:
-            live(scene)
+        with scene.ends:
+            row.well(scene)
+            with scene.daemon:
+                live(scene)
     except Exception as error:
         log = folder / "healthd.log"
         words = log.read_text(errors="replace")[-8000:] if log.exists() else ""

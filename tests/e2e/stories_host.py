@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from frozen import HangFs
+from healthd_daemon import PROGRAMS_FIRST
 from machine import DATA, ROOT, TMP
-from stories import NOT_YET, Row, Scene, Step, prints
+from stories import WINDOW_SECONDS, Row, Scene, Step, booted, kernel, nothing, prints, rebooted, repaired, steps, writes
+from trees import captured
+
+from healthd.model import Severity
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
+HANGS = {"timeout_seconds": 4.0}  # longer than a worker takes to start, also on a busy machine
 QUICK_SERVICES = {"services": {"confirm_seconds": 1.0}}
+QUICK_NODES = {"device_nodes": {"confirm_seconds": 1.0}}
+SPACE = {"disk_space": {"paths": ("/tmp",)}}
+CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+CPUS = "/sys/devices/system/cpu"
+THROTTLED = f"{CPUS}/cpu0/thermal_throttle/package_throttle_count"
+DEVICES = [f"/dev/nvidia{name}" for name in ("ctl", *range(8))]
+NVIDIAS = 195  # the major number
+KIB, TMP_KIB, TMP_FILES = 1 << 10, 1 << 10, 100
+SEL = captured("ipmitool_sel_elist.txt")
+PROGRAM = "site-check"
+BAD_PAGE = "Memory failure: 0x849923: recovery action for dirty LRU page: Recovered"
 
 
 def mounts(*lines: str) -> Step:
@@ -23,13 +48,343 @@ def unit(name: str, state: str) -> Step:
     return do
 
 
+def restarts(count: int) -> Step:
+    """systemd started munge again so often."""
+
+    def do(scene: Scene) -> None:
+        shown = scene.machine.shown_units().replace("NRestarts=0\nId=munge", f"NRestarts={count}\nId=munge")
+        prints("systemctl", shown)(scene)
+
+    return do
+
+
+def memory(gib: int = 2048, corrected: int = 0, uncorrected: int = 0) -> Step:
+    return lambda scene: scene.machine.memory(gib, corrected, uncorrected)
+
+
+def device(path: str, mode: int = 0o666) -> Step:
+    """A device file with these rights."""
+
+    def do(scene: Scene) -> None:
+        node = scene.machine.root / path.lstrip("/")
+        node.unlink(missing_ok=True)
+        os.mknod(node, stat.S_IFCHR | mode, os.makedev(NVIDIAS, 0))
+        node.chmod(mode)
+
+    return do
+
+
+def without(path: str) -> Step:
+    """This file of the made tree is gone."""
+    return lambda scene: (scene.machine.root / path.lstrip("/")).unlink()
+
+
+def small_tmp(scene: Scene) -> None:
+    """/tmp is a file system of 1 MiB and a hundred files."""
+    point = str(scene.machine.root / "tmp")
+    options = f"size={TMP_KIB}k,nr_inodes={TMP_FILES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "story", point], check=True)
+    scene.ends.callback(subprocess.run, ["umount", "--lazy", point], check=True)
+
+
+def used(share: float) -> Step:
+    """So much of the space of /tmp."""
+    return lambda scene: (scene.machine.root / "tmp/data").write_bytes(bytes(int(share * TMP_KIB) * KIB)) and None
+
+
+def files(count: int) -> Step:
+    """So many are in /tmp."""
+
+    def do(scene: Scene) -> None:
+        tmp = scene.machine.root / "tmp"
+        for number in range(TMP_FILES):
+            if number < count:
+                (tmp / str(number)).touch()
+            else:
+                (tmp / str(number)).unlink(missing_ok=True)
+
+    return do
+
+
+def ends(status: int, words: str) -> Step:
+    """The site's program does so."""
+
+    def do(scene: Scene) -> None:
+        assert scene.daemon.programs is not None
+        script = scene.daemon.programs / ".new"
+        script.write_text(f"#!/bin/sh\necho {words}\nexit {status}\n")
+        script.chmod(0o755)
+        script.replace(scene.daemon.programs / PROGRAM)
+
+    return do
+
+
+def bmc(scene: Scene) -> None:
+    """The machine has one: its /dev shows it, and ipmitool prints its log."""
+    devices = scene.daemon.directory / "dev"
+    devices.mkdir()
+    os.mknod(devices / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (devices / "ipmi0").touch()
+    scene.daemon.instead["/dev"] = devices
+    prints("ipmitool", SEL)(scene)
+
+
+def entry(name: str, sensor: str, event: str) -> Row:
+    """A new one in the BMC's log, which an engineer says is repaired."""
+    line = f"  91 | 11/20/2026 | 10:01:17 | {sensor} | {event} | Asserted"
+    return Row(
+        f"ipmi_sel/{name}",
+        sensor,
+        well=bmc,
+        fault=prints("ipmitool", SEL + line),
+        repair=repaired,
+        settings={"ipmi_sel": {"enforce": True, "interval_seconds": 0.5}},
+        programs=("ipmitool",),
+    )
+
+
+def process(pid: int, state: str) -> Mapping[str, str]:
+    """Of /proc: one that was killed."""
+    signals = "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n"
+    return {
+        f"/proc/{pid}/status": f"Name:\tpython3\n{signals}",
+        f"/proc/{pid}/stat": f"{pid} (python3) {state} 1 {' '.join(['0'] * 48)}\n",
+    }
+
+
+def processes(*pids: int, state: str) -> Step:
+    return writes({path: text for pid in pids for path, text in process(pid, state).items()})
+
+
+def ended(*pids: int) -> Step:
+    def do(scene: Scene) -> None:
+        for pid in pids:
+            shutil.rmtree(scene.machine.root / f"proc/{pid}")
+
+    return do
+
+
+def server(error: int = 0) -> Step:
+    """What is mounted at /data answers nothing any more, or this error to everything."""
+
+    def do(scene: Scene) -> None:
+        scene.ends.enter_context(HangFs(Path(), scene.machine.root / "data", error))
+
+    return do
+
+
+def server_is_back(scene: Scene) -> None:
+    scene.ends.close()
+
+
 ROWS = [
+    Row(
+        "clock/slow_source",
+        "",
+        well=writes({CLOCK_SOURCE: "tsc\n"}),
+        fault=writes({CLOCK_SOURCE: "hpet\n"}),
+        repair=writes({CLOCK_SOURCE: "tsc\n"}),
+        settings={"clock": {"confirm_seconds": 1.0}},
+    ),
+    Row("cpu/missing", "", fault=writes({f"{CPUS}/online": "0-2\n"}), repair=writes({f"{CPUS}/online": "0-3\n"})),
+    Row(
+        "cpu/governor",
+        "",
+        fault=writes({f"{CPUS}/cpufreq/policy1/scaling_governor": "powersave\n"}),
+        repair=writes({f"{CPUS}/cpufreq/policy1/scaling_governor": "performance\n"}),
+    ),
+    Row(
+        "cpu/throttled",
+        "cpu0",
+        well=writes({THROTTLED: "5\n", f"{CPUS}/cpu0/topology/core_siblings_list": "0-3\n"}),
+        fault=writes({THROTTLED: "6\n"}),
+        repair=nothing,
+        settings={"cpu": {"clear_after": 15}},  # rounds in which it is not hot any more
+    ),
+    Row("memory_size/less", "", fault=memory(gib=1920), repair=memory()),
+    Row("memory_edac/uncorrected", "mc0", fault=memory(uncorrected=1), repair=booted(memory())),
+    Row(
+        "memory_edac/uncorrected",
+        "mc0",
+        how="as the kernel says",
+        fault=kernel("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0 page:0x8)"),
+        repair=rebooted,
+    ),
+    Row(
+        "memory_edac/machine_check",
+        "",
+        fault=kernel("mce: [Hardware Error]: CPU 0: Machine Check Exception: 5 Bank 7: bd80000000100134"),
+        repair=rebooted,
+    ),
+    Row("memory_edac/uncorrected_at_boot", "mc0", fault=booted(memory(uncorrected=2)), repair=booted(memory())),
+    Row(
+        "memory_edac/corrected",
+        "mc0/dimm0",
+        fault=memory(corrected=1001),
+        repair=nothing,
+        settings={"memory_edac": {"clean_seconds": WINDOW_SECONDS}},
+    ),
+    Row(
+        "memory_edac/page_recovered",
+        "",
+        fault=kernel(BAD_PAGE),
+        repair=nothing,
+        settings={"memory_edac": {"clean_seconds": WINDOW_SECONDS}},
+    ),
+    Row(
+        "memory_edac/deferred",
+        "",
+        fault=kernel("[Hardware Error]: Deferred error, no action required."),
+        repair=rebooted,
+    ),
+    Row("memory_edac/left_over", "", fault=kernel("[Hardware Error]: System Fatal error."), repair=rebooted),
+    Row(
+        "memory_edac/pci_parity",
+        "0000:03:00.0",
+        fault=kernel("EDAC PCI: Signaled System Error on 0000:03:00.0"),
+        repair=rebooted,
+    ),
+    Row(
+        "kernel/oops",
+        "",
+        fault=kernel(
+            "BUG: unable to handle page fault for address: ffffa26487064230",
+            "Oops: 0000 [#1] PREEMPT SMP PTI",
+            "RIP: 0010:f+0x2c/0x70 [nvidia]",
+        ),
+        repair=rebooted,
+    ),
+    Row(
+        "kernel/oops",
+        "",
+        how="elsewhere",
+        fault=kernel("BUG: unable to handle page fault for address: ffffa26487064230"),
+        repair=rebooted,
+        severity=Severity.WARNING,
+    ),
+    Row(
+        "kernel/panic",
+        "",
+        fault=kernel("Kernel panic - not syncing: Fatal exception in interrupt"),
+        repair=rebooted,
+    ),
+    Row(
+        "kernel/hard_lockup",
+        "",
+        fault=kernel("watchdog: Watchdog detected hard LOCKUP on cpu 12"),
+        repair=rebooted,
+    ),
+    Row(
+        "kernel_modules/not_loaded",
+        "nvidia",
+        fault=lambda scene: shutil.rmtree(scene.machine.root / "sys/module/nvidia"),
+        repair=writes({"/sys/module/nvidia/initstate": "live\n"}),
+        settings={"kernel_modules": {"confirm_seconds": 1.0}},
+    ),
+    Row(
+        "device_nodes/missing",
+        DEVICES[3],
+        well=steps(*(device(path) for path in DEVICES)),
+        fault=without(DEVICES[3]),
+        repair=device(DEVICES[3]),
+        settings=QUICK_NODES,
+    ),
+    Row(
+        "device_nodes/wrong_mode",
+        DEVICES[3],
+        well=steps(*(device(path) for path in DEVICES)),
+        fault=device(DEVICES[3], 0o600),
+        repair=device(DEVICES[3]),
+        settings=QUICK_NODES,
+    ),
+    Row("disk_space/no_space", "/tmp", well=small_tmp, fault=used(0.97), repair=used(0.1), settings=SPACE),
+    Row("disk_space/low_space", "/tmp", well=small_tmp, fault=used(0.93), repair=used(0.1), settings=SPACE),
+    Row("disk_space/no_inodes", "/tmp", well=small_tmp, fault=files(97), repair=files(3), settings=SPACE),
+    Row("disk_space/low_inodes", "/tmp", well=small_tmp, fault=files(92), repair=files(3), settings=SPACE),
+    Row(
+        "exec/critical",
+        "site",
+        well=ends(0, "fine"),
+        fault=ends(2, "broken"),
+        repair=ends(0, "fine"),
+        settings={"exec": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",)}},
+        programs=(PROGRAM,),
+    ),
+    Row(
+        "exec/warning",
+        "site",
+        well=ends(0, "fine"),
+        fault=ends(1, "odd"),
+        repair=ends(0, "fine"),
+        settings={"exec": {"name": "site", "command": (f"{PROGRAMS_FIRST}/{PROGRAM}",)}},
+        programs=(PROGRAM,),
+    ),
+    entry("bus_fatal", "Critical Interrupt PCIe Err", "Bus Fatal Error"),
+    entry("critical_interrupt", "Critical Interrupt PCIe Err", "PCI SERR"),
+    entry("power_supply", "Power Supply PS1 Status", "Power Supply AC lost"),
+    entry("uncorrectable", "Memory #0x02", "Uncorrectable ECC"),
     Row(
         "mount/missing",
         "/data",
         fault=mounts(ROOT, TMP),
         repair=mounts(ROOT, TMP, DATA),
         settings=QUICK_MOUNT,
+    ),
+    Row(
+        "mount/read_only",
+        "/data",
+        fault=mounts(ROOT, TMP, DATA.replace("rw,relatime", "ro,relatime")),
+        repair=mounts(ROOT, TMP, DATA),
+    ),
+    Row(
+        "mount/wrong_type",
+        "/data",
+        fault=mounts(ROOT, TMP, DATA.replace("nfs4 fs:/data", "ext4 /dev/sdb1")),
+        repair=mounts(ROOT, TMP, DATA),
+    ),
+    Row(
+        "mount/stale",
+        "/data",
+        fault=server(errno.ESTALE),
+        repair=server_is_back,
+        settings=QUICK_MOUNT,
+    ),
+    Row(
+        "mount/failing",
+        "/data",
+        fault=server(errno.EIO),
+        repair=server_is_back,
+        settings=QUICK_MOUNT,
+    ),
+    Row(
+        "mount/hang",
+        "/data",
+        fault=server(),
+        repair=server_is_back,
+        settings={"mount": HANGS},
+    ),
+    Row(
+        "mount/hang",
+        "/data",
+        how="for so long that it is degraded",
+        fault=server(),
+        repair=server_is_back,
+        settings={"mount": {**HANGS, "hang_degraded_seconds": 6.0}},
+        severity=Severity.DEGRADED,
+    ),
+    Row(
+        "processes/unkillable",
+        "200@0",
+        fault=processes(200, state="D"),
+        repair=ended(200),
+        settings={"processes": {"killed_seconds": 1.0}},
+    ),
+    Row(
+        "processes/zombies",
+        "",
+        fault=processes(*range(200, 205), state="Z"),
+        repair=ended(*range(200, 205)),
+        settings={"processes": {"max_zombies_per_core": 1}},
     ),
     Row(
         "services/inactive",
@@ -49,31 +404,28 @@ ROWS = [
         settings=QUICK_SERVICES,
         programs=("systemctl",),
     ),
+    Row(
+        "services/changing",
+        "munge",
+        well=unit("munge", "active running"),
+        fault=unit("munge", "activating start"),
+        repair=unit("munge", "active running"),
+        settings=QUICK_SERVICES,
+        programs=("systemctl",),
+    ),
+    Row(
+        "services/restarting",
+        "munge",
+        well=restarts(1),
+        fault=restarts(9),
+        repair=repaired,
+        settings=QUICK_SERVICES,
+        programs=("systemctl",),
+    ),
 ]
 
-# Codes that drain and are not told here, and why.
+# Codes that are not told here, and why.
 LEFT = {
-    "cpu/missing": NOT_YET,
-    "device_nodes/missing": NOT_YET,
-    "device_nodes/wrong_mode": NOT_YET,
-    "disk_space/no_inodes": NOT_YET,
-    "disk_space/no_space": NOT_YET,
-    "exec/critical": NOT_YET,
-    "ipmi_sel/bus_fatal": NOT_YET,
-    "ipmi_sel/critical_interrupt": NOT_YET,
-    "ipmi_sel/power_supply": NOT_YET,
-    "ipmi_sel/uncorrectable": NOT_YET,
-    "kernel/hard_lockup": NOT_YET,
-    "kernel/oops": NOT_YET,
-    "kernel/panic": NOT_YET,
-    "kernel_modules/not_loaded": NOT_YET,
-    "memory_edac/machine_check": NOT_YET,
-    "memory_edac/uncorrected": NOT_YET,
-    "memory_size/less": NOT_YET,
-    "mount/failing": NOT_YET,
-    "mount/hang": NOT_YET,
-    "mount/read_only": NOT_YET,
-    "mount/stale": NOT_YET,
-    "mount/wrong_type": NOT_YET,
-    "processes/unkillable": NOT_YET,
+    f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
+    for what in ("unsynchronised", "uncertain", "offset")
 }

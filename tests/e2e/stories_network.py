@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
-from stories import NOT_YET, Row, Step
+import shutil
+from collections.abc import Mapping
+
+from machine import NICS, PORT
+from stories import WINDOW_SECONDS, Row, Scene, Step, kernel, nothing, rebooted, repaired, steps, writes
 
 from healthd.model import Severity
+
+NET = "/sys/class/net"
+CARRIERS_LOST = "/sys/class/infiniband/mlx5_0/device/net/ib0/carrier_down_count"
+QUICK_IB = {"ib_link": {"confirm_seconds": 1.0}}
+BRIEF = {"ib_errors": {"clean_seconds": WINDOW_SECONDS}}
 
 
 def port(up: bool) -> Step:
     return lambda scene: scene.machine.port(0, up=up)
+
+
+def counts(**counters: int) -> Step:
+    """The first port's."""
+    return lambda scene: scene.machine.count(0, **counters)
+
+
+def hardware_counts(**counters: int) -> Step:
+    """Those of the card's maker."""
+    return writes({PORT.format(0, f"hw_counters/{name}"): f"{value}\n" for name, value in counters.items()})
+
+
+def without(path: str) -> Step:
+    """This directory of the made tree is gone."""
+    return lambda scene: shutil.rmtree(scene.machine.root / path.lstrip("/"))
+
+
+def ethernet(up: bool = True, changes: int = 2) -> Step:
+    return lambda scene: scene.machine.ethernet(up, changes)
+
+
+def bond(second: str = "up") -> Step:
+    """Of two interfaces."""
+
+    def do(scene: Scene) -> None:
+        scene.machine.write({f"{NET}/bond0/bonding/mode": "802.3ad 4\n", f"{NET}/bond0/operstate": "up\n"})
+        for member, state in (("eth1", "up"), ("eth2", second)):
+            scene.machine.write({f"{NET}/{member}/operstate": f"{state}\n"})
+            link = scene.machine.root / f"{NET}/bond0/lower_{member}".lstrip("/")
+            if not link.is_symlink():
+                link.symlink_to(f"../{member}")
+
+    return do
+
+
+def quick_ethernet(**more: object) -> Mapping[str, Mapping[str, object]]:
+    return {"eth_link": {"confirm_seconds": 1.0, **more}}
+
+
+def ends_by_itself(name: str, well: Step, fault: Step) -> Row:
+    """A rate of one look, and none in the next."""
+    return Row(f"ib_errors/{name}", "mlx5_0/1", well=well, fault=fault, repair=nothing, settings=BRIEF)
 
 
 ROWS = [
@@ -17,7 +68,7 @@ ROWS = [
         "mlx5_0/1",
         fault=port(up=False),
         repair=port(up=True),
-        settings={"ib_link": {"confirm_seconds": 1.0}},
+        settings=QUICK_IB,
     ),
     Row(
         "ib_link/down",
@@ -28,20 +79,96 @@ ROWS = [
         settings={"ib_link": {"confirm_seconds": 1.0, "critical_seconds": 3.0}},
         severity=Severity.CRITICAL,
     ),
+    Row(
+        "ib_link/missing",
+        "mlx5_0/1",
+        fault=without(PORT.format(0, "")),
+        repair=port(up=True),
+        settings=QUICK_IB,
+    ),
+    Row(
+        "ib_link/slow",
+        "mlx5_0/1",
+        fault=writes({PORT.format(0, "rate"): "100 Gb/sec (1X NDR)\n"}),
+        repair=port(up=True),
+        settings=QUICK_IB,
+    ),
+    Row(
+        "ib_link/rate_unknown",
+        "mlx5_0/1",
+        fault=writes({PORT.format(number, "rate"): "10 Gb/sec (4X)\n" for number in (0, 1)}),
+        repair=steps(port(up=True), lambda scene: scene.machine.port(1)),
+        settings=QUICK_IB,
+    ),
+    Row("ib_flap/link_downed", "mlx5_0/1", fault=counts(link_downed=3), repair=repaired),
+    Row(
+        "ib_flap/carrier_lost",
+        "mlx5_0/1",
+        well=writes({CARRIERS_LOST: "2\n"}),
+        fault=writes({CARRIERS_LOST: "7\n"}),
+        repair=repaired,
+    ),
+    Row("ib_errors/symbols", "mlx5_0/1", fault=counts(symbol_error=200), repair=repaired),
+    Row("ib_errors/link_integrity", "mlx5_0/1", fault=counts(local_link_integrity_errors=1), repair=repaired),
+    Row("ib_errors/buffer_overrun", "mlx5_0/1", fault=counts(excessive_buffer_overrun_errors=1), repair=repaired),
+    ends_by_itself("symbol_rate", nothing, counts(symbol_error=100)),
+    ends_by_itself("recovery_rate", nothing, counts(link_error_recovery=50)),
+    ends_by_itself("receive_rate", nothing, counts(port_rcv_errors=1000)),
+    ends_by_itself(
+        "ack_timeout_rate", hardware_counts(local_ack_timeout_err=5), hardware_counts(local_ack_timeout_err=500)
+    ),
+    ends_by_itself("slow_restart_rate", hardware_counts(roce_slow_restart=5), hardware_counts(roce_slow_restart=500)),
+    Row(
+        "eth_link/down",
+        "eth0",
+        fault=ethernet(up=False),
+        repair=ethernet(),
+        settings=quick_ethernet(),
+    ),
+    Row(
+        "eth_link/member_down",
+        "eth2",
+        well=bond(),
+        fault=bond(second="down"),
+        repair=bond(),
+        settings=quick_ethernet(expected_mbps={"bond0": 0}),
+    ),
+    Row(
+        "eth_link/missing",
+        "eth0",
+        fault=without(f"{NET}/eth0"),
+        repair=ethernet(),
+        settings=quick_ethernet(),
+    ),
+    Row(
+        "eth_link/slow",
+        "eth0",
+        fault=writes({f"{NET}/eth0/speed": "25000\n"}),
+        repair=ethernet(),
+        settings=quick_ethernet(),
+    ),
+    Row(
+        "eth_link/mtu",
+        "eth0",
+        well=writes({f"{NET}/eth0/mtu": "9000\n"}),
+        fault=writes({f"{NET}/eth0/mtu": "1500\n"}),
+        repair=writes({f"{NET}/eth0/mtu": "9000\n"}),
+        settings=quick_ethernet(expected_mtu={"eth0": 9000}),
+    ),
+    Row(
+        "eth_link/flapping",
+        "eth0",
+        fault=ethernet(changes=12),
+        repair=nothing,
+        settings=quick_ethernet(carrier_changes_window_seconds=WINDOW_SECONDS),
+    ),
+    Row(
+        "mlx5/health_fatal",
+        NICS[0],
+        fault=kernel(f"mlx5_core {NICS[0]}: poll_health:801:(pid 0): device's health compromised - reached miss count"),
+        repair=rebooted,
+    ),
 ]
 
 # Codes that drain and are not told here, and why.
-LEFT = {
-    "eth_link/down": NOT_YET,
-    "eth_link/member_down": NOT_YET,
-    "eth_link/missing": NOT_YET,
-    "eth_link/slow": NOT_YET,
-    "ib_errors/buffer_overrun": NOT_YET,
-    "ib_errors/link_integrity": NOT_YET,
-    "ib_errors/symbols": NOT_YET,
-    "ib_flap/carrier_lost": NOT_YET,
-    "ib_flap/link_downed": NOT_YET,
-    "ib_link/missing": NOT_YET,
-    "ib_link/slow": NOT_YET,
-    "mlx5/health_fatal": NOT_YET,
-}
+LEFT: dict[str, str] = {}

@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from healthd import fleet_limit
 from healthd.config import Settings
 from healthd.guard import Guard
 from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
-from healthd.policy import Mode, Policy, is_quiet
-from healthd.schedule import phase
-from healthd.slurm import Command, CommandResult, ReconcileReport, Remember, reconcile
-from healthd.slurm_driver import SlurmDriver
+from healthd.slurm import fleet_limit
+from healthd.slurm.driver import SlurmDriver
+from healthd.slurm.look import Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.policy import Mode, Policy, is_quiet
+from healthd.work.schedule import phase
 
 ROUND_SECONDS = 300.0
 CONFIRM_SECONDS = 30.0

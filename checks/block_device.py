@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
-from healthd.disks import NO_DISKS, controller, whole
 from healthd.host import Host
+from healthd.machine.disks import NO_DISKS, controller, whole
+from healthd.machine.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, Severity
-from healthd.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
 from healthd.past import Past
 
 USES = ""

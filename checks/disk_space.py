@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
+from healthd.machine.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
 from healthd.model import Clears, Explain, Finding, Observation, Severity
-from healthd.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
 from healthd.past import Past
 
 USES = ""

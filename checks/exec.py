@@ -15,9 +15,9 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd import ownership
 from healthd.config import CheckConfig
 from healthd.host import Host
+from healthd.machine import ownership
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd.cgroup import job_in
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
+from healthd.machine.cgroup import job_in
 from healthd.model import Clears, Explain, Finding, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past

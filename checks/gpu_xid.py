@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from healthd import codes
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
+from healthd.nvidia import codes
 
 USES = ""
 
@@ -334,7 +334,7 @@ def title(code: int) -> str:
 
 def explain(code: str) -> Explain | None:
     """The text for one code: "gpu_xid/79"; None if it is none of this check's."""
-    from healthd.xid_texts import explain as text_of
+    from healthd.nvidia.xid_texts import explain as text_of
 
     check, _, name = code.partition("/")
     return text_of(name) if check == "gpu_xid" else None
@@ -348,12 +348,12 @@ def known_codes() -> list[str]:
 
 def explain_more(code: str) -> Explain | None:
     """What is no condition of its own, but named in the message of one: "nvlink5/149:4"."""
-    from healthd.nvlink5_texts import explain as text_of
+    from healthd.nvidia.nvlink5_texts import explain as text_of
 
     return text_of(code)
 
 
 def known_more() -> list[str]:
-    from healthd.nvlink5_texts import known
+    from healthd.nvidia.nvlink5_texts import known
 
     return known()

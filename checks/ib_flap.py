@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from healthd import infiniband
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
+from healthd.machine import infiniband
 from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
 from healthd.past import Past
 

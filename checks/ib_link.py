@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from healthd import infiniband
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
+from healthd.machine import infiniband
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
 from healthd.past import Past
 

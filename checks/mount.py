@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
+from healthd.machine.mountinfo import MOUNTINFO, Mount, parse_all
 from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
-from healthd.mountinfo import MOUNTINFO, Mount, parse_all
 from healthd.past import Past
 
 USES = ""

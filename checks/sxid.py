@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from healthd import codes
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.nvidia import codes
 
 USES = ""
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from healthd import toml
 from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.fleet_limit import FleetLimits, contradiction
 from healthd.model import Severity
 from healthd.plausible import (
     AbsolutePath,
@@ -30,12 +29,13 @@ from healthd.plausible import (
 )
 from healthd.plausible import Period as Period  # what checks declare theirs with
 from healthd.plausible import Seconds as Seconds
-from healthd.policy import Mode
+from healthd.slurm.fleet_limit import FleetLimits, contradiction
+from healthd.slurm.policy import Mode
 
 if TYPE_CHECKING:
-    from healthd.registry import Check
+    from healthd.settings.registry import Check
 
-_FAKE_MACHINES = os.path.join(os.path.dirname(__file__), "fake_machines")
+_FAKE_MACHINES = os.path.join(os.path.dirname(__file__), "nvidia", "fake_machines")
 
 
 class ConfigError(Exception):

@@ -2,9 +2,9 @@
 
     fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repaired -> Slurm resumes
 
-One process that sleeps in one wait. What can block is done by the worker (rounds.py, runner.py) or by child processes
-(slurm_driver.py); this process only reads what they say. What it believes is the ledger (memory.py), a value that is
-replaced; what follows from it (verdict.py, policy.py) is computed by pure functions.
+One process that sleeps in one wait. What can block is done by the worker (work/) or by child processes
+(slurm/driver.py); this process only reads what they say. What it believes is the ledger (judge/memory.py), a value that
+is replaced; what follows from it (judge/verdict.py, slurm/policy.py) is computed by pure functions.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import healthd
-from healthd import commands, fleet_limit, incidents, ledger, registry, service, verdict
 from healthd.config import ConfigError, Loaded, listen_address
-from healthd.control_server import ControlServer
 from healthd.convert import load
 from healthd.guard import KERNEL_LOG, METRICS, REMOVALS, SLURM, SOCKET, WORKER, Guard, words
 from healthd.host import Host
-from healthd.job_at_source import LOOK_AGAIN_SECONDS, JobAtSource, with_jobs
-from healthd.kernel_fold import fold_events, newest_of_each
-from healthd.kernel_listener import Listener
-from healthd.kernel_log import Gap, RawLine
-from healthd.kernel_parse import UNREAD, as_unread
-from healthd.memory import NAMES, Memory
+from healthd.judge import incidents, ledger, verdict
+from healthd.judge.memory import NAMES, Memory
+from healthd.kernel.fold import fold_events, newest_of_each
+from healthd.kernel.listener import Listener
+from healthd.kernel.parse import UNREAD, as_unread
+from healthd.kernel.source import Gap, RawLine
+from healthd.machine.process import has_no_jobs
+from healthd.machine.removals import removals
 from healthd.model import (
     CheckResult,
     Decision,
@@ -50,19 +50,22 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Policy, decide, held_from, is_idle, is_quiet
-from healthd.process import has_no_jobs
-from healthd.removals import removals
-from healthd.results import CLOCK_STEP_SECONDS, began, result_of
-from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
-from healthd.runner import Reply, Request, Runner
-from healthd.schedule import Job
-from healthd.slurm import HELD, ReconcileReport
-from healthd.slurm_driver import SlurmDriver
-from healthd.slurmd_start import SlurmdStart
-from healthd.status import SOCKET as SOCKET_FILE
-from healthd.status import VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
-from healthd.worker import Setup
+from healthd.say import commands, service
+from healthd.say.control_server import ControlServer
+from healthd.say.status import SOCKET as SOCKET_FILE
+from healthd.say.status import VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
+from healthd.settings import registry
+from healthd.slurm import fleet_limit
+from healthd.slurm.driver import SlurmDriver
+from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS, JobAtSource, with_jobs
+from healthd.slurm.look import HELD, ReconcileReport
+from healthd.slurm.policy import Mode, Policy, decide, held_from, is_idle, is_quiet
+from healthd.slurm.slurmd_start import SlurmdStart
+from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
+from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.schedule import Job
+from healthd.work.worker import Setup
 
 log = logging.getLogger("healthd")
 
@@ -798,7 +801,7 @@ class Daemon:
         """By the worker: the collector's directory is on a disk, and that may hang."""
         path = self.settings.metrics.textfile
         if path:
-            from healthd.metrics import render
+            from healthd.say.metrics import render
 
             with self.guard.at(METRICS):
                 table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
@@ -810,7 +813,7 @@ class Daemon:
         address = listen_address(self.settings.metrics.listen, "metrics.listen")
         if address is None or self.stop_metrics is not None:
             return
-        from healthd.metrics import serve
+        from healthd.say.metrics import serve
 
         try:
             port, self.stop_metrics = serve(address, lambda: self.published)  # asked from its own threads

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from healthd.program import Ran
-from healthd.system import FileStat, FileSystem, KernelClock, System, Tree
+from healthd.machine.program import Ran
+from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
 
 if TYPE_CHECKING:
     from healthd.nvml import Nvml, NvmlGpu

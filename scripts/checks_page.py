@@ -12,9 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd import registry  # noqa: E402
-from healthd.registry import Check  # noqa: E402
-from healthd.render import duration  # noqa: E402
+from healthd.say.render import duration  # noqa: E402
+from healthd.settings import registry  # noqa: E402
+from healthd.settings.registry import Check  # noqa: E402
 
 SAMPLE, PAGE, README = ROOT / "conf/healthd.toml", ROOT / "docs/checks.md", ROOT / "README.md"
 LIST = re.compile(r"(?s)(?<=<!-- checks: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")

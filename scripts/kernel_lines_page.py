@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd import cli, kernel_parse, scan  # noqa: E402
-from healthd.kernel_lines.rule import pci_address  # noqa: E402
-from healthd.log_file import Block  # noqa: E402
+from healthd.cli import main as cli  # noqa: E402
+from healthd.kernel import parse as kernel_parse  # noqa: E402
+from healthd.kernel.lines.rule import pci_address  # noqa: E402
 from healthd.model import KernelEvent  # noqa: E402
+from healthd.scan import events as scan  # noqa: E402
+from healthd.scan.log_file import Block  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
@@ -27,7 +29,7 @@ QUOTED = {"k0023"}
 HEAD = """\
 # What is read of the kernel log
 
-`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of `healthd/kernel_lines/`,
+`scripts/kernel_lines_page.py` wrote this page from the code. A line is read by a rule of `healthd/kernel/lines/`,
 anchored at the start of the kernel's message; everything else is skipped. `healthd scan FILE` shows what a log holds,
 `healthd explain CODE` what a code means.
 """

@@ -103,7 +103,7 @@ def _assert_count(count: int | None) -> None:
 
 
 if __name__ == "__main__":
-    from healthd.fake_nvml import open_fake
+    from healthd.nvidia.fake_nvml import open_fake
     from healthd.nvml import open_real
 
     for _ in range(2):  # a second round in the same process

@@ -11,9 +11,9 @@ from typing import Any
 
 from healthd.config import CheckConfig
 from healthd.convert import dump, load
-from healthd.fake_nvml import open_fake
 from healthd.host import Host
 from healthd.model import Finding, Observation, Repair
+from healthd.nvidia.fake_nvml import open_fake
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
 

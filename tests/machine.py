@@ -11,10 +11,10 @@ from pathlib import Path
 
 from trees import PCI, FakeSystem, aer, gpus, pci_device, replace, write
 
-from healthd.fake_nvml import fake_pci_gpus, open_fake
 from healthd.host import Host
-from healthd.program import Ran
-from healthd.system import FileStat, FileSystem, KernelClock
+from healthd.machine.program import Ran
+from healthd.machine.system import FileStat, FileSystem, KernelClock
+from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")
 NICS = ("0000:18:00.0", "0000:29:00.0")

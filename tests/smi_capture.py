@@ -9,9 +9,9 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
-from healthd.fake_nvml import FakeLibrary
-from healthd.fake_scenario import Gpu, Machine
 from healthd.host import Host
+from healthd.nvidia.fake_nvml import FakeLibrary
+from healthd.nvidia.fake_scenario import Gpu, Machine
 from healthd.nvml import Nvml, sysfs_address
 
 CAPTURES = sorted((Path(__file__).parent / "data/nvidia_smi").glob("*.xml"))

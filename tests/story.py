@@ -11,9 +11,10 @@ from typing import Any
 
 from fakes import BOOT, NOW
 
-from healthd import verdict
 from healthd.config import CheckConfig
 from healthd.host import Host
+from healthd.judge import verdict
+from healthd.judge.verdict import as_configured
 from healthd.model import (
     CheckResult,
     Clears,
@@ -32,9 +33,8 @@ from healthd.model import (
 )
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update, without_growth
-from healthd.policy import Mode, Policy, decide
-from healthd.registry import Check
-from healthd.verdict import as_configured
+from healthd.settings.registry import Check
+from healthd.slurm.policy import Mode, Policy, decide
 
 RUN_SECONDS = 0.25  # from a run's beginning, whose moment its check is told, to its end, when it is judged
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from test_memory import NOW, STANDING
 
-from healthd import verdict
-from healthd.commands import COMMANDS
 from healthd.guard import Guard
-from healthd.ledger import decode, encode
-from healthd.memory import Memory
+from healthd.judge import verdict
+from healthd.judge.ledger import decode, encode
+from healthd.judge.memory import Memory
 from healthd.model import (
     CheckResult,
     Clears,
@@ -26,7 +25,8 @@ from healthd.model import (
     Severity,
     Verdict,
 )
-from healthd.policy import Mode
+from healthd.say.commands import COMMANDS
+from healthd.slurm.policy import Mode
 
 HOUR = 3600.0
 MOUNT = ("mount/missing", "/data")

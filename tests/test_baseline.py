@@ -17,19 +17,20 @@ from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
 
-from healthd import baseline, present
-from healthd.baseline import Present, as_toml, by_hand, drift
-from healthd.cli import main
+from healthd.cli import baseline
+from healthd.cli.baseline import Present, as_toml, by_hand, drift
+from healthd.cli.main import main
 from healthd.config import Layer, Loaded, settle
 from healthd.convert import dump, load
-from healthd.fake_nvml import open_fake
 from healthd.host import Host
+from healthd.machine.mountinfo import parse_all
+from healthd.machine.program import Ran
+from healthd.machine.system import FileStat
 from healthd.model import Severity
-from healthd.mountinfo import parse_all
-from healthd.present import PARTS, SETTINGS, Entry, LeftOut, worth_watching
-from healthd.program import Ran
-from healthd.registry import built_in
-from healthd.system import FileStat
+from healthd.nvidia.fake_nvml import open_fake
+from healthd.settings.registry import built_in
+from healthd.work import present
+from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut, worth_watching
 
 if sys.version_info >= (3, 11):
     import tomllib

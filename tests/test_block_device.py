@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from story import Story
 from trees import captured, write
 
-from healthd import verdict
 from healthd.checks import block_device
 from healthd.checks.block_device import EXPLAIN, Config, validate
 from healthd.host import Host
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.judge import verdict
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
+from healthd.machine.system import FileStat, Tree
 from healthd.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
-from healthd.system import FileStat, Tree
 
 INFO = "/proc/self/mountinfo"
 NVME = "/sys/class/nvme"

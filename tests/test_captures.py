@@ -11,11 +11,11 @@ from trees import DATA, PCI, FakeSystem, captured, flat, pci_device, write
 
 from healthd.convert import load
 from healthd.host import Host
+from healthd.machine.mountinfo import is_local, parse_all
+from healthd.machine.system import FileSystem
 from healthd.model import Finding, Observation, Severity
-from healthd.mountinfo import is_local, parse_all
 from healthd.past import Past, Series, update
-from healthd.registry import built_in
-from healthd.system import FileSystem
+from healthd.settings.registry import built_in
 
 GPU_CHECKS = sorted(name for name, check in built_in().items() if check.uses == "nvml" and check.runs)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd import registry
+from healthd.settings import registry
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/checks_page.py"

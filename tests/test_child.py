@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from healthd.child import MAX_OUTPUT_BYTES, Child
+from healthd.machine.child import MAX_OUTPUT_BYTES, Child
 
 
 def child(program: str, seconds: float = 10.0) -> Child:

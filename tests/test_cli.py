@@ -20,9 +20,9 @@ import pytest
 from trees import plain_machine
 
 import healthd
-from healthd.cli import COMMANDS, HELP
-from healthd.flags import DEFAULT_FILE, duration
-from healthd.registry import built_in
+from healthd.cli.flags import DEFAULT_FILE, duration
+from healthd.cli.main import COMMANDS, HELP
+from healthd.settings.registry import built_in
 
 ROOT = Path(__file__).parents[1]
 XID = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
@@ -433,7 +433,7 @@ def test_an_xid_of_no_catalogue_is_explained_too():
 
 
 def test_every_code_that_is_listed_can_be_explained():
-    from healthd import registry
+    from healthd.settings import registry
 
     checks = registry.built_in()
     rows = run("list", "--codes").out.splitlines()[1:]

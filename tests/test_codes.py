@@ -1,4 +1,4 @@
-from healthd import codes
+from healthd.nvidia import codes
 
 
 def test_an_xid_is_known_with_nvidias_action():

@@ -12,13 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
-from healthd import past, verdict
-from healthd.commands import COMMANDS, Refused
+from healthd import past
 from healthd.guard import Guard
-from healthd.ledger import Pause
-from healthd.memory import Memory
+from healthd.judge import verdict
+from healthd.judge.ledger import Pause
+from healthd.judge.memory import Memory
 from healthd.model import Condition, ConditionState
-from healthd.policy import Mode
+from healthd.say.commands import COMMANDS, Refused
+from healthd.slurm.policy import Mode
 
 
 @pytest.fixture

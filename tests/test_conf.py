@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from healthd.config import Settings, effective, settle
-from healthd.registry import built_in
+from healthd.settings.registry import built_in
 
 if sys.version_info >= (3, 11):
     import tomllib

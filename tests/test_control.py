@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from healthd import control, status
-from healthd.control import NoAnswer, Refused, ask
+from healthd.cli import control
+from healthd.cli.control import NoAnswer, Refused, ask
+from healthd.say import status
 
 heard: list[bytes] = []  # requests, as they came
 Serve = Callable[[Callable[[socket.socket], None]], str]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from healthd.control_server import MAX_CLIENTS, MAX_REQUEST_BYTES, PATIENCE_SECONDS, ControlServer
+from healthd.say.control_server import MAX_CLIENTS, MAX_REQUEST_BYTES, PATIENCE_SECONDS, ControlServer
 
 NOBODY = 65534
 

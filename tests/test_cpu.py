@@ -15,8 +15,8 @@ from trees import write
 from healthd.checks import cpu
 from healthd.checks.cpu import Config, parse, validate
 from healthd.host import Host
+from healthd.machine.system import Tree
 from healthd.model import Clears, Finding, Severity
-from healthd.system import Tree
 
 CPUS = "/sys/devices/system/cpu"
 GOVERNOR = f"{CPUS}/cpufreq/policy{{}}/scaling_governor"

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from healthd import daemon as daemons
-from healthd import registry, verdict
 from healthd.config import Loaded, settle
 from healthd.daemon import Daemon
-from healthd.kernel_log import RawLine, event_of
-from healthd.ledger import encode
+from healthd.judge import verdict
+from healthd.judge.ledger import encode
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent, Outcome
-from healthd.registry import Check
-from healthd.runner import Reply, Request
+from healthd.settings import registry
+from healthd.settings.registry import Check
+from healthd.work.runner import Reply, Request
 
 NOW = 1_800_000_000.0
 
@@ -130,7 +131,7 @@ def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     before = (tmp_path / "runtime_dir/ledger.json").read_text()
     with monkeypatch.context() as broken:
         broken.setattr(
-            "healthd.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
+            "healthd.judge.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
         )
         second = Daemon(lambda _running: settings(tmp_path))
     assert (codes(second), second.guard.dropped["ledger"]) == ([], 1)

@@ -23,31 +23,31 @@ PURE: dict[str, set[str]] = {
     "convert": set(),
     "plausible": {"convert"},
     "past": {"convert", "model"},
-    "schedule": set(),
-    "reason": {"model"},
-    "verdict": {"config", "model"},
-    "fleet_limit": {"convert", "model", "plausible"},
-    "policy": {"fleet_limit", "model", "reason"},
-    "admin_comment": set(),
-    "slurm": {"admin_comment", "fleet_limit", "model", "policy", "reason"},
-    "mountinfo": set(),
-    "disks": set(),
-    "cgroup": set(),
-    "render": set(),
-    "kernel_fold": {"kernel_lines.rule", "model"},
-    "kernel_parse": {"guard", "kernel_lines", "kernel_lines.*", "model"},
-    "kernel_lines.rule": {"model"},
+    "work.schedule": set(),
+    "slurm.reason": {"model"},
+    "judge.verdict": {"config", "model"},
+    "slurm.fleet_limit": {"convert", "model", "plausible"},
+    "slurm.policy": {"slurm.fleet_limit", "model", "slurm.reason"},
+    "slurm.admin_comment": set(),
+    "slurm.look": {"slurm.admin_comment", "slurm.fleet_limit", "model", "slurm.policy", "slurm.reason"},
+    "machine.mountinfo": set(),
+    "machine.disks": set(),
+    "machine.cgroup": set(),
+    "say.render": set(),
+    "kernel.fold": {"kernel.lines.rule", "model"},
+    "kernel.parse": {"guard", "kernel.lines", "kernel.lines.*", "model"},
+    "kernel.lines.rule": {"model"},
     **{
-        f"kernel_lines.{family}": {"kernel_lines.rule", "model"}
+        f"kernel.lines.{family}": {"kernel.lines.rule", "model"}
         for family in ("nvidia", "nvidia_driver", "pcie", "network", "storage", "filesystems", "memory", "host")
     },
-    "kernel_prefix": {"guard"},
-    "incidents": {"model"},
-    "scan": {"incidents", "kernel_fold", "kernel_parse", "kernel_prefix", "model"},
-    "scan_table": {"incidents", "model", "render", "scan"},
-    "kernel_repeats": set(),
-    "xid_texts": {"checks.gpu_xid", "codes", "model"},
-    "nvlink5_texts": {"codes", "model"},
+    "kernel.prefix": {"guard"},
+    "judge.incidents": {"model"},
+    "scan.events": {"judge.incidents", "kernel.fold", "kernel.parse", "kernel.prefix", "model"},
+    "scan.table": {"judge.incidents", "model", "say.render", "scan.events"},
+    "kernel.repeats": set(),
+    "nvidia.xid_texts": {"checks.gpu_xid", "nvidia.codes", "model"},
+    "nvidia.nvlink5_texts": {"nvidia.codes", "model"},
 }
 # What a pure module may import of the standard library: nothing that knows a clock, a file or a process ...
 PURE_STDLIB = (
@@ -55,7 +55,7 @@ PURE_STDLIB = (
     "itertools math operator re statistics string textwrap types typing zlib"
 )
 # ... but for these, which convert only,
-PURE_EXCEPTIONS = {("kernel_prefix", "time"), ("past", "json"), ("scan", "json")}
+PURE_EXCEPTIONS = {("kernel.prefix", "time"), ("past", "json"), ("scan.events", "json")}
 # and for the calls that would make them a lie.
 IMPURE_CALLS = {
     "open",
@@ -72,48 +72,60 @@ IMPURE_CALLS = {
 
 # What of healthd a check may import: the words, its settings, its host. No daemon, no log, no other check.
 CHECKS_MAY = {
-    "cgroup",
-    "codes",
+    "machine.cgroup",
+    "nvidia.codes",
     "config",
-    "disks",
+    "machine.disks",
     "host",
-    "infiniband",
+    "machine.infiniband",
     "model",
-    "mountinfo",
-    "nvlink5_texts",
+    "machine.mountinfo",
+    "nvidia.nvlink5_texts",
     "nvml",
-    "ownership",
+    "machine.ownership",
     "past",
-    "program",
-    "system",
-    "xid_texts",
+    "machine.program",
+    "machine.system",
+    "nvidia.xid_texts",
 }
 # What a check may not import at all: the core does these once for all checks.
 CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 
 # Who may import a module of healthd ("*" is everybody below that folder).
 ONLY = {
-    "cli": {"__main__"},
-    "daemon": {"cli"},
-    "worker": {"cli", "daemon", "runner"},
-    "nvml": {"checks.*", "fake_nvml", "fake_scenario", "host", "inventory", "nvml_recording", "present", "worker"},
-    "fake_nvml": {"cli", "nvml_recording", "worker"},
-    "fake_scenario": {"cli", "fake_nvml"},
-    "service": {"cli", "daemon"},
+    "cli.main": {"__main__"},
+    "daemon": {"cli.main"},
+    "work.worker": {"cli.main", "daemon", "work.runner"},
+    "nvml": {
+        "checks.*",
+        "nvidia.fake_nvml",
+        "nvidia.fake_scenario",
+        "host",
+        "machine.inventory",
+        "record.nvml_recording",
+        "work.present",
+        "work.worker",
+    },
+    "nvidia.fake_nvml": {"cli.main", "record.nvml_recording", "work.worker"},
+    "nvidia.fake_scenario": {"cli.main", "nvidia.fake_nvml"},
+    "say.service": {"cli.main", "daemon"},
 }
 
 # Packages that cost start-up time: which modules may import them at all, and which of these at their top (they are
 # imported late themselves).
 LAZY = {
-    "pynvml": ({"fake_nvml", "fake_scenario", "nvml", "nvml_recording"}, {"fake_nvml", "fake_scenario"}),
-    "prometheus_client": ({"metrics"}, set()),
-    "psutil": ({"running"}, set()),
-    "pyudev": ({"inventory", "removals"}, set()),
-    "systemd": ({"kernel_journal", "service"}, set()),
+    "pynvml": (
+        {"nvidia.fake_nvml", "nvidia.fake_scenario", "nvml", "record.nvml_recording"},
+        {"nvidia.fake_nvml", "nvidia.fake_scenario"},
+    ),
+    "prometheus_client": ({"say.metrics"}, set()),
+    "psutil": ({"cli.running"}, set()),
+    "pyudev": ({"machine.inventory", "machine.removals"}, set()),
+    "systemd": ({"kernel.journal", "say.service"}, set()),
 }
 
 # Nothing in these folders imports that module: reports over a cluster's history know no daemon.
-NEVER = {"fleet.*": {"daemon", "runner", "worker", "service"}}
+NEVER = {"fleet.*": {"daemon", "work.*", "say.service"}}
 
 
 class Import(NamedTuple):
@@ -174,7 +186,7 @@ def of(pattern: str) -> list[Import]:
 
 
 def test_the_rules_speak_of_modules_that_exist() -> None:
-    named = {*PURE, *ONLY, *CHECKS_MAY} - {"__main__", "cli", "daemon"}
+    named = {*PURE, *ONLY, *CHECKS_MAY} - {"__main__", "daemon"}
     assert named - set(MODULES) == set()
 
 
@@ -231,18 +243,18 @@ def loaded_after(program: str) -> str:
 
 def test_help_loads_nothing_that_it_does_not_need() -> None:
     program = """
-from healthd.cli import main
+from healthd.cli.main import main
 try:
     main(["--help"])
 except SystemExit:
     pass
 """
-    if "cli" in MODULES:
+    if "cli.main" in MODULES:
         assert loaded_after(program) == ""
 
 
 def test_the_daemon_never_loads_nvml() -> None:
-    program = "import healthd.registry; healthd.registry.built_in()"
+    program = "import healthd.settings.registry; healthd.settings.registry.built_in()"
     if "daemon" in MODULES:
         program += "; import healthd.daemon"
     assert loaded_after(program) == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd import registry
+from healthd.settings import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "man").glob("*")])
@@ -35,9 +35,10 @@ def defined(tree: ast.Module) -> set[str]:
 
 MODULES = {
     ".".join(path.relative_to(base).with_suffix("").parts): defined(ast.parse(path.read_text("utf-8")))
-    for base, pattern in ((ROOT / "healthd", "*.py"), (ROOT, "checks/*.py"))
-    for path in base.glob(pattern)
+    for base, pattern in ((ROOT / "healthd", "[!_]*.py"), (ROOT, "checks/*.py"))
+    for path in (base.rglob(pattern) if base.name == "healthd" else base.glob(pattern))
 }
+ROOMS = {path.name for path in (ROOT / "healthd").iterdir() if path.is_dir()}
 METHODS = {name for names in MODULES.values() for name in names if "." in name}
 METHOD_NAMES = {name.partition(".")[2] for name in METHODS}  # for `past.growth()`, said of a value
 
@@ -45,14 +46,14 @@ METHOD_NAMES = {name.partition(".")[2] for name in METHODS}  # for `past.growth(
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_function_that_is_named_exists(page):
     for name in CALL.findall(page.read_text("utf-8")):
-        module, _, inner = name.partition(".")
-        if module == "checks":
-            check, _, inner = inner.partition(".")
-            module = f"checks.{check}"
-        if module in MODULES:
-            assert inner in MODULES[module] | METHOD_NAMES, name
-        elif module[0].isupper():
+        words = name.split(".")
+        modules = [".".join(words[:count]) for count in range(1, len(words)) if ".".join(words[:count]) in MODULES]
+        if modules:
+            assert name.removeprefix(f"{modules[-1]}.") in MODULES[modules[-1]] | METHOD_NAMES, name
+        elif name[0].isupper():
             assert name in METHODS, name
+        else:
+            assert words[0] not in ROOMS, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -80,5 +81,5 @@ def test_a_code_that_is_named_exists(page):
     text = page.read_text("utf-8")
     if page.name == "kernel-lines.md":  # the last column is what kernels said: "log mount/recovery failed"
         text = re.sub(r"(?m) `[^`]*` \|$", "", text)
-    for code in re.findall(rf"\b((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", text):
+    for code in re.findall(rf"\b(?<!/)((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", text):
         assert registry.explain(CHECKS, code) is not None, code

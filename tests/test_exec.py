@@ -15,8 +15,8 @@ from story import Story
 from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, validate
 from healthd.host import Host
+from healthd.machine.system import FileStat, Tree
 from healthd.model import Clears, Observation, Severity
-from healthd.system import FileStat, Tree
 
 HOST = Host()
 

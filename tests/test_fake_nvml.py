@@ -16,9 +16,9 @@ from contract_nvml import assert_contract, assert_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import fake_scenario
 from healthd.convert import ConvertError
-from healthd.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
+from healthd.nvidia import fake_scenario
+from healthd.nvidia.fake_nvml import FakeLibrary, fake_pci_gpus, open_fake
 from healthd.nvml import (
     FIELDS_LINK_ERRORS,
     Fabric,
@@ -461,7 +461,7 @@ def test_without_a_start_time_counts_from_when_the_file_was_written(scenario):
 def test_random_failures_are_many_and_the_same_in_each_process(scenario):
     path = scenario('profile = "dgx-h100"\nrandom_failures = 0.3\nseed = 7')
     program = (
-        "from healthd.fake_nvml import open_fake\n"
+        "from healthd.nvidia.fake_nvml import open_fake\n"
         "from healthd.nvml import NvmlError\n"
         "for _ in range(3):\n"
         f"    for gpu in open_fake({path!r}).gpus():\n"
@@ -483,7 +483,7 @@ def test_random_failures_lose_no_gpu(scenario):
 def test_a_call_hangs_and_then_answers(scenario):
     path = scenario('profile = "dgx-h100"\n[gpu.2]\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 2.0')
     program = (
-        "import time; from healthd.fake_nvml import open_fake\n"
+        "import time; from healthd.nvidia.fake_nvml import open_fake\n"
         f"one, two = open_fake({path!r}).gpus()[1:3]\n"
         "start = time.monotonic(); one.ecc_mode(); between = time.monotonic(); two.ecc_mode()\n"
         "print(between - start < 2.0, time.monotonic() - between >= 2.0)\n"
@@ -493,9 +493,8 @@ def test_a_call_hangs_and_then_answers(scenario):
 
 def test_the_process_dies_in_the_call_that_crashes(scenario):
     path = scenario('profile = "dgx-h100"\ncrash = "nvmlDeviceGetRemappedRows"')
-    program = (
-        f"from healthd.fake_nvml import open_fake; g = open_fake({path!r}).gpus()[0]\ng.ecc_mode(); g.remapped_rows()"
-    )
+    opened = f"from healthd.nvidia.fake_nvml import open_fake; g = open_fake({path!r}).gpus()[0]"
+    program = f"{opened}\ng.ecc_mode(); g.remapped_rows()"
     assert run(program, check=False).returncode == -9
 
 

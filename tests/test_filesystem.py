@@ -9,8 +9,8 @@ from story import Story
 
 from healthd.checks import filesystem
 from healthd.checks.filesystem import EXPLAIN, Config, correlate
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, LocalMount, Severity
 
 NODE = Inventory(mounts=(LocalMount("/", "ext4", "sda3", ("sda",)), LocalMount("/scratch", "xfs", "md0", ("nvme0n1",))))

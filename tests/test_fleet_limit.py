@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet_limit import (
+from healthd.model import Clears, Condition, ConditionState, FleetHold, Severity, SlurmMemory
+from healthd.slurm.fleet_limit import (
     LATE_SECONDS,
     LONGEST_HOLD_SECONDS,
     SECONDS_A_NODE,
@@ -32,7 +33,6 @@ from healthd.fleet_limit import (
     why,
     window,
 )
-from healthd.model import Clears, Condition, ConditionState, FleetHold, Severity, SlurmMemory
 
 NOW = 1_795_207_900.0
 LIMITS = FleetLimits()

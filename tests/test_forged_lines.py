@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
 
 CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
 COMM = 15  # TASK_COMM_LEN - 1

@@ -13,9 +13,9 @@ from trees import gpus, write
 
 from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap, gpu_xid
 from healthd.checks.gpu_access import Config
-from healthd.fake_nvml import library
 from healthd.host import Host
 from healthd.model import Clears, Finding, KernelEvent, Severity
+from healthd.nvidia.fake_nvml import library
 from healthd.nvml import Nvml, NvmlError
 from healthd.past import Past
 

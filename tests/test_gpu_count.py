@@ -13,9 +13,9 @@ from trees import PCI, gpus, pci_device
 
 from healthd.checks import gpu_count
 from healthd.checks.gpu_count import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 H100 = fake_pci_gpus("dgx-h100")
 

@@ -11,9 +11,9 @@ from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

@@ -14,12 +14,12 @@ from trees import FakeSystem
 
 from healthd.checks import gpu_fabric
 from healthd.checks.gpu_fabric import ASK, Config, problems
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
+from healthd.machine.program import Ran
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
-from healthd.program import Ran
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 RUNS = Ran(0, "LoadState=loaded\nActiveState=active\n", "")

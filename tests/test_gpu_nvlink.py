@@ -10,9 +10,9 @@ from story import Story
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
 

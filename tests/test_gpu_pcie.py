@@ -12,9 +12,9 @@ from trees import pci_device
 
 from healthd.checks import gpu_pcie
 from healthd.checks.gpu_pcie import Config, validate
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
 

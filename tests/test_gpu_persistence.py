@@ -11,9 +11,9 @@ from trees import write
 
 from healthd.checks import gpu_persistence
 from healthd.checks.gpu_persistence import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]

@@ -13,9 +13,9 @@ from trees import write
 
 from healthd.checks import gpu_processes
 from healthd.checks.gpu_processes import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
 

@@ -10,9 +10,9 @@ from story import Story
 
 from healthd.checks import gpu_retired_pages
 from healthd.checks.gpu_retired_pages import Config, validate
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-a100")
 PCI = GPUS[3]

@@ -10,9 +10,9 @@ from story import Story
 
 from healthd.checks import gpu_row_remap
 from healthd.checks.gpu_row_remap import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]

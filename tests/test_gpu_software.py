@@ -10,9 +10,9 @@ from story import Story
 
 from healthd.checks import gpu_software
 from healthd.checks.gpu_software import Config
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.host import Host
 from healthd.model import Clears, Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
 
-from healthd import codes
 from healthd.checks import gpu_xid
 from healthd.checks.gpu_xid import RECOVERY, RESET, Config, correlate, explain
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
+from healthd.nvidia import codes
 
 PCI = "0000:3b:00.0"
 NODE = Inventory(gpus=(Gpu(PCI, 3, "GPU-8a47641b"), Gpu("0000:5e:00.0", 4, "GPU-5e")))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd import hook
+from healthd.cli import hook
 
 ROOT = Path(__file__).parents[1]
 PROLOG, EPILOG = ROOT / "packaging/slurm/prolog", ROOT / "packaging/slurm/epilog"
@@ -281,7 +281,7 @@ def test_the_health_check_without_a_verdict_or_beside_another_one(tmp_path: Path
 
 def test_the_hooks_load_little_and_run_without_an_environment(tmp_path: Path) -> None:
     (tmp_path / "verdict").write_text("ok 99999999999 healthy\n")
-    code = "import sys; from healthd.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from healthd.cli.main import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     for words in (["hook", "healthcheck"], ["hook", "epilog", "--wait", "1"]):
         argv = [sys.executable, "-c", code, *words, "--runtime-dir", str(tmp_path)]
         done = subprocess.run(

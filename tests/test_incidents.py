@@ -7,8 +7,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import incidents
-from healthd.kernel_parse import parse
+from healthd.judge import incidents
+from healthd.kernel.parse import parse
 from healthd.model import Clears, Condition, ConditionState, Inventory, KernelEvent, PciDevice, Severity
 
 PORT, GPU, OTHER = "0000:15:01.0", "0000:18:00.0", "0000:2a:00.0"

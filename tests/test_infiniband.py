@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trees import Refusing, flat, write
 
 from healthd.host import Host
-from healthd.infiniband import count, misnamed, path, ports
+from healthd.machine.infiniband import count, misnamed, path, ports
 
 FILE = path("mlx5_0/1", "counters/symbol_error")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.disks import controller, whole
 from healthd.host import PCI_ADDRESS, Host, upstream_of
-from healthd.inventory import kind_of, pci_of, take
+from healthd.machine.disks import controller, whole
+from healthd.machine.inventory import kind_of, pci_of, take
 from healthd.model import Disk, Gpu, LocalMount, PciDevice
 from tests.fakes import scenarios
 from tests.trees import pci_device, write

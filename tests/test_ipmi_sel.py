@@ -14,9 +14,9 @@ from trees import FakeSystem, captured, write
 from healthd.checks import ipmi_sel
 from healthd.checks.ipmi_sel import Config, Entry, parse
 from healthd.host import Host
+from healthd.judge.verdict import as_configured, judge
+from healthd.machine.program import Ran
 from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
-from healthd.program import Ran
-from healthd.verdict import as_configured, judge
 
 ASK = ("ipmitool", "sel", "elist", "last", "200")
 OLD = captured("ipmitool_sel_elist.txt")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from healthd.ledger import Pause
+from healthd.judge.ledger import Pause
 from healthd.model import (
     CheckResult,
     Clears,
@@ -29,8 +29,8 @@ from healthd.model import (
     Severity,
     Verdict,
 )
-from healthd.once import Look, look_json
-from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, status_json
+from healthd.say.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, status_json
+from healthd.work.once import Look, look_json
 
 TEXT = (Path(__file__).parents[1] / "docs/json.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([a-z_]+)`", TEXT))

@@ -7,8 +7,8 @@ from story import Story
 
 from healthd.checks import kernel
 from healthd.checks.kernel import EXPLAIN, RULES, Config, correlate
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 
 HOUR, DAY = 60.0, 24 * 60.0  # minutes

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from story import Story
 
 from healthd.checks import gpu_xid
-from healthd.kernel_file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
-from healthd.kernel_listener import Listener
-from healthd.kernel_log import RawLine, event_of, open_source
+from healthd.kernel.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
+from healthd.kernel.listener import Listener
+from healthd.kernel.source import RawLine, event_of, open_source
 from healthd.model import Clears, Severity
 from tests.e2e.requirements import require_programs, require_root
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_lines import filesystems
-from healthd.kernel_parse import parse
+from healthd.kernel.lines import filesystems
+from healthd.kernel.parse import parse
 
 
 def read(text: str) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_fold import fold, fold_events, newest_of_each
+from healthd.kernel.fold import fold, fold_events, newest_of_each
 from healthd.model import KernelEvent
 
 

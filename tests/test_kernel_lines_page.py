@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd import kernel_parse
+from healthd.kernel import parse as kernel_parse
 
 ROOT = Path(__file__).parents[1]
 AGAIN = "run scripts/kernel_lines_page.py: a rule, a check or the captured lines changed"

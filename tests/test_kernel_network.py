@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
+from healthd.kernel.fold import fold_events
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
 
 DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
 CAPTURED = [row for row in map(json.loads, DATA.strip().split("\n")) if row["kind"] in ("mlx5", "ib")]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import codes
-from healthd.kernel_lines import nvidia, nvidia_driver
-from healthd.kernel_lines.rule import pci_address
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
+from healthd.kernel.lines import nvidia, nvidia_driver
+from healthd.kernel.lines.rule import pci_address
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
 from healthd.model import KernelEvent
+from healthd.nvidia import codes
 
 DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
 LINES = [json.loads(line) for line in DATA.strip().split("\n")]

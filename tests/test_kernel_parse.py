@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_lines.rule import pci_address
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
+from healthd.kernel.lines.rule import pci_address
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
 from healthd.model import KernelEvent
 
 DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
+from healthd.kernel.fold import fold_events
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent
 
 DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import codes
-from healthd.kernel_fold import key
-from healthd.kernel_log import RawLine, unrepeated
-from healthd.kernel_parse import parse
-from healthd.kernel_prefix import strip_prefix
-from healthd.kernel_repeats import folded, head
+from healthd.kernel.fold import key
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.repeats import folded, head
+from healthd.kernel.source import RawLine, unrepeated
+from healthd.nvidia import codes
 
 CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
 MESSAGES = sorted(

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd import ledger as ledgers
-from healthd.ledger import (
+from healthd.judge import ledger as ledgers
+from healthd.judge.ledger import (
     KEEP_CLEARED,
     KEEP_CLEARED_SECONDS,
     Ledger,
@@ -222,7 +222,7 @@ def test_the_history_is_bounded_in_time() -> None:
 
 
 def test_a_relapse_is_still_known_after_a_week() -> None:
-    from healthd.verdict import RELAPSE_SECONDS
+    from healthd.judge.verdict import RELAPSE_SECONDS
 
     assert KEEP_CLEARED_SECONDS > RELAPSE_SECONDS
 
@@ -309,7 +309,7 @@ def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from healthd.ledger import Ledger, decode, encode, read_text, replace_file
+from healthd.judge.ledger import Ledger, decode, encode, read_text, replace_file
 path = sys.argv[1]
 ledger = decode(read_text(path), path)
 print("ready", flush=True)

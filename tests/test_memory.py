@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from healthd import ledger as ledgers
 from healthd import past
-from healthd.fleet_limit import LONGEST_HOLD_SECONDS
 from healthd.guard import Guard
-from healthd.ledger import Ledger, Pause
-from healthd.memory import Memory
+from healthd.judge import ledger as ledgers
+from healthd.judge.ledger import Ledger, Pause
+from healthd.judge.memory import Memory
 from healthd.model import (
     Ack,
     Clears,
@@ -27,7 +26,8 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
-from healthd.policy import Mode
+from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
+from healthd.slurm.policy import Mode
 
 NOW = 1_800_000_000.0
 STANDING = Condition(

@@ -14,8 +14,8 @@ from trees import captured, write
 from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
 from healthd.host import Host
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 from healthd.past import Past
 
@@ -395,7 +395,7 @@ def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repair
 
 
 def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
-    from healthd.verdict import resumed_by_operator
+    from healthd.judge.verdict import resumed_by_operator
 
     life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
     life.conditions = resumed_by_operator(life.conditions, life.now, life.now)

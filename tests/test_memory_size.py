@@ -14,8 +14,8 @@ from trees import write
 from healthd.checks import memory_size
 from healthd.checks.memory_size import Config, parse, validate
 from healthd.host import Host
+from healthd.judge.verdict import as_configured
 from healthd.model import Clears, Severity
-from healthd.verdict import as_configured
 
 GIB = 2**30
 # proc_meminfo(5), the first lines; a DGX H100 has 2 TiB

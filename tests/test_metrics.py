@@ -22,10 +22,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from trees import plain_machine
 
-from healthd import registry
 from healthd.host import Host
-from healthd.ledger import Pause
-from healthd.metrics import CLIENT_SECONDS, render, serve
+from healthd.judge.ledger import Pause
 from healthd.model import (
     Ack,
     CheckResult,
@@ -44,8 +42,10 @@ from healthd.model import (
     Severity,
     Verdict,
 )
-from healthd.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, SourceStatus
-from healthd.worker import Setup, Worker
+from healthd.say.metrics import CLIENT_SECONDS, render, serve
+from healthd.say.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, SourceStatus
+from healthd.settings import registry
+from healthd.work.worker import Setup, Worker
 from tests.e2e.requirements import require_programs
 from tests.fakes import NOW, run_check, scenarios
 

@@ -9,8 +9,8 @@ from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
 from healthd.checks.mlx5 import EXPLAIN, RULES, Config, correlate
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 
 PCI = "0000:61:00.0"

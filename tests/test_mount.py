@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from story import Story
 from trees import captured, write
 
-from healthd import verdict
 from healthd.checks import mount
 from healthd.checks.mount import Config, validate
 from healthd.host import Host
+from healthd.judge import verdict
+from healthd.judge.verdict import as_configured
 from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
-from healthd.verdict import as_configured
 
 INFO = "/proc/self/mountinfo"
 NFS = "16 1 0:42 / /data rw,relatime shared:1 - nfs4 server:/srv rw,vers=4.2\n"

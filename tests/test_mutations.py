@@ -25,12 +25,12 @@ import pytest
 from fakes import BOOT, NOW
 
 from healthd.host import Host
+from healthd.machine.program import Ran
+from healthd.machine.system import FileStat, FileSystem, KernelClock, System
 from healthd.model import Finding, Observation, Severity
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
-from healthd.program import Ran
-from healthd.registry import Check, built_in
-from healthd.system import FileStat, FileSystem, KernelClock, System
+from healthd.settings.registry import Check, built_in
 
 CHECKS = {name: check for name, check in built_in().items() if check.runs}
 Question = tuple[str, Any]

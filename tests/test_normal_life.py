@@ -17,12 +17,12 @@ import pytest
 from machine import EXPECTED, GPUS, NICS, REQUIRED, ROOT, TMP, WANTED, Machine
 from story import Node, Story
 
-from healthd import present
 from healthd.convert import load
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.source import RawLine, event_of
+from healthd.machine.system import KernelClock
 from healthd.model import Gpu, Inventory
-from healthd.registry import built_in
-from healthd.system import KernelClock
+from healthd.settings.registry import built_in
+from healthd.work import present
 
 INVENTORY = Inventory(tuple(Gpu(pci, index) for index, pci in enumerate(GPUS)))
 

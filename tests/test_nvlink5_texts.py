@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import codes, registry
-from healthd.cli import main
+from healthd.cli.main import main
 from healthd.model import Clears, Severity
-from healthd.nvlink5_texts import explain, known
+from healthd.nvidia import codes
+from healthd.nvidia.nvlink5_texts import explain, known
+from healthd.settings import registry
 
 ROWS = codes.nvlink5_rows()
 CHECKS = registry.built_in()

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from fakes import NOW
 
-from healthd import once, registry
 from healthd.config import KernelLogConfig, Settings, settle
-from healthd.kernel_log import RawLine
+from healthd.kernel.source import RawLine
 from healthd.model import (
     Clears,
     Finding,
@@ -21,10 +20,12 @@ from healthd.model import (
     Outcome,
     Severity,
 )
-from healthd.registry import Check
-from healthd.results import began, result_of
-from healthd.runner import Reply, Request, Runner
-from healthd.worker import Setup
+from healthd.settings import registry
+from healthd.settings.registry import Check
+from healthd.work import once
+from healthd.work.results import began, result_of
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.worker import Setup
 
 ROOT = Path(__file__).parents[1]
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=4711, name=python3, GPU has fallen off the bus."

@@ -14,8 +14,8 @@ from trees import AER_NAMES, PCI, aer, captured, pci_device
 from healthd.checks import pcie_aer
 from healthd.checks.pcie_aer import TOTALS, Config, parse
 from healthd.host import Host
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:01.0"

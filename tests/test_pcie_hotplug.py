@@ -7,8 +7,8 @@ from story import Story
 
 from healthd.checks import pcie_hotplug
 from healthd.checks.pcie_hotplug import EXPLAIN, Config, correlate
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd import registry
-from healthd.cli import COMMANDS
+from healthd.cli.main import COMMANDS
+from healthd.settings import registry
 
 PAGE = (Path(__file__).parents[1] / "docs/peers.md").read_text("utf-8")
 CHECKS = registry.built_in()

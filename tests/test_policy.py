@@ -20,7 +20,7 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import (
+from healthd.slurm.policy import (
     IN_FLIGHT_SECONDS,
     SAVED_SECONDS,
     Mode,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import process
-from healthd.cgroup import job_in
-from healthd.process import job_of, job_processes, jobs_holding
+from healthd.machine import process
+from healthd.machine.cgroup import job_in
+from healthd.machine.process import job_of, job_processes, jobs_holding
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2

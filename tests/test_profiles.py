@@ -15,14 +15,16 @@ from machine import KERNEL_COUNTERS, Machine
 from story import Node, Story
 from trees import pci_device, write
 
-from healthd import flags, layers, render
 from healthd.checks import gpu_count, ib_link, mount, services
-from healthd.cli import main
+from healthd.cli import flags
+from healthd.cli.main import main
 from healthd.config import ConfigError, Layer, Loaded, Settings, effective, settle
 from healthd.host import Host
-from healthd.layers import Match, below
 from healthd.model import Severity
-from healthd.registry import built_in
+from healthd.say import render
+from healthd.settings import layers
+from healthd.settings.layers import Match, below
+from healthd.settings.registry import built_in
 
 if sys.version_info >= (3, 11):
     import tomllib

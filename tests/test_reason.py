@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.model import Clears, Condition, ConditionState, Severity
-from healthd.reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
+from healthd.slurm.reason import MAX_CHARACTERS, head, parse_reason, reason, still_says
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)

@@ -26,19 +26,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_cli import Done, run, settings
 
-from healthd import nvml_recording, once, recording, registry, replay
+from healthd.cli import replay
 from healthd.config import settle
-from healthd.fake_nvml import library
 from healthd.host import Host
-from healthd.kernel_log import RawLine
+from healthd.kernel.source import RawLine
+from healthd.machine.program import Ran
+from healthd.machine.system import FileStat, FileSystem, KernelClock
 from healthd.model import Outcome
+from healthd.nvidia.fake_nvml import library
 from healthd.nvml import Nvml, NvmlError
-from healthd.nvml_recording import RecordedLibrary, ReplayedLibrary
-from healthd.program import Ran
-from healthd.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
-from healthd.runner import Runner
-from healthd.system import FileStat, FileSystem, KernelClock
-from healthd.worker import Setup
+from healthd.record import nvml_recording, recording
+from healthd.record.nvml_recording import RecordedLibrary, ReplayedLibrary
+from healthd.record.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
+from healthd.settings import registry
+from healthd.work import once
+from healthd.work.runner import Runner
+from healthd.work.worker import Setup
 
 ROOT = Path(__file__).parents[1]
 KEPT = Path(__file__).with_name("data") / "recordings"

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import registry, trial
 from healthd.config import (
     CheckConfig,
     ConfigError,
@@ -31,9 +30,10 @@ from healthd.config import (
     effective,
     settle,
 )
-from healthd.fleet_limit import FleetLimits
 from healthd.model import Finding, Inventory, KernelEvent, Severity
-from healthd.registry import Check
+from healthd.settings import registry, trial
+from healthd.settings.registry import Check
+from healthd.slurm.fleet_limit import FleetLimits
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
 

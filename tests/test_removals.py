@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd.host import Host
-from healthd.removals import RETRY_SECONDS, Removals, removals
+from healthd.machine.removals import RETRY_SECONDS, Removals, removals
 from tests.e2e.requirements import require, require_root
 
 

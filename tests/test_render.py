@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import render
 from healthd.model import Clears, Health, Outcome, Severity
-from healthd.render import Page, ago, ahead, duration, plain
+from healthd.say import render
+from healthd.say.render import Page, ago, ahead, duration, plain
 
 NOW = 1_800_000_000.0
 PAGE = Page(100)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from healthd.model import Outcome
-from healthd.rounds import EARLY_AGAIN_SECONDS, Rounds
-from healthd.runner import Reply, Request, Runner
-from healthd.schedule import Job
-from healthd.worker import Setup
+from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.schedule import Job
+from healthd.work.worker import Setup
 
 CHECK = """
 import os, time

@@ -19,8 +19,8 @@ from healthd.convert import dump
 from healthd.host import Host
 from healthd.model import Outcome
 from healthd.past import decode
-from healthd.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
-from healthd.worker import Setup, Worker
+from healthd.work.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
+from healthd.work.worker import Setup, Worker
 
 CHECKS = {
     "fine": 'yield Observation("answer", 42)',

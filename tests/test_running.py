@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.running import command_of, daemons
+from healthd.cli.running import command_of, daemons
 
 
 @pytest.mark.parametrize(

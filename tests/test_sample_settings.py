@@ -11,7 +11,7 @@ import pytest
 
 from healthd.config import CheckConfig
 from healthd.convert import dump
-from healthd.registry import built_in
+from healthd.settings.registry import built_in
 
 if sys.version_info >= (3, 11):
     import tomllib

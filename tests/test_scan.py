@@ -22,13 +22,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import cli, scan, scan_table
-from healthd.incidents import GAP_SECONDS
-from healthd.kernel_parse import LITERALS, parse
-from healthd.kernel_prefix import strip_prefix
-from healthd.log_file import Block, lines_of
+from healthd.cli import main as cli
+from healthd.judge.incidents import GAP_SECONDS
+from healthd.kernel.parse import LITERALS, parse
+from healthd.kernel.prefix import strip_prefix
 from healthd.model import Finding, Inventory, KernelEvent, PciDevice, Severity
-from healthd.scan_table import summary
+from healthd.scan import events as scan
+from healthd.scan import table as scan_table
+from healthd.scan.log_file import Block, lines_of
+from healthd.scan.table import summary
 
 ROOT = Path(__file__).parents[1]
 NOW = 1_760_000_000.0  # 2025-10-09

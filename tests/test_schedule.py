@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.schedule import Job, due, due_at, next_due, phase
+from healthd.work.schedule import Job, due, due_at, next_due, phase
 
 NODES = st.text(min_size=1, max_size=12)
 INTERVALS = st.floats(0.5, 7 * 86400.0)

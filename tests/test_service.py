@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import service
+from healthd.say import service
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_the_log_goes_to_the_journal_only_if_stderr_does(shift: str, expected: s
 
 
 def test_on_a_terminal_the_log_is_plain_text() -> None:
-    program = "import logging; from healthd import service; service.set_up_logging(); logging.info('two GPUs')"
+    program = "import logging; from healthd.say import service; service.set_up_logging(); logging.info('two GPUs')"
     environment = {k: v for k, v in os.environ.items() if k != "JOURNAL_STREAM"}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=environment)

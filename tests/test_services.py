@@ -15,9 +15,9 @@ from healthd.checks import services
 from healthd.checks.services import Config, parse, validate
 from healthd.config import CheckConfig
 from healthd.host import Host
+from healthd.judge.verdict import as_configured
+from healthd.machine.program import Ran
 from healthd.model import Clears, Severity
-from healthd.program import Ran
-from healthd.verdict import as_configured
 
 ASK = ("systemctl", "show", "-p", "Id,ActiveState,SubState,LoadState,Result,Job,NRestarts")
 STATES = {

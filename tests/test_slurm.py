@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.fleet_limit import PartitionCount
 from healthd.model import (
     Clears,
     Condition,
@@ -25,8 +24,8 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Owner, Policy
-from healthd.slurm import (
+from healthd.slurm.fleet_limit import PartitionCount
+from healthd.slurm.look import (
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
@@ -46,6 +45,7 @@ from healthd.slurm import (
     parse_slurmctld_start,
     reconcile,
 )
+from healthd.slurm.policy import Mode, Owner, Policy
 
 NOW = 1_795_207_900.0
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)

@@ -9,8 +9,7 @@ import pytest
 from healthd.config import Settings
 from healthd.guard import Guard
 from healthd.model import SlurmMemory
-from healthd.slurm import ReconcileReport
-from healthd.slurm_driver import (
+from healthd.slurm.driver import (
     BOOT_RETRY_SECONDS,
     BOOT_SECONDS,
     FIRST_RETRY_SECONDS,
@@ -19,6 +18,7 @@ from healthd.slurm_driver import (
     REGISTRATION_SECONDS,
     SlurmDriver,
 )
+from healthd.slurm.look import ReconcileReport
 
 TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
 
-from healthd import codes
 from healthd.checks import sxid
 from healthd.checks.sxid import Config, correlate, explain, known_codes
-from healthd.kernel_fold import fold_events
-from healthd.kernel_log import RawLine, event_of
+from healthd.kernel.fold import fold_events
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
+from healthd.nvidia import codes
 
 SWITCH, OTHER = "0000:85:00.0", "0000:86:00.0"
 WINDOW = Config().warning_window_seconds

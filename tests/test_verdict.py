@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from healthd import verdict
 from healthd.checks import gpu_xid, sxid
 from healthd.config import CheckConfig
+from healthd.judge import verdict
 from healthd.model import (
     CheckResult,
     Clears,

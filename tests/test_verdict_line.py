@@ -7,7 +7,7 @@ from dataclasses import replace
 from test_json_doc import CONDITION, SNAPSHOT
 
 from healthd.model import ConditionState, Health, Severity, Verdict
-from healthd.status import verdict_line
+from healthd.say.status import verdict_line
 
 KNOWN = replace(CONDITION, code="gpu_xid/79", subject="0000:1b:00.0", state=ConditionState.ACKNOWLEDGED)
 CAUSE = replace(CONDITION, severity=Severity.DEGRADED)

@@ -50,18 +50,18 @@ def test_the_wheel_holds_what_the_tree_has_and_nothing_of_a_module_that_is_delet
 
 def test_a_stranger_a_missing_file_and_another_content_are_told(tree: Path) -> None:
     wheel = build(tree)
-    (tree / "healthd/cli.py").unlink()
+    (tree / "healthd/cli/main.py").unlink()
     (tree / "healthd/new.py").write_text("")
     (tree / "conf/healthd.toml").write_text("")
     assert strangers(wheel, tree) == [
         "not in the wheel: healthd/new.py",
-        "a stranger in the wheel: healthd/cli.py",
+        "a stranger in the wheel: healthd/cli/main.py",
         "not as in the tree: data/share/healthd/healthd.toml",
     ]
 
 
 def test_a_wheel_that_is_too_large_is_told(tree: Path) -> None:
-    (tree / "healthd/facts/noise.csv").write_bytes(os.urandom(LIMIT_BYTES))
+    (tree / "healthd/nvidia/facts/noise.csv").write_bytes(os.urandom(LIMIT_BYTES))
     (told,) = strangers(build(tree), tree)
     assert told.endswith(f"bytes, above {LIMIT_BYTES}")
 

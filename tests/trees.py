@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from healthd.host import Host
-from healthd.program import Ran
-from healthd.system import KernelClock, Tree
+from healthd.machine.program import Ran
+from healthd.machine.system import KernelClock, Tree
 
 DATA = Path(__file__).with_name("data")
 PCI = "/sys/bus/pci/devices"

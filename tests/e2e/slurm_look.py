@@ -12,10 +12,10 @@ import pytest
 import slurm_versions
 from slurm_cluster import Node, SlurmCluster
 
-from healthd.fleet_limit import FleetLimits
 from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
-from healthd.policy import Mode, Policy
-from healthd.slurm import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.fleet_limit import FleetLimits
+from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.policy import Mode, Policy
 
 # tests leave drained nodes to each other, and are not about how many
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)

@@ -26,9 +26,9 @@ from machine import EXPECTED, GPUS, Machine
 from slurm_cluster import SlurmCluster
 from trees import PCI
 
-from healthd import registry
 from healthd.model import Severity
-from healthd.reason import parse_reason
+from healthd.settings import registry
+from healthd.slurm.reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
 FREE_SECONDS = 240.0  # a node that a story left in no good state is not given to another

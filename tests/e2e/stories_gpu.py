@@ -26,8 +26,8 @@ from stories import (
     writes,
 )
 
-from healthd.fake_nvml import fake_pci_gpus
 from healthd.model import Severity
+from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 BUS = GPU.removesuffix(".0")
 SWITCH = "0000:85:00.0"

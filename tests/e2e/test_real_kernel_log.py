@@ -18,9 +18,9 @@ import pytest
 from requirements import require, require_programs, require_root
 
 from healthd.host import Host
-from healthd.kernel_file import FollowedFile
-from healthd.kernel_listener import RETRY_SECONDS, Listener
-from healthd.kernel_log import event_of, open_source
+from healthd.kernel.file import FollowedFile
+from healthd.kernel.listener import RETRY_SECONDS, Listener
+from healthd.kernel.source import event_of, open_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -296,8 +296,8 @@ JOURNAL = textwrap.dedent(
     """
     import json, os, select, subprocess, sys, time
     from healthd.host import Host
-    from healthd.kernel_journal import read_journal
-    from healthd.kernel_log import open_source
+    from healthd.kernel.journal import read_journal
+    from healthd.kernel.source import open_source
 
     def inject(text):
         with open("/dev/kmsg", "w", buffering=1) as file:

@@ -10,7 +10,7 @@ from slurm_cluster import SlurmCluster
 from slurm_look import HEALTHY, XID, Healthd, condition, faulty, run_again
 
 from healthd.model import Resume, Severity
-from healthd.policy import Owner
+from healthd.slurm.policy import Owner
 
 ACCOUNTS = {"Operator": 65534, "Administrator": 1}  # nobody, daemon
 

@@ -42,7 +42,6 @@ from slurm_look import (
 )
 
 from healthd.convert import dump, load
-from healthd.fleet_limit import FleetLimits
 from healthd.model import (
     Leave,
     Resume,
@@ -50,8 +49,9 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.policy import Mode, Owner, Policy
-from healthd.slurm import Command, ReconcileReport
+from healthd.slurm.fleet_limit import FleetLimits
+from healthd.slurm.look import Command, ReconcileReport
+from healthd.slurm.policy import Mode, Owner, Policy
 
 
 class Killed(Exception):

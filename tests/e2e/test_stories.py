@@ -18,8 +18,8 @@ import stories_storage
 from slurm_cluster import SlurmCluster
 from stories import CHECKS, Row, tell
 
-from healthd import registry
 from healthd.model import Severity
+from healthd.settings import registry
 
 AT_ONCE = 8
 FILES = (stories_gpu, stories_host, stories_network, stories_pci, stories_storage)

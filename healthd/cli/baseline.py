@@ -1,0 +1,264 @@
+"""`healthd baseline`: what this node has, as a settings file that the checks then enforce, and what has changed since.
+
+The worker looks (present.py), part by part with deadlines; this is what is made of it. Pure but for `take`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from healthd.config import CheckConfig, Loaded
+from healthd.convert import load
+from healthd.model import Outcome
+from healthd.settings.registry import Check
+from healthd.work.once import CLOSE_NVML_SECONDS, ask
+from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut
+from healthd.work.runner import Request, Runner
+
+PART_SECONDS = 10.0
+GPU_SECONDS = 120.0  # a driver that nobody holds opens for seconds a GPU
+MOUNT_SECONDS = 5.0
+MOUNTS_SECONDS = 60.0  # for all that are asked: when a file server is away many hang
+NEAR = 0.03  # of a size in bytes: the kernel keeps another part for itself after each update
+COLUMN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What the node has, and what is left out of that."""
+
+    entries: tuple[Entry, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+# --- look
+
+
+def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present:
+    """Ask the worker. Ends within the deadlines, whatever hangs."""
+    found: list[Entry | LeftOut] = []
+    for name, part in PARTS.items():
+        config = loaded.tables.get((part.config_of, ""), {})
+        seconds = GPU_SECONDS if part.uses == "nvml" else PART_SECONDS
+        table = {"op": "baseline", "part": name, "config": config}
+        reply = ask(runner, Request(part.uses or f"baseline {name}", seconds, table))
+        if reply.outcome is Outcome.COMPLETED:
+            found += [load(Entry, entry) for entry in reply.table["entries"]]
+            found += [load(LeftOut, left) for left in reply.table["left_out"]]
+        else:
+            found += [LeftOut(check, f"could not be looked at: {_why(reply.error, seconds)}") for check in part.checks]
+        if runner.nvml_open:
+            ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+    entries = [item for item in found if isinstance(item, Entry)]
+    left_out = [item for item in found if isinstance(item, LeftOut)]
+    broken = list(_broken_mounts(entries, checks, runner))
+    points = {left.instance for left in broken}
+    known = [entry for entry in entries if not (entry.check == "mount" and entry.instance in points)]
+    return Present(tuple(known), (*left_out, *broken))
+
+
+def _broken_mounts(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runner) -> Iterator[LeftOut]:
+    """Those in which the check itself finds something, or that do not answer it."""
+    tables: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        if entry.check == "mount":
+            tables.setdefault(entry.instance, {"name": entry.instance})[entry.setting] = entry.value
+    left = MOUNTS_SECONDS
+    for point, table in tables.items():
+        if left <= 0:
+            yield LeftOut("mount", "not asked: others took too long", instance=point)
+            continue
+        run = {"op": "run", "check": "mount", "instance": point, "config": table, "past": "", "boot_id": ""}
+        reply = ask(runner, Request(checks["mount"].resource(point), MOUNT_SECONDS, run))
+        left -= reply.seconds
+        problems = [finding["message"] for finding in reply.table.get("findings", ())]
+        if reply.outcome is not Outcome.COMPLETED:
+            problems.append(_why(reply.error, MOUNT_SECONDS))
+        if problems:
+            yield LeftOut("mount", "; ".join(problems), instance=point)
+
+
+def _why(error: str, seconds: float) -> str:
+    return error or f"no answer within {seconds:g} s"
+
+
+# --- as a file
+
+
+def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
+    """The file. What is left out stands in it as a comment, where it would have stood."""
+    lines = [*(f"# {line}" for line in heading.splitlines())]
+    for check, settings in SETTINGS.items():
+        if check not in checks:
+            continue
+        entries = [entry for entry in present.entries if entry.check == check]
+        left_out = [left for left in present.left_out if left.check == check]
+        if checks[check].per:
+            lines += _named_tables(check, entries, left_out)
+        elif entries or left_out:
+            lines += _table(checks[check].config, check, settings, entries, left_out)
+    return "\n".join(lines) + "\n"
+
+
+def _table(
+    config: type[CheckConfig], check: str, settings: Sequence[str], entries: list[Entry], left_out: list[LeftOut]
+) -> Iterator[str]:
+    yield ""
+    plain = [s for s in settings if _kind(config, s) is not dict]
+    if plain:
+        yield f"[checks.{check}]"
+    yield from (_comment("", left.why) for left in left_out if not left.setting)
+    for setting in settings:
+        mine = [entry for entry in entries if entry.setting == setting]
+        comments = [_comment(left.key or setting, left.why) for left in left_out if left.setting == setting]
+        if _kind(config, setting) is dict:
+            yield f"[checks.{check}.{setting}]"
+            yield from (_noted(f"{_text(entry.key)} = {_value(entry.value)}", entry.note) for entry in mine)
+        elif _kind(config, setting) is tuple and mine:
+            yield f"{setting} = ["
+            yield from (_noted(f"    {_text(entry.key)},", entry.note) for entry in mine)
+            yield "]"
+        else:
+            yield from (_noted(f"{setting} = {_value(entry.value)}", entry.note) for entry in mine)
+        yield from comments
+
+
+def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> Iterator[str]:
+    for instance in dict.fromkeys(entry.instance for entry in entries):
+        yield ""
+        yield f"[checks.{check}.{_text(instance)}]"
+        mine = (entry for entry in entries if entry.instance == instance)
+        yield from (_noted(f"{entry.setting} = {_value(entry.value)}", entry.note) for entry in mine)
+    if left_out:
+        yield ""
+    yield from (_comment(f"{check} {left.instance}".strip(), left.why) for left in left_out)
+
+
+def words_of(left: LeftOut) -> str:
+    """For where its table does not stand above it."""
+    place = " ".join(word for word in (left.check, left.instance, left.key or left.setting) if word)
+    return _one_line(f"left out: {place}: {left.why}")
+
+
+def _kind(config: type[CheckConfig], setting: str) -> type:
+    return type(getattr(config(), setting))
+
+
+def _noted(line: str, note: str) -> str:
+    return f"{line.ljust(COLUMN)}# {_one_line(note)}" if note else line
+
+
+def _comment(what: str, why: str) -> str:
+    return _one_line(f"# left out: {what}: {why}" if what else f"# left out: {why}")
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return _text(value) if isinstance(value, str) else str(value)
+
+
+def _text(text: str) -> str:
+    """A TOML string: JSON's, but for what TOML wants escaped too."""
+    whole = text.encode("utf-8", "replace").decode()
+    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# --- what has changed
+
+
+class Change(NamedTuple):
+    """`setting`: as in the file. `was`, `now`: "" for nothing. `unknown`: it could not be looked at."""
+
+    setting: str
+    was: str
+    now: str
+    unknown: bool = False
+
+
+Place = tuple[str, str, str, str]  # check, instance, setting, key
+
+
+def drift(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> list[Change]:
+    """From a baseline's [checks] (which can be used) to what is present: only what `healthd baseline` writes."""
+    before, now = dict(_flat(tables, checks)), {_place(entry): entry.value for entry in present.entries}
+    changes = []
+    for place in sorted({*before, *now}):
+        if place not in before:
+            changes.append(Change(_name(place), "", _shown(place, now[place])))
+        elif place not in now:
+            why, unknown = _why_not(place, present.left_out)
+            changes.append(Change(_name(place), _shown(place, before[place]), why, unknown))
+        elif not _same(place, before[place], now[place]):
+            changes.append(Change(_name(place), _shown(place, before[place]), _shown(place, now[place])))
+    return changes
+
+
+def by_hand(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
+    """What a person wrote into a baseline: it is lost when the file is written again."""
+    return [
+        Change(_name(place), _shown(place, value), "")
+        for place, value in sorted(_flat(tables, checks, of_baseline=False))
+    ]
+
+
+def _place(entry: Entry) -> Place:
+    return entry.check, entry.instance, entry.setting, entry.key
+
+
+def _flat(
+    tables: Mapping[str, Any], checks: Mapping[str, Check], of_baseline: bool = True
+) -> Iterator[tuple[Place, Any]]:
+    for check, table in tables.items():
+        own = {field.name for field in dataclasses.fields(checks[check].config)}
+        for key, value in table.items():
+            if checks[check].per and key not in own:
+                for setting, one in value.items():
+                    if (setting in SETTINGS.get(check, ())) == of_baseline and one is not False:
+                        yield (check, key, setting, ""), one
+            elif (not checks[check].per and key in SETTINGS.get(check, ())) == of_baseline:
+                yield from _items(check, key, value)
+
+
+def _items(check: str, setting: str, value: Any) -> Iterator[tuple[Place, Any]]:
+    if isinstance(value, Mapping):
+        yield from (((check, "", setting, key), one) for key, one in value.items())
+    elif isinstance(value, list | tuple):
+        yield from (((check, "", setting, str(item)), True) for item in value)
+    else:
+        yield (check, "", setting, ""), value
+
+
+def _same(place: Place, before: Any, now: Any) -> bool:
+    if place[2].endswith("_bytes"):
+        return bool(abs(before - now) <= NEAR * before)
+    return bool(before == now)
+
+
+def _why_not(place: Place, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
+    """(what is said of something that is not present any more, whether that is all that is known)."""
+    check, instance, setting, key = place
+    for left in left_out:
+        whole = not left.setting and not left.instance
+        it = (left.check, left.instance) == (check, instance) and left.setting in ("", setting)
+        if (left.check == check and whole) or (it and left.key in ("", key)):
+            return left.why, whole
+    return "gone", False
+
+
+def _shown(place: Place, value: Any) -> str:
+    return "there" if place[3] and value is True else _value(value)
+
+
+def _name(place: Place) -> str:
+    check, instance, setting, key = place
+    words = f'{check}."{instance}".{setting}' if instance else f"{check}.{setting}"
+    return f"checks.{words} {key}".strip()

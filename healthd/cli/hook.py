@@ -1,0 +1,66 @@
+"""What Slurm calls: `healthd hook epilog` and `healthd hook healthcheck`. Small and bounded: they start on every
+node of a job in the same second. The prolog is plain sh (packaging/slurm/prolog): it has no time for an interpreter.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from typing import Any, NoReturn
+
+from healthd.cli.control import NoAnswer, Refused, ask
+
+FIRST_PAUSE_SECONDS = 0.02
+LAST_PAUSE_SECONDS = 0.25
+USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # statuses of healthcheck
+
+
+def end_after(seconds: float) -> None:
+    """This process ends then, whatever it waits for: status 0, since no hook may fail a node by being slow."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        os._exit(0)
+
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
+    """Tell the daemon that `job` ended, and wait until it has looked. One sentence, whatever came of it."""
+    deadline = time.monotonic() + wait_seconds
+    pause = FIRST_PAUSE_SECONDS
+    try:
+        answer = _ask(runtime_dir, {"command": "job-ended", "job": job}, deadline)
+        while answer.get("left") and time.monotonic() + pause < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE_SECONDS)
+            answer = _ask(runtime_dir, {"command": "looks-left", "asked": answer.get("asked")}, deadline)
+    except (NoAnswer, Refused) as error:
+        return str(error)
+    left = answer.get("left") or []
+    return f"not waited for: {', '.join(map(str, left))}" if left else "healthd has looked"
+
+
+def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+    return ask(runtime_dir, request, max(deadline - time.monotonic(), 0.01))
+
+
+def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
+    """(status, sentence) from the verdict file alone: no socket, no check, no Slurm. slurmd starts the next one also
+    while one hangs: that says nothing."""
+    try:
+        lock = os.open(os.path.join(runtime_dir, "verdict"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return NO_VERDICT, f"no verdict: {os.path.join(runtime_dir, 'verdict')}: {error.strerror}"
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        word, expires, why = (*os.read(lock, 4096).decode("ascii", "replace").strip().split(" ", 2), "", "", "")[:3]
+    except BlockingIOError:
+        return USABLE, "another one runs"
+    finally:
+        os.close(lock)
+    if not expires.isdigit() or now >= int(expires):
+        return NO_VERDICT, "the verdict is old: healthd does not run, or hangs"
+    return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"

@@ -1,0 +1,101 @@
+"""From a round to its recording, and from a recording to a round: what was to be looked at, and how it is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import healthd
+from healthd.config import CheckConfig, Loaded, Settings
+from healthd.convert import ConvertError, dump, load
+from healthd.host import Host
+from healthd.kernel.source import RawLine
+from healthd.model import CheckResult, Outcome
+from healthd.record.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
+from healthd.settings.registry import Check
+from healthd.work.once import KernelLog, Look
+
+
+def record(loaded: Loaded, found: Look, notes: Mapping[tuple[str, str], Notes]) -> Recording:
+    """`notes`: what was asked in each run."""
+    settings = loaded.settings
+    log = found.kernel_log
+    return Recording(
+        healthd=healthd.__version__,
+        node=found.node_name,
+        time=found.time,
+        kernel=Host(settings.root).read("/proc/sys/kernel/osrelease") or "",
+        boot_id=found.boot_id,
+        root=settings.root,
+        fake_nvml=bool(settings.nvml.fake),
+        checks=tuple((*name, _all_settings(config)) for name, config in loaded.checks.items()),
+        runs=tuple(_with_notes(run, notes.get((run.check, run.instance), Notes({}))) for run in found.runs),
+        kernel_lines=tuple(KernelLine(*line[:3]) for line in log) if isinstance(log, list) else None,
+        kernel_error=pack(log) if isinstance(log, OSError) else None,
+    )
+
+
+def _all_settings(config: CheckConfig) -> dict[str, Any]:
+    """Also those at their default: another version may have another."""
+    return {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _with_notes(run: Run, notes: Notes) -> Run:
+    return dataclasses.replace(run, unanswered="" if run.answered else notes.unanswered, asked=notes.asked)
+
+
+def told(recording: Recording) -> tuple[int, list[str]]:
+    """How many answers it has, and a sentence for each question that a run hung or died in."""
+    silent = [
+        f"{run.check} {run.instance}".rstrip() + f" had no answer to: {run.unanswered}"
+        for run in recording.runs
+        if run.unanswered
+    ]
+    return sum(len(answers) for run in recording.runs for answers in run.asked.values()), silent
+
+
+def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
+    """The settings of then, and a failed result for each check that cannot be judged here."""
+    checks: dict[tuple[str, str], CheckConfig] = {}
+    lost = []
+    for check, instance, table in recording.checks:
+        try:
+            checks[check, instance] = _config(check, instance, table, known)
+        except ConvertError as error:
+            run = recording.run_of((check, instance))
+            ended, seconds = (run.ended, run.seconds) if run else (recording.time, 0.0)
+            lost.append(CheckResult(check, instance, Outcome.FAILED, ended - seconds, seconds, error=str(error)))
+    tables = {name: {**dump(config), "name": name[1]} for name, config in checks.items()}
+    return at_that_node(Loaded(Settings(), checks, tables, {}), recording), lost
+
+
+def _config(check: str, instance: str, table: dict[str, Any], known: Mapping[str, Check]) -> CheckConfig:
+    if check not in known:
+        raise ConvertError(f'cannot be replayed: this healthd has no check "{check}"')
+    config = load(known[check].config, {**table, "name": instance}, "its recorded settings")
+    known[check].check_config(config, "its recorded settings")
+    return config
+
+
+def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
+    """These settings, for the node of the recording."""
+    settings = dataclasses.replace(loaded.settings, node_name=recording.node, root=recording.root)
+    return dataclasses.replace(loaded, settings=settings)
+
+
+def kernel_log_of(recording: Recording) -> KernelLog | None:
+    """Gives the lines of then, or raises the OSError of then; None where no log was read. Raises RecordingError."""
+    if recording.kernel_error is not None:
+        error = unpack(recording.kernel_error)
+        if not isinstance(error, OSError):
+            raise RecordingError("the recording says of the kernel log what cannot be read")
+        return lambda: _raise(error)
+    if recording.kernel_lines is None:
+        return None
+    lines = [RawLine(line.time, line.text, line.history) for line in recording.kernel_lines]
+    return lambda: lines
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

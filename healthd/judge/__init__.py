@@ -1,0 +1,1 @@
+"""From findings to conditions to a verdict, and what is remembered."""

@@ -1,0 +1,226 @@
+"""What healthd remembers: conditions, events, the kernel log's cursor, what it wrote into Slurm, counters' past.
+
+The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block; each save replaces it whole,
+so a kill -9 leaves the last one or the new one. An event's count and the cursor behind it are in one save: after a
+restart it is counted once. A copy goes to STATE_DIR through the worker, since a commit to a dying disk can hang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from healthd.convert import dump, load
+from healthd.judge.verdict import moved_end, shifted
+from healthd.model import Condition, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
+from healthd.past import decode as decode_store
+from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
+
+VERSION = 1
+FILE = "ledger.json"
+PAST_FILE = "past.json"
+KEEP_EVENTS_SECONDS = 24 * 3600.0
+KEEP_EVENTS = 500
+KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
+KEEP_CLEARED = 200
+
+
+class LedgerError(Exception):
+    """A ledger that cannot be read, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    until: float
+    why: str
+    who: str
+    given: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
+    end of a pause). cursor: of the kernel log's source, by its name. next_sequence: of kernel events.
+    """
+
+    version: int = VERSION
+    born: float = 0.0
+    boot_id: str = ""
+    mode: str = ""
+    trusted_since: float = 0.0
+    conditions: tuple[Condition, ...] = ()
+    cleared: tuple[Condition, ...] = ()
+    events: tuple[KernelEvent, ...] = ()
+    next_sequence: int = 1
+    cursors: dict[str, Any] = dataclasses.field(default_factory=dict)
+    slurm: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
+    pause: Pause | None = None
+    inventory: Inventory = dataclasses.field(default_factory=Inventory)
+
+    def by_key(self) -> dict[tuple[str, str], Condition]:
+        return {(c.code, c.subject): c for c in self.conditions}
+
+
+def with_conditions(ledger: Ledger, conditions: dict[tuple[str, str], Condition], now: float) -> Ledger:
+    """The ledger with these conditions; those that were cleared move to its history, which is bounded."""
+    if conditions == ledger.by_key():
+        return ledger
+    gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
+    history = [c for c in (*ledger.cleared, *gone) if c.cleared_at > now - KEEP_CLEARED_SECONDS]
+    return dataclasses.replace(
+        ledger,
+        conditions=tuple(c for c in conditions.values() if c.state is not ConditionState.CLEARED),
+        cleared=tuple(history[-KEEP_CLEARED:]),
+    )
+
+
+def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
+    """The clock was set by `seconds`: the moments `since`..`until` of the old clock, as it tells them now.
+
+    A machine that boots in the year 2000 until NTP answers wrote only what lies in that range: the rest is right.
+    """
+
+    def move(moment: float) -> float:
+        return moment + seconds if moment and since <= moment <= until else moment
+
+    slurm, pause = ledger.slurm, ledger.pause
+    return dataclasses.replace(
+        ledger,
+        born=move(ledger.born),
+        trusted_since=move(ledger.trusted_since),
+        conditions=tuple(shifted(c, seconds, since, until) for c in ledger.conditions),
+        cleared=tuple(shifted(c, seconds, since, until) for c in ledger.cleared),
+        events=tuple(dataclasses.replace(e, time=move(e.time), last_time=move(e.last_time)) for e in ledger.events),
+        slurm=dataclasses.replace(
+            slurm,
+            written_at=move(slurm.written_at),
+            confirmed_at=move(slurm.confirmed_at),
+            resumed_at=move(slurm.resumed_at),
+            lifted=dataclasses.replace(slurm.lifted, time=move(slurm.lifted.time)) if slurm.lifted else None,
+            requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
+            hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
+        ),
+        pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until), given=move(pause.given))
+        if pause
+        else None,
+    )
+
+
+def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
+    """What people said, and a wait for the fleet, that began later than it is now was written while the clock stood
+    ahead: it lasts as long as was said, from now on."""
+
+    def end(began: float, until: float) -> float:
+        return until - max(began - now, 0.0)
+
+    def known(condition: Condition) -> Condition:
+        if (ack := condition.ack) is None or ack.given <= now:
+            return condition
+        return dataclasses.replace(condition, ack=dataclasses.replace(ack, until=end(ack.given, ack.until), given=now))
+
+    pause, hold = ledger.pause, ledger.slurm.hold
+    if pause:
+        pause = dataclasses.replace(pause, until=end(pause.given, pause.until), given=min(pause.given, now))
+    if hold:
+        until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # tried again while it stood ahead
+        hold = dataclasses.replace(hold, since=min(hold.since, now), until=until)
+    return dataclasses.replace(
+        ledger,
+        conditions=tuple(known(condition) for condition in ledger.conditions),
+        pause=pause,
+        slurm=dataclasses.replace(ledger.slurm, hold=hold),
+    )
+
+
+def shifted_hold(hold: FleetHold, seconds: float, since: float, until: float) -> FleetHold:
+    """Like conditions: only a wait that began in that range was written by the old clock."""
+    if not since <= hold.since <= until:
+        return hold
+    return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
+
+
+# --- as text
+
+
+def encode(ledger: Ledger) -> str:
+    return json.dumps(dump(ledger), separators=(",", ":"))
+
+
+def decode(text: str, where: str) -> Ledger:
+    """Raises LedgerError in one sentence."""
+    try:
+        data = json.loads(text)
+        if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
+            raise LedgerError(f"{where}: is of version {data['version']}, this healthd reads version {VERSION}")
+        return load(Ledger, data)
+    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
+        raise LedgerError(f"{where}: is not a ledger: {error}") from None
+
+
+def encode_past(past: Mapping[str, str]) -> str:
+    """`past`: check -> its store of counters, as the worker encoded it (past.py)."""
+    return json.dumps(past, separators=(",", ":"))
+
+
+def decode_past(text: str, where: str) -> dict[str, str]:
+    """Raises LedgerError where a store in it could not be read by the worker either."""
+    try:
+        past = json.loads(text)
+        if not isinstance(past, dict) or not all(isinstance(store, str) for store in past.values()):
+            raise ValueError("must be a table of texts")
+        for store in past.values():
+            decode_store(store)
+    except (ValueError, RecursionError) as error:
+        raise LedgerError(f"{where}: is not a store of counters: {error}") from None
+    return past
+
+
+# --- as files
+
+
+def read_text(path: str) -> str | None:
+    """A file's text; None if there is none. Raises LedgerError where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def replace_file(path: str, text: str, mode: int = 0o600, durable: bool = False) -> None:
+    """Put `text` at `path` whole or not at all. `durable`: also after a power cut (never on the daemon's side)."""
+    temporary = f"{path}.{os.getpid()}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            os.fchmod(descriptor, mode)  # whatever the umask: others read the verdict and the metrics
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def remove_leftovers(directory: str) -> None:
+    """Remove what writers that were killed in `replace_file` left there: NAME.PID.new without such a process."""
+    for name in os.listdir(directory):
+        found = re.fullmatch(r".+\.(\d+)\.new", name)
+        if found and not os.path.exists(f"/proc/{found[1]}"):
+            os.unlink(os.path.join(directory, name))
+
+
+def set_aside(path: str) -> str:
+    """Move a file that cannot be read out of the way, for a person to look at. Returns its new name."""
+    aside = f"{path}.unreadable"
+    os.replace(path, aside)
+    return aside

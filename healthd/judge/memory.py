@@ -1,0 +1,250 @@
+"""The ledger in the daemon's hands: recalled at the start, changed as a value, saved whole, copied by the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from healthd import past
+from healthd.guard import LEDGER, Guard
+from healthd.judge import ledger as ledgers
+from healthd.judge import verdict
+from healthd.judge.ledger import Ledger, LedgerError
+from healthd.model import Condition, ConditionState, Severity
+from healthd.slurm.policy import Mode
+
+log = logging.getLogger("healthd")
+
+NAMES = (ledgers.FILE, ledgers.PAST_FILE)
+
+
+class Memory:
+    """`ledger` and `past` (check -> its counters, as text that only the worker reads).
+
+    `unsaved`: a kill would lose something now; `uncopied`: a boot would.
+    """
+
+    def __init__(self, runtime_dir: str, guard: Guard, now: Callable[[], float]) -> None:
+        self._runtime_dir = runtime_dir
+        self._guard = guard
+        self._now = now
+        self.ledger = Ledger()
+        self.past: dict[str, str] = {}
+        self._conditions_of: tuple[Condition, ...] = ()
+        self._conditions: dict[tuple[str, str], Condition] = {}
+        self.unsaved = False
+        self.uncopied = False
+        self._past_unsaved = False
+        self._saved: Ledger | None = None  # what stands in the file
+        self.save_failed = False
+        self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
+
+    @property
+    def conditions(self) -> dict[tuple[str, str], Condition]:
+        """What stands, by (code, subject). Not to be changed in place."""
+        if self._conditions_of is not self.ledger.conditions:
+            self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
+        return self._conditions
+
+    # --- recall
+
+    def recall(self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode) -> None:
+        """The live ledger, else the copy, else a new one; then what a boot or a change of mode ends.
+
+        `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
+        """
+        live = self._live()
+        if live is not None:
+            with self._guard.at(LEDGER, self._path(ledgers.FILE)):
+                self._go_on_from(live, boot_id, mode)
+                return
+            log.error("the ledger is kept as %s", ledgers.set_aside(self._path(ledgers.FILE)))
+        copied = self._copied(read_copy)
+        if copied is not None:
+            with self._guard.at(LEDGER, "the copy of the ledger"):
+                self._go_on_from(copied, boot_id, mode)
+                return
+            self.copy_unread = True
+        self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode)
+
+    def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode) -> None:
+        now = self._now()
+        found = ledgers.with_none_in_the_future(found, now)
+        # A clock that stands before what was written while it was right must not switch draining off until then.
+        self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
+        if found.boot_id != boot_id:
+            self.set_conditions(verdict.after_boot(found.by_key(), boot_id, now))
+        self.change_mode(mode)
+        self.change(boot_id=boot_id)
+
+    def change_mode(self, mode: Mode) -> None:
+        """What was only observed until now never drains by itself: a check must find it again."""
+        if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
+            self.change(trusted_since=self._now())
+        self.change(mode=mode.value)
+
+    def _live(self) -> Ledger | None:
+        ledger = self._decoded(ledgers.FILE, self._text(ledgers.FILE))
+        return ledger if ledger is not None and self._past_from(self._text(ledgers.PAST_FILE)) else None
+
+    def _text(self, name: str) -> str | None:
+        try:
+            return ledgers.read_text(self._path(name))
+        except LedgerError as error:
+            log.error("%s", error)
+            return None
+
+    def _decoded(self, name: str, text: str | None) -> Ledger | None:
+        if not text:
+            return None
+        try:
+            return ledgers.decode(text, self._path(name))
+        except LedgerError as error:
+            aside = ledgers.set_aside(self._path(name))
+            log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
+            return None
+
+    def _past_from(self, text: str | None) -> bool:
+        """Take the counters' past. One that cannot be read costs only the past: rules that ask for growth wait."""
+        try:
+            self.past = ledgers.decode_past(text, self._path(ledgers.PAST_FILE)) if text else {}
+        except LedgerError as error:
+            log.error("%s; counters begin anew", error)
+            self.past = {}
+        return True
+
+    def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
+        texts = read_copy()
+        text = texts.get(ledgers.FILE)
+        if not text:
+            return None
+        self._past_from(texts.get(ledgers.PAST_FILE))
+        try:
+            return ledgers.decode(text, "the copy of the ledger")
+        except LedgerError as error:
+            log.error("%s; beginning a new one", error)
+            self.copy_unread = True
+            return None
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._runtime_dir, name)
+
+    # --- change
+
+    def change(self, **changes: Any) -> None:
+        self._replace(dataclasses.replace(self.ledger, **changes))
+
+    def _replace(self, ledger: Ledger) -> None:
+        if ledger != self.ledger:
+            self.ledger = ledger
+            self.unsaved = self.uncopied = True
+
+    def go_back_to(self, ledger: Ledger) -> None:
+        """What was changed since is undone."""
+        self._replace(ledger)
+
+    def set_conditions(self, conditions: dict[tuple[str, str], Condition]) -> None:
+        """Take these conditions, and say in the log what opened, rose or cleared."""
+        before = self.conditions
+        if conditions == before:
+            return
+        self._replace(ledgers.with_conditions(self.ledger, conditions, self._now()))
+        for key, condition in conditions.items():
+            words = news(before.get(key), condition)
+            if words:
+                level = logging.WARNING if condition.severity >= Severity.WARNING else logging.INFO
+                log.log(level, "%s", words)
+
+    def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
+        """Windows run on. Worth a save of its own only when one ended."""
+        before, unsaved = self.ledger, self.unsaved
+        self.set_conditions(verdict.after_quiet(before.by_key(), seconds, loaded, self._now()))
+        if len(self.ledger.conditions) == len(before.conditions):
+            self.unsaved = unsaved
+
+    def end_acks(self) -> None:
+        """What a person knew of, but for a while only, or not so bad."""
+        for key, after in (ended := verdict.after_acks(self.conditions, self._now())).items():
+            before = self.conditions[key]
+            if before.ack and not after.ack:
+                worse = "it is worse now" if after.severity > before.ack.severity else "its time is over"
+                log.info("%s: the ack of %s ends, %s: %s", " ".join(key).strip(), before.ack.who, worse, before.ack.why)
+        self.set_conditions(ended)
+
+    def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
+        """The clock was set by `step` seconds: what was written `since`..`until` (of the old clock) moves with it."""
+
+        def move(moment: float) -> float:
+            return moment + step if since <= moment <= until else moment
+
+        self._replace(ledgers.after_clock_step(self.ledger, step, since, until))
+        self._past_unsaved = True
+        for check, store in self.past.items():
+            self.past[check] = past.encode(past.moved(past.decode(store), move))
+
+    def set_past(self, label: str, store: str) -> None:
+        """What a check's run made of its counters' past."""
+        self.past[label] = store
+        self._past_unsaved = self.uncopied = True
+
+    def forget_growth(self, conditions: Iterable[Condition]) -> None:
+        """An operator answers for these parts: what their counters did before must not open the same again."""
+        for condition in conditions:
+            label = f"{condition.check} {condition.instance}".strip()
+            if label in self.past:
+                self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
+
+    def keep_only(self, configured: Collection[tuple[str, str]]) -> None:
+        """A condition whose check is no longer configured would stand for ever: nobody looks."""
+        self.forget({(c.check, c.instance) for c in self.ledger.conditions} - set(configured), "no longer configured")
+
+    def forget(self, names: Collection[tuple[str, str]], why: str) -> None:
+        """What these checks have found is over."""
+        now = self._now()
+        conditions = {
+            key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
+            if (c.check, c.instance) in names
+            else c
+            for key, c in self.conditions.items()
+        }
+        self.set_conditions(conditions)
+
+    # --- save
+
+    def save(self) -> None:
+        """To tmpfs, where a commit cannot block. A full one is said, once, and tried again with the next change: a
+        node that cannot remember can still drain."""
+        try:
+            if self.ledger is not self._saved:
+                ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+            if self._past_unsaved:
+                ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
+        except OSError as error:
+            if not self.save_failed:
+                log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)
+            self.save_failed = True
+            return
+        self._saved = self.ledger
+        self.unsaved = self._past_unsaved = self.save_failed = False
+
+    def save_anew(self) -> None:
+        """Into a runtime directory that is new: nothing of what was saved is there any more."""
+        self._saved, self._past_unsaved = None, True
+        self.save()
+
+
+def news(before: Condition | None, after: Condition) -> str:
+    """What to tell the log of a condition that changed; "" if nothing that a person must know."""
+    what = f"{after.code} {after.subject}".strip()
+    if before is None or after.state is not before.state:
+        if after.state is ConditionState.PENDING:
+            return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
+        if after.state is ConditionState.CLEARED:
+            return f"{what}: cleared: {after.cleared_by}"
+        return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
+    if after.severity > before.severity:
+        return f"{what}: now {after.severity.name.lower()}: {after.message}"
+    return ""

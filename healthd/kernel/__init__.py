@@ -1,0 +1,1 @@
+"""From a line of the kernel log to an event."""

@@ -1,0 +1,443 @@
+"""Following a file or a fifo that receives the kernel's lines (a syslog file, a test, the demo)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from healthd.kernel.prefix import Stripped, strip_prefix
+from healthd.kernel.repeats import BULK_BYTES, folded
+from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
+
+CHUNK = 256 << 10
+CHUNKS_PER_READ = 16
+MAX_LINE = 16 << 10  # of a longer one the beginning is given
+FINGERPRINT = 256  # bytes before our place that must still be the same
+ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that was moved away
+MAX_FILES = 3
+FIRST_OF_A_BOOT = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
+
+IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
+IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+
+
+class FollowedFile:
+    """A log file by its path, across rotation and truncation. The file need not exist yet.
+
+    The first start reads from the beginning (as history). So is what was still unread of an earlier boot, up to the
+    first line that must be of this one: a reboot ended those faults. A file that was moved away is read on for a
+    while: its writer learns of the move only later. inotify says when to read; where a file system does not tell
+    (NFS), the caller's own rounds do.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        cursor: Cursor,
+        accept_injected: bool = False,
+        now: Callable[[], float] = time.time,
+        boot_id: str = "",
+    ) -> None:
+        self.pending = False
+        self.overruns = 0
+        self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.gaps: tuple[Gap, ...] = ()
+        self._path = path
+        self._accept_injected = accept_injected
+        self._now = now
+        self._notes: list[str] = []
+        self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
+        self._tails: list[Tail] = []
+        places = _places(cursor)
+        self._boot_id = boot_id
+        # Of the lines that are read next, until this boot's begin. Older cursors do not say.
+        self._boot_of_lines = str(cursor.get("boot_id", boot_id)) if cursor and places is not None else boot_id
+        for place in places or ():
+            self._resume(*place)
+        self._first = places is None
+        self._look_for_new_file(old=True)
+
+    def fileno(self) -> int | None:
+        return self._inotify.fd
+
+    @property
+    def cursor(self) -> Cursor:
+        files = [[tail.inode, tail.offset, tail.fingerprint, tail.skipping] for tail in self._tails]
+        return {"files": files, "boot_id": self._boot_of_lines}
+
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left  # files have none
+
+    def take_notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def close(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        self._inotify.close()
+
+    @property
+    def missing(self) -> str:
+        return "" if self._tails else f"{self._path} is not there yet"
+
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        self._inotify.drain()
+        lines: list[RawLine] = []
+        self.pending = False
+        self._look_for_new_file()
+        try:
+            for tail in self._tails:
+                self.pending = self._read_tail(tail, lines, limit)
+                if self.pending:
+                    break
+        except OSError:
+            if not lines:
+                raise
+            self.pending = True  # these first: the cursor is behind them
+        if not self.pending:
+            lines += self._leave_rotated()
+            self._boot_of_lines = self._boot_id  # what was there when it was opened is read
+        return lines
+
+    def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
+        """Whether there is more in it than may be read at once."""
+        if tail.truncated():
+            self._notes.append(f"{self._path} was truncated: read again from its beginning")
+            self.rotations += 1
+            tail.rewind()
+        more = False
+        try:
+            for _ in range(CHUNKS_PER_READ):
+                found, old, more = tail.read(limit - len(lines))
+                self.malformed += sum(is_cut(text) for text, _count in found)
+                lines += [line for text, count in found if (line := self._line(text, old, tail.modified, count))]
+                if not more:
+                    break
+        finally:
+            tail.take_fingerprint()
+        return more
+
+    def _line(self, data: bytes, old: bool, modified: float = 0.0, lines: int = 1) -> RawLine | None:
+        now = self._now()
+        found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
+        if found is None or not found.text:
+            return None
+        at = when(found, now, modified) if old else now
+        history = old and (self._first or self._of_earlier_boot(found, now))
+        return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines)
+
+    def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
+        """Whether a line is of the boot before. Called for each old line in turn: this boot's begin with the kernel's
+        own first lines, or with a date after the start."""
+        if self._boot_of_lines != self._boot_id:
+            booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if found.text.startswith(FIRST_OF_A_BOOT) or (found.epoch is not None and found.epoch >= booted):
+                self._boot_of_lines = self._boot_id
+        return self._boot_of_lines != self._boot_id
+
+    def _look_for_new_file(self, old: bool = False) -> None:
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return
+        status = os.fstat(fd)
+        known = any(tail.inode == status.st_ino for tail in self._tails)
+        if known or not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            return
+        if self._tails:
+            self._notes.append(f"{self._path} was rotated")
+            self.rotations += 1
+            self._tails[-1].rotated_at = self._tails[-1].rotated_at or self._now()
+        self._add(Tail(fd, old_bytes=status.st_size if old else 0))
+
+    def _add(self, tail: Tail) -> None:
+        self._tails.append(tail)
+        self._inotify.watch(tail.fd)
+
+    def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
+        """Open the file that the cursor speaks of again, also under the name that rotation gave it since."""
+        for path in _siblings(self._path, inode):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            size = os.fstat(fd).st_size
+            tail = Tail(fd, offset, fingerprint, skipping, old_bytes=size)
+            if tail.truncated():
+                tail.close()
+                continue
+            if os.path.abspath(path) != os.path.abspath(self._path):
+                tail.rotated_at = self._now()
+            self._add(tail)
+            return
+        self.overruns += 1
+        self._notes.append(f"{self._path} is not the file that was read last: lines between may be missing")
+
+    def _leave_rotated(self) -> Iterator[RawLine]:
+        """Close files that were rotated long ago; a last line without its newline is given then."""
+        now = self._now()
+        while len(self._tails) > 1 and (
+            len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
+        ):
+            tail = self._tails.pop(0)
+            if (text := tail.rest()) and (line := self._line(text, False)):
+                yield line
+            tail.close()
+
+
+class Fifo:
+    """A fifo, opened for writing too, so that writers come and go without its end being seen.
+
+    What is in it is always news: the time of a line is when it is read. There is nothing to come back to, so
+    it has no cursor.
+    """
+
+    def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
+        self.pending = False
+        self.overruns = 0
+        self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.missing = ""
+        self.gaps: tuple[Gap, ...] = ()
+        self.cursor: Cursor = None
+        self._accept_injected = accept_injected
+        self._now = now
+        self._data = b""
+        self._skipping = False
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        lines: list[RawLine] = []
+        self.pending = False
+        for _ in range(CHUNKS_PER_READ):
+            found, used, self._skipping = counted_lines(self._data, limit - len(lines), self._skipping)
+            self._data = self._data[used:]
+            self.malformed += sum(is_cut(text) for text, _count in found)
+            lines += [line for text, count in found if (line := self._line(text, count))]
+            if len(lines) >= limit:
+                self.pending = True
+                break
+            try:
+                self._data += os.read(self._fd, CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                if lines:
+                    break  # these first
+                raise
+        else:
+            self.pending = True
+        return lines
+
+    def _line(self, data: bytes, lines: int) -> RawLine | None:
+        now = self._now()
+        found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
+        if found is None or not found.text:
+            return None
+        return RawLine(now, found.text, usec=_usec(found), lines=lines * found.lines)
+
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left
+
+    def take_notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Tail:
+    """One open file and the place up to which its lines were given."""
+
+    def __init__(
+        self, fd: int, offset: int = 0, fingerprint: int = 0, skipping: bool = False, old_bytes: int = 0
+    ) -> None:
+        status = os.fstat(fd)
+        self.fd = fd
+        self.inode = status.st_ino
+        self.modified = status.st_mtime
+        self.offset = offset
+        self.fingerprint = fingerprint
+        self.skipping = skipping  # the rest of a line that was too long
+        self.old_bytes = old_bytes  # what was there when the file was opened: its lines may be old
+        self.rotated_at = 0.0
+
+    def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
+        """(complete lines, each with how many it stands for, whether they were there when it was opened, whether there
+        may be more at once)."""
+        if limit <= 0:
+            return [], False, True
+        left = self.old_bytes - self.offset
+        data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
+        if data[:1] == b"\0" and not self.skipping:
+            # A file that was cut under a writer who keeps his place begins with a hole: no part of the line after it.
+            hole = len(data)
+            data = data.lstrip(b"\0")
+            self.offset += hole - len(data)
+            if not data:
+                return [], False, True
+        if left > 0:  # each of these has a time of its own
+            found, used, self.skipping = split_lines(data, limit, self.skipping)
+            lines = [(text, 1) for text in found]
+        else:
+            lines, used, self.skipping = counted_lines(data, limit, self.skipping)
+        self.offset += used
+        if used == 0 and left > 0:  # the last line was half written then
+            self.old_bytes = 0
+            return [], False, True
+        return lines, left > 0, used > 0
+
+    def rest(self) -> bytes:
+        return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
+
+    def truncated(self) -> bool:
+        """Whether what stood before our place is no longer there: truncated, or another file's inode reused."""
+        return self.offset > 0 and self._fingerprint() != self.fingerprint
+
+    def rewind(self) -> None:
+        self.offset, self.fingerprint, self.skipping, self.old_bytes = 0, 0, False, 0
+
+    def take_fingerprint(self) -> None:
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> int:
+        length = min(self.offset, FINGERPRINT)
+        data = os.pread(self.fd, length, self.offset - length)
+        return zlib.crc32(data) if len(data) == length else -1
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
+    """As split_lines(), each line with how many repeats it stands for. Only much at once is searched for repeats, and
+    then taken whole or not at all."""
+    end = data.rfind(b"\n") + 1
+    if end >= BULK_BYTES and not skipping:
+        first, rest = folded(data[:end])
+        if first:
+            others, used, _ = split_lines(rest, limit - len(first), False)
+            if used == len(rest):
+                return [*first, *((text, 1) for text in others)], end, False
+    found, used, skipping = split_lines(data, limit, skipping)
+    return [(text, 1) for text in found], used, skipping
+
+
+def is_cut(line: bytes) -> bool:
+    """Whether it is the beginning of one that is too long for a kernel's."""
+    return len(line) >= MAX_LINE
+
+
+def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
+    """(lines, bytes used, whether the rest of a line that is too long is still to be skipped).
+
+    At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
+    """
+    lines: list[bytes] = []
+    place = 0
+    while len(lines) < limit:
+        end = data.find(b"\n", place)
+        if end < 0:
+            if skipping:
+                return lines, len(data), True
+            if len(data) - place > MAX_LINE:
+                return [*lines, data[place : place + MAX_LINE]], len(data), True
+            break
+        if not skipping:
+            lines.append(data[place : min(end, place + MAX_LINE)])
+        skipping = False
+        place = end + 1
+    return lines, place, skipping
+
+
+def _usec(found: Stripped) -> int | None:
+    return round(found.uptime * 1e6) if found.uptime is not None else None
+
+
+def when(found: Stripped, now: float, modified: float) -> float:
+    """Epoch seconds of an old line from its prefix; where that has none, or one that cannot be true, the time at
+    which the file was last written."""
+    uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
+    if found.epoch is not None:
+        return min(found.epoch, now)
+    if found.uptime is not None and found.uptime <= uptime:
+        return now - uptime + found.uptime
+    return min(modified, now)
+
+
+def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
+    """The places of a cursor that a FollowedFile left, None if it is none."""
+    try:
+        files: Any = cursor["files"] if cursor else None
+        return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
+    except (KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _siblings(path: str, inode: int) -> list[str]:
+    """Files beside `path` whose names begin like it and that have this inode ("kern.log.1")."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with os.scandir(folder) as entries:
+        return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
+
+
+class Inotify:
+    """Tells through one descriptor that a watched file grew, or that a file appeared in `folder`.
+
+    The standard library has no binding. Where the kernel's limits allow no watch, `fd` is None.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd: int | None = fd if fd >= 0 else None
+        self._folder = -1
+        if self.fd is not None:
+            self._folder = self._add(folder, IN_CREATE | IN_MOVED_TO | IN_MOVE_SELF)
+        if self.fd is not None and self._folder < 0:
+            error = ctypes.get_errno()
+            os.close(self.fd)
+            self.fd = None
+            if not os.path.isdir(folder):
+                raise OSError(error, os.strerror(error), folder)
+
+    def watch(self, fd: int) -> None:
+        """Watch the file behind an open descriptor, whatever its name is by now."""
+        if self.fd is not None:
+            self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
+
+    def drain(self) -> None:
+        """Raises OSError where the folder is gone or another: no new file would be heard of."""
+        if self.fd is None:
+            return
+        try:
+            while data := os.read(self.fd, 65536):
+                place = 0
+                while place < len(data):
+                    watch, mask, _, length = _EVENT.unpack_from(data, place)
+                    place += _EVENT.size + length
+                    if watch == self._folder and mask & (IN_IGNORED | IN_UNMOUNT | IN_MOVE_SELF):
+                        raise OSError(errno.ESTALE, "its directory was removed or moved away")
+        except BlockingIOError:
+            pass
+
+    def _add(self, path: str, mask: int) -> int:
+        return int(self._libc.inotify_add_watch(self.fd, os.fsencode(path), ctypes.c_uint32(mask)))
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None

@@ -1,0 +1,145 @@
+"""Lines of one fault are one event: pure, and bounded in a storm (one Xid 95 was 800,000 lines)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+
+from healthd.kernel.lines.rule import DETAIL, FURTHER
+from healthd.model import KernelEvent
+
+WITHIN_SECONDS = 5.0
+KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
+
+# Fields that differ between two lines of the same fault: everything else tells faults apart.
+_VARIES = frozenset(
+    [
+        "register",
+        "agent",
+        "layer",
+        "reporter",
+        "driver",
+        "status",
+        "caused_by",
+        "recovery_from",
+        "job",
+        "bit",
+        "bank",
+        "record",
+        "section",
+        "seconds",
+        "scope",
+        "cgroup",
+        "cqn",
+    ]
+)
+
+# What a part is known by where a line has no PCI address.
+_PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
+
+Key = tuple[object, ...]
+
+
+def key(event: KernelEvent) -> Key:
+    """What two lines must share to be one fault: kind, code, part, boot, and link, unit, severity where given."""
+    fields = tuple(item for item in event.fields if item[0] not in _VARIES)
+    return (event.boot_id, event.kind, event.code, event.pci, fields)
+
+
+def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
+    """`event` with `new` counted into it, None if `new` is a fault of its own."""
+    details = is_detail(event) + is_detail(new)
+    if event.history != new.history or (part(event) != part(new) if details == 1 else key(event) != key(new)):
+        return None
+    if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
+        return None
+    last_time = max(event.last_time, new.last_time)
+    fault, other = (new, event) if details == 1 and is_detail(event) else (event, new)
+    known = {name for name, _ in fault.fields}
+    learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
+    if fault is new and fault.kind == "oops":
+        learnt = ()  # where the kernel was before it is of a WARNING: an oops says it below
+    return dataclasses.replace(
+        fault,
+        time=event.time,
+        last_time=last_time,
+        lines=fault.lines if (FURTHER, "true") in other.fields else event.lines + new.lines,
+        sequence=event.sequence,
+        fields=(*fault.fields, *learnt),
+    )
+
+
+def is_detail(event: KernelEvent) -> bool:
+    return event.code == DETAIL or (FURTHER, "true") in event.fields
+
+
+def part(event: KernelEvent) -> Key:
+    """What a detail shares with its fault. Those of an SXid have its code too."""
+    named = tuple(item for item in event.fields if item[0] in _PARTS)
+    return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
+
+
+def _record(event: KernelEvent) -> str:
+    """The number of a firmware's error record ("{2}[Hardware Error]: ..."): each is a fault of its own."""
+    return next((value for name, value in event.fields if name == "record"), "")
+
+
+def fold_events(
+    recent: tuple[KernelEvent, ...],
+    incoming: Sequence[KernelEvent],
+    next_sequence: int,
+    keep_seconds: float = KEEP_SECONDS,
+) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
+    """(recent events, sequences of those that are new or grew, next sequence).
+
+    Only the newest event of a fault can grow, so this is linear. What is new here is never too old: after a weekend
+    without healthd Friday's fault is read together with Sunday's, and must be judged once. Nor is it too much: the
+    caller judges all of it, and only then forgets what is beyond his bound (newest_of_each()).
+    """
+    events = list(recent)
+    newest = {key(event): place for place, event in enumerate(events)}
+    beside = {part(event): place for place, event in enumerate(events)}
+    touched: dict[int, None] = {}
+    for new in incoming:
+        for place in (newest.get(key(new)), beside.get(part(new))):
+            if place is not None and (grown := fold(events[place], new)) is not None:
+                events[place] = grown
+                break
+        else:
+            place = len(events)
+            events.append(dataclasses.replace(new, sequence=next_sequence))
+            next_sequence += 1
+        newest[key(events[place])] = beside[part(new)] = place
+        touched[events[place].sequence] = None
+    oldest = max((event.last_time for event in events), default=0.0) - keep_seconds
+    kept = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)
+    return kept, tuple(touched), next_sequence
+
+
+def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEvent, ...]:
+    """At most `most` of the events, which have been judged. The oldest of the most frequent fault go first: a storm
+    never pushes out another fault, unless there are more faults than places."""
+    if len(events) <= most:
+        return events
+    allowed = _level(Counter(key(event) for event in events), most)
+    seen: Counter[Key] = Counter()
+    kept = []
+    for event in reversed(events):
+        seen[key(event)] += 1
+        if seen[key(event)] <= allowed:
+            kept.append(event)
+    return tuple(reversed(kept[:most]))
+
+
+def _level(counts: Counter[Key], most: int) -> int:
+    """How many events each fault may keep so that all together are at most `most`; at least one."""
+    left, level = most, 0
+    sizes = sorted(counts.values())
+    for place, size in enumerate(sizes):
+        share = left // (len(sizes) - place)
+        if size > share:
+            return max(1, share)
+        left -= size
+        level = size
+    return max(1, level)

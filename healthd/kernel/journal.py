@@ -1,0 +1,158 @@
+"""The kernel's lines in the systemd journal: to fill what the ring buffer lost, or as a source of its own.
+
+journald writes a line 400 to 500 ms after the kernel, and its reader wakes for every service's lines: that is
+why the live source is /dev/kmsg. read_journal() may block on a dying disk: it is called in the worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from healthd.guard import KERNEL_LOG, never_raises
+from healthd.kernel.prefix import KERNEL
+from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
+
+
+class JournalLine(NamedTuple):
+    """time: epoch seconds; usec: of the kernel's log clock, the same number as in /dev/kmsg; cursor: the journal's."""
+
+    time: float
+    text: str
+    usec: int
+    cursor: str
+
+
+def read_journal(
+    boot_id: str, since_usec: int, until_usec: int, limit: int, accept_injected: bool = False
+) -> list[JournalLine]:
+    """Kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
+
+    [] also where there is no journal. Raises OSError if it cannot be read.
+    """
+    reader = _open(boot_id)
+    try:
+        # Sought by when journald received a line, which is never before the kernel wrote it.
+        reader.seek_monotonic(since_usec / 1e6, boot_id.replace("-", ""))
+        wanted = (line for line in _lines(reader, accept_injected) if line.usec > since_usec)
+        return list(itertools.islice(itertools.takewhile(lambda line: line.usec < until_usec, wanted), limit))
+    finally:
+        reader.close()
+
+
+def _open(boot_id: str) -> Any:
+    from systemd import journal
+
+    # As received: bytes and text, no conversion of fields that are not read.
+    reader = journal.Reader(converters={"MESSAGE": _text, "SYSLOG_IDENTIFIER": _text})
+    reader.add_match(_TRANSPORT="kernel")
+    if boot_id:
+        reader.add_match(_BOOT_ID=boot_id.replace("-", ""))
+    return reader
+
+
+def journal_invalidated() -> int:
+    """What process() returns where files of the journal were added or removed (sd_journal_process(3))."""
+    from systemd import journal
+
+    return int(journal.INVALIDATE)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
+    while entry := reader.get_next():
+        line = line_of(entry, accept_injected)
+        if line is not None:
+            yield line
+
+
+@never_raises(KERNEL_LOG)
+def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
+    """One journal entry as a line; None if the kernel did not write it.
+
+    A line that a program wrote to /dev/kmsg has another facility, and journald split "NVRM: Xid ..." into an
+    identifier and the rest: put together again here.
+    """
+    message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
+    facility = entry.get("SYSLOG_FACILITY", KERNEL)
+    if not isinstance(message, str) or (facility != KERNEL and not accept_injected):
+        return None
+    text = message if identifier == "kernel" else f"{identifier}: {message}"
+    received = entry["__MONOTONIC_TIMESTAMP"].timestamp
+    written = entry.get("_SOURCE_MONOTONIC_TIMESTAMP", received)
+    late = max(0.0, (received - written).total_seconds())
+    usec = round(written.total_seconds() * 1e6)
+    return JournalLine(entry["__REALTIME_TIMESTAMP"].timestamp() - late, text, usec, entry["__CURSOR"])
+
+
+class JournalSource:
+    """The journal as live source, from this boot's start or from where the cursor stands."""
+
+    def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
+        self.pending = True
+        self.overruns = 0
+        self.lost = 0
+        self.rotations = 0
+        self.malformed = 0
+        self.missing = ""
+        self.gaps: tuple[Gap, ...] = ()
+        self._accept_injected = accept_injected
+        self._reader = _open(boot_id)
+        place = cursor.get("journal") if isinstance(cursor, dict) else None
+        self._place = place if isinstance(place, str) else ""
+        self._first = not self._place
+        self._resumed = False
+        try:
+            self._reader.seek_cursor(self._place)
+        except OSError:  # "" is none either
+            self._place, self._first = "", True
+            self._reader.seek_head()
+
+    def fileno(self) -> int:
+        return int(self._reader.fileno())
+
+    @property
+    def cursor(self) -> Cursor:
+        return {"journal": self._place} if self._place else None
+
+    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
+        if self._reader.process() == journal_invalidated():
+            self.rotations += 1
+        lines: list[RawLine] = []
+        self.pending = False
+        for _ in range(limit):
+            try:
+                entry = self._reader.get_next()
+            except OSError:
+                if lines:
+                    self.pending = True  # these first: the cursor is behind them
+                    break
+                raise
+            if not entry:
+                self._first = False
+                break
+            # After seek_cursor the next entry is the one of the cursor itself, if it still exists.
+            if not self._resumed and self._place and self._reader.test_cursor(self._place):
+                self._resumed = True
+                continue
+            self._resumed = True
+            self._place = entry["__CURSOR"]
+            line = line_of(entry, self._accept_injected)
+            if line is not None:
+                lines.append(RawLine(line.time, line.text, self._first, line.usec))
+        else:
+            self.pending = True
+        return lines
+
+    def filled(self, gap: Gap, left: Gap | None = None) -> None:
+        del gap, left
+
+    def take_notes(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self._reader.close()

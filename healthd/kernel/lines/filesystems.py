@@ -1,0 +1,311 @@
+"""File systems: local ones that stop after errors, and servers that do not answer.
+
+    fs   of a local one, `device` as the kernel calls it ("sda3", "dm-17"), `fs` its type:
+           remount_ro, shutdown, journal_abort   the kernel stopped it: nothing can be written there any more
+           error, io_error, corruption           it goes on as it is mounted to (errors=)
+           mount_failed
+           error_count, memory, warning          worth knowing
+         of a server, `server` its name, `fs` nfs, lockd, cifs, lustre, ceph, ...:
+           not_responding, evicted               it does not answer, or threw this client out
+           ok                                    it answers again
+           request_timeout, client_error, lbug   what a client says of itself
+           detail                                a further line of one of these
+
+What people chose (process names, paths, host names) stands behind what is matched here, or is `server`, of which at
+most 255 characters without blanks are read. Sources: Linux 3.10 to 6.12, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
+xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to 2.15, ptlrpc/import.c.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import Rule, event
+from healthd.model import KernelEvent
+
+DEVICE = r"([A-Za-z][\w.!-]{0,31})"
+
+_Table = tuple[tuple[re.Pattern[str], str], ...]
+
+
+def _worded(*table: tuple[str, str]) -> _Table:
+    return tuple((re.compile(pattern, re.S), code) for pattern, code in table)
+
+
+def _code_of(text: str, table: _Table) -> str:
+    return next((code for pattern, code in table if pattern.match(text)), "")
+
+
+def _of_device(match: re.Match[str], code: str, fs: str, device: str | None) -> KernelEvent | None:
+    return event("fs", match, code, fields=(("fs", fs), ("device", device))) if code else None
+
+
+# --- ext2, ext3, ext4 and their journal
+#
+# EXT4-fs error (device sda3): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0
+# EXT4-fs error (device sda3) in ext4_reserve_inode_write:5870: Journal has aborted
+# EXT4-fs (sda3): Remounting filesystem read-only
+_EXT = re.compile(rf"(EXT[234])-fs (?:(error|warning) \(device {DEVICE}\)(?::| in )|\({DEVICE}\): )(.{{1,200}})", re.S)
+_EXT_SAYS = _worded(
+    (r"(?:error: )?[Rr]emounting filesystem read-only", "remount_ro"),
+    (r"(?:Shut(?:ting)? down|shut down requested|emergency (?:remount|read-only))", "shutdown"),
+    (r"error count since last fsck|(?:initial|last) error at(?: time)? ", "error_count"),
+    (r"I/O error while (?:writing|reading)|previous I/O error to superblock|error loading journal", "io_error"),
+    (r"ext4_\w{1,40}: jbd2_start: ", "error"),
+    (r"This should not happen!!|Delayed block allocation failed|failed to convert unwritten", "io_error"),
+    (r"error: |ext4_\w{1,40}: (?:bad|corrupt|invalid)|ext4_abort called", "error"),
+    (r"(?:ext4_check_descriptors: |group descriptors corrupted|bad geometry|corrupt root inode)", "mount_failed"),
+    (r"(?:journal inode is deleted|no journal found|unable to read superblock|mount failed)", "mount_failed"),
+    (r"warning: mounting (?:fs with errors|unchecked fs)|Inode \d{1,20} .{0,40}orphan list check failed", "warning"),
+)
+_IO_WARNING = re.compile(r" ?ext4_end_bio:\d{1,6}: I/O error")
+
+
+def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    fs, level, of_error, device, says = match.groups()
+    if level == "error":
+        code = "error"
+    elif level == "warning":
+        code = "io_error" if _IO_WARNING.match(says) else "warning"
+    else:
+        code = _code_of(says, _EXT_SAYS)
+    return _of_device(match, code, fs.lower(), of_error or device)
+
+
+# Aborting journal on device sda3-8.        the inode of the journal behind "-", ":" in 2.6
+# JBD2: Error -5 detected when updating journal superblock for sda3-8.
+_JOURNAL = re.compile(
+    rf"(?:Aborting journal on device|JBD2?: .{{0,80}}? (?:superblock for|flushing file data on)) {DEVICE}(:\d{{1,10}})?"
+)
+_JBD2 = re.compile(r"JBD2: (?:recovery failed|journal checksum error|Invalid checksum|IO error|I/O error|Error -?\d)")
+_JOURNAL_INODE = re.compile(r"-\d{1,10}$")
+
+
+def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    code = "journal_abort" if match.string.startswith("Aborting") else "io_error"
+    return _of_device(match, code, "ext4", _JOURNAL_INODE.sub("", match[1].rstrip(".")))
+
+
+def _jbd2(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, "io_error", "ext4", None)
+
+
+# --- XFS (sda3): ...
+# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       where no device is known
+_XFS = re.compile(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
+_XFS_SAYS = _worded(
+    (r"User initiated shutdown received", "shutdown"),
+    (r"xfs_do_force_shutdown\(|Filesystem has been shut down|[^\n]{0,250}?Shutting down filesystem", "shutdown"),
+    (r"Please un?mount the filesystem and rectify", "shutdown"),
+    (r"Remounting filesystem read-only", "remount_ro"),
+    (
+        r"(?:metadata|log) I/O error|I/O error while|writeback error on|[Ff]ailing async write|page discard on page",
+        "io_error",
+    ),
+    (r"xfs_log_force: error |xfs_\w{1,40}: .{0,80}returned error|xlog_\w{1,30}: .{0,80}error", "io_error"),
+    (r"Internal error |Metadata (?:corruption|CRC error) detected|Corruption (?:detected|warning)", "corruption"),
+    (r"First \d{1,4} bytes of corrupted metadata", "detail"),
+    (r"(?:corrupt|Corrupt)|bad magic number in|Unmount and run xfs_repair|[Cc]orruption of ", "corruption"),
+    (r"log mount(?:/recovery)? failed|SB validate failed|failed to read root inode|RT mount failed", "mount_failed"),
+    (
+        r"Mount(?:ing)? failed|Failed to (?:recover|read)|failed to locate log tail|Superblock has unknown",
+        "mount_failed",
+    ),
+    (r"possible memory allocation deadlock", "memory"),
+)
+_XFS_MEMORY = re.compile(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
+
+
+def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, _code_of(match[2], _XFS_SAYS), "xfs", match[1])
+
+
+def _xfs_memory(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, "memory", "xfs", None)
+
+
+# --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
+_BTRFS = re.compile(
+    rf"BTRFS:? (emergency|alert|critical|crit|error|warning|info|panic) \(device {DEVICE}(?::? state \w{{1,12}})?\)"
+    r"(?::| in) ?(.{1,200})",
+    re.S,
+)
+_BTRFS_BARE = re.compile(r"BTRFS:? (?:error: |critical: )?(Transaction aborted|.{0,60}open_ctree failed)", re.S)
+_BTRFS_SAYS = _worded(
+    (r"forced readonly|emergency shutdown|Remounting read-only after error", "remount_ro"),
+    (r"bdev .{1,100} errs: wr|lost page write|direct IO failed|error writing primary super", "io_error"),
+    (r"(?:i/o|I/O|IO) (?:error|failure)", "io_error"),
+    (r"csum failed|checksum (?:error|verify failed)|csum (?:mismatch|hole)|parent transid verify failed", "corruption"),
+    (r"corrupt |corruption|bad tree block|block=\d{1,20} (?:read|write) time tree block corruption", "corruption"),
+    (r"open_ctree failed|failed to (?:read|recover|load|verify)|super_total_bytes", "mount_failed"),
+    (r"Skipping commit of aborted transaction|Transaction aborted|cleaner transaction attach", "error"),
+)
+
+
+def _btrfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    level, device, says = match.groups()
+    code = _code_of(says.lstrip(), _BTRFS_SAYS)
+    if level == "info" and code != "remount_ro":  # counters of past errors, told at each mount
+        return None
+    if level not in ("info", "warning"):
+        code = code or "error"
+    return _of_device(match, code, "btrfs", device)
+
+
+def _btrfs_bare(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, "error" if match[1].startswith("Transaction") else "mount_failed", "btrfs", None)
+
+
+# --- others
+_OTHER = re.compile(
+    rf"(F2FS-fs|FAT-fs|bcachefs|SQUASHFS)(?: error)?(?: \(?(?:device )?{DEVICE}\)?)?: ?(.{{1,160}})", re.S
+)
+_OTHER_SAYS = _worded(
+    (r".{0,60}(?:[Ff]ilesystem has been set read-only|emergency read.only)", "remount_ro"),
+    (r".{0,60}(?:I/O error|read error|write error|[Uu]nable to read|Failed to read block)", "io_error"),
+    (r"error, |.{0,60}(?:inconsistent|fatal error|zlib decompression failed|checksum mismatch)", "error"),
+)
+_ZFS = re.compile(r"WARNING: Pool '[^'\n]{1,255}' has encountered an uncorrectable I/O failure")
+
+
+def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    name, device, says = match.groups()
+    return _of_device(match, _code_of(says, _OTHER_SAYS), name.lower().removesuffix("-fs"), device)
+
+
+def _zfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_device(match, "io_error", "zfs", None)
+
+
+# --- servers
+#
+# nfs: server 100.73.159.36 not responding, still trying / timed out          and, when it does:
+# nfs: server 100.73.159.36 OK
+_SERVER = r"(\S{1,255})"
+_RPC = re.compile(
+    rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)"
+)
+_CIFS = re.compile(rf"CIFS:? VFS: (?:Server |\\\\)?{_SERVER} (?:Server \S{{1,255}} )?has not responded (?:in|for) ")
+_CIFS_SAYS = re.compile(
+    r"CIFS:? VFS: (?:\\\S{1,255} )?(?:Error connecting to socket|cifs_mount failed|Send error in |No (?:task|writable))"
+)
+_NFS = re.compile(
+    r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
+    rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
+    r"|directory .{1,200} contains a readdir loop|Stale|stale"
+    # A function's name alone is no fault: with rpcdebug all of them tell what they do.
+    r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
+    re.S,
+)
+_NFS_BARE = re.compile(r"(?:__)?nfs4_reclaim_\w{1,30}: .{0,80}(?:fail|error)", re.S)
+
+
+def _rpc(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    program, server, says = match.groups()
+    fs = "nfs" if program.startswith(("nfs", "mount")) else program
+    return _of_server(match, "ok" if says == "OK" else "not_responding", fs, server)
+
+
+def _of_server(match: re.Match[str], code: str, fs: str, server: str | None) -> KernelEvent | None:
+    return event("fs", match, code, fields=(("fs", fs), ("server", server))) if code else None
+
+
+def _cifs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "not_responding", "cifs", match[1].lstrip("\\"))
+
+
+def _cifs_says(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "client_error", "cifs", None)
+
+
+def _nfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "client_error", "nfs", None)
+
+
+# Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection to scratch-MDT0000 (at 172.31.126.88@o2ib) was lost; ...
+# Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection restored to 172.31.126.88@o2ib (at 172.31.126.88@o2ib)
+# LustreError: 167-0: scratch-OST0001-osc-ffff88203810d800: This client was evicted by scratch-OST0001; ...
+# LustreError: 11-0: scratch-MDT0000-mdc-ffff88203810d800: operation obd_ping to node ... failed: rc = -107
+# Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply: ...
+_LUSTRE = re.compile(
+    r"(Lustre|LustreError|LNet|LNetError): "
+    r"(?:\d{1,10}(?:-\d{1,10}|:\d{1,3}:\([^()\s]{1,120}\(\)\)|:\(?[^\s()]{1,120}\)?):? )?"
+    r"(?:([A-Za-z0-9][\w.@:-]{0,127}): )?(.{1,200})",
+    re.S,
+)
+_LUSTRE_SAYS = _worded(
+    (r"Skipped \d{1,10} previous similar", "detail"),
+    (r"Connection to \S{1,128} \(at \S{1,128}\) was lost", "not_responding"),
+    (r"Connection restored to ", "ok"),
+    (r"This client was evicted by|Evicted from ", "evicted"),
+    (r"@@@ Request sent has (?:timed out|failed)|Timed out tx|@@@ timeout", "request_timeout"),
+    (r"LBUG|ASSERTION\(", "lbug"),
+)
+_LUSTRE_CLIENT = re.compile(r"-(?:mdc|osc|mgc|lwp|osp|mdt)-[0-9a-f]{6,16}$|-mdc$|-osc$")
+_EVICTED_BY = re.compile(r"(?:This client was evicted by|Evicted from) ([\w.@:-]{1,128}?)[;:,. ]")
+
+
+def _lustre(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    speaker, subject, says = match.groups()
+    code = _code_of(says, _LUSTRE_SAYS) or ("client_error" if speaker.endswith("Error") else "")
+    by = _EVICTED_BY.match(says)
+    server = _LUSTRE_CLIENT.sub("", subject) if subject else by[1] if by else None
+    return _of_server(match, code, "lustre", server if code in ("not_responding", "ok", "evicted") else None)
+
+
+# libceph: mon0 (1)10.0.0.1:6789 session lost, hunting for new mon
+# ceph: mds0 caps stale          from 6.7 on: ceph: [FSID CLIENT]: mds0 caps stale
+_CEPH = re.compile(r"(?:lib)?ceph: (?:\[[0-9a-f-]{1,40} \d{1,20}\]:? )?(mon|mds|osd)(\d{1,6}) (.{1,200})", re.S)
+_CEPH_SAYS = _worded(
+    (r"(?:\S{1,80} )?session lost|hung|caps (?:stale|went stale)|reconnect denied|rejected session", "not_responding"),
+    (r"(?:\S{1,80} )?session established|came back|caps renewed|reconnect success|recovery completed", "ok"),
+    (r"closed our session|.{0,40}blo?a?cklisted", "evicted"),
+    (r"(?:\S{1,80} )?(?:socket (?:closed|error)|connect error|wrong peer|bad |feature set mismatch)", "client_error"),
+    (r"down$|weight 0x0 \(out\)", "client_error"),
+)
+
+# beegfs: python(1234): Messaging (RPC): Communication error: Receive timed out from: beegfs-storage node1 [ID: 1]
+# Before the message stands the name of the process that asked.
+_BEEGFS = re.compile(
+    r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable"
+    r"|Configuration error)",
+    re.S,
+)
+# GPFS Deadman Switch timer has expired; IOs in progress: 2          the kernel side of mmfsd
+_GPFS = re.compile(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|Stale|stale)")
+
+
+def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    # Another monitor takes the place of the one that is lost.
+    server = "mon" if match[1] == "mon" else match[1] + match[2]
+    return _of_server(match, _code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
+
+
+def _beegfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "client_error", "beegfs", None)
+
+
+def _gpfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _of_server(match, "client_error", "gpfs", None)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("fs", ("EXT4-fs ", "EXT3-fs ", "EXT2-fs "), _EXT, _ext),
+    Rule("fs", ("Aborting journal", "JBD2: ", "JBD: "), _JOURNAL, _journal),
+    Rule("fs", ("JBD2: ",), _JBD2, _jbd2),
+    Rule("fs", ("XFS",), _XFS, _xfs),
+    Rule("fs", ("memory allocation deadlock",), _XFS_MEMORY, _xfs_memory),
+    Rule("fs", ("BTRFS",), _BTRFS, _btrfs),
+    Rule("fs", ("BTRFS",), _BTRFS_BARE, _btrfs_bare),
+    Rule("fs", ("F2FS-fs", "FAT-fs", "bcachefs", "SQUASHFS"), _OTHER, _other),
+    Rule("fs", ("has encountered an uncorrectable",), _ZFS, _zfs),
+    Rule("fs", (": server ",), _RPC, _rpc),
+    Rule("fs", ("CIFS",), _CIFS, _cifs),
+    Rule("fs", ("CIFS",), _CIFS_SAYS, _cifs_says),
+    Rule("fs", ("NFS: ", "NFSv4: ", "nfs: ", "nfs4: ", "NFS4: "), _NFS, _nfs),
+    Rule("fs", ("nfs4_reclaim_",), _NFS_BARE, _nfs),
+    Rule("fs", ("Lustre", "LNet"), _LUSTRE, _lustre),
+    Rule("fs", ("ceph: ",), _CEPH, _ceph),
+    Rule("fs", ("beegfs: ",), _BEEGFS, _beegfs),
+    Rule("fs", ("GPFS ", "mmfs: "), _GPFS, _gpfs),
+)

@@ -1,0 +1,213 @@
+"""Memory and processors: machine checks, EDAC, memory that the kernel gives up, what the firmware reports (APEI).
+
+mce_edac; part = what is named ("mc0", "device1", a PCI address), dimm, bank, section, record; pid and process
+    corrected, logged             nothing is lost; logged = the kernel only says that something was
+    deferred                      data is bad and nobody has used it yet
+    uncorrected, fatal            data is lost; the processor's state, too: the kernel panics
+    left_over                     found in a register without an exception: of the last boot, or of no consequence
+    recoverable, fatal, corrected, info    with `record`: the severity in a firmware's record of an error
+    process_killed, page_recovered, page_not_recovered    what the kernel made of a page with bad data
+    pci_parity                    PCI parity and system errors, polled for by EDAC or by an NMI
+    last_boot                     what the firmware kept of the last boot (BERT)
+    detail                        a further line of one of these; kernel/fold.py adds it to the one beside it
+
+A machine check's status register says what it is: bit 61 (UC) uncorrected, bit 57 (PCC) the processor's context is
+corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled: an
+uncorrected one is then mostly what the last boot left in the register, which is read when the kernel starts, or memory
+that a scrubber found bad and nobody has used; a live one that corrupts the context is an exception and a panic.
+
+A firmware's record is a block of lines, "{2}[Hardware Error]: " before each; its section may be a PCIe error: then
+pcie.py has events with the same number. Records without a number are the last boot's.
+
+Formats: Linux 3.10 to 6.16: arch/x86/kernel/cpu/mce/{core,severity}.c, drivers/edac/{edac_mc,edac_device,mce_amd,
+edac_pci_sysfs}.c and the chips' drivers, mm/memory-failure.c, drivers/firmware/efi/cper.c, drivers/acpi/apei.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
+from healthd.model import KernelEvent
+
+# --- machine checks
+
+_MCE = r"(?:mce: )?(?:\[Hardware Error\]: )?"
+UNCORRECTED, CORRUPT, DEFERRED, MCIP = 1 << 61, 1 << 57, 1 << 44, 1 << 2
+
+# mce: [Hardware Error]: CPU 0: Machine Check Exception: 4 Bank 0: b2000000c0060001
+# mce: [Hardware Error]: CPU 14: Machine Check: 0 Bank 7: 8c00004000010092            (polled)
+# EDAC sbridge MC0: CPU 0: Machine Check Event: 0 Bank 7: 8c00004000010092
+# CPU 0: Machine Check Exception: 0000000000000004                                    (the oldest)
+_MACHINE_CHECK = re.compile(
+    rf"(?:EDAC \w{{1,20}} MC\d{{1,3}}: |{_MCE})CPU ?\d{{1,5}}: Machine Check(?: Exception| Event)?: "
+    r"{1,8}([0-9a-f]{1,16})(?: Bank (\d{1,3}): ([0-9a-f]{1,16}))?",
+    re.I,
+)
+
+
+def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
+    overall, bank, status = match.groups()
+    bits = int(status, 16) if status else UNCORRECTED
+    if bits & UNCORRECTED and int(overall, 16) & MCIP:
+        code = "fatal" if bits & CORRUPT else "uncorrected"
+    elif bits & UNCORRECTED:
+        code = "left_over"
+    else:
+        code = "deferred" if bits & DEFERRED else "corrected"
+    return event(kind, match, code, fields=(("bank", bank), ("status", status)))
+
+
+# mce: [Hardware Error]: Machine check: Processor context corrupt                     (the kernel panics)
+# mce: Uncorrected hardware memory error in user-access at 3f1d5c0040
+# mce: [Hardware Error]: Machine check events logged
+# [Hardware Error]: Uncorrected, software restartable error.                          (mce_amd)
+_MCE_SAYS = re.compile(
+    rf"{_MCE}(?:Error Status: )?(Machine check: \S|Uncorrected hardware memory error in user-access"
+    r"|Memory error not recovered|Machine check events logged|Corrected error, no action|Deferred error, no action"
+    r"|Uncorrected, software|System Fatal error|CPUs not responding to MCE|SError Interrupt on CPU"
+    r"|(?:CPU \d{1,5}: )?CMCI storm detected)"
+)
+_MCE_CODES = {
+    "Machine check: ": "fatal",
+    "CPUs not responding to MCE": "fatal",
+    "SError Interrupt on CPU": "fatal",  # arm64
+    "Uncorrected hardware memory error in user-access": "uncorrected",
+    "Memory error not recovered": "uncorrected",
+    "Machine check events logged": "logged",
+    "Corrected error, no action": "corrected",
+    "Deferred error, no action": "deferred",
+    "Uncorrected, software": "uncorrected",
+    # It panics before mce_amd prints a live one: this is what the last boot left.
+    "System Fatal error": "left_over",
+}
+
+
+def _mce_says(kind: str, match: re.Match[str]) -> KernelEvent:
+    code = next((code for words, code in _MCE_CODES.items() if match[1].startswith(words)), "logged")
+    return event(kind, match, code)
+
+
+# --- firmware's records, and all that else stands behind "[Hardware Error]:"
+
+# {2}[Hardware Error]: event severity: corrected
+# {1}[Hardware Error]: severity: 2, corrected                                         (3.10)
+# [Hardware Error]: {3}event severity: recoverable                                    (acpi_extlog)
+_NUMBER = r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
+_SEVERITY = re.compile(rf"{_NUMBER}(?:event )?severity: (?:\d, )?(recoverable|fatal|corrected|info)\b")
+_SECTION = re.compile(rf"{_NUMBER}section_type: ([\w/ ]{{1,48}})")
+_FURTHER = re.compile(rf"mce: \[Hardware Error\]:|{_NUMBER}")
+
+
+def _severity(kind: str, match: re.Match[str]) -> KernelEvent:
+    number = match[1] or match[2]
+    return event(kind, match, match[3] if number else "last_boot", fields=(("record", number),))
+
+
+def _section(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]), ("section", match[3].rstrip())))
+
+
+def _further(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]),))
+
+
+_LAST_BOOT = re.compile(r"BERT: Error records from previous boot:")
+
+
+def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "last_boot")
+
+
+# --- EDAC
+
+# EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x... ...)
+# EDAC MC0: CE page 0x6, offset 0x80, grain 8, syndrome 0x0, row 0, channel 1, label "DIMM_B1": amd64_edac   (to 3.5)
+# EDAC MC0: UE - no information available: ...; EDAC MC0: UE row 0, channel-a= 0 channel-b= 1 labels "-": ...
+# "EDAC MC0: 1 UE" can be the name of a process: no line of one goes on like EDAC's.
+_EDAC = re.compile(
+    r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?! ?[(\[:/'])(?:(?! on )[^\n]){0,200}?"
+    r"(?: on ((?:(?! \()[^\n]){1,64}) \(|, labels? \"([^\"\n]{1,64})\"|$|(?= - ))"
+)
+_EDAC_DEVICE = re.compile(r"EDAC DEVICE(\d{1,3}): (CE|UE): ")
+_EDAC_FURTHER = re.compile(r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:HANDLING |TSC |ADDR |MISC |PROCESSOR )")
+_EDAC_PCI = re.compile(
+    rf"EDAC PCI(\d{{0,3}}): (?:(?:Bridge )?(?:Signaled System|Master Data Parity|Detected Parity) Error on {PCI}"
+    r"|(?:Non-)?Parity Error ctl: )"
+)
+# NMI: PCI system error (SERR) for reason b1 on CPU 0.
+_NMI = re.compile(r"NMI: (?:PCI system error \(SERR\)|IOCK error)")
+_EDAC_CODES = {"CE": "corrected", "UE": "uncorrected"}
+
+
+def _edac(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(
+        kind, match, _EDAC_CODES[match[2]], fields=(("part", f"mc{int(match[1])}"), ("dimm", match[3] or match[4]))
+    )
+
+
+def _edac_device(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _EDAC_CODES[match[2]], fields=(("part", f"device{int(match[1])}"),))
+
+
+def _edac_further(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL)
+
+
+def _edac_pci(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "pci_parity", match[2] or "")
+
+
+def _nmi(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "pci_parity")
+
+
+# --- pages
+
+# Memory failure: 0x7740c0: recovery action for dirty page: Recovered                 (4.2 and newer)
+# MCE 0x7740c0: dirty LRU page recovery: Recovered                                    (3.10)
+# Memory failure: 0x7740c0: Sending SIGBUS to python3:4711 due to hardware memory corruption
+# A process name is user text of at most 15 characters.
+_PAGE = re.compile(
+    r"(?:Memory failure: |MCE )0x[0-9a-f]{1,16}: (?:recovery action for [^:\n]{1,60}: (\w{1,16})"
+    r"|[^:\n]{1,60} page recovery: (\w{1,16})"
+    r"|(?:Killing|Sending SIGBUS to) ([^\n]{1,16}):(\d{1,10}) due to hardware memory corruption)?"
+)
+_SOFT_OFFLINE = re.compile(r"(?:Memory failure: )?[Ss]oft.offline: 0x[0-9a-f]{1,16}: |RAS: Soft-offlining pfn: 0x")
+
+
+def _page(kind: str, match: re.Match[str]) -> KernelEvent:
+    new, old, process, pid = match.groups()
+    if pid:
+        return event(kind, match, "process_killed", pid=int(pid), process=process)
+    result = new or old
+    if not result:
+        return event(kind, match, DETAIL)
+    return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
+
+
+def _soft_offline(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL)
+
+
+# Each literal costs every line of a log that is scanned: few, which several forms share.
+RULES = (
+    Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
+    Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),
+    Rule("mce_edac", ("EDAC ",), _EDAC_FURTHER, _edac_further),
+    Rule("mce_edac", ("EDAC ",), _EDAC_PCI, _edac_pci),
+    Rule("mce_edac", ("NMI: ",), _NMI, _nmi),
+    Rule("mce_edac", ("Machine Check", "[Hardware Error]"), _MACHINE_CHECK, _machine_check),
+    Rule(
+        "mce_edac",
+        ("[Hardware Error]", "mce: ", "Machine check", "CMCI storm", "SError Interrupt"),
+        _MCE_SAYS,
+        _mce_says,
+    ),
+    Rule("mce_edac", ("Memory failure: ", "MCE 0x"), _PAGE, _page),
+    Rule("mce_edac", ("offline: 0x", "Soft-offlining"), _SOFT_OFFLINE, _soft_offline),
+    Rule("mce_edac", ("BERT: ",), _LAST_BOOT, _last_boot),
+    Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity),
+    Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section),
+    Rule("mce_edac", ("[Hardware Error]",), _FURTHER, _further),
+)

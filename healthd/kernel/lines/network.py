@@ -1,0 +1,263 @@
+"""Network cards: mlx5 in all its forms, InfiniBand, bonds, links of other drivers that went down.
+
+    mlx5   what NVIDIA's driver says of its card, and bonds: on GPU nodes these are of its ports, and people file their
+           lines together, as one fault gives both
+    ib     InfiniBand's own lines, and those of other network cards (mlx4, EFA, any Ethernet driver)
+
+Codes of both:
+
+    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand say that it is up again
+    bond_down        a bond without any member that is up
+    health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
+    health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
+    health_recovery  the driver stops and restarts a card: what led to it says more
+    temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
+    command_timeout  the firmware did not answer; command
+    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request: often an application's doing
+    detail           the rest of a health report
+    tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
+
+Silent: cables that are plugged or not, ACCESS_REG and QUERY_* that a firmware does not know, what a slot says of its
+power, bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
+drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
+from healthd.model import KernelEvent
+
+_IF = r"[^\s:/]{1,15}"  # a network interface
+
+# mlx5_core 0000:61:00.0: print_health_info:520:(pid 0): synd 0x10: High temperature
+# mlx5_core 0000:53:00.0 enp83s0f0np0: Link down              the card's interface, or its RDMA device (mlx5_3)
+# mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): to Linux 4.x
+# infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): ...; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:...
+_MLX5 = re.compile(
+    r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
+    r"|(?:mlx5_\w{1,8}:)?(?=mlx5_\w{1,32}:))"
+    r"(?:(?:[\w:.]{1,24}:)??\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
+)
+
+_LINK_CODES = {"down": "link_down", "up": "link_up", "active": "link_up", "init": "link_init", "armed": "link_init"}
+_FORMS = tuple(
+    (code, re.compile(pattern))
+    for code, pattern in (
+        ("link", r"Link (?:is )?(?P<link>(?i:down|up))\b"),
+        ("link", r"(?:mlx5_ib: )?Port: ?(?P<port>\d{1,3}) Link (?P<link>DOWN|ACTIVE|INIT|ARMED)\b"),
+        ("health", r"Health issue observed, (?P<issue>[^,\n]{1,64}), severity\((?P<severity>\d{1,3})\)"),
+        ("health", r"synd (?P<synd>0x[0-9a-f]{1,8}): (?P<issue>[^\n]{1,64}?)\s*$"),
+        ("health_fatal", r"Fatal error(?: (?P<error>\d{1,3}))? detected"),
+        ("health_fatal", r"device's health compromised|health recovery (?:flow aborted|failed)"),
+        ("health_fatal", r"PCI slot(?: \d{1,6})? is unavailable|FW is unable to respond"),
+        ("health_recovery", r"handling bad device here|starting health recovery flow|NIC IFC still \d"),
+        ("health_recovery", r"Expected to see disabled NIC but it is "),
+        (DETAIL, r"(?:assert_(?:var\[\d\]|exit_ptr|callra)|hw_id|ext_synd|raw fw_ver) 0x[0-9a-f]{1,8}\s*$"),
+        (DETAIL, r"(?:irisc_index|rfr|crr) \d{1,3}\s*$"),
+        ("temperature", r"High temperature on sensors?\b"),
+        (
+            "module",
+            r"Port module event\[error\]: module (?P<module>\d{1,3}), (?:Cable error, )?(?P<error>[^\n]{1,64}?)\s*$",
+        ),
+        (
+            "command_timeout",
+            r"(?:cmd\[\d{1,4}\]: )?(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) "
+            r"(?:No done completion|(?:Async, )?timeout\b|canceled on out of queue timeout)",
+        ),
+        (
+            "command_failed",
+            r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
+        ),
+        ("command_failed", r"Create QP type \d{1,5} failed|mlx5_ib: modify QP \w{1,16} to RESET failed"),
+        ("cq_error", r"CQ error on CQN (?P<cqn>0x[0-9a-f]{1,8})"),
+        ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
+        (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x|ib_post_recv failed: "),
+        ("tx_timeout", r"TX timeout (?:detected|on )|RX timeout on channel|NETDEV WATCHDOG: "),
+        ("pci_error", r"mlx5_pci_(?:err_detected|slot_reset)\b"),
+        ("load_failed", r"mlx5_\w{1,32} failed with error code(?: is)?:? (?P<error>-?\d{1,5})"),
+        (
+            "load_failed",
+            r"probe (?:of (?P<device>[\w:.]{1,24})|with driver \w{1,16}) failed with error (?P<error>-\d{1,5})",
+        ),
+        ("load_failed", r"Firmware over \d{1,8} MS in |(?:enable|init) hca failed|handle_hca_cap\w* failed"),
+        ("sriov_failed", r"not enough MMIO resources for SR-IOV|failed to enable eswitch SRIOV"),
+        ("pcie_limited", r"[\d.]{1,12} Gb/s available PCIe bandwidth, limited by "),
+    )
+)
+_PROBE_LATER = "-517"  # EPROBE_DEFER: another driver must come first
+
+
+def _mlx5(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    text = match.string
+    for code, form in _FORMS:
+        if found := form.match(text, match.end()):
+            return _mlx5_event(kind, match, code, found.groupdict())
+    return None
+
+
+def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str | None]) -> KernelEvent | None:
+    command = found.get("command") or ""
+    if found.get("error") == _PROBE_LATER:
+        return None
+    if code == "command_failed" and (command == "ACCESS_REG" or command.startswith("QUERY_")):
+        return None
+    if code == "health" and "high temp" in (found["issue"] or "").lower():
+        code = "temperature"
+    if code == "module":
+        error = (found["error"] or "").lower()
+        code = next((f"module_{word}" for word in ("power", "temperature") if word in error), "module_error")
+    if code == "link":
+        code = _LINK_CODES[(found.pop("link") or "").lower()]
+    if code == "health_fatal" and found.get("error") in ("3", "4"):
+        # The card was switched off or is being reset: so for virtual functions that are taken away, and mlxfwreset.
+        code = "health_recovery"
+    name = match[2] or match[3]
+    role = "ibdev" if match[3] or (name and name.startswith("mlx5_")) or "port" in found else "netdev"
+    return event(kind, match, code, found.pop("device", None) or match[1] or "", ((role, name), *found.items()))
+
+
+# bond0: (slave enp83s0f0np0): link status definitely down, disabling slave
+# bonding: bond0: link status definitely down for interface eth0, disabling it        (to Linux 5.1)
+_BOND_MEMBER = re.compile(
+    rf"(?:bonding: )?({_IF}): (?:\(slave ({_IF})\): )?"
+    rf"link status (?:definitely )?down(?: for (?:\w{{1,8}} )?interface ({_IF}),)?"
+)
+_BOND = re.compile(rf"(?:bonding: )?({_IF}): now running without any active interface")
+
+
+def _bond_member(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "link_down", fields=(("bond", match[1]), ("netdev", match[2] or match[3])))
+
+
+def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "bond_down", fields=(("bond", match[1]),))
+
+
+# ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
+# The end of the line belongs to it: a process may be called "a: b Link down".
+_LINK_DOWN = re.compile(
+    rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
+    r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"
+)
+# bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
+_PORT = re.compile(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
+
+
+def _link_down(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "link_down", match[1] or "", (("netdev", match[2] or match[3]),))
+
+
+def _port(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _LINK_CODES[match[4].lower()], match[1], (("ibdev", match[2]), ("port", match[3])))
+
+
+# infiniband mlx5_0: Couldn't open port 1 for agents; ib_mad: Couldn't open mlx4_0 port 1 for agents (to Linux 3.x)
+# mlx5_1: couldn't register ipoib port 1; error -12
+_AGENTS = re.compile(
+    r"(?:infiniband (\S{1,32}): |ib_mad: )(?:Couldn't (?:open|start) (?:(?!port)(\w{1,32}) )?port(?: (\d{1,3}))?"
+    r"|Couldn't create ib_mad QP\d|Couldn't post receive WRs|ib_query_port failed \()"
+    r"|(\w{1,32}): (?:couldn't register ipoib port|failed to initialize device: \S{1,15} port) (\d{1,3})"
+)
+# infiniband rdmap0s6: The device didn't send any completion for admin cmd CREATE_QP(6); efa 0000:00:06.0: ...
+_EFA_FORMS = (
+    (
+        "command_timeout",
+        re.compile(r"Wait for completion \(polling\) timeout|The device didn't send any completion for "),
+    ),
+    ("command_failed", re.compile(r"Failed to (?:process|submit) command (?P<command>\w{1,48}) \(opcode ")),
+    (
+        "health_fatal",
+        re.compile(r"Admin queue is closed|Reset indication didn't turn |Device isn't ready, can't reset"),
+    ),
+    ("load_failed", re.compile(r"Device isn't ready, abort com init")),
+)
+_EFA = re.compile(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
+# ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
+_TRANSMIT = re.compile(rf"({_IF}): transmit timeout: latency \d")
+_WATCHDOG = re.compile(
+    rf"(?:NETDEV WATCHDOG: ({_IF}) \(([\w-]{{1,32}})\): transmit (?:queue (?:\d|timed out)|timed out)"
+    rf"|([\w-]{{1,24}}) {PCI} ({_IF}): NETDEV WATCHDOG: )"
+)
+_IPOIB = re.compile(rf"({_IF}): (?:failed (?:cm )?send event \(status=|(multicast join failed) for )")
+# mlx4_core 0000:81:00.0: Internal error detected:
+_MLX4 = re.compile(
+    rf"mlx4_core {PCI}: (?:(Internal error (?:mark was )?detected)|(?:communication channel )?command 0x\w{{1,8}} "
+    r"(?:op 0x\w{1,8} )?timed out)"
+)
+
+
+def _agents(kind: str, match: re.Match[str]) -> KernelEvent:
+    fields = (("ibdev", match[1] or match[2] or match[4]), ("port", match[3] or match[5]))
+    return event(kind, match, "port_failed", fields=fields)
+
+
+def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    for code, form in _EFA_FORMS:
+        if found := form.match(match.string, match.end()):
+            fields = (("ibdev", match[1]), *found.groupdict().items())
+            return event(kind, match, code, match[2] or "", fields)
+    return None
+
+
+def _transmit(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "tx_timeout", fields=(("netdev", match[1]),))
+
+
+def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
+    kind = "mlx5" if (match[2] or match[3]) == "mlx5_core" else kind
+    return event(kind, match, "tx_timeout", match[4] or "", (("netdev", match[1] or match[5]),))
+
+
+def _ipoib(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "multicast_failed" if match[2] else "send_failed", fields=(("netdev", match[1]),))
+
+
+def _mlx4(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "health_fatal" if match[2] else "command_timeout", match[1])
+
+
+RULES = (
+    Rule("mlx5", ("mlx5_", "dump error cqe"), _MLX5, _mlx5),
+    Rule("mlx5", ("link status definitely down", "link status down"), _BOND_MEMBER, _bond_member),
+    Rule("mlx5", ("running without any active interface",), _BOND, _bond),
+    Rule(
+        "ib",
+        ("Link is Down", "Link is down", "Link Down", "Link down", "link is down", "link down"),
+        _LINK_DOWN,
+        _link_down,
+    ),
+    Rule("ib", (" Link DOWN", " Link ACTIVE", " Link INIT", " Link ARMED"), _PORT, _port),
+    Rule(
+        "ib",
+        (
+            "Couldn't open",
+            "Couldn't start",
+            "Couldn't create ib",
+            "Couldn't post rec",
+            "ib_query_port failed",
+            "register ipoib port",
+            "failed to initialize device: ",
+        ),
+        _AGENTS,
+        _agents,
+    ),
+    Rule(
+        "ib",
+        (
+            "completion (polling) timeout",
+            "completion for admin cmd",
+            "(opcode ",
+            "Admin queue is closed",
+            "Reset indication didn't",
+            "Device isn't ready",
+        ),
+        _EFA,
+        _efa,
+    ),
+    Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
+    Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),
+    Rule("ib", ("send event (status=", "multicast join failed"), _IPOIB, _ipoib),
+    Rule("ib", ("mlx4_core",), _MLX4, _mlx4),
+)

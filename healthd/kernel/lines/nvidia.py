@@ -1,0 +1,188 @@
+"""NVIDIA's drivers: Xid, SXid, a GPU that is gone or cannot be initialised.
+
+    xid                 code = number; process, pid; link, unit, fatal, ... where the message has them
+    sxid                code = number; switch, fatal, link
+    gpu_fallen_off_bus  code "fallen_off_bus" (beside or without an Xid 79); "gpu_is_lost": what fails after that; or
+                        "rm_init_failed": the driver could not initialise a GPU; status = its three numbers
+
+Formats: the driver's own (open-gpu-kernel-modules: kernel_rc.c, osinit.c, osapi.c, common_nvswitch.h), older ones from
+users' logs. Lines in the driver's own words are in nvidia_driver.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import FURTHER, PCI, Rule, event
+from healthd.model import KernelEvent
+
+# Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+# Within "(...)" the address may be masked in pasted logs: then it is what follows "PCI:", and no address. The first
+# drivers gave none ("NVRM: Xid: 13, ..."), or bus and device only ("(0001:00)").
+# journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
+# A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: all
+# that is asked for here is longer, or of letters where the kernel goes on with the pid.
+_XID = re.compile(
+    r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
+    r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
+)
+_PID = re.compile(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
+# A process name has at most 15 characters and may hold ", " itself: it ends before what drivers write next.
+_MESSAGES = (
+    "Ch |Channel |channel |GPU |Graphics |MMU |NVLink|NVLINK|Timeout |Contained|Uncontained|Row |Dynamic Page "
+    "|Page |An |errorString |RLW|TLW|SAW|NETIR|TREX|NVLPW|MSE|BAD_|CMDre|intr |engmask |physAddr |GSP |FECS |CTX "
+    "|Key |Head |PE0|CE|ECC |DBE |SBE |DRAM|SRAM|Uncorrect|uncorrect|Unrecover|Unhandled |Corrected |High |Fault "
+    "|Reset |Resource |PMU |PBDMA|LTC|PCIE_|PCIe |C2C |SEC|INFOROM|Inforom|InfoROM|Video |NVENC|NVDEC|NVJPG|OFA"
+    "|Error|error|Failed |failed |Recovery |Shader |vGPU |RC |Class |SKED|ROBUST_|Memory |ESR |Watchdog|Unable "
+    "|L1 |[0-9a-f]{8} |0x"
+)
+_NAME_ENDS = re.compile(rf",\s*(?={_MESSAGES})")
+_QUOTED = re.compile(r"'([^']{0,64})'(?:,\s*|$)")
+
+
+def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
+    address, instance, compute, code = match.groups()
+    pid, process, message = _who(match.string[match.end() :])
+    fields = [("gpu_instance", instance), ("compute_instance", compute), *_xid_details(code, message)]
+    return event(kind, match, str(int(code)), address or "", fields, pid, process)
+
+
+def _who(rest: str) -> tuple[int | None, str | None, str]:
+    """(pid, process, message) from what follows the number: "pid=12, name=python3, Ch 00000008"."""
+    pid, process = None, None
+    match = _PID.match(rest)
+    if match is not None:
+        pid, rest = int(match[1]) if match[1] else None, rest[match.end() :]
+    if rest.startswith("name="):
+        process, rest = _name(rest[5:])
+    return pid, process if process != "<unknown>" else None, rest
+
+
+def _name(rest: str) -> tuple[str, str]:
+    quoted = _QUOTED.match(rest)
+    if quoted is not None:
+        return quoted[1], rest[quoted.end() :]
+    end = _NAME_ENDS.search(rest, 0, 48)
+    if end is not None:
+        return rest[: end.start()], rest[end.end() :]
+    name, _, message = rest.partition(",")
+    return name.rstrip()[:64], message.lstrip()
+
+
+_RECOVERY = re.compile(r"GPU recovery action changed from 0x([0-9a-f]{1,8}) \([^)]*\) to 0x([0-9a-f]{1,8})", re.I)
+_NVLINK5 = re.compile(
+    r"([A-Z]\w{0,31}(?: Degraded)?)\s{1,8}(Non-?fatal|Link Fatal|Fatal)\s{1,8}XC\d{1,3}\s{1,8}i\d{1,3}\s{1,8}"
+    r"Link\s{1,8}(-?\d{1,3})(?:\s{1,8}\((0x[0-9a-f]{1,8})\s{1,8}(0x[0-9a-f]{1,8}))?",
+    re.I,
+)
+# To Hopper. The seven words: NVIDIA's catalogue says what the bits of the first, third, fourth and fifth mean.
+#   NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
+#   NVLink: Failed to train link 3 to remote PCI:0000:08:00          (a link that is not up)
+_NVLINK4 = re.compile(
+    r"NVLink: (fatal|non-?fatal)? ?error detected on link (\d{1,3})"
+    r"(?:\s?\(((?:0x)?[0-9a-f]{1,8}(?:, ?(?:0x)?[0-9a-f]{1,8}){0,9}))?",
+    re.I,
+)
+_LINK_DOWN = re.compile(
+    r"(?:NVLink|NVLINK): (?:failed to train link (\d{1,3})|link (\d{1,3})(?: is)? (?:down|inactive|disabled))", re.I
+)
+_CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,4})\s*$")
+
+
+def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
+    number = int(code)
+    details: list[tuple[str, str | None]] = []
+    if number == 154 and (match := _RECOVERY.match(message)):
+        # Only the numbers: the words in parentheses change with the driver branch.
+        details = [("recovery_from", str(int(match[1], 16))), ("recovery_to", str(int(match[2], 16)))]
+    elif 144 <= number <= 150 and (match := _NVLINK5.match(message)):
+        fatal = "false" if match[2].lower().startswith("non") else "true"
+        details = [("unit", match[1]), ("fatal", fatal), ("link", str(int(match[3])))]
+        details += [("intr_info", match[4]), ("error_status", match[5])]
+    elif number == 74 and (match := _NVLINK4.match(message)):
+        word = (match[1] or "").lower()
+        details = [("link", str(int(match[2]))), ("fatal", str(word == "fatal").lower() if word else None)]
+        words = re.split(", ?", match[3]) if match[3] else []
+        details += [("register", " ".join(words) or None), ("reset", "true" if _asks_for_reset(words) else None)]
+    elif number == 74 and (match := _LINK_DOWN.match(message)):
+        details = [("link", str(int(match[1] or match[2]))), ("inactive", "true")]
+    elif match := _GSP_INSTANCE.search(message, 0, 200):
+        details = [("gpu", match[1])]
+    caused = _CAUSED_BY.search(message, max(0, len(message) - 40))
+    return [*details, ("caused_by", caused[1])] if caused else details
+
+
+def _asks_for_reset(words: list[str]) -> bool:
+    """Bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue). A field of its
+    own: two lines that differ in it are two faults."""
+    return len(words) > 3 and bool(int(words[3], 16) >> 18 & 1)
+
+
+# "... RPC response from GPU4 GSP!": the number by which the driver calls this GPU in lines that give no address.
+_GSP_INSTANCE = re.compile(r" from GPU(\d{1,3}) GSP!")
+
+
+# SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
+# Two or more further lines of one event follow, between those of other switches ("Severity 0 Engine instance 60 ...",
+# "Data {0x0000003c, ...}"): field `further`, so that they are counted into it. Alone, they still name switch and code.
+_SXID = re.compile(
+    r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
+    r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
+)
+
+
+def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
+    switch, address, code, further, severity, link = match.groups()
+    fatal = {"Fatal": "true", "Non-fatal": "false"}.get(severity)
+    number = str(int(link)) if link else None
+    fields = (("switch", switch), ("fatal", fatal), ("link", number), (FURTHER, "true" if further else None))
+    return event(kind, match, str(int(code)), address, fields)
+
+
+# NVRM: GPU at 0000:01:00.0 has fallen off the bus.           (to driver 390)
+# NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.         (newer)
+# NVRM: The NVIDIA GPU 0000:b3:00.0 / NVRM: (PCI ID: 10de:26b5) installed in this system has / NVRM: fallen off
+# the bus and is not responding to commands.                  (at probe: one record of three lines)
+# NVRM: GPU 0000:01:00.0: GPU is lost, skipping PM event / NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from
+# the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from ... (what fails from then on, often hundreds of lines)
+# NVRM: GPU0 _intrServiceStallCommonCheckBegin: Failed GPU reg read : 0xffffffff. Check whether ...
+# NVRM: _threadNodeCheckTimeout: API_GPU_ATTACHED_SANITY_CHECK failed!
+_SHORT_PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)"
+_LOST = re.compile(
+    rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{_SHORT_PCI}:? (?:GPU )?has fallen off the bus"
+    rf"|The NVIDIA GPU {PCI}[^\n]{{0,80}}(?:\n {{0,40}}NVRM: [^\n]{{0,80}}){{0,2}}fallen off the bus"
+    r"|(?!Xid|GPU at|API)[^\n'(]{0,80}fallen off the bus)"
+)
+_GONE = re.compile(
+    rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?\w{{1,64}}: (?:[^\n]{{0,200}}\[NV_ERR_GPU_IS_LOST\]"
+    r"|Failed GPU reg read ?: 0xf{8}\b|API_GPU_ATTACHED_SANITY_CHECK failed))"
+)
+
+
+def _lost(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "fallen_off_bus", match[1] or match[2] or "")
+
+
+def _gone(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "gpu_is_lost", match[1] or "", (("gpu", match[2]),))
+
+
+# NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168); old drivers do not say which GPU.
+# NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6
+_RM_INIT = re.compile(
+    rf"NVRM: (?:GPU (?:at )?{PCI}: )?(?:RmInitAdapter failed!(?: \(([0-9A-Fa-fx:]{{1,40}})\))?"
+    r"|rm_init_adapter failed\b)"
+)
+
+
+def _rm_init(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "rm_init_failed", match[1] or "", (("status", match[2]),))
+
+
+RULES = (
+    Rule("xid", ("Xid (", "NVRM: "), _XID, _xid),
+    Rule("sxid", ("Xid (",), _SXID, _sxid),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, _lost),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, _gone),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init),
+)

@@ -1,0 +1,176 @@
+"""What NVIDIA's driver says in its own words, without an Xid: of the GPU's system processor (GSP), and of NVLink.
+
+    gsp     code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers and history
+            after one of them; message: anything else. Field gpu: the driver's number of the GPU, where there is one
+    nvlink  code = rx_detect, training, error; fields gpu and link
+
+Most lines have the form "NVRM: GPU6 _kgspBootGspRm: text", with the number since about driver 590; only errors are
+printed. Formats: open-gpu-kernel-modules (nvlog_printf.c; kernel_gsp*.c, kernel_nvlink*.c, nvlink_linux.c).
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import PCI, Rule, event
+from healthd.model import KernelEvent
+
+# NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.
+_GSP_WORDS = re.compile(
+    r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
+    r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
+)
+# In the order in which they are asked: a line of a boot may say "timeout" as well. "Failed to boot GSP." is no end: the
+# driver tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
+_GSP_CODES = (
+    ("pmu_halted", re.compile(r"PMU has halted", re.I)),
+    ("crash", re.compile(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
+    (
+        "boot_failed",
+        re.compile(
+            r"cannot proceed with booting GSP|GPU (?:is likely|may be) in a bad state|boot attempts exceeded"
+            r"|Cannot initialize GSP",
+            re.I,
+        ),
+    ),
+    ("reset_required", re.compile(r"marked for reset|marking GPU\d{1,3} for reset", re.I)),
+    (
+        "dump",
+        re.compile(r"^(?:\*{8}|Note: |GSP: MAILBOX|GSP bin buildId|Gsp Trace Crash Buffer|\d+,\d+,\d+,|={4,} *$)"),
+    ),
+    (
+        "rpc_timeout",
+        re.compile(
+            r"heartbeat timed out|unresponsive|GSP-RM is slow|timed?[ -]?out for fn"
+            r"|sanity check failed|Rate limiting GSP RPC|Timeout waiting for RPC|rpcSendMessage failed",
+            re.I,
+        ),
+    ),
+)
+_BOOT = re.compile(r"boot|Init|WaitForRm|Fwsec|FWSEC|Booter|Scrubber|Fetch|_?kfsp|Vbios|VBIOS|Gfw", re.I)
+_FAILS = re.compile(r"\b(?:fail|error|unable|cannot|could not|time(?:d )?-?out|no |not )", re.I)
+
+
+def _gsp_words(kind: str, match: re.Match[str]) -> KernelEvent:
+    index, function, text = match.groups()
+    return event(kind, match, _gsp_code(function, text), "", (("gpu", index),))
+
+
+def _gsp_code(function: str, text: str) -> str:
+    # The head of a report is a row of asterisks with words in it; a row without words closes it.
+    if text.startswith("*") and ("GSP Timeout" in text or "GSP Failure" in text):
+        return "rpc_timeout"
+    for code, pattern in _GSP_CODES:
+        if pattern.search(text):
+            return code
+    if "DumpDebugState" in function or "CoreDump" in function:
+        return "dump"
+    return "boot_error" if _BOOT.search(function) and _FAILS.search(text) and "(non-fatal)" not in text else "message"
+
+
+# NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM
+# NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30). The GPU likely ...
+# nvidia 0000:01:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -2
+_GSP_OTHER = re.compile(
+    rf"NVRM: (?:GPU(\d{{1,3}}) )?RmInitAdapter: (?!Failed to load gsp_log)[^\n]{{0,80}}\bGSP\b"
+    r"|NVRM: (Rate limiting GSP RPC) error prints for GPU at (PCI:[0-9A-Fa-f:.]{1,32})"
+    rf"|nvidia {PCI}: Direct firmware load for nvidia/[\w./-]{{1,64}}/gsp(?!_log)\w{{0,32}}\.bin failed"
+)
+
+
+def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
+    index, limited, limited_pci, load_pci = match.groups()
+    code = "rpc_timeout" if limited else "boot_error" if load_pci else "boot_failed"
+    return event(kind, match, code, limited_pci or load_pci or "", (("gpu", index),))
+
+
+# A watchdog's report has no Xid, and is printed bare: GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3
+_WATCHDOG = re.compile(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
+
+
+def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dump")
+
+
+# NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]
+# NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ ...
+# NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: ... returned from kgspWaitForRmInitDone(pGpu, pKernelGsp) @ ...
+_ASSERTION = re.compile(
+    r"NVRM: (?:GPU(\d{1,3}) )?nv(?:Assert|Check)\w{1,32}: "
+    r"(?:[^\n]{0,200}?(NV_ERR_RESET_REQUIRED|marked for reset)|[^\n]{0,300}?(?:kgsp|kernel_gsp|rpcRecvPoll|kfsp))"
+)
+
+
+def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "reset_required" if match[2] else "message", "", (("gpu", match[1]),))
+
+
+# What follows a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
+# NVRM: GPU4 RPC history (CPU -> GSP): / NVRM:      0    76   GSP_RM_CONTROL        0x0000000020801813 ...
+_DUMP = re.compile(
+    r"NVRM: (?:GPU(\d{1,3}) )?(?:GSP RPC buffer contains function|RPC (?:event )?history \(CPU|kflcnCoreDump\w{0,32}: "
+    r"|_?kcrashcat\w{0,40}: | {3,}[^\s\n]| *-{8,}\[ end crash report)"
+)
+
+
+def _dump(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dump", "", (("gpu", match[1]),))
+
+
+# NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
+# What is printed as an error and is none: "Fabric base addr 8000000000 is assigned to GPU 3".
+_KNVLINK = re.compile(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
+_NVLINK_FAULT = re.compile(
+    r"fail|\berror|unable|unavailable|time(?:d ?)?-?out|lost|dropp|degraded|bad state|doesn't have|out of memory"
+    r"|unexpected|assertion|disabled due",
+    re.I,
+)
+_TRAINING = re.compile(r"\btrain|ALI Error|\bALI\b|to active|activate link", re.I)
+_LINK = re.compile(r"\blink(?:Id|id)?:? ?(\d{1,3})\b", re.I)
+_ON_GPU = re.compile(r"\bGPU ?(\d{1,3})\b")
+
+
+def _knvlink(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _nvlink_fault(kind, match, match[1], match[2])
+
+
+# NVRM: NVLink training failed ... / NVRM: GPU 0000:65:00.0: NVLink ... error
+_NVLINK_WORDS = re.compile(
+    rf"NVRM: (?!Xid)(?:GPU {PCI}: |GPU(\d{{1,3}}) )?((?:\w{{1,64}}: )?[^\n:]{{0,40}}\bNVLINK\b[^\n]{{0,300}})", re.I
+)
+
+
+def _nvlink_words(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _nvlink_fault(kind, match, match[2], match[3], match[1] or "")
+
+
+# nvidia-nvlink: Unable to create cdev / nvidia-nvswitch0: Failed to initialize device; SXids have their own rule.
+_NVLINK_CORE = re.compile(r"nvidia-(?:nvlink|nvswitch\d{0,3}): (?!SXid)([^\n]{0,400})")
+
+
+def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    return _nvlink_fault(kind, match, None, match[1])
+
+
+def _nvlink_fault(
+    kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
+) -> KernelEvent | None:
+    """None for what is no fault: these functions also say what they did."""
+    if not _NVLINK_FAULT.search(text):
+        return None
+    code = "rx_detect" if re.search("Rx ?Det", text, re.I) else "training" if _TRAINING.search(text) else "error"
+    link, on_gpu = _LINK.search(text), _ON_GPU.search(text)
+    fields = (("gpu", index or (on_gpu[1] if on_gpu else None)), ("link", link[1] if link else None))
+    return event(kind, match, code, address, fields)
+
+
+RULES = (
+    Rule("gsp", ("NVRM: ",), _GSP_WORDS, _gsp_words),
+    Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_OTHER, _gsp_other),
+    Rule("gsp", ("watchdog timeout @",), _WATCHDOG, _watchdog),
+    Rule("gsp", ("NVRM: ",), _ASSERTION, _assertion),
+    Rule("gsp", ("NVRM: ",), _DUMP, _dump),
+    Rule("nvlink", ("NVRM: ",), _KNVLINK, _knvlink),
+    Rule("nvlink", ("NVRM: ",), _NVLINK_WORDS, _nvlink_words),
+    Rule("nvlink", ("nvidia-nv",), _NVLINK_CORE, _nvlink_core),
+)

@@ -1,0 +1,237 @@
+"""PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
+
+pcie_hotplug   pci = the port (of `inaccessible`, the device); slot
+    link_down, removed    the link of a slot went away, or its card did, without a button or a command
+    power_fault, no_link  the slot's power failed; what was put in has no link
+    inaccessible          a device does not answer when it is woken
+pcie_aer       pci = the device that is blamed; reporter = the port that heard of it; layer, agent, bit, driver
+    corrected, nonfatal, fatal    the severity
+    contained      DPC took the link down before the error could spread
+    reset_failed   the link was reset after a fatal error and did not come back
+    recovery_failed, recovered    what the drivers made of it
+    record         the firmware's record of an error (`record` = its number): memory.py has the record's severity
+    detail         a further line of one of these
+
+One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
+registers, bits and TLP header. The first two have the severity and are one event, for both blame the device; the
+others are `detail`, which kernel/fold.py adds to the event beside them. None makes a second fault, and alone they judge
+nothing.
+
+Where the firmware hears errors first (APEI), the kernel prints registers without "PCIe Bus Error": whether there is
+"aer_uncor_severity" tells uncorrected errors from corrected ones, and that the kernel goes on tells that they are not
+fatal (it panics before it prints a fatal one).
+
+Formats: Linux 3.10 to 6.16, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
+drivers/pci/pci.c, drivers/firmware/efi/cper.c.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event, pci_address
+from healthd.model import KernelEvent
+
+_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writes of
+
+# --- slots
+
+# pcieport 0004:00:00.0: pciehp: Slot(41): Link Down        (5.0 and newer)
+# pciehp 0000:00:1c.0:pcie004: Slot(0): Link Down           (4.10)
+# pciehp 0000:00:1c.0:pcie004: slot(0): Link Down event     (3.10)
+# "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are none.
+_SLOT = rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: "
+_SLOT_SAYS = re.compile(
+    rf"{_SLOT}[Ss]lot\(([^)\s]{{1,32}})\): (Link Down(?: event)?|Card not present|Power fault|Surprise Removal"
+    r"|No link|Cannot train link)(?:: status 0x[0-9a-f]{1,8})?$"
+)
+# pciehp 0000:00:1c.0:pcie004: Card not present on Slot(5); ... Power fault on slot 5
+_OF_SLOT = re.compile(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
+# pcieport 0000:3c:06.0: pciehp: Failed to check link status        (to 6.5; "Cannot train link" since)
+_NO_LINK = re.compile(rf"{_SLOT}Failed to check link status$")
+_SLOT_CODES = {
+    "Link Down": "link_down",
+    "Link Down event": "link_down",
+    "Card not present": "removed",
+    "Surprise Removal": "removed",
+    "Power fault": "power_fault",
+    "No link": "no_link",
+    "Cannot train link": "no_link",
+}
+
+
+def _slot_says(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _SLOT_CODES[match[3]], match[1], (("slot", match[2]),))
+
+
+def _no_link(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "no_link", match[1])
+
+
+def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, _SLOT_CODES[match[2]], match[1], (("slot", match[3]),))
+
+
+# nvidia 0000:01:00.0: Unable to change power state from D3cold to D0, device inaccessible      (5.17 and newer)
+# nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)   (5.5)
+# nvidia 0000:01:00.0: not ready 65535ms after bus reset; giving up
+# nvidia 0000:01:00.0: Refused to change power state, currently in D3    (to 5.4: what it reads of a lost device)
+_INACCESSIBLE = re.compile(
+    rf"{_DEVICE}(?:[Uu]nable to change power state from \w{{2,8}} to \w{{2,8}}, device inaccessible"
+    r"|can't change power state from \w{2,8} to \w{2,8} \(config space inaccessible\)"
+    r"|[Rr]efused to change power state(?:,? \(?currently (?:in )?D3|, currently in D3| from \w{2,8} to D0\b)"
+    r"|not ready \d{1,9}ms after [\w ]{1,32}; giving up)"
+)
+
+
+def _inaccessible(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "inaccessible", match[2], (("driver", match[1]),))
+
+
+# --- errors
+
+# pcieport 0000:00:1d.3: AER: Multiple Correctable error message received from 0000:06:00.0    (6.8; blames a device)
+# pcieport 0000:00:1c.1: AER: Multiple Corrected error received: 0000:00:1c.1                   (4.17)
+# pcieport 0000:00:1c.0: AER: Corrected error received: id=00e0                                 (3.10)
+# nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
+# pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)
+# pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (Unregistered Agent ID)
+_SEVERITY = r"(Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
+_RECEIVED = re.compile(
+    rf"{_DEVICE}AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) "
+    rf"(?:{PCI}|id=([0-9a-f]{{2}})([0-9a-f]{{2}}))",
+    re.I,
+)
+_BUS_ERROR = re.compile(
+    rf"{_DEVICE}(?:AER: )?PCIe Bus Error: (?:severity=)?{_SEVERITY}"
+    r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?[ \t]{0,16}$",
+    re.I | re.M,
+)
+
+
+def _code(severity: str) -> str:
+    severity = severity.lower()
+    if severity.startswith("correct"):
+        return "corrected"
+    return "fatal" if "(fatal)" in severity else "nonfatal"
+
+
+def _address(port: str, bus: str, function: str) -> str:
+    """Of a sender that is named by two numbers of 8 bits ("00", "e5"): it is in its port's domain."""
+    return f"{port[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
+
+
+def _received(kind: str, match: re.Match[str]) -> KernelEvent:
+    """Some ports lose the number of the sender's bus ("from 0000:00:00.0"): then the port is all that is known."""
+    _, port, severity, sender, bus, function = match.groups()
+    reporter = pci_address(port)
+    if bus is not None:
+        sender = _address(port, bus, function)
+    blamed = pci_address(sender)
+    if blamed[-7:] == "00:00.0":
+        blamed = reporter
+    return event(kind, match, _code(severity), blamed, (("reporter", reporter),))
+
+
+def _bus_error(kind: str, match: re.Match[str]) -> KernelEvent:
+    driver, device, severity, layer, agent = match.groups()
+    return event(kind, match, _code(severity), device, (("layer", layer), ("agent", agent), ("driver", driver)))
+
+
+# nvidia 0000:63:00.0:   device [10de:2330] error status/mask=00001081/00006000
+# nvidia 0000:63:00.0:    [20] UnsupReq               (First)
+# nvidia 0000:63:00.0: AER:   TLP Header: 60001004 000000ff 0000007d fe7eb000
+# nvidia 0000:63:00.0: AER: can't recover (no error_detected callback)
+_DETAIL = re.compile(
+    rf"{_DEVICE}(?:(?:AER|DPC): )? *(?:device \[[0-9a-f]{{4}}:[0-9a-f]{{4}}\] error status/mask="
+    r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}(?:\(First\)|$)|TLP (?:Prefix )?Header: "
+    r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover"
+    r"|(?:Root|Downstream) Port link has been reset|found no error details"
+    r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO (?:severity=|ImpSpec Log)|root port still busy"
+    r"|(?:software trigger|reserved error|ERR_(?:NON)?FATAL) detected)",
+    re.I | re.M,
+)
+
+
+def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, match[2], (("bit", match[3]), ("driver", match[1])))
+
+
+# tg3 0000:04:00.0: AER: aer_uncor_severity: 0x000ef030     (firmware first: only of what is uncorrected)
+# pcieport 0004:00:00.0: AER: subordinate device reset failed
+# pcieport 0000:00:07.1: AER: device recovery successful
+_OUTCOME = re.compile(
+    rf"{_DEVICE}(?:AER: )?(aer_uncor_severity: 0x|subordinate device reset failed"
+    r"|link reset at upstream device \S{1,32} failed|device recovery (?:failed|successful)"
+    r"|AER driver successfully recovered)",
+    re.I,
+)
+
+
+def _outcome(kind: str, match: re.Match[str]) -> KernelEvent:
+    words = match[3].lower()
+    code = "recovery_failed" if words == "device recovery failed" else "recovered"
+    if "reset" in words:
+        code = "reset_failed"
+    return event(kind, match, "nonfatal" if words.startswith("aer_") else code, match[2], (("driver", match[1]),))
+
+
+# pcieport 0000:a9:10.0: DPC: containment event, status:0x2009 source:0x0000
+# pcieport 0000:a9:10.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:aa:00.0      (6.16)
+# pcieport 0000:a9:10.0: DPC: unmasked uncorrectable error detected
+# dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000                           (4.8)
+_DPC = re.compile(
+    rf"[\w-]{{1,32}} {PCI}:(?:\w{{1,16}}:)? DPC:? (?:containment event, status:0x([0-9a-f]{{1,4}})"
+    rf"(?: source:0x([0-9a-f]{{2}})([0-9a-f]{{2}})|, ERR_\w{{5,8}} received from {PCI})?"
+    r"|(?:unmasked uncorrectable error|RP PIO error) detected)"
+)
+_EDR = re.compile(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
+
+
+def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
+    """The trigger's reason is bits 1 and 2 of the status: 1 or 2 = a message, whose sender is the source; 3 = what
+    bits 5 and 6 say, of which 1 is a person who tries it."""
+    port, status, bus, function, sender = match.groups()
+    bits = int(status or "0", 16)
+    reason = bits >> 1 & 3
+    if reason == 3 and bits >> 5 & 3 == 1:
+        return event(kind, match, DETAIL, port)
+    if sender is None and reason in (1, 2) and bus and bus + function != "0000":
+        sender = _address(port, bus, function)
+    return event(kind, match, "contained", sender or port, (("reporter", pci_address(port) if sender else None),))
+
+
+def _edr(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, match[1])
+
+
+# {2}[Hardware Error]:   section_type: PCIe error
+# {2}[Hardware Error]:   device_id: 0000:03:00.0
+# {2}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x04500000
+# [Hardware Error]: {2}  device_id: ...           (acpi_extlog); without a number: BERT, a record of the last boot
+_RECORD = re.compile(
+    r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
+    rf"(?:section_type: PCIe error|device_id: {PCI}|aer_uncor_(?:status|severity): 0x|aer_cor_status: 0x|port_type: \d"
+    r"|TLP Header: )"
+)
+
+
+def _record(kind: str, match: re.Match[str]) -> KernelEvent:
+    number = match[1] or match[2]
+    return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
+
+
+# Each literal costs every line of a log that is scanned: few, which several forms share.
+RULES = (
+    Rule("pcie_hotplug", ("lot(",), _SLOT_SAYS, _slot_says),
+    Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),
+    Rule("pcie_hotplug", ("to check link status",), _NO_LINK, _no_link),
+    Rule("pcie_hotplug", ("change power state", "; giving up"), _INACCESSIBLE, _inaccessible),
+    Rule("pcie_aer", ("PCIe Bus Error",), _BUS_ERROR, _bus_error),
+    Rule("pcie_aer", ("AER",), _RECEIVED, _received),
+    Rule("pcie_aer", ("AER", "aer_"), _OUTCOME, _outcome),
+    Rule("pcie_aer", ("DPC",), _DPC, _contained),
+    Rule("pcie_aer", ("EDR event",), _EDR, _edr),
+    Rule("pcie_aer", ("AER", "aer_", "DPC", "error status/mask=", ":    [", "(First)", "TLP Header"), _DETAIL, _detail),
+    Rule("pcie_aer", ("[Hardware Error]",), _RECORD, _record),
+)

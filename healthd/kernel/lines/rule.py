@@ -1,0 +1,71 @@
+"""What the families of kernel lines share: a rule, an address, an event. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from healthd.model import KernelEvent
+
+# The code of further lines of a fault, which by themselves say no more than that there is one: kernel/fold.py adds them
+# to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
+DETAIL = "detail"
+FURTHER = "further"  # a field: the same, of a line that also has the code of its fault
+
+MAX_TEXT = 1024  # of the message that an event keeps: a kernel record can be 8 kB
+
+
+class Rule(NamedTuple):
+    """One form of message.
+
+    needs    literals of which one is in every message that the pattern can match: what has none of any rule's is not
+             looked at further. Make them rare in a log: "Xid (", not "error"
+    pattern  matched at the message's start: what stands inside is user text
+    build    the event; None = not one after all
+    """
+
+    kind: str
+    needs: tuple[str, ...]
+    pattern: re.Pattern[str]
+    build: Callable[[str, re.Match[str]], KernelEvent | None]
+
+
+_ADDRESS = re.compile(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
+PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # to be put into a pattern: one group
+
+
+def pci_address(text: str) -> str:
+    """Any way that drivers write a PCI address, as sysfs does: "PCI:0000:1B:00" -> "0000:1b:00.0".
+
+    An Xid has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
+    bus ("0001:00"). "" if it is no address (masked, cut).
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        return ""
+    domain, bus, device, function = match.groups()
+    if int(device, 16) > 31:
+        return ""
+    return f"{int(domain or '0', 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or '0'}"
+
+
+def event(
+    kind: str,
+    match: re.Match[str],
+    code: str = "",
+    pci: str = "",
+    fields: Iterable[tuple[str, str | None]] = (),
+    pid: int | None = None,
+    process: str | None = None,
+) -> KernelEvent:
+    """The event of a line. `pci` as the line has it; fields that are None are left out."""
+    return KernelEvent(
+        kind=kind,
+        code=code,
+        pci=pci_address(pci),
+        text=match.string.rstrip()[:MAX_TEXT],
+        pid=pid,
+        process=process,
+        fields=tuple((name, value) for name, value in fields if value is not None),
+    )

@@ -1,0 +1,351 @@
+"""Disks: NVMe controllers, the block layer, SCSI, ATA, RAID.
+
+    nvme   code dead            the driver gave the controller up, or it is gone from the bus (all bits of CSTS set)
+                controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   it may recover
+                path_error, path_restored   NVMe over a network, or one of several paths
+                detail          a further line of one of these
+           controller = "nvme0", or pci where the line has only that; csts
+    block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
+                target_error, reservation, space   the device refused a command
+                beyond_end      somebody asked for sectors that the device does not have (any more)
+                command_failed, timeout, ata_error, dm_error, path_error, path_restored
+                raid_disk, raid_failed   of the array `device`; disk
+                controller_fault         of a RAID or host bus adapter; controller
+                detail          a further line of one of these
+           device = as the kernel calls it ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
+
+Floppies are silent: virtual machines have one that is none. Sources: Linux 3.10 to 6.12, drivers/nvme/host,
+block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import PCI, Rule, event
+from healthd.model import KernelEvent
+
+DEVICE = r"([A-Za-z][\w.!-]{0,31})"  # a name of the block layer; "!" stands for "/"
+_FLOPPY = re.compile(r"fd\d")
+
+
+def _worded(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
+    return tuple((re.compile(pattern), code) for pattern, code in table)
+
+
+def _code_of(text: str, table: tuple[tuple[re.Pattern[str], str], ...]) -> str:
+    return next((code for pattern, code in table if pattern.match(text)), "")
+
+
+# --- NVMe controllers
+#
+# nvme nvme0: I/O 775 QID 2 timeout, aborting             nvme 0000:01:00.0: the same, to 4.7 and while it is probed
+# nvme nvme0: I/O tag 5 (1005) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096      from 6.1 on
+_NVME = re.compile(rf"nvme (?:(nvme\d{{1,5}})|{PCI}): (?:NVME-FC\{{\d{{1,5}}\}}: )?(.{{1,300}})", re.S)
+_NVME_SAYS = _worded(
+    (
+        (r"(?:controller is down; will reset|Failed status: )", "controller_down"),
+        (r"(?:timing out )?I/O (?:tag )?\d{1,6}\b.{0,100}? QID \d{1,5} timeout, ", "timeout"),
+        (r"I/O (?:tag )?\d{1,6}\b.{0,100}? QID \d{1,5} timeout", "path_error"),  # rdma, tcp
+        (r"(?:Abort status: ?|Cancelling I/O |Timeout I/O |restart after slot reset)", "detail"),
+        (r"Disabling device after reset failure|Removing after probe failure|Device failed to resume", "dead"),
+        (r"failure state error detected, request disconnect", "dead"),
+        (r"frozen state error detected, reset controller", "frozen"),
+        (r"Device not ready; aborting|Device shutdown incomplete", "not_ready"),
+        (r"resetting controller due to|Fw activation timeout|Firmware activation timeout", "internal_error"),
+        (r"request 0x[0-9a-f]{1,8} genctr mismatch|invalid id \d{1,8} completed on queue", "internal_error"),
+        (r"(?:Could not set queue count|Identify (?:Controller|Descriptors|namespace|NS List) failed)", "init_failed"),
+        (r"(?:Reading (?:CAP|VS) failed|failed to set APST feature|IO queues (?:not created|lost))", "init_failed"),
+        (r"IO queues tagset allocation failed|failed to mark controller", "init_failed"),
+        (r"Successfully reconnected|controller connectivity re-established|reconnected", "path_restored"),
+        (r"(?:starting error recovery|Reconnecting in \d|Failed reconnect attempt|Removing controller)", "path_error"),
+        (r"queue \d{1,5}: (?:timeout|connect|receive|send)|failed nvme_keep_alive_end_io", "path_error"),
+        (r"(?:receive failed|failed to send request|failed to connect (?:socket|queue)|socket error)", "path_error"),
+        (r"(?:Connect (?:command failed|rejected)|rdma connection establishment failed|disconnected \()", "path_error"),
+        (r"(?:address|route) resolution error|ANATT timeout|keep[- ]alive (?:failed|timed out)", "path_error"),
+        (r"Property (?:Set|Get) error|Failed to get ANA log", "path_error"),
+        (r"controller connectivity lost|io failed due to|transport (?:association event|error)", "path_error"),
+    )
+)
+_CSTS = re.compile(r"controller is down; will reset: CSTS=(0x[0-9a-fA-F]{1,8})\b|Failed status: (?:0x)?([0-9a-f]{1,8})")
+
+
+def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    controller, pci, says = match.groups()
+    code = _code_of(says, _NVME_SAYS)
+    status = _CSTS.match(says)
+    csts = int(status[1] or status[2], 16) if status is not None else None
+    if csts == 0xFFFFFFFF:
+        code = "dead"
+    fields = (("controller", controller), ("csts", None if csts is None else f"{csts:#x}"))
+    return event(kind, match, code, pci or "", fields) if code else None
+
+
+# block nvme0n1: no usable path - requeuing I/O
+_NVME_PATH = re.compile(rf"block {DEVICE}: no (?:usable|available) path - ")
+
+
+def _nvme_path(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "path_error", fields=(("device", match[1]),))
+
+
+# nvme0n1: I/O Cmd(0x2) @ LBA 32545872, 8 blocks, I/O Error (sct 0x3 / sc 0x71)      without NVME_VERBOSE_ERRORS
+# nvme0n1: Read(0x2) @ LBA 2048, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR      with it
+# nvme0: Admin Cmd(0xa), I/O Error (sct 0x0 / sc 0x6) MORE DNR
+_NVME_STATUS = re.compile(
+    r"(nvme\d{1,5})((?:c\d{1,5})?n\d{1,9})?: [A-Za-z][\w /-]{0,60}\(0x([0-9a-f]{1,2})\)"
+    r"(?: @ LBA \d{1,20}, \d{1,10} blocks)?, .{0,100}? \(sct 0x([0-9a-f]{1,2}) / sc 0x([0-9a-f]{1,2})\)"
+)
+_OPERATIONS = {0x0: "FLUSH", 0x1: "WRITE", 0x2: "READ", 0x5: "COMPARE", 0x7D: "ZONE_APPEND"}  # NVM command set
+_MEDIA = 2  # status code type: media and data integrity errors; 0 generic, 1 specific to the command, 3 path
+
+
+def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    controller, namespace, *numbers = match.groups()
+    opcode, kind_of_status, status = (int(number, 16) for number in numbers)
+    if namespace is None:
+        # What a controller does not know (invalid opcode, field or log page) is asked at each boot.
+        asked = kind_of_status == 1 or (kind_of_status == 0 and status in (0x1, 0x2, 0xB))
+        return None if asked else event("nvme", match, "admin_error", fields=(("controller", controller),))
+    if opcode not in _OPERATIONS:  # discards, reservations
+        return None
+    code = "io_error" if kind_of_status != _MEDIA else "protection_error" if 0x82 <= status <= 0x84 else "medium_error"
+    fields = (("device", controller + namespace), ("operation", _OPERATIONS[opcode]))
+    return event(kind, match, code, fields=fields)
+
+
+# --- the block layer
+#
+# end_request: I/O error, dev sda, sector 2048                                            to 3.18
+# blk_update_request: critical medium error, dev sda, sector 2048 [op 0x0:(READ) ...]     4.x, 5.x
+# print_req_error: I/O error, dev nvme0n1, sector 2048 flags 1                            4.13 to 5.2
+# I/O error, dev nvme0n1, sector 2048 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2     from 5.16 on
+_REQUEST = re.compile(
+    r"(?:(?:end_request|blk_update_request|print_req_error|blk_print_req_error): )?"
+    rf"([A-Za-z/][A-Za-z/ -]{{0,38}}?) error, dev {DEVICE}, sector \d{{1,20}}"
+    r"(?: op 0x[0-9a-f]{1,4}:\((\w{1,24})\))?"
+)
+_STATUSES = {
+    **dict.fromkeys(("I/O", "timeout", "device offline", "recoverable transport", "critical transport"), "io_error"),
+    **dict.fromkeys(("critical medium", "medium"), "medium_error"),
+    "protection": "protection_error",
+    **dict.fromkeys(("critical target", "invalid", "duration limit exceeded"), "target_error"),
+    **dict.fromkeys(("critical nexus", "reservation conflict"), "reservation"),
+    "critical space allocation": "space",
+    "operation not supported": "",  # a discard that the device does not know
+}
+
+
+# What a device may refuse: the block layer asks once and then no more.
+_OPTIONAL = frozenset({"DISCARD", "SECURE_ERASE", "WRITE_SAME", "WRITE_ZEROES"})
+
+
+def _request(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    status, device, operation = match.groups()
+    code = _STATUSES.get(status, "io_error")
+    if code == "target_error" and operation in _OPTIONAL:
+        return None
+    return _of_device(kind, match, code, device, operation)
+
+
+def _of_device(
+    kind: str, match: re.Match[str], code: str, device: str, operation: str | None = None
+) -> KernelEvent | None:
+    if not code or _FLOPPY.match(device):
+        return None
+    return event(kind, match, code, fields=(("device", device), ("operation", operation)))
+
+
+# Buffer I/O error on device sda1, logical block 5                to 3.18
+# Buffer I/O error on dev sda1, logical block 5, lost async page write
+_BUFFER = re.compile(
+    rf"Buffer I/O error on dev(?:ice)? {DEVICE}, logical block \d{{1,20}}(?:, (lost|async page read))?"
+    rf"|lost page write due to I/O error on {DEVICE}"
+)
+
+
+def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    operation = {"lost": "WRITE", "async page read": "READ"}.get(match[2] or ("lost" if match[3] else ""))
+    return _of_device(kind, match, "io_error", match[1] or match[3], operation)
+
+
+# kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
+# Before it stands the name of the process that asked, from 5.14 on.
+_BEYOND = re.compile(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
+
+
+def _beyond(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "beyond_end", fields=(("device", match[1]),))
+
+
+# --- SCSI: sd 0:0:0:0: [sda] tag#12 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE cmd_age=2s
+_SCSI = re.compile(
+    r"(?:sd|scsi|sr|ses|st|sg) (\d{1,5}:\d{1,5}:\d{1,5}:\d{1,9}): (?:\[([a-z]{1,8}\d{0,4})\] ?)?"
+    r" {0,4}(?:tag#\d{1,6} ?)?(.{1,200})",
+    re.S,
+)
+_SCSI_SAYS = _worded(
+    (
+        (r"Sense Key ?: (?:Medium|Hardware) Error", "medium_error"),
+        (r"Sense Key ?: (?:Not Ready|Aborted Command|Data Protect)", "command_failed"),
+        (r"Sense Key ?: |Add\. Sense: |CDB: |Unhandled (?:error|sense) code|ASC=0x", "detail"),
+        (r"rejecting I/O to (?:offline|dead) device|Device offlined - |Medium access timeout failure", "offline"),
+        (r"(?:FAILED |UNKNOWN\(0x[0-9a-f]{1,8}\) |Timed out |TIMEOUT_ERROR )?Result: hostbyte=", "command_failed"),
+        (r"(?:Synchronize Cache|Read Capacity)\(\d{1,2}\) failed|Test Unit Ready failed", "command_failed"),
+        (r"BRCM Debug mfi stat", "detail"),
+        (r"timing out command, waited|attempting (?:task abort|\w{1,10} reset)|task abort: ", "timeout"),
+    )
+)
+
+
+def _scsi(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    address, device, says = match.groups()
+    code = _code_of(says, _SCSI_SAYS)
+    return event(kind, match, code, fields=(("device", device), ("scsi", address))) if code else None
+
+
+# iSCSI and Fibre Channel:  connection1:0: detected conn error (1020)
+_SCSI_PATH = re.compile(
+    r" {0,2}(connection\d{1,5}:\d{1,5}|session\d{1,5}|rport-\d{1,5}:\d{1,5}-\d{1,5}): {1,2}"
+    r"(?:detected conn error|session recovery timed out|blocked FC remote port time out)"
+)
+
+
+def _scsi_path(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "path_error", fields=(("path", match[1]),))
+
+
+# --- ATA: ata1.00: exception Emask 0x0 SAct 0x0 SErr 0x0 action 0x6 frozen
+_ATA = re.compile(r"(ata\d{1,4}(?:\.\d{1,2})?): (.{1,80})", re.S)
+_ATA_SAYS = _worded(
+    (
+        (r"exception Emask|failed command: |error: \{ [A-Z ]{0,40}UNC|COMRESET failed|qc timeout", "ata_error"),
+        (r"revalidation failed|limiting S?ATA link speed|NCQ disabled due to|disabled$|disable device", "ata_error"),
+        (r"limiting speed to|failed to (?:IDENTIFY|recover|read log)|reset failed, giving up", "ata_error"),
+        (
+            r"hard resetting (?:link|port)|link is slow to respond|(?:status|error|SError): \{ |cmd [0-9a-f]{2}/",
+            "detail",
+        ),
+    )
+)
+
+
+def _ata(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    code = _code_of(match[2].rstrip(), _ATA_SAYS)
+    return event(kind, match, code, fields=(("port", match[1]),)) if code else None
+
+
+# --- RAID and host bus adapters
+_ADAPTER = re.compile(
+    rf"(?:(?:megaraid_sas|smartpqi|hpsa|aacraid|arcmsr|mpi3mr) {PCI}: (?:scsi\d{{1,4}}: )?"
+    r"|(megasas|aacraid|mpt[23]sas(?:_cm)?\d{1,4}|mpi3mr\d{1,4}|hpsa\d{1,4}): )(.{1,160})",
+    re.S,
+)
+_ADAPTER_SAYS = _worded(
+    (
+        (
+            r"(?:Found )?FW (?:is )?in FAULT state|FW detected to be in fault|resetting (?:fusion )?adapter",
+            "controller_fault",
+        ),
+        (r".{0,60}?(?:will reset adapter|kill(?:ing)? ?adapter|[Aa]dapter is dead)", "controller_fault"),
+        (r"\d{1,10} \(\w{1,16}/0x[0-9a-f]{1,4}/(?:CRIT|FATAL|DEAD)\) - ", "controller_fault"),
+        (r"(?:_?\w{1,40}: ?)?fault_state\(0x|SAS host is non-operational|sending diag reset", "controller_fault"),
+        (r"diag reset: FAILED|\w{0,40} ?: hard reset: failed|[Cc]ontroller lockup detected", "controller_fault"),
+        (
+            r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
+            "controller_fault",
+        ),
+        # Of the links and drives (originator PL), of RAID (IR); not what its own firmware says of each odd request.
+        (r"log_info\(0x3[12]", "detail"),
+    )
+)
+
+
+def _adapter(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    pci, name, says = match.groups()
+    code = _code_of(says, _ADAPTER_SAYS)
+    return event(kind, match, code, pci or "", (("controller", name),)) if code else None
+
+
+# --- device mapper and software RAID
+#
+# device-mapper: multipath: 253:3: Failing path 8:16.     to 4.x without the first numbers
+_MULTIPATH = re.compile(r"device-mapper: multipath: (?:\d{1,4}:\d{1,7}: )?(Failing|Reinstating) path (\d{1,4}:\d{1,7})")
+_DM = re.compile(
+    r"device-mapper: (?:thin|cache|raid|verity|integrity|crypt|table|snapshots?|space map \w{1,12}): "
+    r"(?:\d{1,4}:\d{1,7}: |dm-\d{1,6}: )?.{0,80}?(?:switching pool to (?:read-only|out-of-data-space|failure)"
+    r"|aborting current metadata|is corrupted|INTEGRITY|Checksum failed|Invalidating snapshot|I/O error|failed: error)",
+    re.S,
+)
+# md/raid1:md0: Disk failure on sdb1, disabling device.\nmd/raid1:md0: Operation continuing on 1 devices.
+_MD = re.compile(
+    rf"md/(?:raid\d{{0,2}}|linear|multipath):?{DEVICE}: (?:Disk failure on {DEVICE}(,| detected, failing)"
+    r"|(?:[a-z]+\d*[a-z\d]*: )?(Operation continuing on|Cannot continue operation|not enough operational"
+    r"|read error not correctable|Raid device exceeded read_error threshold|unrecoverable I/O))"
+)
+_MD_SUPERBLOCK = re.compile(r"md: super_written gets error")
+
+
+def _multipath(kind: str, match: re.Match[str]) -> KernelEvent:
+    code = "path_error" if match[1] == "Failing" else "path_restored"
+    return event(kind, match, code, fields=(("path", match[2]),))
+
+
+def _dm(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dm_error")
+
+
+def _md(kind: str, match: re.Match[str]) -> KernelEvent:
+    array, disk, how, says = match.groups()
+    if says == "Operation continuing on":
+        code = "detail"
+    else:
+        code = (
+            "raid_failed"
+            if how not in (",", None) or (says or "").startswith(("Cannot", "not enough"))
+            else "raid_disk"
+        )
+    return event(kind, match, code, fields=(("device", array), ("disk", disk)))
+
+
+def _md_superblock(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "raid_disk")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule("nvme", ("nvme nvme", "nvme 0", "nvme 1"), _NVME, _nvme),
+    Rule("nvme", ("able path - ",), _NVME_PATH, _nvme_path),
+    Rule("block", ("(sct 0x",), _NVME_STATUS, _nvme_status),
+    Rule("block", (" error, dev ",), _REQUEST, _request),
+    Rule("block", ("Buffer I/O error on", "lost page write due"), _BUFFER, _buffer),
+    Rule("block", ("attempt to access beyond",), _BEYOND, _beyond),
+    Rule(
+        "block",
+        (
+            *(" Sense", " CDB: ", "Result: hostbyte=", "rejecting I/O to", "Device offlined", "Offlining disk"),
+            *("timing out command", "task abort", " Unhandled ", "attempting ", "BRCM Debug"),
+        ),
+        _SCSI,
+        _scsi,
+    ),
+    Rule("block", ("detected conn error", "session recovery timed", "FC remote port time"), _SCSI_PATH, _scsi_path),
+    Rule(
+        "block",
+        (
+            *(" Emask", "failed command: ", "{ DRDY", "{ UNC", "COMRESET", "qc timeout", "revalidation failed"),
+            *("link is slow", "hard resetting", "SATA link speed", "NCQ disabled", ".00: disable", ".01: disable"),
+        ),
+        _ATA,
+        _ata,
+    ),
+    Rule(
+        "block",
+        ("megaraid_sas ", "megasas: ", "mpt2sas", "mpt3sas", "mpi3mr", "smartpqi ", "hpsa ", "aacraid"),
+        _ADAPTER,
+        _adapter,
+    ),
+    Rule("block", ("device-mapper: ",), _MULTIPATH, _multipath),
+    Rule("block", ("device-mapper: ",), _DM, _dm),
+    Rule("block", ("Disk failure on ", "md/raid"), _MD, _md),
+    Rule("block", ("super_written gets",), _MD_SUPERBLOCK, _md_superblock),
+)

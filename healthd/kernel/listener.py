@@ -1,0 +1,227 @@
+"""Keeps a kernel log source open and read: one that dies is noticed, counted, and opened again with backoff."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from healthd.guard import KERNEL_LOG, tell_once, words
+from healthd.kernel.parse import UNREAD
+from healthd.kernel.source import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
+from healthd.model import KernelEvent
+from healthd.say.status import KernelLogStatus, SourceStatus
+
+log = logging.getLogger("healthd.kernel.source")
+
+RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
+GAP_TRIES = 5
+READ_SECONDS = 0.05  # how long a storm is read on before what was read counts and others get their turn
+LINES_AT_ONCE = 4000  # kept meanwhile, repeats not counted
+
+
+class Listener:
+    """`cursor` continues an earlier one's. What it says is KernelEvents; what it knows of itself is its status."""
+
+    def __init__(
+        self,
+        spec: str,
+        root: str,
+        boot_id: str,
+        cursor: Any,
+        accept_injected: bool,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._root = root
+        self._boot_id = boot_id
+        self._cursor = cursor
+        self._accept_injected = accept_injected
+        self._now = now
+        self._monotonic = monotonic
+        self._source: Source | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._gap_failures = 0
+        self._gap_waits = False
+        self._before = (0, 0, 0, 0)  # counted by sources that died
+        self._last_read = 0.0
+        self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
+        self.journal = SourceStatus("journal", up=True)
+        self._open()
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        descriptor = self._source.fileno() if self._source else None
+        if descriptor is not None:
+            yield descriptor, False
+
+    @property
+    def deadline(self) -> float:
+        """When to look without being woken: to open it again, or because there is more than one read's worth."""
+        if self._source is None:
+            return float("inf") if self._spec == "off" else self._retry_at
+        return 0.0 if self._source.pending else float("inf")
+
+    @property
+    def cursor(self) -> Any:
+        return self._source.cursor if self._source else self._cursor
+
+    @property
+    def sources(self) -> Iterator[SourceStatus]:
+        """What is listened to here, for the metrics: nothing where the log is switched off."""
+        k = self.status
+        if self._spec == "off":
+            return
+        yield SourceStatus(
+            "kernel_log",
+            k.alive,
+            self._last_read,
+            k.restarts_total,
+            k.overruns_total,
+            k.lost_total,
+            k.malformed_total,
+            k.rotations_total,
+            k.trouble,
+        )
+        if self._spec == "kmsg":
+            yield self.journal
+
+    def read(self) -> list[KernelEvent]:
+        """The events in what is there now; of a storm, in what READ_SECONDS give."""
+        if self._source is None and self._monotonic() >= self._retry_at:
+            self._open()
+        source = self._source
+        if source is None:
+            return []
+        lines: list[RawLine] = []
+        until = self._monotonic() + READ_SECONDS
+        try:
+            while True:
+                lines += unrepeated(source.read())
+                if not source.pending or len(lines) >= LINES_AT_ONCE or self._monotonic() >= until:
+                    break
+            self._failures = 0
+            self._last_read = self._now()
+        except Exception as error:
+            self._failed(f"{self._spec}: {_why(error)}")
+        for note in source.take_notes():
+            log.warning("kernel log: %s", note)
+        return self._events(unrepeated(lines))
+
+    def _events(self, lines: Iterable[RawLine]) -> list[KernelEvent]:
+        read = [(line.lines, event_of(line, self._boot_id)) for line in lines]
+        events = [event for _, event in read if event is not None]
+        lost, overruns, malformed, rotations = self._before
+        malformed += sum(event.lines for event in events if event.kind == UNREAD)
+        self._before = (lost, overruns, malformed, rotations)
+        self._count(sum(count for count, _ in read), sum(event.lines for event in events))
+        return events
+
+    # --- what the ring buffer lost, for the journal to fill
+
+    def gap(self) -> Gap | None:
+        """What to ask the journal for now."""
+        return self._source.gaps[0] if self._source and self._source.gaps and not self._gap_waits else None
+
+    def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
+        """The events in what the journal has of a gap. `limit` lines are not all of it: what follows them is left."""
+        self._gap_failures = 0
+        last = lines[-1].usec if len(lines) >= limit else None
+        if self._source is not None:
+            self._source.filled(gap, gap._replace(since_usec=last) if last is not None else None)
+        self.journal = dataclasses.replace(self.journal, up=True, last_read=self._now(), trouble="")
+        return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
+
+    def not_filled(self, gap: Gap, why: str) -> None:
+        """The journal could not be read. Once more in the next round, but not for ever."""
+        self._gap_failures += 1
+        self._gap_waits = self._gap_failures < GAP_TRIES
+        restarts = self.journal.restarts_total + 1
+        self.journal = dataclasses.replace(self.journal, up=False, trouble=why, restarts_total=restarts)
+        if not self._gap_waits:
+            log.error("the journal could not be read %d times: kernel lines stay lost: %s", GAP_TRIES, why)
+            self._gap_failures = 0
+            if self._source is not None:
+                self._source.filled(gap)
+
+    def round_is_over(self) -> None:
+        self._gap_waits = False
+        if isinstance(self._source, Kmsg):
+            try:
+                self._source.listen_in()
+            except OSError as error:
+                self._failed(f"{self._spec}: {_why(error)}")
+
+    # --- open and closed
+
+    def close(self) -> None:
+        if self._source is not None:
+            with contextlib.suppress(OSError):  # its descriptor may be what is wrong with it
+                self._source.close()
+
+    def _open(self) -> None:
+        if self._spec == "off":
+            return
+        try:
+            self._source = open_source(self._spec, self._root, self._cursor, self._accept_injected, self._now)
+        except Exception as error:
+            if not isinstance(error, OSError | ImportError):
+                self._cursor = None  # what an earlier daemon left may be what it stumbled over
+            self._failed(f"{self._spec}: {_why(error)}")
+            return
+        self.status = dataclasses.replace(self.status, alive=not self._source.missing, trouble=self._source.missing)
+
+    def _failed(self, trouble: str) -> None:
+        if self._source is not None:
+            self._cursor = self._source.cursor
+            self._before = self._counted()
+            self.close()
+            self._source = None
+        wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
+        self._failures += 1
+        self._retry_at = self._monotonic() + wait
+        restarts = self.status.restarts_total + 1
+        self.status = dataclasses.replace(self.status, alive=False, trouble=trouble, restarts_total=restarts)
+        log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
+
+    def _counted(self) -> tuple[int, int, int, int]:
+        """lost, overruns, malformed, rotations: of all sources since the start."""
+        source = self._source
+        if source is None:
+            return self._before
+        lost, overruns, malformed, rotations = self._before
+        return (
+            lost + source.lost,
+            overruns + source.overruns,
+            malformed + source.malformed,
+            rotations + source.rotations,
+        )
+
+    def _count(self, lines: int, events: int) -> None:
+        lost, overruns, malformed, rotations = self._counted()
+        missing = self._source.missing if self._source else self.status.trouble
+        self.status = dataclasses.replace(
+            self.status,
+            alive=not missing,
+            trouble=missing,
+            lines_total=self.status.lines_total + lines,
+            events_total=self.status.events_total + events,
+            lost_total=lost,
+            overruns_total=overruns,
+            malformed_total=malformed,
+            rotations_total=rotations,
+            last_line=self._now() if lines else self.status.last_line,
+        )
+
+
+def _why(error: Exception) -> str:
+    """What a source's error says; one that no source should give is healthd's own mistake, and told with its place."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, ImportError):
+        return str(error)
+    tell_once(KERNEL_LOG, error)
+    return words(error)

@@ -1,0 +1,80 @@
+"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel_lines/, one file a family.
+
+Every rule is anchored at the start of the kernel's message: process names and cgroup paths inside a message are
+user text, and a program that quotes an Xid in its own log line is not the driver. A new form is a new row of its
+family's RULES; among those that share a literal the first that matches counts.
+
+Some of the kernel's own lines begin with such text all the same: what it says of a process, "NAME[PID]: segfault at".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
+
+from healthd.guard import KERNEL_LOG, tell_once
+from healthd.kernel.lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
+from healthd.kernel.lines.rule import MAX_TEXT, Rule
+from healthd.model import KernelEvent
+
+RULES: tuple[Rule, ...] = (
+    *nvidia.RULES,
+    *nvidia_driver.RULES,
+    *pcie.RULES,
+    *network.RULES,
+    *storage.RULES,
+    *filesystems.RULES,
+    *memory.RULES,
+    *host.RULES,
+)
+LITERALS: dict[str, tuple[Rule, ...]] = {
+    literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
+}
+# A process may be called "Xid (0): 79, a" (15 characters, any). What these lines say is at most about memory, or
+# the end of a device.
+# arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
+# mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
+# mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
+_USER_TEXT_FIRST = re.compile(
+    r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame|vsyscall |attempts ))"
+    r"|/\d{1,10}: potentially | ?\(\d{1,10}\)(?:: drop_caches|: VmData|: /proc/|: Using mlock| used | uses )"
+    r"|:\d{1,10} (?:map pfn |conflicting memory |freeing invalid )| uses |: page allocation | invoked oom-killer: "
+    r"|(?P<block>: attempt to access beyond ))|Task in /|input: .* as /"
+)
+
+
+UNREAD = "unread"  # the kind of a line that a rule makes a mistake with: it may be any fault's, so people are told
+
+
+def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
+    """The event that a kernel message (without any prefix) reports, None if it reports none that matters here.
+
+    `literals`: those of LITERALS that the caller has not ruled out, in their order.
+    """
+    try:
+        return _parse(text, literals)
+    except Exception as error:
+        tell_once(KERNEL_LOG, error, text)
+        return KernelEvent(UNREAD, text=text[:MAX_TEXT])
+
+
+def as_unread(event: KernelEvent) -> KernelEvent:
+    """The same lines, where it is a later step that makes a mistake with what they say."""
+    return replace(event, kind=UNREAD, code="", pci="", fields=())
+
+
+def _parse(text: str, literals: Iterable[str]) -> KernelEvent | None:
+    of_a_process: re.Match[str] | Literal[False] | None = None
+    for literal in literals:
+        if literal in text:
+            if of_a_process is None:
+                of_a_process = _USER_TEXT_FIRST.match(text) or False
+            for rule in LITERALS[literal]:
+                if of_a_process and rule.kind != (of_a_process.lastgroup or "oom"):
+                    continue
+                match = rule.pattern.match(text)
+                if match is not None and (found := rule.build(rule.kind, match)) is not None:
+                    return found
+    return None

@@ -1,0 +1,1 @@
+"""This machine: its files, programs, processes, disks and devices."""

@@ -1,0 +1,180 @@
+"""What this node has: PCI devices, disks and what is mounted from them from sysfs, GPUs from NVML, names from udev
+where it runs.
+
+Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
+PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
+(PCI Code and ID Assignment Specification).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
+from healthd.machine import mountinfo
+from healthd.machine.disks import NO_DISKS, whole
+from healthd.model import Disk, Gpu, Inventory, LocalMount, PciDevice
+from healthd.nvml import NvmlError, NvmlGpu
+
+SLOTS = "/sys/bus/pci/slots"
+UDEV_DATABASE = "/run/udev/data"
+NVIDIA = "0x10de"
+NVME = "/sys/class/nvme"
+BLOCK = "/sys/block"
+BLOCK_NUMBERS = "/sys/dev/block"
+BLOCK_NAMES = "/sys/class/block"
+MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
+LVM_COPY = re.compile(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
+LAYERS = 8  # of device mapper and RAID over each other; no machine has so many
+
+
+def take(host: Host, gpus: bool) -> Inventory:
+    """The inventory now (in the worker: NVML may hang). `gpus`: also ask NVML; where it cannot be asked there are none.
+
+    Devices that nobody asks for (bridges, USB, ...) are left out.
+    """
+    found, driver_version = _ask_nvml(host) if gpus else ((), "")
+    return Inventory(
+        gpus=found,
+        devices=tuple(_devices(host)),
+        driver_version=driver_version or _read(host, "/sys/module/nvidia/version"),
+        dmi_product=_read(host, "/sys/class/dmi/id/product_name"),
+        disks=tuple(_disks(host)),
+        mounts=tuple(_mounts(host)),
+    )
+
+
+def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
+    try:
+        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu)) for gpu in host.gpus())
+        return gpus, (host.nvml.driver_version() or "") if gpus else ""
+    except NvmlError:
+        return (), ""  # gpu_access says what is wrong
+
+
+def _minor(gpu: NvmlGpu) -> int | None:
+    try:
+        return gpu.minor()
+    except NvmlError:
+        return None  # of this one GPU it is not known which jobs hold it
+
+
+def _devices(host: Host) -> Iterator[PciDevice]:
+    slots = {_read(host, f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
+    name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
+    for function in host.pci_functions():
+        kind = kind_of(function.vendor, function.pci_class)
+        if kind != "other":
+            yield PciDevice(
+                pci=function.pci,
+                vendor=function.vendor,
+                device=function.device,
+                pci_class=function.pci_class,
+                kind=kind,
+                upstream=function.upstream,
+                slot=slots.get(function.pci.partition(".")[0], ""),
+                name=name_of(function.pci),
+            )
+
+
+def _disks(host: Host) -> Iterator[Disk]:
+    for name in host.list(NVME):
+        is_local = (_read(host, f"{NVME}/{name}/transport") or "pcie") == "pcie"
+        pci = _read(host, f"{NVME}/{name}/address") if is_local else ""
+        yield Disk(name, pci, _ids(host, f"{NVME}/{name}", ("serial",)))
+    for name in host.list(BLOCK):
+        if not name.startswith(NO_DISKS):
+            pci = pci_of(host.link_target(f"{BLOCK}/{name}") or "")
+            yield Disk(name, pci, _ids(host, f"{BLOCK}/{name}", ("wwid", "device/wwid", "serial", "device/serial")))
+
+
+def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text for file in files if (text := _read(host, f"{path}/{file}"))))
+
+
+def _mounts(host: Host) -> Iterator[LocalMount]:
+    """Each file system on the node's own disks once: "/" if it is the root, else where it is mounted first."""
+    mounts, _ = mountinfo.parse_all(_read(host, mountinfo.MOUNTINFO) or None)
+    found: dict[str, mountinfo.Mount] = {}
+    for mount in mounts:
+        is_own = mountinfo.of_host(mount) and not mountinfo.in_a_file(mount)
+        if is_own and (mount.device not in found or mount.point == "/"):
+            found[mount.device] = mount
+    for mount in found.values():
+        device = _device_of(host, mount)
+        disks = _disks_below(host, device)
+        redundant = tuple(sorted(disk for disk, stood_in_for in disks.items() if stood_in_for))
+        yield LocalMount(mount.point, mount.fstype, device, tuple(sorted(disks)), redundant)
+
+
+def _device_of(host: Host, mount: mountinfo.Mount) -> str:
+    """As the kernel's log calls it. Btrfs and others have a number of their own: they are known by their source."""
+    link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
+    return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
+
+
+def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
+    """Disk -> whether others stand in for it wherever the device needs it."""
+    below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
+    if not below:
+        return {whole(device): False}
+    found: dict[str, bool] = {}
+    for part in below:
+        for disk, redundant in _disks_below(host, part, layers - 1).items():
+            found[disk] = redundant and found.get(disk, True)
+    return dict.fromkeys(found, True) if len(found) > 1 and _has_copies(host, device, below) else found
+
+
+def _has_copies(host: Host, device: str, below: list[str]) -> bool:
+    """Whether one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by the names that LVM keeps for
+    their parts). An array that lost parts counts too: that it lost one too many, md and the file system say."""
+    if _read(host, f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
+        return True
+    if _read(host, f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
+        return True
+    return any(LVM_COPY.search(_read(host, f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
+
+
+def _read(host: Host, path: str) -> str:
+    """The text, "" where there is none: a device that is taken out while it is looked at gives errors."""
+    try:
+        return host.read(path) or ""
+    except OSError:
+        return ""
+
+
+def kind_of(vendor: str, pci_class: str) -> str:
+    """Of a device's `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
+    if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
+        return "gpu"
+    if vendor == NVIDIA and pci_class.startswith("0x0680"):
+        return "nvswitch"
+    if pci_class.startswith("0x02"):
+        return "nic"
+    return "nvme" if pci_class.startswith("0x0108") else "other"
+
+
+def pci_of(device_path: str) -> str:
+    """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" none."""
+    parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
+    return parts[-1] if parts else ""
+
+
+def _udev_names() -> Callable[[str], str]:
+    """Names of models from udev's database. Without libudev there are none."""
+    try:
+        import pyudev
+
+        context = pyudev.Context()
+    except (ImportError, OSError):
+        return lambda pci: ""
+
+    def name(pci: str) -> str:
+        try:
+            device = pyudev.Devices.from_path(context, f"{PCI_DEVICES}/{pci}")
+        except (pyudev.DeviceNotFoundError, OSError):
+            return ""
+        return str(device.properties.get("ID_MODEL_FROM_DATABASE", ""))
+
+    return name

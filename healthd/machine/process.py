@@ -1,0 +1,135 @@
+"""Processes of Slurm jobs: which job a process belongs to, and which jobs hold a GPU.
+
+In the daemon, at the moment of a kernel line, since the process may be gone a second later. So only what cannot hang is
+read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), never a file through
+/proc/PID/fd (its file system would be asked), only the link's text. A job that opens a file of its own named
+".../dev/nvidia3" is named, too: that accuses nobody else.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from healthd.machine.cgroup import job_in
+
+LOOK_SECONDS = 0.1  # a node may have 100,000 processes: what was found until then counts
+DEPTH = 8  # job, step, user, task, and what a job makes below its own
+CGROUP = "sys/fs/cgroup"
+# Where cgroups hang: v2, v2 beside v1, and the v1 controllers that Slurm's plugins use (proctrack, then task).
+HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
+
+
+def job_of(pid: int, root: str) -> str | None:
+    """The job by the cgroup of a process, "" = it is in none; None: there is no such process."""
+    try:
+        with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return job_in(file.read(65536))
+    except OSError:
+        return None
+
+
+def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
+    """pid -> job of all processes in the cgroups of jobs. {} also where Slurm does not use cgroups."""
+    top = os.path.join(root, CGROUP)
+    until = now() + LOOK_SECONDS
+    for hierarchy in HIERARCHIES:
+        found = {
+            pid: job
+            for directory in _slurm_directories(os.path.join(top, hierarchy))
+            for path, job in _jobs(directory, top)
+            for pid in _members(path, DEPTH, until, now)
+        }
+        if found:
+            return found
+    return {}
+
+
+def has_no_jobs(root: str) -> bool:
+    """Whether Slurm's cgroups show that no process of a job is here. Where Slurm uses none, nobody knows: False."""
+    top = os.path.join(root, CGROUP)
+    used = any(
+        not directory.endswith(".service")
+        for hierarchy in HIERARCHIES
+        for directory in _slurm_directories(os.path.join(top, hierarchy))
+    )
+    return used and not job_processes(root)
+
+
+def _slurm_directories(hierarchy: str) -> Iterator[str]:
+    """v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope."""
+    for entry in _directories(hierarchy):
+        if "slurm" in entry.name:
+            yield entry.path
+        elif entry.name.endswith(".slice"):
+            yield from (below.path for below in _directories(entry.path) if "slurm" in below.name)
+
+
+def _jobs(directory: str, top: str) -> Iterator[tuple[str, str]]:
+    """The cgroups of jobs and their jobs: job_N, or uid_U/job_N."""
+    for entry in _directories(directory):
+        below = _directories(entry.path) if entry.name.startswith("uid_") else iter((entry,))
+        for found in below:
+            if job := job_in(f"0::/{os.path.relpath(found.path, top)}"):
+                yield found.path, job
+
+
+def _members(path: str, depth: int, until: float, now: Callable[[], float]) -> Iterator[int]:
+    if now() > until:
+        return
+    try:
+        with open(os.path.join(path, "cgroup.procs"), encoding="ascii") as file:
+            yield from map(int, file.read().split())
+    except (OSError, ValueError):
+        pass  # gone meanwhile; a threaded cgroup has no list
+    if depth:
+        for entry in _directories(path):
+            yield from _members(entry.path, depth - 1, until, now)
+
+
+def _directories(path: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            found = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    yield from found
+
+
+def jobs_holding(
+    minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
+) -> dict[int, tuple[str, ...]]:
+    """By minor number, the jobs of whose `processes` (pid -> job) one has /dev/nvidiaMINOR open. With shared GPUs and
+    MIG these are several."""
+    names = {f"{minor}": minor for minor in minors}
+    holding: dict[int, set[str]] = {minor: set() for minor in minors}
+    until = now() + LOOK_SECONDS
+    for pid, job in processes.items():
+        wanted = {name for name, minor in names.items() if job not in holding[minor]}
+        if now() > until:
+            break
+        if wanted:
+            for name in _open_gpus(pid, wanted, root):
+                holding[names[name]].add(job)
+    return {minor: tuple(sorted(jobs, key=int)) for minor, jobs in holding.items()}
+
+
+def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
+    """Which of /dev/nvidiaN, by N, a process has open. In a container the path is the one in there."""
+    descriptors = f"{root.rstrip('/')}/proc/{pid}/fd"
+    found: set[str] = set()
+    try:
+        for descriptor in os.listdir(descriptors):
+            try:
+                link = os.readlink(f"{descriptors}/{descriptor}")
+            except OSError:
+                continue  # closed meanwhile
+            number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")[2]
+            if number in wanted:
+                found.add(number)
+                if len(found) == len(wanted):
+                    break
+    except OSError:
+        pass  # gone meanwhile
+    return found

@@ -1,0 +1,139 @@
+"""What a Host stands on: this machine, or a tree of files below a root. recording.py has the third kind, a recording.
+
+Paths are absolute as on the node. Whatever the kernel refuses is the OSError that it gave.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from healthd.machine.program import Ran, run_program
+
+MAX_FILE_BYTES = 16 << 20
+READ_BYTES = 64 << 10
+
+
+class FileStat(NamedTuple):
+    """`mode` with the type bits, `device` is (major, minor) of a device node, (0, 0) otherwise."""
+
+    mode: int
+    uid: int
+    gid: int
+    device: tuple[int, int]
+
+
+class FileSystem(NamedTuple):
+    """What unprivileged users may still use. File systems that count no inodes (btrfs) have 0 of them."""
+
+    size_bytes: int
+    available_bytes: int
+    inodes: int
+    inodes_available: int
+
+
+class KernelClock(NamedTuple):
+    """adjtimex(2): whether something disciplines the clock, how far off it is believed to be, and at most."""
+
+    synchronised: bool
+    offset_seconds: float
+    max_error_seconds: float
+
+
+class System(Protocol):
+    def read(self, path: str) -> bytes: ...
+    def names(self, path: str) -> list[str]:
+        """Of what is in a directory, in no order."""
+        ...
+
+    def scan(self, path: str) -> list[tuple[str, int]]:
+        """(name, inode number) of the same."""
+        ...
+
+    def readlink(self, path: str, anywhere: bool = False) -> str: ...
+    def stat(self, path: str, anywhere: bool = False) -> FileStat: ...
+    def statvfs(self, path: str) -> FileSystem: ...
+    def run(
+        self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
+    ) -> Ran | None: ...
+    def clock(self) -> KernelClock | None: ...
+
+
+class Tree:
+    """The files below `root`, "" for this machine. A tree has neither programs to ask nor a clock: those are None.
+    `anywhere`: a program of this machine is meant, whatever the root."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def read(self, path: str) -> bytes:
+        # Not open(): a round reads a thousand small files, and making an object for each costs more than the read.
+        file = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # In pieces: for one read of 4 MiB or more /proc/sys answers ENOMEM.
+            data = piece = os.read(file, READ_BYTES)
+            if path.startswith("/sys/") and len(piece) < READ_BYTES:
+                return data  # sysfs gives an attribute whole, and there are a thousand of them
+            while piece and len(data) < MAX_FILE_BYTES:
+                piece = os.read(file, READ_BYTES)
+                data += piece
+            return data
+        finally:
+            os.close(file)
+
+    def names(self, path: str) -> list[str]:
+        return os.listdir(self._root + path)
+
+    def scan(self, path: str) -> list[tuple[str, int]]:
+        with os.scandir(self._root + path) as entries:
+            return [(entry.name, entry.inode()) for entry in entries]
+
+    def readlink(self, path: str, anywhere: bool = False) -> str:
+        return os.readlink(path if anywhere else self._root + path)
+
+    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+        found = os.stat(path if anywhere else self._root + path)
+        device = (os.major(found.st_rdev), os.minor(found.st_rdev))
+        return FileStat(found.st_mode, found.st_uid, found.st_gid, device)
+
+    def statvfs(self, path: str) -> FileSystem:
+        found = os.statvfs(self._root + path)
+        block = found.f_frsize or found.f_bsize
+        return FileSystem(found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail)
+
+    def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
+        """None: there is no such program, or it would tell of another machine than the tree's (not `anywhere`)."""
+        if self._root and not anywhere:
+            return None
+        try:
+            return run_program(argv, seconds, environment)
+        except FileNotFoundError:
+            return None
+
+    def clock(self) -> KernelClock | None:
+        return None if self._root else adjtimex()
+
+
+def adjtimex() -> KernelClock:
+    """The kernel's clock, read only (modes 0). Raises OSError. struct timex of the 64-bit Linux ABI."""
+    import ctypes
+
+    class Timex(ctypes.Structure):
+        _fields_ = (
+            ("modes", ctypes.c_uint),
+            ("offset", ctypes.c_long),  # micro- or, with STA_NANO, nanoseconds
+            ("freq", ctypes.c_long),
+            ("maxerror", ctypes.c_long),  # microseconds
+            ("esterror", ctypes.c_long),
+            ("status", ctypes.c_int),
+            ("rest", ctypes.c_char * 256),  # more than what follows
+        )
+
+    timex = Timex()
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error), "adjtimex")
+    sta_unsync, sta_nano = 0x0040, 0x2000
+    unit = 1e-9 if timex.status & sta_nano else 1e-6
+    return KernelClock(not timex.status & sta_unsync, timex.offset * unit, timex.maxerror * 1e-6)

@@ -1,0 +1,1 @@
+"""NVIDIA's words: codes and their texts, and NVML without GPUs."""

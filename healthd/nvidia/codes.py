@@ -1,0 +1,182 @@
+"""NVIDIA's codes as facts: Xid, SXid and the decoding of NVLink 5 Xids. Data in facts/*.csv, read on first use.
+
+Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager guide's SXid tables.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from importlib import resources
+from typing import NamedTuple
+
+
+class XidFact(NamedTuple):
+    """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" where the catalogue gives none."""
+
+    code: int
+    mnemonic: str
+    description: str
+    action: str
+    investigate: str
+
+
+class SxidFact(NamedTuple):
+    """`category`: "always fatal", "potentially fatal" or "non-fatal"."""
+
+    code: int
+    name: str
+    category: str
+
+
+class Nvlink5Fact(NamedTuple):
+    """One row of the table that decodes Xids 144-150. `action` as in XidFact.
+
+    patterns   of the first register word before and since driver 575, bit 31 first: "0", "1", "-" = any
+    statuses   of the second word; () = any
+    impact     ("Local: ...", "Remote: ...")
+    """
+
+    code: int
+    units: tuple[str, ...]
+    patterns: tuple[str, ...]
+    statuses: tuple[int, ...]
+    action: str
+    investigate: str
+    severity: str
+    impact: tuple[str, ...]
+
+    @property
+    def sub_code(self) -> int:
+        """Bits 25 to 20 of the first word: what "149.4" means in other tools."""
+        return int(self.patterns[0][6:12], 2)
+
+
+def xid_numbers() -> list[int]:
+    """Of all Xids in the catalogue, those that are not reserved or unused."""
+    return sorted(code for code, fact in _xids().items() if fact.description not in ("", "Reserved", "Unused"))
+
+
+def sxid_numbers() -> list[int]:
+    return sorted(_sxids())
+
+
+def xid(code: int) -> XidFact | None:
+    return _xids().get(code)
+
+
+def sxid(code: int) -> SxidFact | None:
+    return _sxids().get(code)
+
+
+class Nvlink4Bits(NamedTuple):
+    """What bits of the registers of an Xid 74 mean. `word`: 0 = first."""
+
+    word: int
+    bits: frozenset[int]
+    means: str
+
+
+# NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word say nothing.
+NVLINK4_BITS = (
+    Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset"),
+    Nvlink4Bits(0, frozenset({4, 5}), "ECC or parity"),
+    Nvlink4Bits(2, frozenset({0, 1, 2, 6}), "ECC or parity"),
+    Nvlink4Bits(4, frozenset({18, 19, 21, 22, 24, 25, 27, 28}), "ECC or parity"),
+    Nvlink4Bits(0, frozenset({8, 9, 12, 16, 17, 24, 28}), "perhaps the link's hardware: check its connections"),
+    Nvlink4Bits(0, frozenset({21, 22}), "marginal signal: check the link's connections"),
+    Nvlink4Bits(2, frozenset({16, 19}), "if repeated: run NVIDIA's field diagnostics"),
+    Nvlink4Bits(0, frozenset({27, 29}), "if repeated: a case for NVIDIA"),
+    Nvlink4Bits(2, frozenset({13, 17, 18}), "if repeated: a case for NVIDIA"),
+    Nvlink4Bits(4, frozenset({20, 23, 26, 29}), "many corrected errors, nothing lost"),
+    Nvlink4Bits(0, frozenset({1, 20}), "follows another error"),
+    Nvlink4Bits(3, frozenset({16, 17}), "follows another error"),
+)
+
+
+def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
+    """What the words of an Xid 74 mean, worst first; () if nothing known is in them."""
+    return tuple(
+        known
+        for known in NVLINK4_BITS
+        if known.word < len(registers) and any(registers[known.word] >> bit & 1 for bit in known.bits)
+    )
+
+
+def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:
+    """Every row of the table, in its order."""
+    return _nvlink5s()
+
+
+def sub_code(intr_info: int) -> int:
+    """Of the first register word of an Xid 144-150: bits 25 to 20."""
+    return intr_info >> 20 & 0x3F
+
+
+def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5Fact | None:
+    """The row for what an Xid 144-150 line shows: unit ("RLW_REMAP"), first and second register word.
+
+    Which bits of the first word name the unit changed with driver 575: both patterns are tried, the unit's name
+    in the line keeps them apart. A status with several bits is as bad as the worst of its bits.
+    """
+    bits = f"{intr_info:032b}"
+    rows = [
+        row
+        for row in _nvlink5s()
+        if row.code == code and unit in row.units and any(_matches(p, bits) for p in row.patterns)
+    ]
+    exact = [row for row in rows if not row.statuses or error_status in row.statuses]
+    some = [row for row in rows if any(s and s & error_status == s for s in row.statuses)]
+    candidates = exact or some
+    return max(candidates, key=lambda row: row.action == "RESET_GPU", default=None)
+
+
+def _matches(pattern: str, bits: str) -> bool:
+    return all(want in ("-", bit) for want, bit in zip(pattern, bits, strict=True))
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    import csv
+
+    text = (resources.files("healthd.nvidia") / "facts" / name).read_text("utf-8")
+    rows = csv.DictReader(text.splitlines())
+    return [{key: "" if value == "-" else value for key, value in row.items()} for row in rows]
+
+
+@functools.cache
+def _xids() -> dict[int, XidFact]:
+    return {
+        int(row["xid"]): XidFact(
+            int(row["xid"]),
+            row["mnemonic"],
+            row["description"],
+            row["nvidia_immediate_action"],
+            row["nvidia_investigatory_action"],
+        )
+        for row in _rows("xid.csv")
+    }
+
+
+@functools.cache
+def _sxids() -> dict[int, SxidFact]:
+    return {
+        int(row["sxid"]): SxidFact(int(row["sxid"]), row["name"], row["fabric_manager_guide_category"])
+        for row in _rows("sxid.csv")
+    }
+
+
+@functools.cache
+def _nvlink5s() -> tuple[Nvlink5Fact, ...]:
+    return tuple(
+        Nvlink5Fact(
+            int(row["xid"]),
+            tuple(row["unit_subcode"].split("/")),
+            (row["intrinfo_pattern_lt_r575"], row["intrinfo_pattern_ge_r575"]),
+            tuple(int(word, 16) for word in row["error_status_hex"].split("/") if word),
+            row["immediate_bucket"],
+            row["investigatory_bucket"],
+            row["severity"],
+            tuple(part.strip() for part in row["local_remote"].split(";;")),
+        )
+        for row in _rows("nvlink5.csv")
+    )

@@ -1,0 +1,173 @@
+"""What `healthd explain nvlink5/149:4` says: NVIDIA's table of NVLink 5 errors (Xids 144 to 150), in words.
+
+149 is the Xid, 4 the sub-code: bits 25 to 20 of the first register word in the Xid's line, which other tools write as
+"149.4". Several rows of the table may share one: they differ in unit and in bits of the second word (the status).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from healthd.model import Clears, Explain, Severity
+from healthd.nvidia import codes
+from healthd.nvidia.codes import Nvlink5Fact
+
+XIDS = range(144, 151)
+_CODE = re.compile(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
+_MATTERS = (
+    "Where the table answers with a reset of the GPU and the line says Fatal, the link is lost: collective operations "
+    "over it hang or fail, and healthd drains. Everything else is a warning: it passes, or an Xid beside it (48, 94, "
+    "95, 154) says what it does."
+)
+_TODO = (
+    "The condition is gpu_xid/{xid}; its message names unit, sub-code and link. Find the row by unit and status: the "
+    "status is the second word in parentheses in journalctl -k. nvidia-smi nvlink -s and -e show the links. After the "
+    "drain reset the GPU; a link that fails again points to cable, switch or GPU: look at both ends."
+)
+# NVIDIA's action at once, and what to look into then.
+_AT_ONCE = {
+    "RESET_GPU": "reset the GPU",
+    "IGNORE": "nothing at once",
+    "XID_154_EVAL": "do what Xid 154 beside it asks for",
+}
+_THEN = {
+    "IGNORE": "",
+    "CONTACT_SUPPORT": "open a case with NVIDIA",
+    "CHECK_NVLINK_FAILURE_FLOW": "go by NVIDIA's flow for NVLink failures",
+    "SYMPATHETIC_REPORT_SOLO": "it follows from another error; if it comes alone, report it to NVIDIA",
+    "INVESTIGATE_LINK_SI": "check the signal of the link",
+    "INVESTIGATE_LINK_SI_AND_CABLES": "check the signal of the link, and its cables",
+    "INVESTIGATE_SW_USER": "look for what software or an operator did",
+    "INVESTIGATE_SW/USER": "look for what software or an operator did",
+    "INVESTIGATE_SW_USER_LINK_SI": "look for what software or an operator did, and check the signal of the link",
+    "INVESTIGATE_PEER_DEVICE": "look at the device at the other end",
+    "INVESTIGATE_HOST": "look at the host",
+    "REPORT_ISSUE (if seen >1 per day)": "report it to NVIDIA if it comes more than once a day",
+}
+
+_WORDS = (
+    (r"PacketLoss\**\s*", "packets lost "),
+    (r"\*+", ""),
+    ("posible", "possible"),
+    ("XC/AppCrash", "the channel or application crashes"),
+    ("AppCrash", "the application crashes"),
+    (r"X[Ii][Dd] ?(?=\d)", "Xid "),
+    (r"\s+", " "),
+)
+
+
+def explain(code: str) -> Explain | None:
+    """ "nvlink5/149:4" one sub-code, "nvlink5/149" the sub-codes of one Xid, "nvlink5" the Xids. None if it is none."""
+    match = _CODE.fullmatch(code)
+    if match is None:
+        return None
+    if match[1] is None:
+        return _xids()
+    xid = int(match[1])
+    if match[2] is None:
+        return _sub_codes(xid)
+    return _rows(xid, int(match[2])) if int(match[2]) < 64 else None
+
+
+def known() -> list[str]:
+    """Every name that the table has an answer for."""
+    subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
+    return ["nvlink5", *(f"nvlink5/{xid}" for xid in XIDS), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
+
+
+def _xids() -> Explain:
+    lines = [f"- nvlink5/{xid}: {_units(_of(xid))}" for xid in XIDS]
+    meaning = "NVLink 5 errors (Blackwell and later) are Xids 144 to 150, one for each group of units:"
+    return _text("\n".join([meaning, *lines]), codes.nvlink5_rows(), "NUMBER")
+
+
+def _sub_codes(xid: int) -> Explain:
+    rows = _of(xid)
+    by_text: dict[str, list[str]] = {}
+    for sub in sorted({row.sub_code for row in rows}):
+        group = [row for row in rows if row.sub_code == sub]
+        actions = list(dict.fromkeys(_action(row) for row in group))
+        does = actions[0] if len(actions) == 1 else f"by unit and status, see healthd explain nvlink5/{xid}:{sub}"
+        by_text.setdefault(f"{_units(group)}: {does}", []).append(f"{xid}:{sub}")
+    lines = [f"- {_or(subs, 'and')}: {text}." for text, subs in by_text.items()]
+    head = f"{_title(xid)}. The sub-codes of NVIDIA's table (each has its own page: nvlink5/{xid}:{rows[0].sub_code}):"
+    return _text("\n".join([head, *lines]), rows, xid)
+
+
+def _rows(xid: int, sub: int) -> Explain:
+    rows = [row for row in _of(xid) if row.sub_code == sub]
+    if not rows:
+        meaning = f"{_title(xid)}. Sub-code {sub} is in no row of the table: unknown to this version."
+        return _text(meaning, rows, xid)
+    head = f"{_title(xid)}. Sub-code {sub}, by unit and status:"
+    return _text("\n".join([head, *_lines(rows)]), rows, xid)
+
+
+def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
+    """One for all rows that differ in their status only."""
+    statuses: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        same = (_units([row]), _severity(row), _action(row), _impact(row))
+        statuses.setdefault(same, []).extend(f"{status:#x}" for status in row.statuses)
+    found = []
+    for (units, severity, action, impact), words in statuses.items():
+        where = f"{units}, status {_or(words)}" if words else f"{units}, any status"
+        found.append(f"- {where}: {severity}; {action}.{impact}")
+    return found
+
+
+def _of(xid: int) -> list[Nvlink5Fact]:
+    return [row for row in codes.nvlink5_rows() if row.code == xid]
+
+
+def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
+    """At its worst: CRITICAL where a row is answered with a reset."""
+    worst = any(row.action == "RESET_GPU" for row in rows)
+    severity = Severity.CRITICAL if worst else Severity.WARNING
+    return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, _TODO.format(xid=xid))
+
+
+def _title(xid: int) -> str:
+    fact = codes.xid(xid)
+    return f"Xid {xid}: {fact.description}" if fact is not None else f"Xid {xid}"
+
+
+def _units(rows: Iterable[Nvlink5Fact]) -> str:
+    """ "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names where drivers differ."""
+    named = dict.fromkeys(
+        f"{row.units[0]} (or {' or '.join(row.units[1:])})" if len(row.units) > 1 else row.units[0] for row in rows
+    )
+    return ", ".join(named)
+
+
+def _severity(row: Nvlink5Fact) -> str:
+    return row.severity.rstrip("*?").lower()
+
+
+def _action(row: Nvlink5Fact) -> str:
+    at_once, then = _AT_ONCE.get(row.action, row.action), _THEN.get(row.investigate, row.investigate)
+    if row.action == "IGNORE" and then:
+        return then if then.startswith("it ") else f"nothing at once, but {then}"
+    return (
+        f"{at_once}, then {then}" if then and not then.startswith("it ") else "; ".join(filter(None, (at_once, then)))
+    )
+
+
+def _impact(row: Nvlink5Fact) -> str:
+    """ " Here: packets lost. At the other end: none." """
+    words = []
+    for part in row.impact:
+        where, _, what = part.partition(":")
+        end = {"Local": "Here", "Remote": "At the other end"}.get(where)
+        what = what if end else part
+        for pattern, words_of_ours in _WORDS:
+            what = re.sub(pattern, words_of_ours, what)
+        what = re.sub("^(Fatal|Will)", lambda word: word[0].lower(), what.strip())
+        if what.lower() != "none":
+            words.append(f" {end}: {what}." if end else f" {what}.")
+    return "".join(words)
+
+
+def _or(words: Sequence[str], last: str = "or") -> str:
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]

@@ -1,0 +1,245 @@
+"""What `healthd explain gpu_xid/CODE` says: NVIDIA's catalogue in the words of who is woken at night.
+
+Written by hand for the codes that drain or that are seen most, for the others made from the catalogue's action.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from healthd.checks import gpu_xid
+from healthd.model import Clears, Explain, KernelEvent, Severity
+from healthd.nvidia import codes
+
+
+class Text(NamedTuple):
+    meaning: str
+    matters: str
+    todo: str
+
+
+_RESET_TODO = (
+    "Let the node drain, then reset the GPU (nvidia-smi --gpu-reset -i PCI, with every client stopped) or reboot. "
+    "If it comes back within days: run NVIDIA's field diagnostics and open a case with the log (nvidia-bug-report.sh)."
+)
+_MEMORY_TODO = (
+    "Let the node drain, then reset the GPU so that a pending row remap takes effect. Look at nvidia-smi -q -d "
+    "ECC,ROW_REMAPPER: a failed remap, or many uncorrectable errors, is a case for replacement."
+)
+_APPLICATION_TODO = (
+    "Look at the job that ran then: compute-sanitizer finds illegal accesses, and the same code on every node that "
+    "one job touched is that job. Suspect the hardware only if different jobs show it on this one GPU."
+)
+
+_XIDS: dict[int, Text] = {
+    13: Text(
+        "A kernel of an application made the graphics engine raise an exception, mostly an access out of range "
+        "or an illegal instruction.",
+        "The process that did it is dead. The GPU and other jobs are not touched.",
+        _APPLICATION_TODO,
+    ),
+    31: Text(
+        "An application accessed GPU memory that is not mapped (page fault).",
+        "The process that did it is dead. The GPU and other jobs are not touched.",
+        _APPLICATION_TODO,
+    ),
+    43: Text(
+        "The driver stopped a channel of an application after a fault of that application.",
+        "The process that did it is dead. The GPU is healthy.",
+        _APPLICATION_TODO,
+    ),
+    45: Text(
+        "The driver removed the work of a process: it was killed, or another Xid came before.",
+        "It follows from something else and says nothing of the GPU by itself.",
+        "Look for another Xid on the same GPU just before it; alone it is a job that was killed.",
+    ),
+    48: Text(
+        "The GPU found a double-bit ECC error: data in its memory was lost.",
+        "What the job computed may be wrong, and the GPU may poison further processes until it is reset.",
+        _MEMORY_TODO,
+    ),
+    62: Text(
+        "The power management controller inside the GPU halted.",
+        "The GPU no longer manages clocks and power; calls into the driver may hang.",
+        _RESET_TODO,
+    ),
+    63: Text(
+        "A row of GPU memory was marked to be replaced by a spare one (row remap, or page retirement).",
+        "Bookkeeping after a memory error. The remap takes effect with the next reset of the GPU.",
+        "Nothing by itself: gpu_row_remap says when a reset is due. Reset the GPU at the next opportunity.",
+    ),
+    64: Text(
+        "A row remap or page retirement failed: the bad memory stays in use.",
+        "The GPU goes on using memory that is known to be bad: errors and wrong results will follow.",
+        "Drain, reset, and look at nvidia-smi -q -d ROW_REMAPPER. A remapping failure is a case for replacement.",
+    ),
+    74: Text(
+        "A connection over NVLink showed an error: at this GPU, at its peer or switch, or between.",
+        "Collective operations over the link fail or hang. One warns; it is CRITICAL when it repeats within 24 h, and "
+        "at once where the line says that the link is down (failed to train) or its registers ask for a reset of the "
+        "fabric. A link that is down in silence is judged by gpu_nvlink.",
+        "nvidia-smi nvlink -s and -e show which link. After a reset of all GPUs of the baseboard a link that fails "
+        "again is hardware: reseat or replace GPU or switch.",
+    ),
+    79: Text(
+        "The GPU no longer answers on PCI Express.",
+        "Every process on it is dead or stuck in the driver, and other GPUs of its job wait for it.",
+        "Reboot (a power cycle if the GPU is still missing). Look for PCIe errors on its slot and for power or "
+        "thermal events in the BMC's log. If it happens again: reseat, then replace the GPU, riser or power cable.",
+    ),
+    94: Text(
+        "An uncorrectable memory error was contained: only the process that used the memory was stopped.",
+        "That process lost its data; others go on. The row is remapped at the next reset.",
+        "Restart the job. gpu_row_remap and gpu_recovery_action say when the GPU must be reset.",
+    ),
+    95: Text(
+        "An uncorrectable memory error could not be contained to one process.",
+        "Every process on this GPU may have wrong data. Nothing may run on it before a reset.",
+        _MEMORY_TODO,
+    ),
+    109: Text(
+        "The GPU did not switch from one context to another in time.",
+        "The channel is dead; the GPU may be hung until it is reset.",
+        _RESET_TODO,
+    ),
+    119: Text(
+        "The GPU's system processor (GSP) did not answer the driver in time.",
+        "Calls into the driver hang for many seconds each, also those of nvidia-smi and of monitoring; processes "
+        "get stuck in D state.",
+        "Do not start more nvidia-smi on it. Drain, then reset the GPU or reboot. Seen after monitoring agents were "
+        "killed in a call and with driver bugs: check the driver's release notes.",
+    ),
+    120: Text(
+        "The firmware of the GPU's system processor (GSP) crashed.",
+        "The driver can no longer talk to the GPU.",
+        _RESET_TODO,
+    ),
+    136: Text(
+        "Training of an NVLink failed.",
+        "The GPU is missing links: collective operations fail or are slow.",
+        _RESET_TODO,
+    ),
+    140: Text(
+        "An uncorrectable ECC error was found that the usual handling did not catch.",
+        "Data on the GPU may be wrong.",
+        _MEMORY_TODO,
+    ),
+    143: Text("The GPU failed to initialise.", "No job can use it.", _RESET_TODO),
+    154: Text(
+        "The driver changed what it says is needed to recover the GPU: 1, 4 and 6 a reset, 2 and 7 a reboot, 3 "
+        "draining peer-to-peer traffic, 5 recovering the IMEX domain.",
+        "The driver itself holds the GPU unfit until that is done. It follows another Xid, which says why.",
+        "Do what it asks, after the drain. nvidia-smi -q | grep -i recovery shows the present state.",
+    ),
+    171: Text(
+        "The uncorrectable memory error that another Xid reports (48, 94, 95, 140) was in DRAM.",
+        "It says more of the other Xid, which carries the action: beside it this is only recorded, alone it warns.",
+        "Look for the other Xid on the same GPU, and at nvidia-smi -q -d ECC,ROW_REMAPPER.",
+    ),
+    172: Text(
+        "The uncorrectable memory error that another Xid reports (48, 94, 95, 140) was in SRAM, inside the GPU.",
+        "It says more of the other Xid, which carries the action: beside it this is only recorded, alone it warns.",
+        "Look for the other Xid on the same GPU, and at nvidia-smi -q -d ECC. SRAM has no spare rows: many errors are "
+        "a case for replacement.",
+    ),
+}
+_NAMED: dict[str, Text] = {
+    "fallen_off_bus": Text(
+        "The driver says that a GPU has fallen off the bus, without an Xid.",
+        "The GPU no longer answers on PCI Express: what ran on it is dead or stuck.",
+        _XIDS[79].todo,
+    ),
+    "rm_init_failed": Text(
+        "The driver could not initialise a GPU.",
+        "The GPU is on the bus but no job can use it. It is only a warning where PCI does not show the GPU.",
+        "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; a power "
+        "cycle if that does not help; then replace the GPU.",
+    ),
+    "gpu_is_lost": Text(
+        "Calls into the driver fail because it lost a GPU, and neither an Xid nor another line says so.",
+        "It mostly follows Xid 79, and is a warning where that was not seen. gpu_access and gpu_count say whether the "
+        "GPU is there.",
+        _XIDS[79].todo,
+    ),
+    "gsp": Text(
+        "The driver says in its own words, without an Xid, that the GPU's system processor (GSP) is in trouble.",
+        "At its worst the GPU cannot be used: its GSP does not boot (until a reboot), its power management halted, or "
+        "the driver refuses it until it is reset. A crash or a call that timed out warns: where it is more, an Xid 119 "
+        "or 120 comes with it, and then this is no finding of its own. Registers and tables that follow are only "
+        "recorded. It is also only a warning where the line does not tell which GPU.",
+        _RESET_TODO,
+    ),
+    "nvlink": Text(
+        "The driver says in its own words, without an Xid, that an NVLink or what is behind it is in trouble.",
+        "Links may be missing: collective operations fail or are slow. gpu_nvlink and gpu_fabric judge the state "
+        "itself.",
+        "nvidia-smi nvlink -s shows the links, nvidia-smi -q (Fabric) and journalctl -u nvidia-fabricmanager the "
+        "fabric. If it comes with each program that starts: restart the fabric manager on the drained node, or reboot.",
+    ),
+}
+# How they are judged at their worst; the others like a GPU that is gone.
+_WORST = {
+    "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
+    "nvlink": (Severity.WARNING, Clears.GPU_RESET),
+}
+_NVLINK5 = Text(
+    "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "
+    "need a reset.",
+    "A fatal one that the table answers with a reset takes the link, and collective operations fail. Others warn.",
+    "nvidia-smi nvlink -s and -e show the links. Reset the GPU after the drain; a link that fails again points to "
+    "cable, switch or GPU: look at both ends.",
+)
+_BY_ACTION: dict[str, tuple[str, str]] = {
+    "RESET_GPU": ("The GPU needs a reset: it is not to be used before.", _RESET_TODO),
+    "RESTART_APP": ("An application failed on the GPU. The GPU itself goes on.", _APPLICATION_TODO),
+    "IGNORE": (
+        "NVIDIA's catalogue says that nothing has to be done at once.",
+        "Nothing, unless it comes often on one GPU and not on others: then open a case with NVIDIA.",
+    ),
+    "RESTART_VM": ("The GPU cannot be used before the machine was restarted.", "Reboot the node."),
+    "CHECK_MECHANICALS": (
+        "The GPU runs without its auxiliary power, if at all.",
+        "Check the power cables of the GPU board.",
+    ),
+    "UPDATE_SWFW": ("A virtual GPU did not start.", "Check that the driver's versions on host and guest fit."),
+}
+_OTHER = (
+    "It may be harmless: healthd warns of codes that it cannot justify to drain for.",
+    "Look the code up in NVIDIA's Xid catalogue; collect nvidia-bug-report.sh and ask NVIDIA if it comes again.",
+)
+
+
+def explain(name: str) -> Explain | None:
+    """`name` is what follows "gpu_xid/": "79", "fallen_off_bus"."""
+    if name in _NAMED:
+        return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name])
+    if name.isascii() and name.isdecimal() and len(name) < 5:
+        return _xid(int(name))
+    return None
+
+
+def _xid(code: int) -> Explain:
+    severity, clears = _usual(code)
+    text = _XIDS.get(code)
+    if text is None and 144 <= code <= 150:
+        more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:4)."
+        text = _NVLINK5._replace(meaning=f"{gpu_xid.title(code)}. {_NVLINK5.meaning} {more}")
+    if text is None:
+        fact = codes.xid(code)
+        action = "RESET_GPU" if code in gpu_xid.RESET else fact.action if fact is not None else ""
+        matters, todo = _BY_ACTION.get(action, _OTHER)
+        named = (
+            f"{gpu_xid.title(code)}."
+            if fact is not None
+            else f"Xid {code} is unknown to this version: it is in no catalogue that it has."
+        )
+        text = Text(named, matters, todo)
+    return Explain(severity, clears, *text)
+
+
+def _usual(code: int) -> tuple[Severity, Clears]:
+    """At its worst: some codes are judged by what their line says."""
+    if code in (74, 154) or 144 <= code <= 150:
+        return Severity.CRITICAL, Clears.GPU_RESET
+    rule = gpu_xid.xid_rule(KernelEvent("xid", str(code)), gpu_xid.Config())
+    return rule.severity, rule.clears

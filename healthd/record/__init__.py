@@ -1,0 +1,1 @@
+"""A node as a file: what was asked and answered."""

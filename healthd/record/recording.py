@@ -1,0 +1,406 @@
+"""A recording: what the checks asked of a node and what it answered, as one file that is judged again elsewhere.
+
+`Recorder` notes each question and its answer while a worker looks; `Player` answers from what was noted. Both know a
+question by its words ("read /proc/uptime") and no more of it, so a new one needs nothing here. What was never asked is
+`NotRecorded`: the check could not look, which is unknown and never healthy.
+
+The file is gzip of JSON. It may come from anybody: what is unpacked is plain data, and errors of the standard library.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import math
+import os
+import stat
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from healthd.convert import ConvertError, dump, load
+from healthd.host import Host
+from healthd.machine import system
+from healthd.machine.system import System, Tree
+from healthd.model import Outcome
+
+T = TypeVar("T")
+
+FORMAT, VERSION = "healthd recording", 1
+MAX_BYTES = 64 << 20  # of JSON, uncompressed: what is read may be a bomb, and a node can have large files
+FIRST_ONLY = ("run", "stat", "readlink")  # of these the program or path is the question: not its deadline, not where
+
+Pack = Callable[[Any], Any]
+
+
+class NotRecorded(ValueError):
+    """This was not asked when the recording was made."""
+
+
+class RecordingError(Exception):
+    """A file that is no recording, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a check. `ended`: epoch; `silent_seconds`: as results.result_of has it.
+
+    answered     the worker answered (also that the check failed): only then a replay looks again
+    unanswered   the question in which it hung or died, "" if none
+    asked        question -> its answers in order; the last one holds for all that follow
+    """
+
+    check: str
+    instance: str
+    outcome: Outcome
+    error: str
+    ended: float
+    seconds: float
+    silent_seconds: float
+    answered: bool
+    unanswered: str = ""
+    asked: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLine:
+    """A line of the kernel log that means something to healthd. `history`: it was there before the round."""
+
+    time: float
+    text: str
+    history: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings), those enabled.
+    `kernel_lines`: None where no log was read; `kernel_error`: why it could not be."""
+
+    healthd: str
+    node: str
+    time: float
+    kernel: str
+    boot_id: str
+    root: str
+    fake_nvml: bool
+    checks: tuple[tuple[str, str, dict[str, Any]], ...]
+    runs: tuple[Run, ...]
+    kernel_lines: tuple[KernelLine, ...] | None = None
+    kernel_error: dict[str, Any] | None = None
+
+    def run_of(self, name: tuple[str, str]) -> Run | None:
+        return next((run for run in self.runs if (run.check, run.instance) == name), None)
+
+
+# --- answers as JSON: plain data is itself, anything else is a table with one key that says what it is
+
+
+def pack(value: Any, other: Pack | None = None) -> Any:
+    """`other` packs what is of no kind known here. Raises TypeError."""
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if kind is bytes:
+        return {"bytes": value.decode("utf-8", "surrogateescape")}
+    if kind is list:
+        return [pack(item, other) for item in value]
+    if isinstance(value, tuple):
+        name = kind.__name__ if hasattr(value, "_fields") else "tuple"
+        return {name: [pack(item, other) for item in value]}
+    if kind is dict:
+        return {"dict": [[pack(key, other), pack(item, other)] for key, item in value.items()]}
+    if isinstance(value, OSError | ValueError) and getattr(builtins, kind.__name__, None) is kind:
+        where = [value.filename] if isinstance(value, OSError) and value.filename is not None else []
+        return {"error": [kind.__name__, *(pack(item, other) for item in (*value.args, *where))]}
+    if other is None:
+        raise TypeError(f"a {kind.__name__} cannot be recorded")
+    return other(value)
+
+
+def unpack(data: Any, others: Mapping[str, Pack] | None = None) -> Any:
+    """The value that `pack` was given; of an error the exception, not raised. Raises ValueError."""
+    if isinstance(data, list):
+        return [unpack(item, others) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1:
+        raise ValueError("the recording has an answer that cannot be read")
+    ((kind, inner),) = data.items()
+    try:
+        if others and kind in others:
+            return others[kind](inner)
+        return _unpack_table(kind, inner, others)
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise ValueError(f'the recording has an answer "{kind[:40]}" that cannot be read: {error}') from None
+
+
+def _unpack_table(kind: str, inner: Any, others: Mapping[str, Pack] | None) -> Any:
+    if kind == "float":
+        return float(inner)
+    if kind == "bytes":
+        return inner.encode("utf-8", "surrogateescape")
+    items = unpack(list(inner), others)
+    if kind == "tuple":
+        return tuple(items)
+    if kind == "dict":
+        return dict(items)
+    if kind == "error":
+        return _exception(*items)
+    made = getattr(system, kind)  # FileStat, Ran, ...
+    if not (isinstance(made, type) and issubclass(made, tuple)):
+        raise TypeError("no such kind")
+    return made(*items)
+
+
+def _exception(name: str, *arguments: Any) -> Exception:
+    kind = getattr(builtins, name)
+    if not (isinstance(kind, type) and issubclass(kind, OSError | ValueError)):
+        raise TypeError("no such error")
+    return cast(Exception, kind(*arguments))
+
+
+def question(name: str, arguments: Sequence[Any]) -> str:
+    """ "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
+    asked = arguments[:1] if name in FIRST_ONLY else arguments
+    return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
+
+
+# --- recording, in the worker
+
+
+class Recorder:
+    """Notes line by line, each question before it is asked: what hangs or dies then has lost nothing.
+
+    Each process has a file of its own in `directory`: one that hung, and was left, may write more at any time.
+    """
+
+    def __init__(self, directory: str) -> None:
+        path = os.path.join(directory, f"{time.time_ns():020d}.{os.getpid()}")
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._room = MAX_BYTES
+
+    def begin(self, check: str, instance: str) -> None:
+        """What is asked from now on belongs to this run."""
+        self._write({"check": check, "instance": instance})
+
+    def ask(self, words: str, ask: Callable[[], T], other: Pack | None = None) -> T:
+        """What `ask` answers or raises, which is noted."""
+        self._write([words])
+        try:
+            answer = ask()
+        except Exception as error:
+            self._note(words, error, other)
+            raise
+        self._note(words, answer, other)
+        return answer
+
+    def _note(self, words: str, answer: Any, other: Pack | None) -> None:
+        try:
+            packed = pack(answer, other)
+        except TypeError:
+            packed = {"error": ["ValueError", f"the answer could not be recorded: {words}"]}
+        self._write([words, packed])
+
+    def _write(self, item: Any) -> None:
+        line = json.dumps(item, separators=(",", ":")).encode() + b"\n"
+        if len(line) > self._room:
+            return  # the replay has no answer there
+        self._room -= len(line)
+        try:
+            os.write(self._file, line)
+        except OSError as error:  # not as one: it would be taken for the answer
+            raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
+
+
+class RecordedSystem:
+    """A `System` that asks another one, and notes what that says."""
+
+    def __init__(self, recorder: Recorder, asked: System) -> None:
+        self._recorder = recorder
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._asked, name)
+        return lambda *arguments: self._recorder.ask(question(name, arguments), lambda: function(*arguments))
+
+
+def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
+    def open_nvml() -> Any:
+        from healthd.record.nvml_recording import open_recorded
+
+        return open_recorded(recorder, fake_nvml)
+
+    asked = cast(System, RecordedSystem(recorder, Tree(root.rstrip("/"))))
+    return Host(root, open_nvml, lambda: recorder.ask("now", time.time), asked, nvml_stands_in=bool(fake_nvml))
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What was asked in one run. `unanswered`: the last question, if nothing came back."""
+
+    asked: dict[str, list[Any]]
+    unanswered: str = ""
+
+
+def read_notes(directory: str) -> dict[tuple[str, str], Notes]:
+    """What the workers of one round wrote. A run that began again in another worker is what that one saw."""
+    runs: dict[tuple[str, str], Notes] = {}
+    for name in sorted(os.listdir(directory)):
+        runs.update(_notes_of(os.path.join(directory, name)))
+    return runs
+
+
+def _notes_of(path: str) -> dict[tuple[str, str], Notes]:
+    runs: dict[tuple[str, str], Notes] = {}
+    name = ("", "")
+    for item in _lines(path):
+        if isinstance(item, dict):
+            name = (item["check"], item["instance"])
+            runs[name] = Notes({})
+        elif name in runs and len(item) == 1:
+            runs[name] = Notes(runs[name].asked, item[0])
+        elif name in runs:
+            runs[name].asked.setdefault(item[0], []).append(item[1])
+            runs[name] = Notes(runs[name].asked)
+    for notes in runs.values():
+        for answers in notes.asked.values():
+            while answers[1:] and answers[-1] == answers[-2]:
+                del answers[-1]
+    return runs
+
+
+def _lines(path: str) -> Iterator[Any]:
+    with open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):  # a worker that hung may still be writing
+                with suppress(ValueError):  # cut off where the disk was full
+                    yield json.loads(line)
+
+
+# --- replaying, in the worker
+
+
+class Player:
+    """Answers as the run of that check was answered; what it did not ask (another check had, and the worker
+    remembered) as it was answered last."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._runs = {(run.check, run.instance): run.asked for run in recording.runs}
+        self._any = {words: answers[-1:] for run in recording.runs for words, answers in run.asked.items()}
+        self.begin("", "")
+
+    def begin(self, check: str, instance: str) -> None:
+        self._asked = self._runs.get((check, instance), {})
+        self._turns: Counter[str] = Counter()
+
+    def answer(self, words: str, others: Mapping[str, Pack] | None = None) -> Any:
+        """The answer; raises the error that came instead, or NotRecorded."""
+        answers = self._asked.get(words) or self._any.get(words)
+        if not answers:
+            raise NotRecorded(f"not in the recording: {words}")
+        answer = unpack(answers[min(self._turns[words], len(answers) - 1)], others)
+        self._turns[words] += 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def has(self, words: str) -> bool:
+        return bool(self._asked.get(words) or self._any.get(words))
+
+
+class ReplayedSystem:
+    """A `System` that answers from a recording."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._player.answer(question(name, arguments))
+
+
+def replaying_host(recording: Recording, player: Player) -> Host:
+    def open_nvml() -> Any:
+        from healthd.record.nvml_recording import open_replayed
+
+        return open_replayed(player)
+
+    system_of_then = cast(System, ReplayedSystem(player))
+    now = cast("Callable[[], float]", lambda: player.answer("now"))
+    return Host(recording.root, open_nvml, now, system_of_then, nvml_stands_in=recording.fake_nvml)
+
+
+# --- the file
+
+
+def encode(recording: Recording) -> bytes:
+    """The same bytes for the same recording."""
+    data = {"format": FORMAT, "version": VERSION, **dump(recording)}
+    text = json.dumps(data, separators=(",", ":"))  # in the order of then: findings follow that of the settings
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def decode(data: bytes, where: str) -> Recording:
+    """Raises RecordingError with one sentence that names `where`."""
+    try:
+        text = _inflated(data)
+        table = json.loads(text)
+        if not isinstance(table, dict) or table.pop("format", None) != FORMAT:
+            raise ValueError("it says nothing of healthd")
+        version = table.pop("version", None)
+        if version != VERSION:
+            raise RecordingError(f"{where}: is of version {str(version)[:20]}, this healthd reads version {VERSION}")
+        return load(Recording, table)
+    except ConvertError as error:
+        raise RecordingError(f"{where}: is not a recording of healthd: {_plain(error)}") from None
+    except (ValueError, RecursionError, OverflowError, EOFError, OSError, zlib.error) as error:
+        raise RecordingError(f"{where}: is not a recording of healthd, or cut off: {_plain(error)}") from None
+
+
+def _inflated(data: bytes) -> bytes:
+    inflate = zlib.decompressobj(wbits=31)
+    text = inflate.decompress(data, MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"it holds more than {MAX_BYTES >> 20} MiB")
+    if not inflate.eof:
+        raise EOFError("its end is missing")
+    return text
+
+
+def _plain(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def read(path: str) -> Recording:
+    """Raises RecordingError."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # it is read by each worker again
+            raise RecordingError(f"{path}: is not a file")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
+    if not data:
+        raise RecordingError(f"{path}: is empty")
+    return decode(data, path)
+
+
+def write(path: str, recording: Recording) -> int:
+    """Its size. Whole or not at all; for its owner only. Raises OSError."""
+    data = encode(recording)
+    temporary = f"{path}.{os.getpid()}.new"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return len(data)

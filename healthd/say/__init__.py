@@ -1,0 +1,1 @@
+"""What healthd says: status, metrics, systemd, the control socket, what people read."""

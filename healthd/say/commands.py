@@ -1,0 +1,90 @@
+"""What people tell the running daemon over its control socket (the protocol is in status.py): pure where it decides.
+
+Each command is one that an engineer gives at a node: "I know of it", "I repaired it", "leave it alone for half an
+hour", "go on".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from healthd.judge import verdict
+from healthd.judge.ledger import Pause
+from healthd.judge.memory import Memory
+from healthd.judge.verdict import LONGEST_WISH_SECONDS
+from healthd.model import Ack, Condition, Severity
+
+
+class Refused(Exception):
+    """One sentence: why a command is not carried out."""
+
+
+def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    code, part, hit = _meant(memory, request)
+    why = _why(request)
+    memory.set_conditions(verdict.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
+    memory.forget_growth(hit)
+    return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks look now"
+
+
+def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    from healthd.say.render import duration
+
+    code, part, hit = _meant(memory, request)
+    seconds, why = _how_long_and_why(request, "an ack")
+    known = Ack(now + seconds, why, who, Severity.INFO, given=now)
+    memory.set_conditions(verdict.known_for_a_while(memory.conditions, code, part, known))
+    return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
+
+
+def _meant(memory: Memory, request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
+    """Code, part (None = every part) and the conditions that these mean. Raises Refused if there is none."""
+    code, part = str(request.get("code")), request.get("part")
+    hit = [c for c in memory.ledger.conditions if c.code == code and part in (None, c.subject)]
+    if not hit:
+        standing = _names(memory.ledger.conditions) or "none"
+        raise Refused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
+    return code, part, hit
+
+
+def _names(conditions: Iterable[Condition]) -> str:
+    return ", ".join(f"{c.code} {c.subject}".strip() for c in conditions)
+
+
+def _why(request: Mapping[str, Any]) -> str:
+    return str(request.get("why") or "").strip()
+
+
+def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
+    """Raises Refused. `what`: "a pause"."""
+    seconds, why = request.get("seconds"), _why(request)
+    # JSON's true is a number to Python
+    if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
+        raise Refused(f"{what} lasts more than nothing and at most a week")
+    if not why:
+        raise Refused(f"{what} needs a reason")
+    return seconds, why
+
+
+def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
+    from healthd.say.render import duration
+
+    seconds, why = _how_long_and_why(request, "a pause")
+    memory.change(pause=Pause(now + seconds, why, who, given=now))
+    return f"paused for {duration(seconds)} by {who}: {why}"
+
+
+def resume_checks(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
+    if memory.ledger.pause is None:
+        raise Refused("there is no pause")
+    end_pause(memory, now)
+    return "the pause is over; all checks look now"
+
+
+def end_pause(memory: Memory, now: float) -> None:
+    """What opened meanwhile acts only when a check finds it from now on."""
+    memory.change(pause=None, trusted_since=now)
+
+
+COMMANDS = {"ack": ack, "repaired": repaired, "pause": pause, "resume-checks": resume_checks}

@@ -1,0 +1,251 @@
+"""What the running daemon believes, as one value: for `healthd status`, the metrics and the verdict file.
+
+Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, then the daemon closes.
+
+    {"command": "status"}                                        -> {"status": {...as status_json...}}
+    {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "cleared 1 condition: ..."}
+    {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
+    {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
+    {"command": "resume-checks"}                                 -> {"done": "..."}
+    {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
+    {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
+    anything refused                                             -> {"error": "one sentence"}
+
+Anyone may ask for the status; only root (or the user that healthd runs as) may command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.judge.ledger import Pause
+from healthd.model import (
+    CheckResult,
+    Condition,
+    Decision,
+    Drain,
+    FleetHold,
+    Inventory,
+    Leave,
+    NodeState,
+    Resume,
+    Verdict,
+)
+
+SOCKET = "healthd.sock"
+VERDICT_FILE = "verdict"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLogStatus:
+    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: what
+    was no record, or too long for a line; rotations: times that the file became another or was cut."""
+
+    source: str
+    alive: bool
+    lines_total: int = 0
+    events_total: int = 0
+    lost_total: int = 0
+    overruns_total: int = 0
+    restarts_total: int = 0
+    malformed_total: int = 0
+    rotations_total: int = 0
+    last_line: float = 0.0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
+
+    up: it is open, and the last read gave no error. last_read: the last one that gave none, 0 = never yet.
+    restarts: times that it was opened again, or was to be; overruns: times that something was lost.
+    """
+
+    source: str
+    up: bool
+    last_read: float = 0.0
+    restarts_total: int = 0
+    overruns_total: int = 0
+    lost_total: int = 0
+    malformed_total: int = 0
+    rotations_total: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmStatus:
+    """What Slurm has, as last read. trouble: why it could not be read or changed, in one sentence."""
+
+    node: NodeState | None = None
+    owner: str = ""
+    read_at: float = 0.0
+    trouble: str = ""
+    commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStatus:
+    number: int = 0
+    started: float = 0.0
+    seconds: float = 0.0
+    next_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """results: the last run of each check; outcomes: (check, instance, outcome) -> how often since the start."""
+
+    version: str
+    node_name: str
+    mode: str
+    started: float
+    now: float
+    interval_seconds: float
+    verdict: Verdict
+    results: tuple[CheckResult, ...]
+    outcomes: dict[tuple[str, str, str], int]
+    decision: Decision
+    slurm: SlurmStatus
+    kernel_log: KernelLogStatus
+    round: RoundStatus
+    inventory: Inventory
+    sources: tuple[SourceStatus, ...] = ()
+    incidents: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # condition -> its first cause
+    pause: Pause | None = None
+    commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
+    fleet_hold: FleetHold | None = None
+    barred: dict[str, int] = field(default_factory=dict)
+    workers_started_total: int = 0
+    workers_abandoned_total: int = 0
+    ledger_copy_failures_total: int = 0
+    config_reload_failures_total: int = 0
+    events_forgotten_total: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
+    cleared: tuple[Condition, ...] = ()
+    troubles: tuple[str, ...] = ()
+    processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
+
+
+def decision_words(decision: Decision, owner: str = "") -> str:
+    """The decision as a person reads it. `owner`: whose drain stands (policy.Owner)."""
+    if isinstance(decision, Drain) and owner.startswith("foreign"):
+        return f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
+    if isinstance(decision, Drain):
+        return f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
+    if isinstance(decision, Resume):
+        return f"resume: {decision.why}"
+    return f"{decision.why}; would {decision.would}" if decision.would else decision.why
+
+
+def condition_json(c: Condition) -> dict[str, Any]:
+    return {
+        "check": c.check,
+        "instance": c.instance,
+        "code": c.code,
+        "severity": c.severity.name.lower(),
+        "subject": c.subject,
+        "message": c.message,
+        "clears": c.clears.name.lower(),
+        "state": c.state.name.lower(),
+        "since": c.opened_at or c.first_seen,
+        "first_seen": c.first_seen,
+        "last_seen": c.last_seen,
+        "count": c.count,
+        "job": c.job,
+        "history": c.history,
+        "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
+    }
+
+
+def result_json(r: CheckResult) -> dict[str, Any]:
+    return {
+        "check": r.check,
+        "instance": r.instance,
+        "outcome": r.outcome.name.lower(),
+        "started": r.started,
+        "duration_seconds": round(r.duration_seconds, 6),
+        "error": r.error,
+        "findings": [
+            {
+                "code": f.code,
+                "severity": f.severity.name.lower(),
+                "subject": f.subject,
+                "message": f.message,
+                "clears": f.clears.name.lower(),
+                "confirm_seconds": f.confirm_seconds,
+            }
+            for f in r.findings
+        ],
+        "observations": [
+            {"name": o.name, "value": o.value, "kind": o.kind.name.lower(), "labels": dict(o.labels)}
+            for o in r.observations
+        ],
+    }
+
+
+def _words(key: tuple[str, str]) -> str:
+    return " ".join(key).strip()
+
+
+def status_json(s: Snapshot) -> dict[str, Any]:
+    """The document of `healthd status --json`."""
+    would = s.decision.would if isinstance(s.decision, Leave) else ""
+    return {
+        "version": s.version,
+        "node": s.node_name,
+        "mode": s.mode,
+        "health": s.verdict.health.value,
+        "time": s.now,
+        "started": s.started,
+        "interval_seconds": s.interval_seconds,
+        "conditions": [condition_json(c) for c in s.verdict.conditions],
+        "cleared": [{**condition_json(c), "cleared_at": c.cleared_at, "cleared_by": c.cleared_by} for c in s.cleared],
+        "unknown": list(s.verdict.unknown),
+        "results": [result_json(r) for r in s.results],
+        "decision": {
+            "action": type(s.decision).__name__.lower(),
+            "text": decision_words(s.decision, s.slurm.owner),
+            "would": would,
+        },
+        "slurm": {
+            "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
+            "reason": s.slurm.node.reason if s.slurm.node else "",
+            "reason_user": s.slurm.node.reason_user if s.slurm.node else "",
+            "owner": s.slurm.owner,
+            "read_at": s.slurm.read_at,
+            "trouble": s.slurm.trouble,
+            "fleet_hold": dataclasses.asdict(s.fleet_hold) if s.fleet_hold else None,
+        },
+        "kernel_log": dataclasses.asdict(s.kernel_log),
+        "incidents": [
+            {"first": _words(first), "then": [_words(later) for later in s.incidents if s.incidents[later] == first]}
+            for first in dict.fromkeys(s.incidents.values())
+        ],
+        "sources": [dataclasses.asdict(source) for source in s.sources],
+        "round": dataclasses.asdict(s.round),
+        "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
+        "barred": dict(s.barred),
+        "troubles": list(s.troubles),
+        "dropped": dict(s.dropped),
+        "inventory": dataclasses.asdict(s.inventory),
+    }
+
+
+def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:
+    """The verdict file: `WORD EXPIRES REASON`. `drain` only for what was decided and allowed."""
+    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # not what an operator knows of
+    worst = named[0] if named else None
+    why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
+    if allowed_drain:
+        word = "drain"
+    elif s.verdict.health.value == "healthy":
+        word, why = "ok", "healthy"
+    elif s.verdict.health.value == "unknown":
+        word, why = "unknown", s.verdict.unknown[0]
+    else:
+        word = "warning"
+    line = "".join(c if " " <= c <= "~" else "?" for c in why)
+    return f"{word} {int(expires)} {line[:300]}\n"

@@ -1,0 +1,1 @@
+"""`healthd scan`: what another machine's log tells."""

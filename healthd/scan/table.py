@@ -1,0 +1,373 @@
+"""The table of `healthd scan`: incidents in the order of time, the first cause on top, and what was merely noted. Pure.
+
+Bounded: an incident that comes again and again is shown once with how often, and of too many the mildest are counted
+only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from healthd.judge.incidents import GAP_SECONDS, Span, joins, may_join_by_index
+from healthd.model import Severity
+from healthd.say.render import Page, plain
+from healthd.scan.events import Judged, Seen, Tally
+
+MOST_ROWS = 30  # of one incident
+MOST_OPEN = 50  # of one host
+MOST_HOSTS = 200  # with open ones
+MOST_INCIDENTS = 300
+MOST_NOTES = 100
+ROOM = 60  # columns that a message needs beside what stands before it
+
+
+@dataclass(slots=True)
+class Row:
+    """One code on one part. `first`: the event that it was first seen with; `worst`: the one that it is told by;
+    `count`: its lines."""
+
+    first: Seen
+    worst: Judged
+    code: str
+    part: str
+    severity: Severity
+    count: int
+
+    @property
+    def line(self) -> int:
+        return self.first.line
+
+    @property
+    def at(self) -> When:
+        return _when(self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """epoch seconds, or seconds since the boot, or neither: then its line is all that is known."""
+
+    epoch: float | None
+    uptime: float | None
+    line: int
+
+    def moment(self) -> str:
+        if self.epoch is not None:
+            return _local(self.epoch).strftime("%H:%M:%S")
+        return f"{self.uptime:.3f}" if self.uptime is not None else f"line {self.line}"
+
+    def date(self) -> str:
+        if self.epoch is not None:
+            return _local(self.epoch).strftime("%Y-%m-%d %H:%M:%S")
+        return f"{self.uptime:.3f} s after boot" if self.uptime is not None else f"line {self.line}"
+
+
+def _when(seen: Seen) -> When:
+    return When(seen.epoch, seen.uptime, seen.line)
+
+
+def _local(epoch: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(epoch)
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0)
+
+
+@dataclass(slots=True, eq=False)
+class Incident:
+    """`boot`: of its host; `last`: of its host's clock; `left_out`: rows that are only counted; `again`: how often it
+    came again, `until`: its last event."""
+
+    host: str
+    boot: int
+    number: int
+    about: frozenset[str]
+    last: float
+    until: Seen
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    severity: Severity = Severity.INFO
+    left_out: int = 0
+    again: int = 0
+
+    @property
+    def first(self) -> Row:
+        return min(self.rows.values(), key=lambda row: row.line)
+
+    @property
+    def worst(self) -> Row:
+        return max(self.rows.values(), key=lambda row: (row.severity, -row.line))
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a log tells. `left_out`: incidents of the mildest kind that are not shown."""
+
+    incidents: dict[object, Incident] = field(default_factory=dict)
+    notes: dict[str, Row] = field(default_factory=dict)
+    left_out: int = 0
+
+
+# --- gathered
+
+
+@dataclass(slots=True)
+class Open:
+    """The open incidents of one host, in the order in which they began, and by the parts that they name.
+
+    earliest   no incident's last event is before this time
+    """
+
+    boot: int = 0
+    earliest: float = 0.0
+    incidents: dict[int, Incident] = field(default_factory=dict)
+    by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
+
+    def over(self, new: Seen) -> list[Incident]:
+        """Those that no event can join any more. They are taken out."""
+        if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
+            here = self.incidents.values()
+            found = [one for one in here if one.boot != new.boot or new.clock - one.last > GAP_SECONDS]
+            for one in found:
+                self.remove(one)
+            self.earliest = min((one.last for one in self.incidents.values()), default=new.clock)
+            self.boot = new.boot
+        else:
+            found = []
+        while len(self.incidents) > MOST_OPEN:
+            oldest = next(iter(self.incidents.values()))
+            self.remove(oldest)
+            found.append(oldest)
+        return found
+
+    def add(self, incident: Incident) -> None:
+        self.incidents[incident.number] = incident
+        self.earliest = min(self.earliest, incident.last)
+        self.name(incident, incident.about)
+
+    def name(self, incident: Incident, about: Iterable[str]) -> None:
+        for part in about:
+            self.by_part.setdefault(part, {})[incident.number] = incident
+
+    def remove(self, incident: Incident) -> None:
+        del self.incidents[incident.number]
+        for part in incident.about:
+            those = self.by_part[part]
+            del those[incident.number]
+            if not those:
+                del self.by_part[part]
+
+    def joined(self, one: Judged) -> list[Incident]:
+        """Those that a new event belongs to."""
+        seen, about = one.seen, one.verdict.about
+        near: Iterable[Incident]
+        if len(about) == 1:
+            (part,) = about
+            near = self.by_part.get(part, {}).values()
+        else:
+            found: dict[int, Incident] = {}
+            for part in about:
+                found.update(self.by_part.get(part, {}))
+            near = [found[number] for number in sorted(found)]
+        found_here = _joined(near, one)
+        if not found_here and self.incidents and may_join_by_index(seen.message.event):
+            found_here = _joined(self.incidents.values(), one)
+        return found_here
+
+
+def _joined(open_ones: Iterable[Incident], one: Judged) -> list[Incident]:
+    candidates = list(open_ones)
+    if not candidates:
+        return candidates
+    spans = [Span(old.about, old.last) for old in candidates]
+    return [candidates[place] for place in joins(spans, one.seen.message.event, one.verdict.about, one.seen.clock)]
+
+
+def summary(judged: Iterable[Judged]) -> Summary:
+    found = Summary()
+    open_ones: OrderedDict[str, Open] = OrderedDict()
+    for number, one in enumerate(judged):
+        seen = one.seen
+        here = open_ones.get(seen.host)
+        if here is None:
+            here = open_ones[seen.host] = Open(seen.boot, seen.clock)
+            if len(open_ones) > MOST_HOSTS:
+                for old in open_ones.popitem(last=False)[1].incidents.values():
+                    _close(found, old)
+        else:
+            open_ones.move_to_end(seen.host)
+            for old in here.over(seen):
+                _close(found, old)
+        _place(here, one, number)
+    for here in open_ones.values():
+        for old in here.incidents.values():
+            _close(found, old)
+    _leave_out(found)
+    return found
+
+
+def _place(here: Open, one: Judged, number: int) -> None:
+    seen, verdict = one.seen, one.verdict
+    mine, *others = here.joined(one) or (None,)
+    if mine is None:
+        mine = Incident(seen.host, seen.boot, number, verdict.about, seen.last_clock, seen)
+        here.add(mine)
+    elif not verdict.about <= mine.about:
+        here.name(mine, verdict.about - mine.about)
+        mine.about |= verdict.about
+    for other in others:
+        here.remove(other)
+        here.name(mine, other.about - mine.about)
+        mine.about |= other.about
+        mine.last = max(mine.last, other.last)
+        mine.left_out += other.left_out
+        for row in other.rows.values():
+            _add(mine, row)
+    if seen.last_clock > mine.last:
+        mine.last = seen.last_clock
+    mine.until = seen
+    old = mine.rows.get((verdict.code, verdict.part))
+    if old is not None and verdict.severity <= old.severity:
+        old.count += seen.count
+    else:
+        _add(mine, Row(seen, one, verdict.code, verdict.part, verdict.severity, seen.count))
+
+
+def _add(incident: Incident, row: Row) -> None:
+    incident.severity = max(incident.severity, row.severity)
+    old = incident.rows.get((row.code, row.part))
+    if old is None:
+        if len(incident.rows) >= MOST_ROWS and row.severity <= min(r.severity for r in incident.rows.values()):
+            incident.left_out += 1
+            return
+        incident.rows[row.code, row.part] = row
+        if len(incident.rows) > MOST_ROWS:
+            mildest = min(incident.rows.values(), key=lambda r: (r.severity, -r.line))
+            del incident.rows[mildest.code, mildest.part]
+            incident.left_out += 1
+        return
+    old.count += row.count
+    if row.severity > old.severity:
+        old.severity, old.worst = row.severity, row.worst
+
+
+def _close(found: Summary, incident: Incident) -> None:
+    if incident.severity is Severity.INFO:
+        for row in incident.rows.values():
+            note = found.notes.get(row.code)
+            if note is not None:
+                note.count += row.count
+            elif len(found.notes) < MOST_NOTES:
+                found.notes[row.code] = row
+        return
+    signature = (incident.host, frozenset((row.code, row.part, row.severity) for row in incident.rows.values()))
+    old = found.incidents.get(signature)
+    if old is not None:
+        old.again += 1
+        old.until = incident.until
+        for key, row in incident.rows.items():
+            old.rows[key].count += row.count
+        return
+    found.incidents[signature] = incident
+    if len(found.incidents) > 2 * MOST_INCIDENTS:
+        _leave_out(found)
+
+
+def _leave_out(found: Summary) -> None:
+    """Of too many incidents the worst stay, and of these the first."""
+    best = sorted(found.incidents.items(), key=lambda item: (-item[1].severity, item[1].first.line))
+    found.left_out += sum(1 + incident.again for _, incident in best[MOST_INCIDENTS:])
+    found.incidents = dict(best[:MOST_INCIDENTS])
+
+
+# --- shown
+
+
+def table(found: Summary, name: str, tally: Tally, page: Page) -> str:
+    incidents = sorted(found.incidents.values(), key=_order(found))
+    lines = [page.heading(_title(found, name, tally))]
+    hosts = len({incident.host for incident in incidents}) > 1
+    for incident in incidents:
+        lines += ["", *_incident(incident, page, hosts)]
+    if found.left_out:
+        lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are left out: --json has them all")]
+    if found.notes:
+        lines += ["", page.heading("Noted: no fault of the node by itself")]
+        rows = [(f"x{row.count}", row.code, row.at.date(), row.worst.message) for row in found.notes.values()]
+        lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _page(page: Page, indent: int) -> Page:
+    return Page(page.width - indent, page.colour, page.fold)
+
+
+def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
+    """By time where all have one, else as the file has them."""
+    dated = all(incident.first.at.epoch is not None for incident in found.incidents.values())
+    return lambda incident: ((incident.first.at.epoch or 0.0) if dated else 0.0, incident.first.line)
+
+
+def _title(found: Summary, name: str, tally: Tally) -> str:
+    counted = [_counted(found, severity) for severity in (Severity.CRITICAL, Severity.DEGRADED, Severity.WARNING)]
+    words = ", ".join(word for word in counted if word) or "no fault"
+    return f"{plain(name)}: {words} in {tally.lines:,} line{'s' if tally.lines != 1 else ''}"
+
+
+def _counted(found: Summary, severity: Severity) -> str:
+    number = sum(1 + one.again for one in found.incidents.values() if one.severity is severity)
+    return f"{number} {severity.name.lower()}" if number else ""
+
+
+def _incident(incident: Incident, page: Page, hosts: bool) -> Iterator[str]:
+    worst, first = incident.worst, incident.first
+    severity = worst.severity.name.lower()
+    place = f"  {plain(incident.host)}" if incident.host and hosts else ""
+    part = f"  {plain(worst.part)}" if worst.part else ""
+    line = f"  (line {first.line})" if first.at.epoch is not None or first.at.uptime is not None else ""
+    yield f"{page.paint(severity)}  {page.heading(first.at.date() + place + part)}{line}"
+    rows = sorted(incident.rows.values(), key=lambda row: row.line)
+    cells = [_cells(row, worst.part) for row in rows]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    for row, words in zip(rows, cells, strict=True):
+        yield from _row(row, words, widths, page)
+    if incident.left_out:
+        yield f"  and {incident.left_out} more of its lines"
+    if incident.again:
+        times = "once more" if incident.again == 1 else f"{incident.again} times more"
+        yield f"  {times}, last {_when(incident.until).date()} (line {incident.until.line})"
+    yield f"  healthd explain {worst.code}"
+
+
+def _cells(row: Row, part: str) -> tuple[str, ...]:
+    elsewhere = row.part if row.part != part else ""
+    return (
+        row.at.moment(),
+        row.severity.name.lower(),
+        f"x{row.count}" if row.count > 1 else "",
+        plain(row.code),
+        plain(elsewhere),
+    )
+
+
+def _row(row: Row, cells: tuple[str, ...], widths: list[int], page: Page) -> Iterator[str]:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True) if width]
+    before = "  " + "  ".join(padded) + "  "
+    severity = row.severity.name.lower()
+    painted = before.replace(f"  {severity}", f"  {page.paint(severity)}", 1)
+    message = plain(row.worst.message)
+    if not page.fold or page.width - len(before) >= ROOM:
+        yield from _after(painted, len(before), message, page)
+        return
+    yield painted.rstrip()
+    yield from page.wrap(message, " " * (4 + widths[0]))
+
+
+def _after(painted: str, column: int, message: str, page: Page) -> Iterator[str]:
+    if not page.fold:
+        yield f"{painted}{message}".rstrip()
+        return
+    first, *rest = Page(page.width - column).wrap(message) or [""]
+    yield f"{painted}{first}".rstrip()
+    yield from (" " * column + line for line in rest)

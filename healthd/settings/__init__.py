@@ -1,0 +1,1 @@
+"""Where settings and checks come from: layers, the registry of checks."""

@@ -1,0 +1,124 @@
+"""What lies below healthd.toml: the profile of this machine's type, and the baseline of this node.
+
+A profile (conf/profiles) says what machines of one type have. It is a guess: what is compared with it warns and never
+drains. A baseline (`healthd baseline`) says what this very node has. Both hold nothing but [checks.*]; a profile also
+has [match], by which it is chosen.
+
+GPUs are told by their PCI ids in sysfs, never by name: names need NVIDIA's driver, which may hang (docs/adr/0013).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from healthd.config import ConfigError, Layer, Settings, read_file
+from healthd.convert import ConvertError, load, nearest
+from healthd.host import Host
+from healthd.machine.inventory import kind_of
+
+PROFILES = Path(__file__).parents[1] / "node_profiles"  # a link to conf/profiles
+PRODUCT_NAME = "/sys/class/dmi/id/product_name"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The machines that a profile is for.
+
+    products   patterns of the DMI product name, () = whatever it is
+    gpus       PCI ids and what they are: {"10de:2330" = "H100 SXM5 80GB"}
+    at_least, at_most   so many of these GPUs on PCI; not asked where the product name says it: they may all be lost
+    """
+
+    products: tuple[str, ...] = ()
+    gpus: dict[str, str] = field(default_factory=dict)
+    at_least: int = 0
+    at_most: int = 1000
+
+    def fits(self, product: str, gpus: Mapping[str, int]) -> bool:
+        """`gpus`: PCI id -> how many, of every NVIDIA GPU on PCI."""
+        mine = sum(count for pci_id, count in gpus.items() if pci_id in self.gpus)
+        if self.products:
+            return any(fnmatchcase(product, pattern) for pattern in self.products) and (mine > 0 or not gpus)
+        return self.at_least <= mine <= self.at_most
+
+
+def below(settings: Settings) -> list[Layer]:
+    """The layers under healthd.toml, the lowest first. Raises ConfigError, ConvertError for a profile that is none."""
+    layers = []
+    profile = _chosen(settings)
+    if profile:
+        path = profile if "/" in profile else str(PROFILES / f"{profile}.toml")
+        layers.append(Layer(f"profile {profile}", checks_of(path, ("match",)), guessed=True))
+    if settings.baseline_file and _is_of_this_machine(settings):
+        layers.append(Layer(settings.baseline_file, checks_of(settings.baseline_file)))
+    return layers
+
+
+def without_baseline(settings: Settings) -> list[Layer]:
+    """For who makes the baseline: it is not its own measure."""
+    return below(replace(settings, baseline_file=""))
+
+
+def _is_of_this_machine(settings: Settings) -> bool:
+    """This node's own baseline says nothing about another tree; one that was named for it does."""
+    return settings.root == "/" or settings.baseline_file != Settings().baseline_file
+
+
+def names() -> list[str]:
+    """The profiles that come with healthd."""
+    return sorted(path.stem for path in PROFILES.glob("*.toml"))
+
+
+def _chosen(settings: Settings) -> str:
+    """A name or a path, "" for none."""
+    wanted = settings.profile
+    if wanted == "auto":
+        return _find(Host(settings.root))
+    if wanted == "none" or wanted in names():
+        return wanted if wanted != "none" else ""
+    if not wanted.startswith("/"):
+        known = ["auto", "none", *names()]
+        raise ConvertError(f'profile: there is no profile "{wanted}"{nearest(wanted, known)}')
+    read_file(wanted, required=True)
+    return wanted
+
+
+def _find(host: Host) -> str:
+    """The profile that fits this machine, those that ask for its product name first."""
+    try:
+        product = host.read(PRODUCT_NAME) or ""
+        gpus: dict[str, int] = {}
+        for function in host.pci_functions():
+            if kind_of(function.vendor, function.pci_class) == "gpu" and not function.virtual:
+                pci_id = f"10de:{function.device[2:]}"
+                gpus[pci_id] = gpus.get(pci_id, 0) + 1
+    except (OSError, ValueError):
+        return ""  # pcie_devices and gpu_count say what cannot be read; to guess on is worse than no guess
+    matches = {name: _match(name) for name in names()}
+    by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
+    return next((name for name in by_product if matches[name].fits(product, gpus)), "")
+
+
+@functools.cache
+def _match(name: str) -> Match:
+    path = str(PROFILES / f"{name}.toml")
+    return load(Match, read_file(path, required=True).get("match", {}), "match")
+
+
+def checks_of(path: str, beside: tuple[str, ...] = ()) -> Any:
+    """The [checks] of a file that has nothing else but the tables `beside`. Raises ConfigError."""
+    table = read_file(path, required=False)
+    for key in table:
+        if key != "checks" and key not in beside:
+            raise ConfigError(f'{path}: unknown setting "{key}"; only [checks.NAME] belongs in this file')
+    if "match" in table:
+        try:
+            load(Match, table["match"], "match")
+        except ConvertError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    return table.get("checks", {})

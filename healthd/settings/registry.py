@@ -1,0 +1,348 @@
+"""Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
+
+A site's Python file is code that healthd runs as root: it and its directory must belong to root and be writable by
+nobody else, along every symbolic link (ownership.py). The daemon imports it at its start, for its Config; its run() is
+called in the worker only. Whatever else of it is called (validate, overdue, explain) may raise: that costs one
+sentence, never the daemon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TypeVar
+
+from healthd.config import CheckConfig, ConfigError
+from healthd.convert import ConvertError, dump, load, nearest
+from healthd.guard import tell_once, words
+from healthd.host import Host
+from healthd.machine import ownership
+from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
+
+log = logging.getLogger("healthd")
+
+T = TypeVar("T")
+
+# Codes of older versions (or how they begin) that settings may still name.
+RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/link_down"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check module and what it declares. `path` is "" for a built-in one."""
+
+    name: str
+    module: ModuleType
+    path: str = ""
+
+    @property
+    def config(self) -> type[CheckConfig]:
+        return getattr(self.module, "Config", CheckConfig)
+
+    @property
+    def per(self) -> str:
+        """What there is one run for each of ("mount"), "" for a single run."""
+        return str(getattr(self.module, "PER", ""))
+
+    @property
+    def uses(self) -> str:
+        return str(getattr(self.module, "USES", ""))
+
+    @property
+    def when(self) -> str:
+        """ "idle": it comes round only while no job is on this node and none will come; "" = always."""
+        return str(getattr(self.module, "WHEN", ""))
+
+    @property
+    def after_events(self) -> tuple[str, ...]:
+        return tuple(getattr(self.module, "AFTER_EVENTS", ()))
+
+    @property
+    def summary(self) -> str:
+        return (self.module.__doc__ or "").strip().partition("\n")[0]
+
+    @property
+    def runs(self) -> bool:
+        return hasattr(self.module, "run")
+
+    @property
+    def listens(self) -> bool:
+        """Whether it judges kernel events."""
+        return not self.path and hasattr(self.module, "correlate")
+
+    def holds_resume(self, config: CheckConfig) -> bool:
+        """Whether a drained node waits for this check where it cannot look: not for one that can only warn, nor for one
+        that says so."""
+        return config.enforce and bool(getattr(self.module, "HOLDS_RESUME", True))
+
+    def resource(self, instance: str) -> str:
+        """What a hung run bars: NVML as a whole, otherwise this run's own."""
+        return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
+
+    def correlate(
+        self,
+        events: Sequence[KernelEvent],
+        node: Inventory,
+        config: CheckConfig,
+        unjudged: Callable[[KernelEvent, Exception], object] = lambda _event, _error: None,
+    ) -> list[Finding] | None:
+        """The findings in a window of kernel events; None if the check does not listen to the log.
+
+        Built-in checks only: it runs in the daemon, at each line. A mistake in it stops neither the others nor the
+        daemon, which would meet the same line again at each start. An event that it fails on (`unjudged`) keeps no
+        other from being judged: each is then judged by itself.
+        """
+        listen = None if self.path else getattr(self.module, "correlate", None)
+        if listen is None:
+            return None
+        try:
+            return list(listen(events, node, config))
+        except Exception as error:
+            tell_once(f"check {self.name}: correlate", error)
+            if len(events) == 1:
+                unjudged(events[0], error)
+                return []
+        return [found for event in events for found in self.correlate([event], node, config, unjudged) or ()]
+
+    def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
+        """The repairs that kernel events are evidence of. Built-in checks only."""
+        listen = None if self.path else getattr(self.module, "repairs", None)
+        if listen is None:
+            return []
+        try:
+            return list(listen(events))
+        except Exception as error:
+            tell_once(f"check {self.name}: repairs", error)
+            return []
+
+    def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
+        """What it means that a run did not answer for `seconds`."""
+        say: Callable[[CheckConfig, float], Iterable[object]] = getattr(self.module, "overdue", lambda *_: ())
+        nothing: list[Finding] = []
+        return iter(self._asked("overdue", lambda: [self._finding(item) for item in say(config, seconds)], nothing))
+
+    def _finding(self, item: object) -> Finding:
+        if not isinstance(item, Finding) or item.code.partition("/")[0] != self.name:
+            raise TypeError(f'{item!r:.100} is no Finding with a code "{self.name}/..."')
+        return load(Finding, dump(item))
+
+    def explain(self, code: str) -> Explain | None:
+        def ask() -> Explain | None:
+            by_code = getattr(self.module, "explain", None) or getattr(self.module, "EXPLAIN", {}).get
+            found = by_code(code)
+            return None if found is None else load(Explain, dump(found))
+
+        return self._asked("explain", ask, None)
+
+    def explain_more(self, code: str) -> Explain | None:
+        """The text for what is no code of a finding, but named in the message of one: "nvlink5/149:4"."""
+
+        def ask() -> Explain | None:
+            found = getattr(self.module, "explain_more", lambda _code: None)(code)
+            return None if found is None else load(Explain, dump(found))
+
+        return self._asked("explain_more", ask, None)
+
+    def known_more(self) -> list[str]:
+        """Names that explain_more() knows."""
+        return self._asked("known_more", lambda: list(getattr(self.module, "known_more", list)()), [])
+
+    def codes(self) -> list[str]:
+        """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
+
+        def ask() -> list[str]:
+            known = getattr(self.module, "known_codes", None)
+            return [str(code) for code in (known() if known else sorted(getattr(self.module, "EXPLAIN", {})))]
+
+        return self._asked("explain", ask, [])
+
+    def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
+        """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
+        with self._mistakes_of("Config", where):
+            config = load(self.config, values, where)
+            if self.path:
+                require_common(config, where)
+                for name, value in dump(config).items():
+                    with self._mistakes_of("Config", f"{where}.{name}"):
+                        json.dumps(value)  # so the worker is told it
+            return config
+
+    def check_config(self, config: CheckConfig, where: str) -> None:
+        """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
+        for code in config.severity:
+            if not self.path and self.explain(code) is None:
+                hint = renamed(code) or nearest(code, self.codes())
+                raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
+        with self._mistakes_of("validate()", where):
+            if problem := getattr(self.module, "validate", lambda _config: None)(config):
+                raise ConvertError(f"{where}: {problem}")
+
+    @contextmanager
+    def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
+        """Its author's mistake is one sentence, for the person who wrote the settings too."""
+        try:
+            yield
+        except (ConvertError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            file = f" ({self.path})" if self.path else ""
+            raise ConvertError(f"{where}: its {what} raised {words(error)}{file}") from None
+
+    def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
+        """Its author's mistake costs what the check would have said, and a sentence."""
+        try:
+            return ask()
+        except (Exception, SystemExit) as error:
+            log.error("check %s: %s: %s", self.name, what, words(error))
+            return otherwise
+
+
+def require_common(config: CheckConfig, where: str) -> None:
+    """What every check can be told is what CheckConfig says, also where a site's Config declares it anew: the daemon
+    reads it. Raises ConvertError."""
+    load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
+
+
+def renamed(code: str) -> str:
+    """A hint for a code of an older version, "" for any other."""
+    for old, new in RENAMED.items():
+        if code.startswith(old):
+            now = new + code.removeprefix(old)
+            return f'; it is "{now}" now, of [checks.{now.partition("/")[0]}]'
+    return ""
+
+
+def built_in() -> dict[str, Check]:
+    import healthd.checks
+
+    names = sorted(module.name for module in pkgutil.iter_modules(healthd.checks.__path__))
+    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in names}
+
+
+def site_files(directory: str) -> list[str]:
+    """The site's check files. Raises ConfigError for one that others than root could have written."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".py") and not name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
+    for name in names:
+        if not name.isprintable():  # it becomes the check's, in settings, codes and drains
+            raise ConfigError(f"{directory}: {name!a} is no name for a check")
+    paths = [os.path.join(directory, name) for name in names]
+    for path in paths:
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ConfigError(f"{path}: is not a file")
+            wrong = ownership.problem(Host(), path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        if wrong:
+            file, why = wrong
+            raise ConfigError(f"{path}: refused: {'it' if file == path else file} {why}")
+    return paths
+
+
+def load_site(path: str) -> Check:
+    """Import one site file. Raises ConfigError with a sentence that names it."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = os.path.basename(path)[: -len(".py")]
+    spec = spec_from_file_location(f"healthd_site_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    check = Check(name, module, path)
+    try:
+        spec.loader.exec_module(module)
+        problem = _misdeclared(check)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a site's file raises while it is imported is its author's to read
+        raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
+    if problem:
+        raise ConfigError(f"{path}: {problem}")
+    return check
+
+
+def _misdeclared(check: Check) -> str:
+    """What is wrong with what a site's module declares, "" if nothing."""
+    module = check.module
+    if not callable(getattr(module, "run", None)):
+        return "has no run(host, config, past)"
+    config = check.config
+    if not (isinstance(config, type) and issubclass(config, CheckConfig) and dataclasses.is_dataclass(config)):
+        return "Config must be a dataclass and a CheckConfig"
+    for name in ("USES", "PER"):
+        if not isinstance(getattr(module, name, ""), str):
+            return f"{name} must be text"
+    if check.when not in ("", "idle"):
+        return 'WHEN must be "idle" or ""'
+    events = getattr(module, "AFTER_EVENTS", ())
+    if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
+        return "AFTER_EVENTS must be a tuple of texts"
+    if not isinstance(getattr(module, "HOLDS_RESUME", True), bool):
+        return "HOLDS_RESUME must be True or False"
+    return _redeclared(config)
+
+
+def _redeclared(config: type[CheckConfig]) -> str:
+    """What every check can be told may have another default in a site's Config, but one that it can be told."""
+    common = {f.name for f in dataclasses.fields(CheckConfig)}
+    fields = [f for f in dataclasses.fields(config) if f.name in common and f.default is not dataclasses.MISSING]
+    try:
+        load(CheckConfig, {f.name: dump(f.default) for f in fields}, "Config")
+    except ConvertError as error:
+        return str(error)
+    return ""
+
+
+def find(directory: str, bounded: bool = True) -> dict[str, Check]:
+    """Every check by name, built in and the site's. Raises ConfigError with one sentence.
+
+    `bounded`: a site's file that hangs when it is imported is found out in another process first. Not needed in the
+    worker, which has a deadline.
+    """
+    checks = built_in()
+    paths = site_files(directory)
+    if bounded and paths:
+        from healthd.settings.trial import require_loadable
+
+        require_loadable(paths)
+    for path in paths:
+        check = load_site(path)
+        if check.name in checks:
+            raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')
+        checks[check.name] = check
+    return checks
+
+
+def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
+    check = checks.get(code.partition("/")[0])
+    if check is not None:
+        return check.explain(code)
+    return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
+
+
+def all_codes(checks: Mapping[str, Check]) -> list[str]:
+    return [code for check in checks.values() for code in check.codes()]
+
+
+def all_names(checks: Mapping[str, Check]) -> list[str]:
+    """What `healthd explain` knows: all codes, and what is named in messages only."""
+    return [*all_codes(checks), *(name for check in checks.values() for name in check.known_more())]
+
+
+def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:
+    """Every code that is known, and what it means."""
+    return {code: found for code in all_codes(checks) if (found := explain(checks, code)) is not None}

@@ -1,0 +1,73 @@
+"""Imports the site's check files in another process first, so that one that hangs or crashes there stops nobody else.
+
+    python -m healthd.trial SECONDS FILE...      the path of each before it is imported, then "done"
+
+What a file raises is not its matter: the import that follows here says that. Nor is what it does in run(): that has its
+deadline in the worker.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+
+from healthd.config import ConfigError
+from healthd.machine.program import Ran, run_program
+
+LOAD_SECONDS = 10.0  # for all of them; numpy from a cold disk takes 2
+DONE = "done"
+
+_passed: set[tuple[str, int, int]] = set()  # (path, inode, time of change in ns): nothing is tried twice
+
+
+def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> None:
+    """Raises ConfigError, one sentence that names the file."""
+    found = [(path, os.stat(path)) for path in paths]
+    identities = {path: (path, about.st_ino, about.st_mtime_ns) for path, about in found}
+    new = [path for path in paths if identities[path] not in _passed]
+    if not new:
+        return
+    command = [sys.executable, "-m", "healthd.settings.trial", str(seconds), *new]
+    try:
+        ran = run_program(command, seconds + 2.0, os.environ)
+    except TimeoutError:  # it hangs in the kernel, where even its own end does not come
+        raise ConfigError(f"{', '.join(new)}: refused: not imported within {seconds:g} s") from None
+    *_, last = ran.stdout.splitlines() or [""]
+    if last != DONE:
+        raise ConfigError(f"{last or ', '.join(new)}: refused: {_why(ran, last, seconds)}")
+    _passed.update(identities[path] for path in new)
+
+
+def _why(ran: Ran, path: str, seconds: float) -> str:
+    if "Timeout (" in ran.stderr:
+        line = re.search(rf'File "{re.escape(path)}", line ([0-9]+)', ran.stderr)
+        return f"not imported within {seconds:g} s" + (f", it is in line {line[1]}" if line else "")
+    if ran.status < 0:
+        return f"its import ends the process by {signal.Signals(-ran.status).name}"
+    words = " ".join(ran.stderr.split())[-200:]
+    return f"its import ends the process with status {ran.status}" + (f": {words}" if words else "")
+
+
+def main() -> None:
+    from healthd.settings.registry import load_site
+
+    seconds, paths = float(sys.argv[1]), sys.argv[2:]
+    told = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the files print goes nowhere
+    faulthandler.dump_traceback_later(seconds, exit=True)  # from a thread of C: also out of a loop in C
+    for path in paths:
+        os.write(told, f"{path}\n".encode())
+        try:
+            load_site(path)
+        except ConfigError:
+            continue
+    os.write(told, f"{DONE}\n".encode())
+    os._exit(0)  # what it may have started is not waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What healthd does in Slurm: decides, words it, and runs the commands."""

@@ -1,0 +1,178 @@
+"""Drives slurm.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
+
+A Slurm that hangs, is away or refuses is never the node's trouble: the generator hears of it as a CommandResult, the
+daemon looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Generator, Iterator
+
+from healthd.config import Settings
+from healthd.guard import SLURM, Guard, words
+from healthd.machine.child import Child
+from healthd.model import SlurmMemory, Verdict
+from healthd.say.status import SlurmStatus
+from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.policy import Policy
+
+log = logging.getLogger("healthd.slurm")
+
+FIRST_RETRY_SECONDS = 5.0
+LAST_RETRY_SECONDS = 300.0
+# slurmd may register late after a boot, and Slurm take our drain away with that: until then we look more often.
+BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
+# Once it is started it registers within seconds.
+REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
+
+
+class SlurmDriver:
+    """One look at Slurm at a time. `remember` writes the memory down before the generator goes on; `may_change` is
+    asked before each command that changes something: a pause or another mode may have come meanwhile.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        boot_id: str,
+        remember: Callable[[SlurmMemory], None],
+        may_change: Callable[[], bool],
+        guard: Guard,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._node_name = settings.node_name
+        self._boot_id = boot_id
+        self._remember = remember
+        self._may_change = may_change
+        self._guard = guard
+        self._memory = SlurmMemory()  # as it was last remembered
+        self._now = now
+        self._monotonic = monotonic
+        self._steps: Generator[Command | Remember, CommandResult | None, ReconcileReport] | None = None
+        self._command: Command | None = None
+        self._child: Child | None = None
+        self._failures = 0
+        self._started = monotonic()
+        self._registers_until = -float("inf")
+        self.status = SlurmStatus()
+
+    @property
+    def busy(self) -> bool:
+        return self._steps is not None or self._child is not None
+
+    @property
+    def deadline(self) -> float:
+        return self._child.deadline if self._child else float("inf")
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return self._child.waits() if self._child else iter(())
+
+    def begin(self, verdict: Verdict, memory: SlurmMemory, policy: Policy) -> ReconcileReport | None:
+        """Look, decide, act. The report at once if no command was needed."""
+        self._memory = memory
+        self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, self._now)
+        return self._go_on(None)
+
+    def step(self) -> ReconcileReport | None:
+        """Go on if a command ended. The report when the look is over."""
+        if self._child is None or not self._child.step():
+            return None
+        child, self._child = self._child, None
+        if self._steps is None:
+            return None  # the look was dropped
+        out, err = child.output()
+        seconds = self._monotonic() - child.started
+        return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
+
+    def retry_seconds(self, report: ReconcileReport) -> float:
+        """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it.
+        What waits for the fleet, and a drain that is over, have their own time."""
+        if report.look_at:
+            self._failures = 0
+            return max(report.look_at - self._now(), 0.0)
+        if report.settled:
+            self._failures = 0
+            return float("inf")
+        if not report.trouble and self._monotonic() < self._registers_until:
+            return REGISTRATION_RETRY_SECONDS
+        longest = BOOT_RETRY_SECONDS if self.waits_for_slurmd(report) else LAST_RETRY_SECONDS
+        wait = min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures, 10), longest)
+        self._failures += 1
+        return wait * random.uniform(0.8, 1.2)
+
+    def waits_for_slurmd(self, report: ReconcileReport) -> bool:
+        """Whether the node is not steady in Slurm, not long after healthd's start."""
+        boots = self._monotonic() < self._started + BOOT_SECONDS
+        return boots and not report.settled and not report.trouble and not report.look_at
+
+    def expect_registration(self) -> None:
+        """slurmd was just started here."""
+        self._registers_until = self._monotonic() + REGISTRATION_SECONDS
+
+    def drop(self) -> None:
+        """End the look here; a command that runs is left to end, nothing follows from it."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def close(self) -> None:
+        """Leave what runs: a scontrol in flight ends by itself, and what it did is read again at the next start."""
+        self.drop()
+
+    def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
+        assert self._steps is not None
+        try:
+            step = self._steps.send(result)
+            while True:
+                if isinstance(step, Remember):
+                    self._memory = step.memory
+                    self._remember(step.memory)
+                    step = self._steps.send(None)
+                    continue
+                if step.changes and not self._may_change():
+                    self.drop()
+                    return None
+                try:
+                    self._start(step)
+                    return None
+                except OSError as error:
+                    missing = CommandResult(127, "", f"{step.argv[0]}: {error.strerror}", self._now(), 0.0)
+                    step = self._steps.send(self._counted(missing))
+        except StopIteration as end:
+            return self._ended(end.value)
+        except Exception as error:  # with what Slurm said: looked at again later, it may say something else
+            self._guard.drop(SLURM, error, result.stdout if result else "")
+            trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
+            return self._ended(ReconcileReport(self._memory, trouble=trouble))
+
+    def _ended(self, report: ReconcileReport) -> ReconcileReport:
+        self._steps = None
+        self.status = dataclasses.replace(
+            self.status,
+            node=report.node or self.status.node,
+            owner=report.owner.value if report.node else self.status.owner,
+            read_at=self._now() if report.node else self.status.read_at,
+            trouble=report.trouble,
+        )
+        return report
+
+    def _start(self, command: Command) -> None:
+        self._command = command
+        if command.changes:
+            log.info("running: %s", " ".join(command.argv))
+        deadline = self._monotonic() + command.deadline_seconds
+        self._child = Child(command.argv, deadline, self._monotonic, ENVIRONMENT)
+
+    def _counted(self, result: CommandResult) -> CommandResult:
+        assert self._command is not None
+        name = " ".join(self._command.argv[:2]) if self._command.argv[0].endswith("scontrol") else self._command.argv[0]
+        how = "timeout" if result.status is None else "ok" if result.status == 0 else "error"
+        key = (name.rpartition("/")[2], how)
+        commands = dict(self.status.commands)
+        commands[key] = commands.get(key, 0) + 1
+        self.status = dataclasses.replace(self.status, commands=commands)
+        return result

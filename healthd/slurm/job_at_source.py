@@ -1,0 +1,158 @@
+"""The Slurm jobs at the source of a kernel event, put into its field "job" ("4711", or "12,13" where jobs share a GPU).
+
+Of the process that the line names, if it names one; where that is gone or none is named (Xid 79), the jobs that hold
+the GPU. Slurm's cgroups tell it within the same pass. Where Slurm uses none, `scontrol listpids` does, a moment later:
+it asks this node's slurmstepds only, as a child process with a deadline.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from healthd.machine.child import Child
+from healthd.machine.process import job_of, job_processes, jobs_holding
+from healthd.model import Gpu, KernelEvent
+from healthd.slurm.look import ENVIRONMENT, parse_processes
+
+STILL_THERE_SECONDS = 10.0  # after a line its process is asked for; later the number may be another's
+LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm
+ASK_AGAIN_SECONDS = 2.0  # nor start scontrol in one
+FOREVER = float("inf")
+
+
+class JobAtSource:
+    """`may_ask_slurm` is asked before scontrol is started: never in mode observe."""
+
+    def __init__(
+        self, root: str, node_name: str, may_ask_slurm: Callable[[], bool], monotonic: Callable[[], float]
+    ) -> None:
+        self._root = root
+        self._argv = ("scontrol", "listpids", "*", node_name)
+        self._may_ask_slurm = may_ask_slurm
+        self._monotonic = monotonic
+        self._looked_at = self._asked_at = -FOREVER
+        self._processes: dict[int, str] = {}  # of jobs, by their cgroups
+        self._holding: dict[int, tuple[str, ...]] = {}  # by minor number
+        self._waiting: set[int] = set()  # sequences of events that Slurm is to be asked about
+        self._asked: set[int] = set()  # ... and about which it is being asked
+        self._child: Child | None = None
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return self._child.waits() if self._child else iter(())
+
+    @property
+    def deadline(self) -> float:
+        if self._child:
+            return self._child.deadline
+        return self._asked_at + ASK_AGAIN_SECONDS if self._waiting else FOREVER
+
+    def name(
+        self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
+    ) -> tuple[KernelEvent, ...]:
+        """`events`, those `touched` with their jobs where the cgroups tell them. Else Slurm is to be asked."""
+        nodes = device_nodes(gpus)
+        jobs, left = {}, []
+        for event in events:
+            if event.sequence in touched and is_open(event, now):
+                job = self._job_of(event.pid) if event.pid else ""
+                if job:
+                    jobs[event.sequence] = job
+                elif event.pid or event.pci in nodes:
+                    left.append(event)
+        if left:
+            self._look({nodes[event.pci] for event in left if event.pci in nodes})
+            jobs |= self._jobs_of(left, nodes, self._processes, self._holding)
+            if not self._processes:
+                self._waiting |= {event.sequence for event in left}
+        return with_jobs(events, jobs)
+
+    def step(self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float) -> dict[int, str]:
+        """Go on with what Slurm is asked. The jobs that it told, by the sequences of `events`."""
+        told = {}
+        if self._child is not None and self._child.step():
+            child, self._child = self._child, None
+            told = self._told(child, events, device_nodes(gpus))
+        if self._waiting and self._child is None and self._monotonic() >= self._asked_at + ASK_AGAIN_SECONDS:
+            self._waiting &= {event.sequence for event in events if is_open(event, now)}
+            self._ask()
+        return told
+
+    def close(self) -> None:
+        """What runs is left: it ends by itself."""
+        self._waiting.clear()
+
+    def _look(self, minors: set[int]) -> None:
+        if self._monotonic() >= self._looked_at + LOOK_AGAIN_SECONDS:
+            self._looked_at = self._monotonic()
+            self._processes, self._holding = job_processes(self._root), {}
+        missing = minors - self._holding.keys()
+        if missing and self._processes:
+            self._holding.update(jobs_holding(missing, self._processes, self._root))
+
+    def _ask(self) -> None:
+        if not self._waiting or not self._may_ask_slurm():
+            self._waiting.clear()
+            return
+        self._asked_at = self._monotonic()
+        self._asked, self._waiting = self._waiting, set()
+        try:
+            deadline = self._asked_at + STILL_THERE_SECONDS
+            self._child = Child(self._argv, deadline, self._monotonic, ENVIRONMENT)
+        except OSError:
+            pass  # no Slurm here: no job either
+
+    def _told(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
+        processes = parse_processes(child.output()[0]) if child.status == 0 else {}
+        asked = [event for event in events if event.sequence in self._asked]
+        minors = {nodes[event.pci] for event in asked if event.pci in nodes}
+        return self._jobs_of(asked, nodes, processes, jobs_holding(minors, processes, self._root))
+
+    def _jobs_of(
+        self,
+        events: Sequence[KernelEvent],
+        nodes: Mapping[str, int],
+        processes: Mapping[int, str],
+        holding: Mapping[int, tuple[str, ...]],
+    ) -> dict[int, str]:
+        found = {event.sequence: jobs_of(event, nodes, processes, holding, self._job_of) for event in events}
+        return {sequence: job for sequence, job in found.items() if job}
+
+    def _job_of(self, pid: int) -> str | None:
+        return job_of(pid, self._root)
+
+
+def is_open(event: KernelEvent, now: float) -> bool:
+    """Whether its job is not known and may still be found. What the log held before healthd's start has none."""
+    known = any(name == "job" for name, _ in event.fields)
+    return not known and not event.history and now - event.time <= STILL_THERE_SECONDS
+
+
+def device_nodes(gpus: Sequence[Gpu]) -> dict[str, int]:
+    """By PCI address, N of /dev/nvidiaN."""
+    return {gpu.pci: gpu.minor for gpu in gpus if gpu.minor is not None}
+
+
+def jobs_of(
+    event: KernelEvent,
+    nodes: Mapping[str, int],
+    processes: Mapping[int, str],
+    holding: Mapping[int, tuple[str, ...]],
+    job_of_pid: Callable[[int], str | None],
+) -> str:
+    """ "4711", "12,13", or "" where there is none: a process that is there and in no job accuses no job."""
+    if event.pid:
+        job = job_of_pid(event.pid)
+        if job is not None:
+            return job or processes.get(event.pid, "")
+    return ",".join(holding.get(nodes.get(event.pci, -1), ()))
+
+
+def with_jobs(events: Sequence[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
+    """`events` with these jobs, by sequence."""
+    return tuple(
+        dataclasses.replace(event, fields=(*event.fields, ("job", jobs[event.sequence])))
+        if event.sequence in jobs
+        else event
+        for event in events
+    )

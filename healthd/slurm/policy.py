@@ -1,0 +1,310 @@
+"""What to do with this node in Slurm: pure. slurm.py does it.
+
+want                 whose drain stands now      decision in mode "act"
+-------------------  --------------------------  ------------------------------------------------------------
+(node not read)      ?                           Leave: nothing is sent blindly
+causes               nobody's                    Drain; requeue if a cause is CRITICAL
+causes               ours                        keep it (new text only for another worst cause); requeue if
+                                                 CRITICAL, also when it became so later
+causes, CRITICAL     an operator's, Slurm's,     text and drain stay untouched; requeue the victims
+                     an unknown healthd's
+causes, no CRITICAL  the same                    Leave
+none, may_resume     ours                        Resume, unless DOWN, INVALID_REG, going off or on, or a reboot is
+                                                 pending: then Leave. The drain stays beside it and is lifted
+                                                 when that is over (UNDRAIN keeps DOWN, with our reason)
+none, not yet        ours                        Leave: a check that can drain has not completed clean
+none                 nobody's, another's         Leave
+
+mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what. A node that a person set DOWN
+or FAIL is theirs like a drain: draining it would replace their reason.
+
+our drain is gone    this machine booted since, a reboot was pending, Slurm switches the node off, slurmctld
+                     started since, or our own resume was on its way: lost, drain again where a cause stands
+                     else an operator resumed the node: causes are acknowledged, not drained for again
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from healthd.model import Decision, Drain, Leave, Lifted, NodeState, Resume, Severity, SlurmMemory, Verdict
+from healthd.slurm.fleet_limit import FleetLimits
+from healthd.slurm.reason import parse_reason, reason, still_says
+
+REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
+# Slurm's power saving takes a drain away when it switches a node off; UNDRAIN would undo POWER_DOWN_ASAP.
+POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
+NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
+TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
+UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
+
+# What slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
+# UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
+# "Prolog error" and "Epilog error" leave a drained node's reason alone.
+UNKILLABLE = re.compile(r"Kill task failed( \(JobId=[^)]*\))?")
+REGISTRATION = (
+    *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
+    *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
+)
+# What they append to any reason: a reboot; from 24.11 on also a node that goes down by itself.
+APPENDED = (
+    *(" : reboot issued", " : reboot timed out", " : reboot complete"),
+    *(" : Not responding", " : ResumeTimeout reached"),
+)
+# Slurm's own reasons on a node that is DOWN: nobody decided that, so we may drain it.
+SLURMS_OWN = (
+    *("Not responding", "Node unexpectedly rebooted", "Node silently failed", "Kill task failed", "Prolog error"),
+    *("Epilog error", "ResumeTimeout", "reboot timed out", "batch job complete failure", *REGISTRATION),
+)
+# Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
+IN_FLIGHT_SECONDS = 600.0
+HELD_SECONDS = 60.0  # slurmctld has written a drain down after a few seconds; until then it can lose it
+CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+# slurmctld saves a node some 5 s after it changed: killed before, it brings back a drain that is over.
+SAVED_SECONDS = 60.0
+
+
+class Mode(enum.Enum):
+    OBSERVE = "observe"  # never changes anything in Slurm
+    DRAIN = "drain"
+    ACT = "act"  # drain, and requeue what a CRITICAL fault broke
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """paused_until: epoch seconds, 0 = not paused.
+
+    command_seconds        a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
+                           hangs is reported by scontrol after that, black holes after three times that
+    requeue_again_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
+                           slurmctld that was stopped): within it none is sent for the same run of a job
+    max_restarts           a job that was restarted so often is requeued held: a person looks at it first
+    admin_comment          whether the jobs that a CRITICAL fault hit are told so in their AdminComment
+    fleet                  how many nodes healthd may hold drained
+    """
+
+    mode: Mode = Mode.OBSERVE
+    paused_until: float = 0.0
+    command_seconds: float = 30.0
+    requeue_again_seconds: float = 90.0
+    max_restarts: int = 5
+    admin_comment: bool = True
+    fleet: FleetLimits = field(default_factory=FleetLimits)
+
+
+class Owner(enum.Enum):
+    """Whose drain stands on the node."""
+
+    NOBODY = "nobody"
+    OURS = "ours"
+    FOREIGN_HEALTHD = "foreign_healthd"  # our form of words, but this ledger does not know them
+    FOREIGN = "foreign"  # an operator's, or Slurm's own
+
+
+def our_text(node: NodeState, memory: SlurmMemory) -> str:
+    """Which of the texts that we know as ours stands on the node, as we wrote it; "" if none."""
+    found = without_slurms_words(node.reason)
+    if memory.writing and found == memory.writing:
+        return memory.writing
+    # no words at all: 22.05 drops them when it switches the node on; a person cannot drain without
+    replaced = not found or UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
+    if memory.reason and (found == memory.reason or replaced):
+        return memory.reason
+    return ""
+
+
+def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
+    """Whether the words are those of a drain of ours that is over: 24.11 keeps them, also under Slurm's next drain."""
+    old = memory.lifted
+    return old is not None and without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
+
+
+def is_back(node: NodeState, memory: SlurmMemory) -> bool:
+    """Whether our drain that is over may stand again, because slurmctld was killed before it had saved that it is."""
+    old = memory.lifted
+    drained = not node.flags.isdisjoint(TAKEN)
+    return old is not None and not old.saved and drained and not our_text(node, memory) and is_left_over(node, memory)
+
+
+def without_slurms_words(text: str) -> str:
+    while text.endswith(APPENDED):
+        text = text[: text.rindex(" : ")]
+    return text
+
+
+def owner(node: NodeState, memory: SlurmMemory) -> Owner:
+    if node.flags.isdisjoint(TAKEN):
+        # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
+        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN) and not node.reason.endswith(APPENDED)
+        by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
+        return Owner.FOREIGN if by_a_person else Owner.NOBODY
+    if our_text(node, memory):
+        return Owner.OURS
+    if is_left_over(node, memory):
+        return Owner.FOREIGN
+    ours_or_theirs = [text for text in (memory.reason, memory.writing, memory.overruled) if text]
+    taken_over = any(node.reason.startswith(text) for text in ours_or_theirs)
+    if parse_reason(node.reason) and not taken_over:
+        return Owner.FOREIGN_HEALTHD
+    return Owner.FOREIGN
+
+
+def is_idle(node: NodeState) -> bool:
+    """Whether no job is on this node and none will come: drained, and the last epilog is over."""
+    return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
+
+
+def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
+    """The table above."""
+    if node is None:
+        # What is wanted is said all the same, as of a node that nobody holds: the controller is away, not the fault.
+        wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory)
+        would = "" if isinstance(wanted, Leave) else describe(wanted)
+        return Leave("the node's state in Slurm is not known", would)
+    wanted = _decide_to_act(verdict, node, memory)
+    if isinstance(wanted, Leave):
+        return wanted
+    if policy.mode is Mode.OBSERVE:
+        return Leave('mode is "observe"', would=describe(wanted))
+    if now < policy.paused_until:
+        return Leave("paused", would=describe(wanted))
+    if isinstance(wanted, Drain) and policy.mode is Mode.DRAIN:
+        return replace(wanted, requeue=False)
+    return wanted
+
+
+def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> Decision:
+    whose = owner(node, memory)
+    if verdict.causes:
+        critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
+        if whose is Owner.NOBODY:
+            return Drain(reason(verdict.causes), critical)
+        if whose is Owner.OURS:
+            keep = node.reason and still_says(our_text(node, memory), verdict.causes)
+            return Drain(node.reason if keep else reason(verdict.causes), critical)
+        if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
+            return Drain(node.reason, requeue=True) if critical else Leave(held_by(node, memory))
+        never(whose)
+    if whose is Owner.OURS:
+        if not verdict.may_resume:
+            return Leave("drained by us until every check that can drain has completed clean")
+        if waits_for := sorted(node.flags & NOT_TO_RESUME):
+            return Leave(f"repaired, but Slurm has the node {'+'.join(waits_for)}")
+        return Resume("every check that can drain has completed clean")
+    if whose is Owner.NOBODY:
+        return Leave("nothing to do")
+    if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
+        return Leave(held_by(node, memory))
+    never(whose)
+
+
+def held_by(node: NodeState, memory: SlurmMemory) -> str:
+    if is_left_over(node, memory):
+        return "Slurm holds the node, under the words of our drain that is over"
+    return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"'
+
+
+def describe(decision: Decision) -> str:
+    """A decision in words: 'drain with "healthd: ..." and requeue'."""
+    if isinstance(decision, Drain):
+        return f'drain with "{decision.reason}"{" and requeue" if decision.requeue else ""}'
+    if isinstance(decision, Resume):
+        return "resume"
+    if isinstance(decision, Leave):
+        return decision.why
+    never(decision)
+
+
+def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
+    """Whether Slurm need not be asked at all: nothing is wanted and nothing stands that concerns us."""
+    return not (verdict.causes or memory.writing or stood(memory))
+
+
+# memory
+
+
+def stood(memory: SlurmMemory) -> str:
+    """The words of the drain that concerned us at the last reading, "" = none."""
+    return memory.reason or memory.overruled or memory.adopted
+
+
+def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> float:
+    """Epoch seconds: from then on Slurm surely holds the node by itself, since a drain has stood for a while, in this
+    boot, slurmd registered. A job that comes afterwards was let in by a person who resumed the node: refused by the
+    prolog, it would be held and the node drained for "Prolog error", which is nobody's to resume.
+    """
+    if node is None or not node.reason_time or not stood(memory) or memory.boot_id != boot_id:
+        return float("inf")
+    stands = "DRAIN" in node.flags and node.flags.isdisjoint(UNSETTLED)
+    return node.reason_time + HELD_SECONDS if stands else float("inf")
+
+
+def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
+    """A drain that concerns our fault stood at the last reading, and now none stands."""
+    return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
+
+
+def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
+    """The drain is gone, and no operator need have done that; else slurmctld's start tells."""
+    our_resume_under_way = memory.resumed_at > 0 and (
+        memory.resumed_at >= memory.confirmed_at or now < memory.resumed_at + policy.requeue_again_seconds
+    )
+    going = memory.rebooting or not node.flags.isdisjoint(POWER)
+    return boot_id != memory.boot_id or going or our_resume_under_way
+
+
+def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
+    """slurmctld saves a change some time after it said OK: killed in between, it starts without it."""
+    return slurmctld_started >= since - CLOCK_SKEW_SECONDS
+
+
+def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
+    """We hold nothing any more (what is under way, and what was requeued, stays known). `node`: the last reading with
+    our words, where there is one."""
+    lifted = memory.lifted
+    if memory.reason:
+        shown = bool(node.reason and our_text(node, memory))
+        words, stamp = (without_slurms_words(node.reason), node.reason_time) if shown else (memory.reason, 0.0)
+        lifted = Lifted(memory.reason, words, stamp, now)
+    nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
+    return replace(nothing, uncounted=False, lifted=lifted)
+
+
+def taken_back(memory: SlurmMemory) -> SlurmMemory:
+    """Our drain that was over stands again."""
+    return replace(memory, reason=memory.lifted.reason, lifted=None) if memory.lifted else memory
+
+
+def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
+    """After a reading of the node: what is over for so long is over for good."""
+    if memory.lifted and not memory.lifted.saved and now >= memory.lifted.time + SAVED_SECONDS:
+        return replace(memory, lifted=replace(memory.lifted, saved=True))
+    return memory
+
+
+def look_at(memory: SlurmMemory) -> float:
+    """When to look once more at a drain that is over, epoch seconds; 0 = no more."""
+    return memory.lifted.time + SAVED_SECONDS if memory.lifted and not memory.lifted.saved else 0.0
+
+
+def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
+    """The memory after this reading of the node; `is_gone` must have been asked before."""
+    whose, text = owner(node, memory), our_text(node, memory)
+    if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
+        memory = replace(memory, writing="", written_at=0.0)
+    seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
+    if whose is Owner.OURS:
+        return replace(seen, reason=text, overruled="", adopted="", lifted=None)
+    if whose is Owner.FOREIGN_HEALTHD:
+        return replace(seen, reason="", overruled="", adopted=node.reason)
+    if whose is Owner.FOREIGN and stood(memory):
+        return replace(seen, reason="", overruled=node.reason, adopted="")
+    return memory
+
+
+def never(value: NoReturn) -> NoReturn:
+    """mypy proves that no case is left out (typing.assert_never is newer than Python 3.10)."""
+    raise AssertionError(f"not handled: {value!r}")

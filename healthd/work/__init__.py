@@ -1,0 +1,1 @@
+"""What the worker does and when, and what its answers become."""

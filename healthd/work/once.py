@@ -1,0 +1,245 @@
+"""One round of checks, now: for `healthd check`. No ledger, no past and no daemon; findings count at face value."""
+
+from __future__ import annotations
+
+import dataclasses
+import select
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import healthd
+from healthd.config import CheckConfig, Loaded, Settings
+from healthd.host import Host
+from healthd.judge import verdict
+from healthd.kernel.fold import fold_events
+from healthd.kernel.parse import parse
+from healthd.kernel.source import RawLine, event_of, open_source
+from healthd.model import CheckResult, Condition, ConditionState, Inventory, Outcome, Verdict
+from healthd.record.recording import Recording, Run
+from healthd.say.status import condition_json, result_json
+from healthd.settings.registry import Check
+from healthd.work import schedule
+from healthd.work.results import result_of
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.schedule import Job
+
+CLOSE_NVML_SECONDS = 10.0
+MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
+
+Conditions = dict[tuple[str, str], Condition]
+KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one round found. `results` in the order of the runs; `runs` and the rest is what a recording keeps of it.
+
+    `kernel_log`: what was read of it, or why it could not be; None where there was none to read.
+    """
+
+    node_name: str
+    time: float
+    verdict: Verdict
+    results: tuple[CheckResult, ...]
+    runs: tuple[Run, ...]
+    boot_id: str
+    kernel_log: list[RawLine] | OSError | None
+
+
+def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[tuple[str, str]]:
+    """The (check, instance) that one round now would run: those that only listen need a kernel log to listen to."""
+    return [name for name in loaded.checks if checks[name[0]].runs or kernel_log]
+
+
+def look(
+    loaded: Loaded,
+    checks: Mapping[str, Check],
+    runner: Runner,
+    kernel_log: KernelLog | None,
+    then: Recording | None = None,
+    besides: Sequence[CheckResult] = (),
+) -> Look:
+    """Run every check of `loaded` once. Ends within the checks' deadlines, whatever hangs.
+
+    `then`: this round is done again, from its recording (which the runner's workers have too): at its times, and what
+    did not answer then is not asked again. `besides`: results that stand already.
+    """
+    settings = loaded.settings
+    boot_id = then.boot_id if then else Host(settings.root).boot_id()
+    started = then.time if then else time.time()
+    conditions: Conditions = {}
+    results, runs = _run_all(loaded, checks, runner, boot_id, then)
+    for result in results:
+        config = loaded.checks[result.check, result.instance]
+        conditions = verdict.absorb_result(conditions, result, config.clear_after, boot_id, ())
+    listening = [(name, config) for name, config in loaded.checks.items() if checks[name[0]].listens and not name[1]]
+    log = _read(kernel_log) if kernel_log and listening else None
+    for name, config in listening:
+        if log is None:
+            break
+        result, conditions = _listen(checks[name[0]], config, log, boot_id, conditions, then)
+        if checks[name[0]].runs:
+            results = [_together(ran, result) for ran in results]
+            continue
+        results.append(result)
+        ended = result.started + result.duration_seconds
+        runs.append(Run(*name, result.outcome, result.error, ended, result.duration_seconds, 0.0, True))
+    results += besides
+    judged = verdict.judge(
+        {key: _at_face_value(condition) for key, condition in conditions.items()},
+        {(result.check, result.instance): result for result in results},
+        [(result.check, result.instance) for result in results],
+        trusted_since=0.0,
+    )
+    return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
+
+
+def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
+    """A check that looks and listens: what the log holds beside what the run itself found, on which a log that cannot
+    be read casts no doubt."""
+    if (ran.check, ran.instance) != (heard.check, heard.instance):
+        return ran
+    found = {(finding.code, finding.subject) for finding in ran.findings}
+    more = tuple(finding for finding in heard.findings if (finding.code, finding.subject) not in found)
+    return dataclasses.replace(ran, findings=(*ran.findings, *more))
+
+
+def _at_face_value(condition: Condition) -> Condition:
+    """A finding that would still have to last for its confirm time counts: there is no second look here."""
+    if condition.state is not ConditionState.PENDING:
+        return condition
+    return dataclasses.replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
+
+
+# --- what the worker does
+
+
+def _run_all(
+    loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_id: str, recording: Recording | None
+) -> tuple[list[CheckResult], list[Run]]:
+    """GPU checks first, and the driver closed right after them."""
+    jobs = [
+        Job(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
+        for (name, instance), config in loaded.checks.items()
+        if checks[name].runs
+    ]
+    began = time.monotonic()
+    silent_since: dict[str, float] = {}  # resource -> when the run began that hangs in it
+    results, runs = [], []
+    for job in schedule.due(jobs, {}, {}, "", 0.0):
+        if job.uses != "nvml":
+            _close_nvml(runner)
+        table = {"op": "run", "check": job.check, "instance": job.instance, "config": loaded.tables[job.name]}
+        request = Request(job.uses, job.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
+        then = recording.run_of(job.name) if recording else None
+        if then is not None and not then.answered:
+            reply = Reply(request, then.outcome, then.seconds, {}, then.error)
+        elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
+            reply = Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
+        else:
+            reply = ask(runner, request)
+        now = time.monotonic()
+        if reply.outcome is Outcome.TIMED_OUT and reply.seconds:
+            silent_since.setdefault(job.uses, now - reply.seconds)
+        silent = now - silent_since.get(job.uses, now)
+        ended = time.time()
+        if then is not None:
+            reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
+        results.append(result_of(checks[job.check], loaded.checks[job.name], reply, ended - reply.seconds, silent))
+        runs.append(Run(*job.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
+    _close_nvml(runner)
+    return results, runs
+
+
+def _close_nvml(runner: Runner) -> None:
+    if runner.nvml_open:
+        ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+
+
+def ask(runner: Runner, request: Request) -> Reply:
+    reply = runner.send(request)
+    while reply is None:
+        ready = select.poll()
+        for descriptor, writes in runner.waits():
+            ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
+        ready.poll(max(0.0, runner.deadline - time.monotonic()) * 1000 + 1)
+        reply = runner.step()
+    return reply
+
+
+# --- what the kernel log holds
+
+
+def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
+    try:
+        return kernel_log()
+    except OSError as error:
+        return error
+
+
+def _listen(
+    check: Check,
+    config: CheckConfig,
+    log: list[RawLine] | OSError,
+    boot_id: str,
+    conditions: Conditions,
+    recording: Recording | None,
+) -> tuple[CheckResult, Conditions]:
+    """What this boot's log holds is history and counts as INFO, as at a daemon's start."""
+    then = recording.run_of((check.name, "")) if recording else None
+    began = time.monotonic()
+    started = then.ended - then.seconds if then else time.time()
+    if isinstance(log, OSError):
+        why = f"{log.filename}: cannot be read: {log.strerror}"
+        return CheckResult(check.name, "", Outcome.FAILED, started, 0.0, error=why), conditions
+    heard = [event for line in log if (event := event_of(line, boot_id)) is not None]
+    events, touched, _ = fold_events((), heard, 1)
+    found = [verdict.as_configured(f, config) for f in check.correlate(events, Inventory(), config) or ()]
+    by_sequence = {event.sequence: event for event in events}
+    after = verdict.absorb_events(conditions, check.name, found, by_sequence, frozenset(touched), boot_id, ())
+    judged = tuple(
+        dataclasses.replace(f, severity=after[f.code, f.subject].severity, worsens=None)
+        for f in found
+        if (f.code, f.subject) in after
+    )
+    seconds = then.seconds if then else time.monotonic() - began
+    return CheckResult(check.name, "", Outcome.COMPLETED, started, seconds, findings=judged), after
+
+
+def kernel_log_of(settings: Settings) -> KernelLog | None:
+    """Reads this machine's kernel log; None where another tree is looked at, or the settings want none read."""
+    if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
+        return None
+    return lambda: read_kernel_log(settings.kernel_log.accept_injected)
+
+
+def read_kernel_log(accept_injected: bool) -> list[RawLine]:
+    """What the ring buffer holds of this boot and means something. Raises OSError."""
+    source = open_source("kmsg", accept_injected=accept_injected)
+    lines = []
+    try:
+        for _ in range(MOST_READS):
+            lines += [line for line in source.read() if parse(line.text) is not None]
+            if not source.pending:
+                break
+    finally:
+        source.close()
+    return lines
+
+
+# --- as a document
+
+
+def look_json(found: Look) -> dict[str, Any]:
+    """The document of `healthd check --json` (docs/json.md)."""
+    return {
+        "version": healthd.__version__,
+        "node": found.node_name,
+        "time": found.time,
+        "health": found.verdict.health.value,
+        "conditions": [condition_json(condition) for condition in found.verdict.conditions],
+        "unknown": list(found.verdict.unknown),
+        "results": [result_json(result) for result in found.results],
+    }

@@ -1,0 +1,189 @@
+"""What the worker does and when: the checks that are due, one after another, and errands between them.
+
+A round is what is due together. GPU checks come first and NVML is closed right after them, so that the driver is held
+as briefly as can be; a round that takes too long ends without its last checks rather than late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from healthd.model import Outcome
+from healthd.say.status import RoundStatus
+from healthd.work import schedule
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.schedule import Job
+
+log = logging.getLogger("healthd")
+
+CLOSE_NVML_SECONDS = 10.0
+EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
+FOREVER = float("inf")
+
+
+class Rounds:
+    """`jobs` says what comes round; `request_of` makes the worker's request for one."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        node_name: str,
+        round_timeout_seconds: float,
+        jobs: Callable[[], list[Job]],
+        request_of: Callable[[Job], dict[str, Any]],
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._runner = runner
+        self._node_name = node_name
+        self._round_timeout_seconds = round_timeout_seconds
+        self._jobs = jobs
+        self._request_of = request_of
+        self._now = now
+        self._monotonic = monotonic
+        self._queue: deque[Job] = deque()
+        self._errands: deque[Request] = deque()
+        self._last_runs: dict[tuple[str, str], float] = {}
+        self._early: dict[tuple[str, str], float] = {}
+        self._barred: set[str] = set(runner.barred)
+        self._running = False
+        self._began = 0.0
+        self._due_of: list[Job] = []
+        self._due_at = 0.0
+        self.status = RoundStatus()
+        self.ended = False  # set when a round ends; who has acted on it resets it
+
+    @property
+    def deadline(self) -> float:
+        """When there is something to do without being woken (monotonic)."""
+        if self._runner.busy:
+            return self._runner.deadline
+        if self._queue or self._errand() or self._runner.nvml_open:
+            return 0.0
+        return self._next_due()
+
+    def _next_due(self) -> float:
+        """When something is due (monotonic): worked out again only when what it follows from has changed, for this is
+        asked after every check of a round."""
+        jobs = self._jobs()
+        if jobs is not self._due_of:
+            self._due_of = jobs
+            self._due_at = schedule.next_due(jobs, self._last_runs, self._early, self._node_name)
+        return self._due_at
+
+    # --- wishes
+
+    def look_early(self, name: tuple[str, str], at: float) -> None:
+        """Run a check before its round, at a monotonic time."""
+        self._early[name] = min(at, self._early.get(name, FOREVER))
+        self._due_of = []
+
+    def look_now(self) -> None:
+        for job in self._jobs():
+            self.look_early(job.name, self._monotonic())
+
+    def look_after_event(self, names: Iterable[tuple[str, str]]) -> None:
+        """An event concerns these checks: they look now, but a storm of events does not run them in a storm."""
+        for name in names:
+            self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
+
+    def errand(self, request: Request) -> None:
+        """Something else for the worker, when no check is due; it waits for as long as a worker hangs in its resource.
+        Of the same kind there is one, the newest."""
+        kind = (request.resource, request.table["op"])
+        self._errands = deque(e for e in self._errands if (e.resource, e.table["op"]) != kind)
+        self._errands.append(request)
+
+    def forget(self, configured: Iterable[tuple[str, str]]) -> None:
+        known = set(configured)
+        self._queue = deque(job for job in self._queue if job.name in known)
+        self._early = {name: at for name, at in self._early.items() if name in known}
+        self._due_of = []
+
+    # --- work
+
+    def step(self) -> list[Reply]:
+        """Go on. What ended since the last step: usually nothing or one reply."""
+        ended = []
+        reply = self._runner.step()
+        before, self._barred = self._barred, set(self._runner.barred)
+        self._look_where_freed(before - self._barred)
+        if reply is not None:
+            ended.append(reply)
+        self._queue_what_is_due()
+        while not self._runner.busy:
+            request = self._next()
+            if request is None:
+                break
+            at_once = request if isinstance(request, Reply) else self._runner.send(request)
+            if at_once is not None:
+                ended.append(at_once)
+        if self._running and not self._queue and not self._runs_a_check():
+            self._end()
+        return ended
+
+    def _look_where_freed(self, freed: set[str]) -> None:
+        for resource in sorted(freed - {""}):
+            log.info("the worker that hung in %s has ended", resource)
+        for job in self._jobs() if freed else ():
+            if job.uses in freed:
+                # Not at once again and again, where a check takes just longer than it may.
+                again_at = self._last_runs.get(job.name, -FOREVER) + 2 * job.timeout_seconds
+                self.look_early(job.name, max(self._monotonic(), again_at))
+
+    def _queue_what_is_due(self) -> None:
+        now = self._monotonic()
+        if now < self._next_due():
+            return
+        queued = {job.name for job in self._queue}
+        due = schedule.due(self._jobs(), self._last_runs, self._early, self._node_name, now)
+        new = [job for job in due if job.name not in queued]
+        if not new:
+            return
+        if not self._running:
+            self._running, self._began = True, now
+            self.status = dataclasses.replace(self.status, number=self.status.number + 1, started=self._now())
+        for job in new:
+            self._last_runs[job.name] = now
+            self._early.pop(job.name, None)
+        self._due_of = []
+        self._queue = deque(sorted([*self._queue, *new], key=lambda job: job.uses != "nvml"))
+
+    def _next(self) -> Request | Reply | None:
+        """NVML is closed when its checks and errands are done, before anything else; then checks, then errands."""
+        if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
+            return self._take(self._errand("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
+        if self._queue:
+            job = self._queue.popleft()
+            request = Request(job.uses, job.timeout_seconds, self._request_of(job))
+            if self._monotonic() - self._began >= self._round_timeout_seconds:
+                return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
+            return request
+        return self._take(self._errand())
+
+    def _errand(self, resource: str = "") -> Request | None:
+        """The next errand (for that resource) that can be done now: nothing hangs in its resource."""
+        barred = self._runner.barred
+        fits = (e for e in self._errands if e.resource not in barred and resource in ("", e.resource))
+        return next(fits, None)
+
+    def _take(self, errand: Request | None) -> Request | None:
+        if errand is not None:
+            self._errands.remove(errand)
+        return errand
+
+    def _runs_a_check(self) -> bool:
+        request = self._runner.request
+        return request is not None and request.table["op"] == "run"
+
+    def _end(self) -> None:
+        self._running = False
+        self.ended = True
+        wait = self._next_due() - self._monotonic()
+        self.status = dataclasses.replace(
+            self.status, seconds=self._monotonic() - self._began, next_at=self._now() + max(wait, 0.0)
+        )

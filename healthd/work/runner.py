@@ -1,0 +1,424 @@
+"""The daemon's side of the worker: one request at a time, each with a deadline; a worker that is overdue is left.
+
+A worker that hangs inside the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and
+120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until it is
+gone what it hangs in is barred: requests for it are STUCK at once, so there is one lost worker a resource at most.
+
+Nothing here blocks: the socket is non-blocking, children are looked at through pidfds in the daemon's one wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.convert import dump, load
+from healthd.model import Outcome
+from healthd.work.worker import Setup
+
+MAX_REPLY_BYTES = 8 << 20
+BELIEVED_SECONDS = 10.0  # what a worker loaded so lately is what is installed
+END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
+WORKERS_FILE = "workers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`resource`: what it may hang in ("nvml", "mount /data"); `table`: the op and its arguments."""
+
+    resource: str
+    timeout_seconds: float
+    table: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then)."""
+
+    request: Request
+    outcome: Outcome
+    seconds: float
+    table: Mapping[str, Any]
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process, also across reuse of its pid: `start` is field 22 of /proc/PID/stat, clock ticks since boot."""
+
+    pid: int
+    start: int
+    resource: str
+
+
+@dataclass(slots=True)
+class _Lost:
+    identity: Identity
+    pidfd: int
+    process: subprocess.Popen[bytes] | None  # None: left by an earlier daemon
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
+    did fit the driver. `requests`: how many it got; their number is in each, and in its answer."""
+
+    process: subprocess.Popen[bytes]
+    stream: socket.socket
+    start: int
+    began: float
+    nvml_open: bool = False
+    fitted: bool = False
+    requests: int = 0
+    outgoing: bytes = b""
+    old: bool = False
+    incoming: bytearray = field(default_factory=bytearray)
+
+
+class Runner:
+    """Sends requests to the worker, starts it when there is none, and replaces it when it fails."""
+
+    def __init__(self, setup: Setup, runtime_dir: str, monotonic: Callable[[], float]) -> None:
+        self._setup = setup
+        self._workers_file = os.path.join(runtime_dir, WORKERS_FILE) if runtime_dir else ""
+        self._monotonic = monotonic
+        self._worker: _Worker | None = None
+        self._request: Request | None = None
+        self._began = 0.0
+        self._lost: list[_Lost] = []
+        self._written: list[Identity] | None = None
+        self._workers_fd = -1
+        self._workers_bytes = 0
+        self.started_total = 0
+        self.abandoned_total = 0
+        self._adopt_lost()
+
+    # --- what the daemon's wait needs
+
+    @property
+    def busy(self) -> bool:
+        return self._request is not None
+
+    @property
+    def request(self) -> Request | None:
+        """The request in flight."""
+        return self._request
+
+    @property
+    def nvml_open(self) -> bool:
+        """The worker holds the driver: a check used it since the last close_nvml."""
+        return self._worker is not None and self._worker.nvml_open
+
+    @property
+    def deadline(self) -> float:
+        """When the request in flight is overdue (monotonic); infinity without one."""
+        return self._began + self._request.timeout_seconds if self._request else float("inf")
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        """(file descriptor, wants to write) of everything that can wake us."""
+        if self._worker is not None:
+            yield self._worker.stream.fileno(), bool(self._worker.outgoing)
+        for lost in self._lost:
+            yield lost.pidfd, False
+
+    @property
+    def barred(self) -> dict[str, int]:
+        """resource -> pid of the lost worker that is still hung in it."""
+        return {lost.identity.resource: lost.identity.pid for lost in self._lost}
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the worker, and of the lost ones that still live."""
+        worker = () if self._worker is None else (self._worker.process.pid,)
+        return (*worker, *(lost.identity.pid for lost in self._lost))
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the worker says something in that time."""
+        if self._worker is None:
+            return False
+        ready = select.poll()
+        ready.register(self._worker.stream, select.POLLIN)
+        return bool(ready.poll(seconds * 1000))
+
+    # --- requests
+
+    def send(self, request: Request) -> Reply | None:
+        """Begin a request. A Reply at once if it cannot be begun: its resource is barred, or no worker starts."""
+        assert self._request is None, "one request at a time"
+        self._forget_ended()
+        if request.resource in self.barred:
+            pid = self.barred[request.resource]
+            return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
+        self._discard_unfit()
+        try:
+            worker = self._worker or self._start()
+        except OSError as error:
+            return Reply(request, Outcome.FAILED, 0.0, {}, f"no worker could be started: {error}")
+        self._request = request
+        self._began = self._monotonic()
+        return self._ask(worker, request)
+
+    def renew(self) -> None:
+        """The next request goes to a fresh worker."""
+        if self._worker is not None:
+            self._worker.old = True
+
+    def step(self) -> Reply | None:
+        """Go on with what is ready, and look at the deadline. The Reply that ends the request, if it ended."""
+        self._forget_ended()
+        if self._worker is None:
+            return None
+        reply = self._send_more() or self._receive()
+        if reply is None and self._request is not None and self._monotonic() >= self.deadline:
+            return self._overdue()
+        return reply
+
+    def close(self, wait_seconds: float) -> None:
+        """End the idle worker, or leave the busy one: it ends by itself, and the next daemon knows of it."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.stream.close()
+            if not _ended_within(worker.process, wait_seconds):
+                self._lose(worker, self._request.resource if self._request else "nvml" if worker.nvml_open else "")
+        self._write_down("")
+        if self._workers_fd >= 0:
+            os.close(self._workers_fd)
+            self._workers_fd = -1
+        for lost in self._lost:
+            os.close(lost.pidfd)
+            if lost.process is not None:
+                lost.process.returncode = 0  # not waited for: it outlives us on purpose
+        self._lost = []
+
+    # --- inside
+
+    def _start(self) -> _Worker:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "healthd.work.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd="/",  # `-m` looks for modules where it stands
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._worker = _Worker(process, ours, start_time(process.pid) or 0, self._monotonic())
+        self.started_total += 1
+        return self._worker
+
+    def _ask(self, worker: _Worker, request: Request) -> Reply | None:
+        worker.requests += 1
+        worker.nvml_open = worker.nvml_open or request.resource == "nvml"
+        worker.incoming = bytearray()
+        table = {**request.table, "number": worker.requests}
+        worker.outgoing = json.dumps(table, separators=(",", ":")).encode() + b"\n"
+        self._write_down(request.resource)
+        return self._send_more()
+
+    def _discard_unfit(self) -> None:
+        """Before a request: an idle worker that died, says something unasked, or knows old code is replaced."""
+        if self._worker is None:
+            return
+        if self._worker.old:
+            self._discard()
+            return
+        try:
+            self._worker.stream.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._discard()
+
+    def _send_more(self) -> Reply | None:
+        worker = self._worker
+        if worker is None or not worker.outgoing:
+            return None
+        try:
+            sent = worker.stream.send(worker.outgoing)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return self._died()
+        worker.outgoing = worker.outgoing[sent:]
+        return None
+
+    def _receive(self) -> Reply | None:
+        worker = self._worker
+        if worker is None:
+            return None
+        try:
+            chunk = worker.stream.recv(1 << 20)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""
+        if not chunk:
+            return self._died()
+        if self._request is None:
+            self._discard()  # it talks without being asked: its next words would be taken for an answer
+            return None
+        worker.incoming += chunk
+        line, newline, rest = bytes(worker.incoming).partition(b"\n")
+        if newline:
+            return self._answered(line, rest)
+        if len(worker.incoming) > MAX_REPLY_BYTES:
+            self._discard()
+            return self._ended(Outcome.FAILED, f"the worker answered more than {MAX_REPLY_BYTES >> 20} MiB")
+        return None
+
+    def _answered(self, line: bytes, rest: bytes) -> Reply | None:
+        worker, request = self._worker, self._request
+        assert worker is not None
+        assert request is not None
+        try:
+            table = json.loads(line)
+            if not isinstance(table, dict) or not isinstance(table.get("error"), str):
+                raise ValueError
+            if table.get("number") != worker.requests:
+                raise ValueError
+        except (ValueError, RecursionError):
+            self._discard()
+            return self._ended(Outcome.FAILED, "the worker answered nonsense")
+        closes_nvml = request.table["op"] == "close_nvml"
+        if closes_nvml or table.get("outdated"):
+            worker.nvml_open = False
+        is_old = worker.fitted or self._monotonic() - worker.began >= BELIEVED_SECONDS
+        outdated = table.get("outdated") and is_old
+        worker.fitted = worker.fitted or (request.resource == "nvml" and not table.get("outdated"))
+        if outdated and worker.requests > 1:
+            # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That says
+            # nothing of this node, whose driver may have been upgraded: a fresh process loads what is there today.
+            # It is believed for the rest of the round: else each of the GPU checks would have a process of its own.
+            self._discard()
+            try:
+                return self._ask(self._start(), request)
+            except OSError as error:
+                return self._ended(Outcome.FAILED, f"no worker could be started: {error}")
+        if rest or outdated or (closes_nvml and table["error"]):
+            self._discard()  # after a failed nvmlShutdown the driver is held for as long as that process lives
+        return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
+
+    def _died(self) -> Reply | None:
+        """The stream ended. Only a request in flight has somebody who wants to hear of it."""
+        assert self._worker is not None
+        process = self._worker.process
+        _ended_within(process, END_SECONDS)  # by itself, so that its own exit status is what is told
+        self._discard()
+        if self._request is None:
+            return None
+        status = process.poll()
+        how = "" if status is None else f" (signal {-status})" if status < 0 else f" (exit status {status})"
+        return self._ended(Outcome.FAILED, f"the worker died{how}")
+
+    def _overdue(self) -> Reply:
+        assert self._request is not None
+        self._discard()
+        return self._ended(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
+
+    def _discard(self) -> None:
+        """Be rid of a worker: closed, so that it ends when it reads on, and killed unless it may be in the driver."""
+        worker, self._worker = self._worker, None
+        assert worker is not None
+        worker.stream.close()
+        if not worker.nvml_open:
+            worker.process.kill()
+        if not _ended_within(worker.process, END_SECONDS):
+            resource = self._request.resource if self._request else "nvml" if worker.nvml_open else ""
+            self._lose(worker, resource)
+            self.abandoned_total += 1
+
+    def _ended(self, outcome: Outcome, error: str, table: Mapping[str, Any] | None = None) -> Reply:
+        request, self._request = self._request, None
+        assert request is not None
+        return Reply(request, outcome, self._monotonic() - self._began, table or {}, error)
+
+    # --- lost workers
+
+    def _lose(self, worker: _Worker, resource: str) -> None:
+        try:
+            pidfd = os.pidfd_open(worker.process.pid)
+        except OSError:  # it ended just now
+            worker.process.poll()
+            return
+        self._lost.append(_Lost(Identity(worker.process.pid, worker.start, resource), pidfd, worker.process))
+        self._write_down("")
+
+    def _forget_ended(self) -> None:
+        for lost in list(self._lost):
+            ended = (
+                lost.process.poll() is not None
+                if lost.process is not None
+                else start_time(lost.identity.pid) != lost.identity.start
+            )
+            if ended:
+                os.close(lost.pidfd)
+                self._lost.remove(lost)
+
+    def _write_down(self, resource: str) -> None:
+        """Which workers there are and what they may hang in, for the daemon after us, should we be killed now."""
+        if not self._workers_file:
+            return
+        workers = [lost.identity for lost in self._lost]
+        if self._worker is not None and resource:
+            workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
+        if workers == self._written:
+            return
+        with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
+            # In place, for it changes with every check of a round: one call, and blanks (over the rest of a longer one
+            # that stood there) are nothing in JSON.
+            if self._workers_fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._workers_fd = os.open(self._workers_file, flags, 0o600)
+            table = [{"pid": one.pid, "start": one.start, "resource": one.resource} for one in workers]
+            text = json.dumps(table).encode()
+            os.pwrite(self._workers_fd, text.ljust(self._workers_bytes), 0)
+            self._workers_bytes = len(text)
+            self._written = workers
+
+    def _adopt_lost(self) -> None:
+        """Workers of an earlier daemon that still live: what they hang in stays barred."""
+        try:
+            with open(self._workers_file, encoding="utf-8") as file:
+                known = [load(Identity, item) for item in json.load(file)]
+        except (OSError, RecursionError, TypeError, ValueError):
+            return  # none, or cut off by a crash of the machine: nothing of that boot lives
+        for identity in known:
+            if start_time(identity.pid) == identity.start:
+                try:
+                    self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
+                except OSError:
+                    continue  # ended just now
+
+
+def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie. Never blocks, unlike cmdline."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -95,7 +95,7 @@ CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 ONLY = {
     "cli.main": {"__main__"},
     "daemon": {"cli.main"},
-    "work.worker": {"cli.main", "daemon", "work.runner"},
+    "work.worker": {"cli.main", "daemon", "work.runner", "worker"},
     "nvml": {
         "checks.*",
         "nvidia.fake_nvml",

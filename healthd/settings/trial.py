@@ -31,7 +31,7 @@ def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> Non
     new = [path for path in paths if identities[path] not in _passed]
     if not new:
         return
-    command = [sys.executable, "-m", "healthd.settings.trial", str(seconds), *new]
+    command = [sys.executable, "-m", "healthd.trial", str(seconds), *new]
     try:
         ran = run_program(command, seconds + 2.0, os.environ)
     except TimeoutError:  # it hangs in the kernel, where even its own end does not come
@@ -67,7 +67,3 @@ def main() -> None:
             continue
     os.write(told, f"{DONE}\n".encode())
     os._exit(0)  # what it may have started is not waited for
-
-
-if __name__ == "__main__":
-    main()

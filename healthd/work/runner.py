@@ -204,7 +204,7 @@ class Runner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "healthd.work.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
+                [sys.executable, "-m", "healthd.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -257,7 +257,3 @@ def one_sentence(error: BaseException) -> str:
     if type(error).__module__.startswith("healthd") and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-if __name__ == "__main__":
-    main()

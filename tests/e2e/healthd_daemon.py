@@ -150,7 +150,7 @@ class Healthd:
         """The pid of the worker that is there now."""
         assert self.process is not None
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(next(pid for pid in children if b"healthd.work.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+        return int(next(pid for pid in children if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
 
 
 def xid(

@@ -13,7 +13,21 @@ from pathlib import Path
 from frozen import HangFs
 from healthd_daemon import PROGRAMS_FIRST
 from machine import DATA, ROOT, TMP
-from stories import WINDOW_SECONDS, Row, Scene, Step, booted, kernel, nothing, prints, rebooted, repaired, steps, writes
+from stories import (
+    WINDOW_SECONDS,
+    Row,
+    Scene,
+    Step,
+    booted,
+    kernel,
+    nothing,
+    opens,
+    prints,
+    rebooted,
+    repaired,
+    steps,
+    writes,
+)
 from trees import captured
 
 from healthd.model import Severity
@@ -32,6 +46,15 @@ KIB, TMP_KIB, TMP_FILES = 1 << 10, 1 << 10, 100
 SEL = captured("ipmitool_sel_elist.txt")
 PROGRAM = "site-check"
 BAD_PAGE = "Memory failure: 0x849923: recovery action for dirty LRU page: Recovered"
+
+KERNEL_WARNS = {
+    "kernel/soft_lockup": "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]",
+    "kernel/rcu_stall": "rcu: INFO: rcu_sched self-detected stall on CPU",
+    "kernel/workqueue": "BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 33s!",
+    "kernel/hung_task": "INFO: task php-fpm:2767319 blocked for more than 120 seconds.",
+    "kernel/cpu_throttled": "CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)",
+    "kernel/too_hot": "thermal thermal_zone0: critical temperature reached (103 C), shutting down",
+}
 
 
 def mounts(*lines: str) -> Step:
@@ -263,6 +286,15 @@ ROWS = [
         severity=Severity.WARNING,
     ),
     Row(
+        "kernel/soft_lockup",
+        "",
+        how="and all else that ends by itself",
+        fault=steps(kernel(*KERNEL_WARNS.values()), opens(*KERNEL_WARNS)),
+        repair=nothing,
+        also=frozenset(KERNEL_WARNS) - {"kernel/soft_lockup"},
+        settings={"kernel": {"window_seconds": WINDOW_SECONDS}},
+    ),
+    Row(
         "kernel/panic",
         "",
         fault=kernel("Kernel panic - not syncing: Fatal exception in interrupt"),
@@ -428,4 +460,4 @@ ROWS = [
 LEFT = {
     f"clock/{what}": "it is this machine's clock that is asked, and that a story would have to set"
     for what in ("unsynchronised", "uncertain", "offset")
-}
+} | {"kernel/unread": "only a mistake in a rule opens it: test_no_input_ends_it.py makes one"}

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 
 from machine import NICS, PORT
-from stories import WINDOW_SECONDS, Row, Scene, Step, kernel, nothing, rebooted, repaired, steps, writes
+from stories import WINDOW_SECONDS, Row, Scene, Step, kernel, nothing, opens, rebooted, repaired, steps, writes
 
 from healthd.model import Severity
 
@@ -14,6 +14,23 @@ NET = "/sys/class/net"
 CARRIERS_LOST = "/sys/class/infiniband/mlx5_0/device/net/ib0/carrier_down_count"
 QUICK_IB = {"ib_link": {"confirm_seconds": 1.0}}
 BRIEF = {"ib_errors": {"clean_seconds": WINDOW_SECONDS}}
+
+CARD = f"mlx5_core {NICS[0]}:"
+CARD_WARNS = {
+    "mlx5/health_warning": f"{CARD} print_health_info:431:(pid 0): Health issue observed, x, severity(4) WARNING:",
+    "mlx5/health_recovery": f"{CARD} poll_health:740:(pid 0): Fatal error 3 detected",
+    "mlx5/temperature": f"{CARD} temp_warn:171:(pid 0): High temperature on sensors with bit set 0 1",
+    "mlx5/module_temperature": f"{CARD} Port module event[error]: module 0, Cable error, High Temperature",
+    "mlx5/module_power": f"{CARD} Port module event[error]: module 0, Cable error, Power budget exceeded",
+    "mlx5/module_error": f"{CARD} Port module event[error]: module 0, Cable error, Unknown identifier",
+    "mlx5/command_timeout": f"{CARD} wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command "
+    "resource",
+    "mlx5/pci_error": f"{CARD} mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter",
+    "mlx5/tx_timeout": f"{CARD} eth2: TX timeout detected",
+    "mlx5/port_failed": "infiniband mlx5_1: Couldn't open port 1 for agents",
+    "mlx5/bond_down": "bond0: now running without any active interface!",
+    "mlx5/load_failed": f"mlx5_core: probe of {NICS[0]} failed with error -22",
+}
 
 
 def port(up: bool) -> Step:
@@ -167,6 +184,15 @@ ROWS = [
         NICS[0],
         fault=kernel(f"mlx5_core {NICS[0]}: poll_health:801:(pid 0): device's health compromised - reached miss count"),
         repair=rebooted,
+    ),
+    Row(
+        "mlx5/temperature",
+        NICS[0],
+        how="and all else that ends by itself",
+        fault=steps(kernel(*CARD_WARNS.values()), opens(*CARD_WARNS)),
+        repair=nothing,
+        also=frozenset(CARD_WARNS) - {"mlx5/temperature"},
+        settings={"mlx5": {"warning_window_seconds": WINDOW_SECONDS}},
     ),
 ]
 

@@ -15,11 +15,11 @@ from typing import Protocol
 
 from healthd.config import Settings
 from healthd.guard import Guard
-from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
+from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
 from healthd.slurm import fleet_limit
 from healthd.slurm.driver import SlurmDriver
 from healthd.slurm.look import Command, CommandResult, ReconcileReport, Remember, reconcile
-from healthd.slurm.policy import Mode, Policy, is_quiet
+from healthd.slurm.policy import Policy, is_quiet
 from healthd.work.schedule import phase
 
 ROUND_SECONDS = 300.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from healthd import toml
 from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.model import Severity
+from healthd.model import Mode, Severity
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -30,7 +30,6 @@ from healthd.plausible import (
 from healthd.plausible import Period as Period  # what checks declare theirs with
 from healthd.plausible import Seconds as Seconds
 from healthd.slurm.fleet_limit import FleetLimits, contradiction
-from healthd.slurm.policy import Mode
 
 if TYPE_CHECKING:
     from healthd.settings.registry import Check

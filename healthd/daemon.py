@@ -44,6 +44,7 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     Leave,
+    Mode,
     NodeState,
     Observation,
     Outcome,
@@ -59,7 +60,7 @@ from healthd.slurm import fleet_limit
 from healthd.slurm.driver import SlurmDriver
 from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS, JobAtSource, with_jobs
 from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.policy import Mode, Policy, decide, held_from, is_idle, is_quiet
+from healthd.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
 from healthd.slurm.slurmd_start import SlurmdStart
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds

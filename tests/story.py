@@ -23,6 +23,7 @@ from healthd.model import (
     Drain,
     Finding,
     KernelEvent,
+    Mode,
     NodeState,
     Observation,
     Outcome,
@@ -34,7 +35,7 @@ from healthd.model import (
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update, without_growth
 from healthd.settings.registry import Check
-from healthd.slurm.policy import Mode, Policy, decide
+from healthd.slurm.policy import Policy, decide
 
 RUN_SECONDS = 0.25  # from a run's beginning, whose moment its check is told, to its end, when it is judged
 

@@ -21,12 +21,12 @@ from healthd.model import (
     Finding,
     Health,
     KernelEvent,
+    Mode,
     Outcome,
     Severity,
     Verdict,
 )
 from healthd.say.commands import COMMANDS
-from healthd.slurm.policy import Mode
 
 HOUR = 3600.0
 MOUNT = ("mount/missing", "/data")

@@ -17,9 +17,8 @@ from healthd.guard import Guard
 from healthd.judge import verdict
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
-from healthd.model import Condition, ConditionState
+from healthd.model import Condition, ConditionState, Mode
 from healthd.say.commands import COMMANDS, Refused
-from healthd.slurm.policy import Mode
 
 
 @pytest.fixture

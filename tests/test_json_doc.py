@@ -20,16 +20,19 @@ from healthd.model import (
     Gpu,
     Health,
     Inventory,
+    KernelLogStatus,
     Leave,
     LocalMount,
     NodeState,
     Observation,
     Outcome,
     PciDevice,
+    RoundStatus,
     Severity,
+    SlurmStatus,
     Verdict,
 )
-from healthd.say.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, status_json
+from healthd.say.status import Snapshot, status_json
 from healthd.work.once import Look, look_json
 
 TEXT = (Path(__file__).parents[1] / "docs/json.md").read_text("utf-8")

@@ -21,13 +21,13 @@ from healthd.model import (
     Condition,
     ConditionState,
     FleetHold,
+    Mode,
     Observation,
     ObservationKind,
     Severity,
     SlurmMemory,
 )
 from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
-from healthd.slurm.policy import Mode
 
 NOW = 1_800_000_000.0
 STANDING = Condition(

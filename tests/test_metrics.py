@@ -35,15 +35,19 @@ from healthd.model import (
     FleetHold,
     Health,
     Inventory,
+    KernelLogStatus,
     Leave,
     Observation,
     ObservationKind,
     Outcome,
+    RoundStatus,
     Severity,
+    SlurmStatus,
+    SourceStatus,
     Verdict,
 )
 from healthd.say.metrics import CLIENT_SECONDS, render, serve
-from healthd.say.status import KernelLogStatus, RoundStatus, SlurmStatus, Snapshot, SourceStatus
+from healthd.say.status import Snapshot
 from healthd.settings import registry
 from healthd.work.worker import Setup, Worker
 from tests.e2e.requirements import require_programs

@@ -14,6 +14,7 @@ from healthd.model import (
     Health,
     Leave,
     Lifted,
+    Mode,
     NodeState,
     Resume,
     Severity,
@@ -23,7 +24,6 @@ from healthd.model import (
 from healthd.slurm.policy import (
     IN_FLIGHT_SECONDS,
     SAVED_SECONDS,
-    Mode,
     Owner,
     Policy,
     decide,

@@ -18,6 +18,7 @@ from healthd.model import (
     Health,
     Leave,
     Lifted,
+    Mode,
     NodeState,
     Requeued,
     Severity,
@@ -45,7 +46,7 @@ from healthd.slurm.look import (
     parse_slurmctld_start,
     reconcile,
 )
-from healthd.slurm.policy import Mode, Owner, Policy
+from healthd.slurm.policy import Owner, Policy
 
 NOW = 1_795_207_900.0
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)

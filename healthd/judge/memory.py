@@ -13,8 +13,7 @@ from healthd.guard import LEDGER, Guard
 from healthd.judge import ledger as ledgers
 from healthd.judge import verdict
 from healthd.judge.ledger import Ledger, LedgerError
-from healthd.model import Condition, ConditionState, Severity
-from healthd.slurm.policy import Mode
+from healthd.model import Condition, ConditionState, Mode, Severity
 
 log = logging.getLogger("healthd")
 

@@ -11,8 +11,7 @@ from typing import Any
 from healthd.guard import KERNEL_LOG, tell_once, words
 from healthd.kernel.parse import UNREAD
 from healthd.kernel.source import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
-from healthd.model import KernelEvent
-from healthd.say.status import KernelLogStatus, SourceStatus
+from healthd.model import KernelEvent, KernelLogStatus, SourceStatus
 
 log = logging.getLogger("healthd.kernel.source")
 

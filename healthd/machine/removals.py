@@ -13,7 +13,7 @@ from typing import Any
 
 from healthd.guard import REMOVALS, tell_once
 from healthd.machine.inventory import pci_of
-from healthd.say.status import SourceStatus
+from healthd.model import SourceStatus
 
 log = logging.getLogger("healthd")
 

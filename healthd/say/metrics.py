@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from healthd.model import Drain, FleetHold, Health, Leave, Observation, ObservationKind, Outcome, Resume
-from healthd.say.status import Snapshot, SourceStatus
+from healthd.model import Drain, FleetHold, Health, Leave, Observation, ObservationKind, Outcome, Resume, SourceStatus
+from healthd.say.status import Snapshot
 from healthd.slurm.policy import Owner
 
 if TYPE_CHECKING:

@@ -28,70 +28,17 @@ from healthd.model import (
     Drain,
     FleetHold,
     Inventory,
+    KernelLogStatus,
     Leave,
-    NodeState,
     Resume,
+    RoundStatus,
+    SlurmStatus,
+    SourceStatus,
     Verdict,
 )
 
 SOCKET = "healthd.sock"
 VERDICT_FILE = "verdict"
-
-
-@dataclass(frozen=True, slots=True)
-class KernelLogStatus:
-    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: what
-    was no record, or too long for a line; rotations: times that the file became another or was cut."""
-
-    source: str
-    alive: bool
-    lines_total: int = 0
-    events_total: int = 0
-    lost_total: int = 0
-    overruns_total: int = 0
-    restarts_total: int = 0
-    malformed_total: int = 0
-    rotations_total: int = 0
-    last_line: float = 0.0
-    trouble: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
-    """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
-
-    up: it is open, and the last read gave no error. last_read: the last one that gave none, 0 = never yet.
-    restarts: times that it was opened again, or was to be; overruns: times that something was lost.
-    """
-
-    source: str
-    up: bool
-    last_read: float = 0.0
-    restarts_total: int = 0
-    overruns_total: int = 0
-    lost_total: int = 0
-    malformed_total: int = 0
-    rotations_total: int = 0
-    trouble: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SlurmStatus:
-    """What Slurm has, as last read. trouble: why it could not be read or changed, in one sentence."""
-
-    node: NodeState | None = None
-    owner: str = ""
-    read_at: float = 0.0
-    trouble: str = ""
-    commands: dict[tuple[str, str], int] = field(default_factory=dict)  # ("scontrol update", "ok") -> how often
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStatus:
-    number: int = 0
-    started: float = 0.0
-    seconds: float = 0.0
-    next_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

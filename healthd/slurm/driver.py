@@ -14,8 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from healthd.config import Settings
 from healthd.guard import SLURM, Guard, words
 from healthd.machine.child import Child
-from healthd.model import SlurmMemory, Verdict
-from healthd.say.status import SlurmStatus
+from healthd.model import SlurmMemory, SlurmStatus, Verdict
 from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
 from healthd.slurm.policy import Policy
 

@@ -30,7 +30,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from healthd.model import Decision, Drain, Leave, Lifted, NodeState, Resume, Severity, SlurmMemory, Verdict
+from healthd.model import Decision, Drain, Leave, Lifted, Mode, NodeState, Resume, Severity, SlurmMemory, Verdict
 from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.reason import parse_reason, reason, still_says
 
@@ -65,12 +65,6 @@ HELD_SECONDS = 60.0  # slurmctld has written a drain down after a few seconds; u
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
 # slurmctld saves a node some 5 s after it changed: killed before, it brings back a drain that is over.
 SAVED_SECONDS = 60.0
-
-
-class Mode(enum.Enum):
-    OBSERVE = "observe"  # never changes anything in Slurm
-    DRAIN = "drain"
-    ACT = "act"  # drain, and requeue what a CRITICAL fault broke
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from healthd.model import Outcome
-from healthd.say.status import RoundStatus
+from healthd.model import Outcome, RoundStatus
 from healthd.work import schedule
 from healthd.work.runner import Reply, Request, Runner
 from healthd.work.schedule import Job

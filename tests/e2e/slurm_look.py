@@ -12,10 +12,10 @@ import pytest
 import slurm_versions
 from slurm_cluster import Node, SlurmCluster
 
-from healthd.model import Clears, Condition, ConditionState, Health, Severity, SlurmMemory, Verdict
+from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
 from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
-from healthd.slurm.policy import Mode, Policy
+from healthd.slurm.policy import Policy
 
 # tests leave drained nodes to each other, and are not about how many
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)

@@ -18,9 +18,9 @@ from slurm_look import HEALTHY, faulty
 from slurm_look import Healthd as Look
 from slurm_look import condition as cause
 
-from healthd.model import FleetHold, Leave, Severity, SlurmMemory
+from healthd.model import FleetHold, Leave, Mode, Severity, SlurmMemory
 from healthd.slurm.fleet_limit import FleetLimits
-from healthd.slurm.policy import Mode, Owner, Policy
+from healthd.slurm.policy import Owner, Policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from simulate import against_a_real_one

@@ -44,6 +44,7 @@ from slurm_look import (
 from healthd.convert import dump, load
 from healthd.model import (
     Leave,
+    Mode,
     Resume,
     Severity,
     SlurmMemory,
@@ -51,7 +52,7 @@ from healthd.model import (
 )
 from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.look import Command, ReconcileReport
-from healthd.slurm.policy import Mode, Owner, Policy
+from healthd.slurm.policy import Owner, Policy
 
 
 class Killed(Exception):

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from healthd.config import Settings
-from healthd.guard import Guard
 from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
 from healthd.slurm import fleet_limit
 from healthd.slurm.driver import SlurmDriver
@@ -103,7 +102,7 @@ class Fleet:
 
     def _driver(self, name: str) -> SlurmDriver:
         clock = lambda: self.now  # noqa: E731
-        return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, Guard(clock), clock, clock)
+        return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, clock, clock)
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._number), what))

@@ -185,8 +185,12 @@ def _plain_loader(kind: Any) -> Loader:
     def load_plain(data: Any, where: str | None) -> Any:
         found = type(data)
         if found is kind or kind is Any:
+            if found is str and not data.isascii():
+                _must_be_text(data, where)
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
+            if found is int and data.bit_length() > 64:  # what computes with it would raise, at some other place
+                raise ConvertError(f"{where}: must be a number of at most 64 bits, is {show(data)}")
             return data
         if kind is float and found is int:
             try:
@@ -204,6 +208,15 @@ def _plain_loader(kind: Any) -> Loader:
         raise ConvertError(f"{where}: must be {_KINDS.get(kind, kind)}, is {show(data)}{hint}")
 
     return load_plain
+
+
+def _must_be_text(data: str, where: str | None) -> None:
+    """JSON can name half a character (\\ud800), which nothing can write. What stands for a byte of a path that is no
+    UTF-8 (os.fsdecode) can be written back."""
+    try:
+        data.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ConvertError(f"{where}: must be text, has half of a UTF-16 pair in it") from None
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}

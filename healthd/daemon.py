@@ -19,13 +19,14 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import healthd
+from healthd import guard
 from healthd.config import ConfigError, Loaded, listen_address
 from healthd.convert import load
-from healthd.guard import KERNEL_LOG, METRICS, REMOVALS, SLURM, SOCKET, WORKER, Guard, words
+from healthd.guard import KERNEL_LOG, METRICS, REMOVALS, SLURM, WORKER, words
 from healthd.host import Host
 from healthd.judge import incidents, ledger, verdict
 from healthd.judge.memory import NAMES, Memory
@@ -53,8 +54,7 @@ from healthd.model import (
 )
 from healthd.say import commands, service
 from healthd.say.control_server import ControlServer
-from healthd.say.status import SOCKET as SOCKET_FILE
-from healthd.say.status import VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
+from healthd.say.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json, verdict_line
 from healthd.settings import registry
 from healthd.slurm import fleet_limit
 from healthd.slurm.driver import SlurmDriver
@@ -125,7 +125,6 @@ class Daemon:
         self.loaded, self.checks = load_settings(None)
         self.settings = settings = self.loaded.settings
         self.now, self.monotonic = time.time, time.monotonic
-        self.guard = Guard(self.now)
         self.host = Host(settings.root)
         self.boot_id = self.host.boot_id()
         self.driver_is_unheld = self.is_driver_unheld()
@@ -139,7 +138,7 @@ class Daemon:
         self.runner = Runner(
             Setup(settings.root, settings.nvml.fake, settings.checks_dir), settings.runtime_dir, self.monotonic
         )
-        self.memory = Memory(settings.runtime_dir, self.guard, self.now)
+        self.memory = Memory(settings.runtime_dir, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
         self.memory.keep_only(self.loaded.checks)
         self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, self.loaded.checks))
@@ -166,10 +165,10 @@ class Daemon:
             settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
         )
         self.slurm = SlurmDriver(
-            settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.guard, self.now, self.monotonic
+            settings, self.boot_id, self.remember_slurm, self.may_change_slurm, self.now, self.monotonic
         )
         self.slurmd = SlurmdStart(settings.root, self.monotonic)
-        self.control = ControlServer(self.path(SOCKET_FILE), self.answer, self.monotonic)
+        self.control = ControlServer(self.path(SOCKET), self.command, self.monotonic)
 
         self.stopping = self.said_ready = self.only_worker_woke = False
         self.ready_by = FOREVER
@@ -286,7 +285,7 @@ class Daemon:
         if gap is not None and (request := self.journal_request(gap)) != self.runner.request:
             self.rounds.errand(request)  # what is being read would otherwise be read, and counted, twice
         removed: list[str] = []
-        with self.guard.at(REMOVALS):
+        with guard.at(REMOVALS):
             removed = self.removals.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
@@ -294,26 +293,28 @@ class Daemon:
             self.rounds.look_after_event(self.concerned("pci_remove"))
 
     def hear(self, events: list[KernelEvent]) -> None:
-        """Kernel events -> findings -> conditions. One save with the log's cursor: each event counts once.
+        """Kernel events -> findings -> conditions. One save with the log's cursor: each event counts once."""
+        if events:
+            self.take_in_what_can_be(events)
+            self.note_cursor()
+            self.memory.save()
 
-        Where healthd makes a mistake with them they are taken one by one, so that it costs one of them only, and that
-        one is still told of as a line that could not be read.
-        """
-        if not events:
-            return
-        before = self.memory.ledger
+    def take_in_what_can_be(self, events: list[KernelEvent]) -> None:
+        """Where healthd makes a mistake with some of them, those are found by halves: it costs the others nothing, and
+        is told as a line that could not be read."""
+        before = self.memory.ledger, self.events_forgotten
         try:
             self.take_in(events)
         except Exception as error:
-            self.memory.go_back_to(before)
-            again = events
-            if len(events) == 1:
-                self.guard.drop(KERNEL_LOG, error, events[0].text)
-                again = [as_unread(event) for event in events if event.kind != UNREAD]
-            for event in again:
-                self.hear([event])
-        self.note_cursor()
-        self.memory.save()
+            ledger_before, self.events_forgotten = before
+            self.memory.go_back_to(ledger_before)
+            if len(events) > 1:
+                half = len(events) // 2
+                self.take_in_what_can_be(events[:half])
+                self.take_in_what_can_be(events[half:])
+                return
+            guard.drop(KERNEL_LOG, error, events[0].text)
+            self.memory.set_conditions(verdict.unread(self.memory.conditions, events[0], self.boot_id))
 
     def take_in(self, events: list[KernelEvent]) -> None:
         """What is new is judged, all of it, before anything is forgotten."""
@@ -322,15 +323,11 @@ class Daemon:
         recent, touched, sequence = fold_events(
             memory.ledger.events, events, memory.ledger.next_sequence, ledger.KEEP_EVENTS_SECONDS
         )
-        recent = self.job_at_source.name(recent, touched, memory.ledger.inventory.gpus, self.now())
+        with guard.at(KERNEL_LOG):  # whose jobs they are is not needed to judge them
+            recent = self.job_at_source.name(recent, touched, memory.ledger.inventory.gpus, self.now())
         recent, findings = self.judged_events(recent)
         by_sequence = {event.sequence: event for event in recent}
         news = [event for number in touched if (event := by_sequence.get(number)) and not event.history]
-        for event in news:
-            # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
-            if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
-                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
-            self.rounds.look_after_event(self.concerned(event.kind))
         known = set(memory.conditions)
         for name, found in findings:
             memory.set_conditions(
@@ -348,11 +345,22 @@ class Daemon:
         repairs = [repair for name in listeners for repair in self.checks[name].repairs(news)]
         if repairs:
             memory.set_conditions(verdict.after_repairs(memory.conditions, repairs, self.now()))
+        memory.set_conditions(verdict.bounded(memory.conditions))
         kept = newest_of_each(recent, ledger.KEEP_EVENTS)
         memory.change(events=kept, next_sequence=sequence)
         self.count_forgotten(len(recent) - len(kept))
-        if not known.issuperset(memory.conditions):
-            self.tell_incidents()
+        with guard.at(KERNEL_LOG):  # what follows from news is of no weight beside the news
+            self.tell(news, before)
+            if not known.issuperset(memory.conditions):
+                self.tell_incidents()
+
+    def tell(self, news: Iterable[KernelEvent], before: Mapping[int, int]) -> None:
+        """To the log, and to the checks that look at once. `before`: how many lines each event had."""
+        for event in news:
+            # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
+            if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
+                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+            self.rounds.look_after_event(self.concerned(event.kind))
 
     def count_forgotten(self, events: int) -> None:
         before, self.events_forgotten = self.events_forgotten, self.events_forgotten + events
@@ -380,7 +388,7 @@ class Daemon:
             return events, found
         for event in events:
             if event.sequence in failed:
-                self.guard.drop(KERNEL_LOG, failed[event.sequence], event.text)
+                guard.drop(KERNEL_LOG, failed[event.sequence], event.text)
         readable = [
             as_unread(e) if e.sequence in failed else e for e in events if e.sequence not in failed or e.kind != UNREAD
         ]
@@ -407,7 +415,7 @@ class Daemon:
         """Where Slurm uses no cgroups it tells a moment later which jobs were at the source."""
         memory = self.memory
         jobs: dict[int, str] = {}
-        with self.guard.at(SLURM):
+        with guard.at(SLURM):
             jobs = self.job_at_source.step(memory.ledger.events, memory.ledger.inventory.gpus, self.now())
         if jobs:
             memory.change(events=with_jobs(memory.ledger.events, jobs))
@@ -507,9 +515,9 @@ class Daemon:
             try:
                 self.take(reply)
             except Exception as error:
-                self.guard.drop(WORKER, error, reply.request.table["op"])
+                guard.drop(WORKER, error, reply.request.table["op"])
                 why = f"healthd makes a mistake with the answer: {words(error)}"
-                with self.guard.at(WORKER):  # it could not look, which is neither good nor bad news
+                with guard.at(WORKER):  # it could not look, which is neither good nor bad news
                     self.take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why))
 
     def take(self, reply: Reply) -> None:
@@ -804,7 +812,7 @@ class Daemon:
         if path:
             from healthd.say.metrics import render
 
-            with self.guard.at(METRICS):
+            with guard.at(METRICS):
                 table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
                 self.rounds.errand(Request("textfile", ERRAND_SECONDS, table))
 
@@ -859,7 +867,7 @@ class Daemon:
             ledger_copy_failures_total=self.copy_failures,
             config_reload_failures_total=self.reload_failures,
             events_forgotten_total=self.events_forgotten,
-            dropped=dict(self.guard.dropped),
+            dropped=dict(guard.dropped),
             cleared=known.cleared[-20:],
             troubles=self.troubles(),
             processes={"daemon": (os.getpid(),), "worker": self.runner.pids},
@@ -873,18 +881,11 @@ class Daemon:
             f"kernel log: {self.kernel.status.trouble}" if not self.kernel.status.alive else "",
             f"slurm: {self.slurm.status.trouble}" if self.slurm.status.trouble else "",
             f"the settings were not read again: {self.reload_trouble}" if self.reload_trouble else "",
-            *self.guard.troubles(),
+            *guard.troubles(self.now()),
         )
         return tuple(sentence for sentence in found if sentence)
 
     # --- what people say
-
-    def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
-        try:
-            return self.command(request, who, may_command)
-        except Exception as error:
-            self.guard.drop(SOCKET, error, request)
-            return {"error": f"healthd makes a mistake with this request: {words(error)}"}
 
     def command(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
         """Answer one request on the control socket (the protocol is in status.py)."""

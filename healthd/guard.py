@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,40 +25,35 @@ MOST_TOLD = 200  # places in the program whose mistake was written down; more wo
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_told: set[tuple[str, str, int]] = set()
+# Of this process since its start, like its log: by boundary how many, and when and why the last one.
+dropped: Counter[str] = Counter()
+_last: dict[str, tuple[float, str]] = {}
+_told: set[tuple[str, str, str, int]] = set()
 
 
-class Guard:
-    """`dropped`: boundary -> how many things since the start."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self.dropped: Counter[str] = Counter()
-        self._last: dict[str, tuple[float, str]] = {}
-
-    @contextmanager
-    def at(self, boundary: str, what: object = "") -> Iterator[None]:
-        """`with guard.at(SOCKET, request):` what raises in it is dropped. `what`: the input, for the log."""
-        try:
-            yield
-        except Exception as error:  # not what is meant to end the program: a signal, an exit
-            self.drop(boundary, error, what)
-
-    def drop(self, boundary: str, error: Exception, what: object = "") -> None:
-        self.dropped[boundary] += 1
-        self._last[boundary] = (self._now(), words(error))
-        tell_once(boundary, error, what)
-
-    def troubles(self) -> Iterator[str]:
-        """One sentence for each boundary at which something was dropped of late."""
-        for boundary, (when, why) in self._last.items():
-            if self._now() - when < SHOWN_SECONDS:
-                count = self.dropped[boundary]
-                things = "1 input was" if count == 1 else f"{count} inputs were"
-                yield f"{boundary}: {things} dropped by a mistake in healthd, the last by {why}; its log has more"
+def drop(boundary: str, error: Exception, what: object = "") -> None:
+    """Count a mistake, show it from now on, and log it with its traceback: once for each place in the program that
+    raises. `what`: the input, for the log."""
+    dropped[boundary] += 1
+    _last[boundary] = (time.time(), words(error))
+    *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
+    place = (boundary, type(error).__name__, frame.filename, frame.lineno or 0)
+    if place not in _told and len(_told) < MOST_TOLD:
+        _told.add(place)
+        about = f" with {_shown(what)}" if what else ""
+        log.error("%s: left out, healthd makes a mistake%s: %s", boundary, about, words(error), exc_info=error)
 
 
-def never_raises(where: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
+@contextmanager
+def at(boundary: str, what: object = "") -> Iterator[None]:
+    """`with guard.at(SOCKET, request):` what raises in it is dropped."""
+    try:
+        yield
+    except Exception as error:  # not what is meant to end the program: a signal, an exit
+        drop(boundary, error, what)
+
+
+def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
     """For a function that reads text of others, the first argument: what it stumbles over is nothing that it knows."""
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
@@ -66,12 +62,21 @@ def never_raises(where: str) -> Callable[[Callable[P, R | None]], Callable[P, R 
             try:
                 return read(*args, **kwargs)
             except Exception as error:
-                tell_once(where, error, args[0])
+                drop(boundary, error, args[0])
                 return None
 
         return guarded
 
     return decorate
+
+
+def troubles(now: float) -> Iterator[str]:
+    """One sentence for each boundary at which something was dropped of late."""
+    for boundary, (when, why) in _last.items():
+        if now - when < SHOWN_SECONDS:
+            count = dropped[boundary]
+            things = "1 input was" if count == 1 else f"{count} inputs were"
+            yield f"{boundary}: {things} dropped by a mistake in healthd, the last by {why}; its log has more"
 
 
 def words(error: BaseException) -> str:
@@ -83,12 +88,8 @@ def words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def tell_once(where: str, error: Exception, what: object = "") -> None:
-    """To the log, with the traceback: once for each place in the program that raises, however often it does."""
-    *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
-    place = (type(error).__name__, frame.filename, frame.lineno or 0)
-    if place in _told or len(_told) >= MOST_TOLD:
-        return
-    _told.add(place)
-    about = f" at {what!r:.200}" if what else ""
-    log.error("%s: left out, healthd makes a mistake%s: %s", where, about, words(error), exc_info=error)
+def _shown(what: object) -> str:
+    try:
+        return f"{what!r:.200}"
+    except Exception:
+        return f"a {type(what).__name__} that cannot be shown"

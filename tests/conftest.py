@@ -9,6 +9,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from healthd import guard
+
 # How long an example takes says only what else the machine does.
 hypothesis.settings.register_profile(
     "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -42,3 +44,10 @@ def group(nodeid: str) -> str:
     if "e2e" not in PurePath(file).parts:
         return f"{file}::{test.partition('[')[0]}"
     return "kernel log" if PurePath(file).stem in KERNEL_LOG else file
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What healthd counts of its own mistakes is the whole process's, like its log: it begins anew with each test."""
+    guard.dropped.clear()
+    guard._last.clear()
+    guard._told.clear()

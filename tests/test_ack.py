@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from test_memory import NOW, STANDING
 
-from healthd.guard import Guard
 from healthd.judge import verdict
 from healthd.judge.ledger import decode, encode
 from healthd.judge.memory import Memory
@@ -44,7 +43,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def memory(tmp_path: Path, clock: Clock) -> Memory:
-    made = Memory(str(tmp_path), Guard(lambda: clock.now), lambda: clock.now)
+    made = Memory(str(tmp_path), lambda: clock.now)
     made.recall(dict, "b1", Mode.ACT)
     made.change(trusted_since=1.0)
     return made

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd import past
-from healthd.guard import Guard
 from healthd.judge import verdict
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
@@ -25,7 +24,7 @@ from healthd.say.commands import COMMANDS, Refused
 def memory(tmp_path: Path) -> Memory:
     """Two GPUs with the same fault."""
     other = dataclasses.replace(STANDING, subject="0000:1b:00.0")
-    made = Memory(str(tmp_path), Guard(lambda: NOW), lambda: NOW)
+    made = Memory(str(tmp_path), lambda: NOW)
     made.recall(dict, "b1", Mode.ACT)
     hold(made, STANDING, other)
     return made

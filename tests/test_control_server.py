@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from healthd import guard
 from healthd.say.control_server import MAX_CLIENTS, MAX_REQUEST_BYTES, PATIENCE_SECONDS, ControlServer
 
 NOBODY = 65534
@@ -228,3 +229,26 @@ def test_another_user_may_ask_but_is_known_as_one_who_may_not_command(served: Se
     ((_, who, may),) = served.asked
     assert str(NOBODY) in who
     assert not may
+
+
+def test_a_request_on_which_healthd_fails_gets_an_answer_and_costs_no_other_client(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    def fails(request: dict[str, Any], *_: object) -> dict[str, Any]:
+        return {"done": 1 / request["by"], "cannot be sent": {1, 2} if request["by"] == 7 else 0}
+
+    server = ControlServer(path, fails, time.monotonic)
+    mistake = "healthd makes a mistake with this request: "
+    for by, answer in (
+        (0, {"error": f"{mistake}ZeroDivisionError: division by zero"}),
+        (7, {"error": f"{mistake}TypeError: Object of type set is not JSON serializable"}),
+        (1, {"done": 1.0, "cannot be sent": 0}),
+    ):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.sendall(json.dumps({"by": by}).encode() + b"\n")
+            for _ in range(3):
+                server.step()
+            assert json.loads(client.recv(1 << 16)) == answer
+    assert dict(guard.dropped) == {"socket": 2}
+    server.close()

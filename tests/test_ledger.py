@@ -57,6 +57,9 @@ from healthd.past import encode as encode_store
 T0 = 1_800_000_000.0
 
 
+INTEGERS = st.integers(1 - 2**64, 2**64 - 1)
+
+
 def anything(kind: Any) -> st.SearchStrategy[Any]:
     """Any value of a type that the ledger is made of. Times are finite."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -76,11 +79,11 @@ def anything(kind: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(kind)
     plain: dict[Any, st.SearchStrategy[Any]] = {
         float: st.floats(allow_nan=False, allow_infinity=False),
-        int: st.integers(-(2**63), 2**63 - 1),
+        int: INTEGERS,
         str: st.text(max_size=8),
         bool: st.booleans(),
         type(None): st.none(),
-        Any: st.integers() | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+        Any: INTEGERS | st.text(max_size=5) | st.dictionaries(st.text(max_size=3), INTEGERS, max_size=2),
     }
     return plain[kind]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from healthd import past
-from healthd.guard import Guard
 from healthd.judge import ledger as ledgers
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
@@ -71,7 +70,7 @@ def recalled(
     mode: Mode = Mode.ACT,
     now: Callable[[], float] = lambda: NOW,
 ) -> Memory:
-    memory = Memory(str(directory), Guard(now), now)
+    memory = Memory(str(directory), now)
     memory.recall(disk or Disk(), boot_id, mode)
     return memory
 
@@ -91,7 +90,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 
 
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
-    before = Memory(str(tmp_path), Guard(lambda: NOW), lambda: NOW)
+    before = Memory(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
     disk = Disk(ledger=ledgers.encode(LIVE), past=ledgers.encode_past(before.past))
     memory = recalled(tmp_path, disk)
@@ -240,7 +239,7 @@ def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_se
 
 
 def test_a_copy_that_could_not_be_read_is_to_be_kept(tmp_path: Path) -> None:
-    memory = Memory(str(tmp_path), Guard(lambda: NOW), lambda: NOW)
+    memory = Memory(str(tmp_path), lambda: NOW)
     memory.recall(lambda: {"ledger.json": "{ cut o"}, "b1", Mode.ACT)
     assert memory.copy_unread
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +96,11 @@ def test_the_text_is_kept_while_it_names_one_of_the_worst_causes() -> None:
 
 def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
     assert not head(condition("gpu_xid/79")).startswith(head(condition("gpu_xid/7")))
+
+
+@pytest.mark.parametrize("part", ["\ud800", "\udcff", "/data/\udce9t\u00e9", "\x00", "\U0001f600"])
+def test_a_part_of_any_characters_has_words(part: str) -> None:
+    """Half a character, a byte of a path that is no UTF-8: what decides must not stumble over it."""
+    text = reason([condition(subject=part)])
+    assert text.isascii()
+    assert text.isprintable()

@@ -444,9 +444,9 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
         assert check.correlate([event], Inventory(), check.config()) == []
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
-    assert said == [
-        "check broken: correlate: left out, healthd makes a mistake: ZeroDivisionError: a mistake of its author"
-    ], "both raise at the same place"
+    assert said == ["kernel_log: left out, healthd makes a mistake: ZeroDivisionError: a mistake of its author"], (
+        "both raise at the same place"
+    )
 
 
 def test_an_event_that_a_check_fails_on_keeps_no_other_from_being_judged():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from healthd import guard
 from healthd.config import Settings
-from healthd.guard import Guard
-from healthd.model import SlurmMemory
+from healthd.model import Health, SlurmMemory, Verdict
 from healthd.slurm.driver import (
     BOOT_RETRY_SECONDS,
     BOOT_SECONDS,
@@ -18,7 +19,8 @@ from healthd.slurm.driver import (
     REGISTRATION_SECONDS,
     SlurmDriver,
 )
-from healthd.slurm.look import ReconcileReport
+from healthd.slurm.look import ReconcileReport, Remember
+from healthd.slurm.policy import Policy
 
 TROUBLE = ReconcileReport(SlurmMemory(), trouble="sinfo did not end in time")
 SETTLED = ReconcileReport(SlurmMemory(), settled=True)
@@ -26,7 +28,7 @@ SETTLED = ReconcileReport(SlurmMemory(), settled=True)
 
 @pytest.fixture
 def driver() -> SlurmDriver:
-    return SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, time.monotonic)
+    return SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, time.monotonic)
 
 
 def test_retries_back_off_to_five_minutes_and_begin_anew_after_a_success(driver: SlurmDriver) -> None:
@@ -40,9 +42,7 @@ def test_retries_back_off_to_five_minutes_and_begin_anew_after_a_success(driver:
 
 def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
     def last_wait() -> float:
-        driver = SlurmDriver(
-            Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, time.monotonic
-        )
+        driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, time.monotonic)
         return [driver.retry_seconds(TROUBLE) for _ in range(8)][-1]
 
     seconds = [int(last_wait()) for _ in range(1000)]
@@ -51,9 +51,7 @@ def test_a_thousand_nodes_do_not_come_back_in_the_same_second() -> None:
 
 def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the_start() -> None:
     now = [0.0]
-    driver = SlurmDriver(
-        Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, lambda: now[0]
-    )
+    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
     unsettled = ReconcileReport(SlurmMemory())
     assert max(driver.retry_seconds(unsettled) for _ in range(20)) <= 1.2 * BOOT_RETRY_SECONDS
     now[0] = BOOT_SECONDS
@@ -63,9 +61,7 @@ def test_a_node_that_is_not_steady_is_looked_at_often_for_half_an_hour_after_the
 
 def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_seconds() -> None:
     now = [0.0]
-    driver = SlurmDriver(
-        Settings(), "b1", lambda memory: None, lambda: True, Guard(time.time), time.time, lambda: now[0]
-    )
+    driver = SlurmDriver(Settings(), "b1", lambda memory: None, lambda: True, time.time, lambda: now[0])
     unsettled = ReconcileReport(SlurmMemory())
     driver.expect_registration()
     assert driver.retry_seconds(unsettled) == REGISTRATION_RETRY_SECONDS
@@ -73,3 +69,22 @@ def test_when_slurmd_has_been_started_its_registration_is_waited_for_in_half_sec
     assert driver.retry_seconds(SETTLED) == float("inf")
     now[0] = REGISTRATION_SECONDS
     assert driver.retry_seconds(unsettled) >= 0.8 * FIRST_RETRY_SECONDS
+
+
+def test_a_mistake_with_what_slurm_said_is_slurms_trouble_and_the_next_look_goes_on(
+    driver: SlurmDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered = SlurmMemory(writing="healthd: ...")
+
+    def stumbles(*_: object) -> Iterator[Remember]:
+        yield Remember(remembered)
+        raise OverflowError("too many digits")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("healthd.slurm.driver.reconcile", stumbles)
+        report = driver.begin(Verdict(Health.HEALTHY), SlurmMemory(), Policy())
+    assert report is not None
+    assert report.memory == remembered, "what was written down stays"
+    assert report.trouble == "healthd makes a mistake with what Slurm says: OverflowError: too many digits"
+    assert (driver.status.trouble, driver.busy, dict(guard.dropped)) == (report.trouble, False, {"slurm": 1})
+    assert driver.retry_seconds(report) < LAST_RETRY_SECONDS

@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from healthd import past
-from healthd.guard import LEDGER, Guard
+from healthd import guard, past
+from healthd.guard import LEDGER
 from healthd.judge import ledger as ledgers
 from healthd.judge import verdict
 from healthd.judge.ledger import Ledger, LedgerError
@@ -26,9 +26,8 @@ class Memory:
     `unsaved`: a kill would lose something now; `uncopied`: a boot would.
     """
 
-    def __init__(self, runtime_dir: str, guard: Guard, now: Callable[[], float]) -> None:
+    def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
         self._runtime_dir = runtime_dir
-        self._guard = guard
         self._now = now
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
@@ -55,18 +54,20 @@ class Memory:
 
         `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
         """
-        live = self._live()
-        if live is not None:
-            with self._guard.at(LEDGER, self._path(ledgers.FILE)):
-                self._go_on_from(live, boot_id, mode)
+        with guard.at(LEDGER, self._path(ledgers.FILE)):
+            if (live := self._live()) is not None:
+                try:
+                    self._go_on_from(live, boot_id, mode)
+                except Exception:
+                    log.error("the ledger is kept as %s", ledgers.set_aside(self._path(ledgers.FILE)))
+                    raise
                 return
-            log.error("the ledger is kept as %s", ledgers.set_aside(self._path(ledgers.FILE)))
-        copied = self._copied(read_copy)
-        if copied is not None:
-            with self._guard.at(LEDGER, "the copy of the ledger"):
+        with guard.at(LEDGER, "the copy of the ledger"):
+            if (copied := self._copied(read_copy)) is not None:
+                self.copy_unread = True
                 self._go_on_from(copied, boot_id, mode)
+                self.copy_unread = False
                 return
-            self.copy_unread = True
         self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode)
 
     def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode) -> None:

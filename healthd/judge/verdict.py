@@ -37,6 +37,7 @@ Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
 # A REBOOT fault that opens again within it, after a boot or a repair in words, waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 
+UNREAD_SECONDS = 3600.0  # as the check "kernel" has it
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # of a pause or an ack
 
 _STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
@@ -307,6 +308,67 @@ def absorb_events(
             when,
         )
     return new
+
+
+# Of one code: no node has as many parts of a kind, and each costs each turn of the loop.
+MOST_OF_A_CODE = 100
+OTHERS = "others"  # the part that stands for those beyond it
+ONE_OF_THEM = "; one of them: "
+
+
+def bounded(conditions: Conditions) -> dict[tuple[str, str], Condition]:
+    """At most MOST_OF_A_CODE conditions of a code that the log told of: the worst, then the oldest. The rest are one,
+    as bad as the worst of them: nothing that drains is lost, only which part of thousands it was."""
+    told: dict[str, list[Condition]] = {}
+    for condition in conditions.values():
+        if condition.last_event and not condition.last_level_seen and condition.subject != OTHERS:
+            told.setdefault(condition.code, []).append(condition)
+    new = dict(conditions)
+    for code, mine in told.items():
+        rest = sorted(mine, key=_weight)[MOST_OF_A_CODE - 1 :]
+        if len(mine) < MOST_OF_A_CODE:
+            continue
+        for condition in rest:
+            del new[code, condition.subject]
+        others = [c for c in (*rest, conditions.get((code, OTHERS))) if c is not None]
+        worst, count = min(others, key=_weight), sum(c.count for c in others)
+        words = worst.message.rpartition(ONE_OF_THEM)[2]
+        new[code, OTHERS] = replace(
+            worst,
+            subject=OTHERS,
+            message=f"{count} more, of other parts than the first {MOST_OF_A_CODE - 1}{ONE_OF_THEM}{words}",
+            count=count,
+            first_seen=min(c.first_seen for c in others),
+            last_seen=max(c.last_seen for c in others),
+            last_event=max(c.last_event for c in others),
+            last_sequence=max(c.last_sequence for c in others),
+        )
+    return new
+
+
+def _weight(condition: Condition) -> tuple[bool, int, float, str]:
+    """Sorted by it: what acts first, the worst, the oldest."""
+    open_first = condition.state is not ConditionState.OPEN
+    return (open_first, -condition.severity, condition.first_seen, condition.subject)
+
+
+def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[tuple[str, str], Condition]:
+    """A line of which not even that could be judged that it cannot be read: it is told all the same."""
+    finding = Finding(
+        Severity.WARNING, "kernel/unread", "", f"healthd fails to read this line, {event.text[:200]}", Clears.WINDOW
+    )
+    old = conditions.get(("kernel/unread", "")) or _first_sight("kernel", "", finding, event.time, boot_id, ())
+    seen = replace(
+        old,
+        state=ConditionState.OPEN,
+        message="".join(c if c.isprintable() else "?" for c in finding.message),
+        window_seconds=UNREAD_SECONDS,
+        last_seen=max(old.last_seen, event.last_time),
+        last_event=max(old.last_event, event.last_time),
+        count=old.count + 1,
+        quiet_seconds=0.0,
+    )
+    return {**conditions, ("kernel/unread", ""): _opened(seen, event.last_time)}
 
 
 def with_jobs(

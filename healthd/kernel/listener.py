@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from healthd.guard import KERNEL_LOG, tell_once, words
+from healthd.guard import KERNEL_LOG, drop, words
 from healthd.kernel.parse import UNREAD
 from healthd.kernel.source import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
 from healthd.model import KernelEvent, KernelLogStatus, SourceStatus
@@ -222,5 +222,5 @@ def _why(error: Exception) -> str:
         return error.strerror or str(error)
     if isinstance(error, ImportError):
         return str(error)
-    tell_once(KERNEL_LOG, error)
+    drop(KERNEL_LOG, error)
     return words(error)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
-from healthd.guard import KERNEL_LOG, tell_once
+from healthd.guard import KERNEL_LOG, drop
 from healthd.kernel.lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel.lines.rule import MAX_TEXT, Rule
 from healthd.model import KernelEvent
@@ -56,7 +56,7 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
     try:
         return _parse(text, literals)
     except Exception as error:
-        tell_once(KERNEL_LOG, error, text)
+        drop(KERNEL_LOG, error, text)
         return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from healthd.guard import REMOVALS, tell_once
+from healthd.guard import REMOVALS, drop
 from healthd.machine.inventory import pci_of
 from healthd.model import SourceStatus
 
@@ -68,7 +68,7 @@ class Removals:
                     removed.add(pci_of(device.device_path))
         except Exception as error:
             if not isinstance(error, OSError | ValueError):  # pyudev's word for EINVAL is ValueError
-                tell_once(REMOVALS, error)
+                drop(REMOVALS, error)
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from healthd.guard import SOCKET, drop, words
+
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32
 PATIENCE_SECONDS = 5.0
@@ -89,14 +91,24 @@ class ControlServer:
             client.incoming += chunk
             if b"\n" not in client.incoming and chunk and len(client.incoming) < MAX_REQUEST_BYTES:
                 return False
-            client.outgoing = json.dumps(self._reply(client)).encode() + b"\n"
+            client.outgoing = self._reply(client)
         try:
-            client.outgoing = client.outgoing[client.stream.send(client.outgoing) :]
+            while client.outgoing:
+                client.outgoing = client.outgoing[client.stream.send(client.outgoing) :]
         except BlockingIOError:
             return False
-        return not client.outgoing
+        return True
 
-    def _reply(self, client: _Client) -> dict[str, Any]:
+    def _reply(self, client: _Client) -> bytes:
+        try:
+            return json.dumps(self._answered(client)).encode() + b"\n"
+        except OSError:
+            raise  # the client went away
+        except Exception as error:
+            drop(SOCKET, error, bytes(client.incoming[:200]))
+            return json.dumps({"error": f"healthd makes a mistake with this request: {words(error)}"}).encode() + b"\n"
+
+    def _answered(self, client: _Client) -> dict[str, Any]:
         try:
             request = json.loads(bytes(client.incoming).partition(b"\n")[0])
         except (ValueError, RecursionError):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from healthd.guard import METRICS, drop
 from healthd.model import Drain, FleetHold, Health, Leave, Observation, ObservationKind, Outcome, Resume, SourceStatus
 from healthd.say.status import Snapshot
 from healthd.slurm.policy import Owner
@@ -386,8 +387,8 @@ def serve(address: tuple[str, int], get_snapshot: Callable[[], Snapshot]) -> tup
 
         def handle_error(self, _request: object, client: object) -> None:
             error = sys.exc_info()[1]
-            level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR  # OSError: the client went away
-            log.log(level, "metrics: %s got no answer: %r", client, error)
+            if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
+                drop(METRICS, error, client)
 
     try:
         server = Server(address, Handler)

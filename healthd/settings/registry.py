@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from healthd.config import CheckConfig, ConfigError
 from healthd.convert import ConvertError, dump, load, nearest
-from healthd.guard import tell_once, words
+from healthd.guard import KERNEL_LOG, drop, words
 from healthd.host import Host
 from healthd.machine import ownership
 from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
@@ -93,7 +93,7 @@ class Check:
         events: Sequence[KernelEvent],
         node: Inventory,
         config: CheckConfig,
-        unjudged: Callable[[KernelEvent, Exception], object] = lambda _event, _error: None,
+        unjudged: Callable[[KernelEvent, Exception], object] = lambda event, error: drop(KERNEL_LOG, error, event.text),
     ) -> list[Finding] | None:
         """The findings in a window of kernel events; None if the check does not listen to the log.
 
@@ -107,11 +107,20 @@ class Check:
         try:
             return list(listen(events, node, config))
         except Exception as error:
-            tell_once(f"check {self.name}: correlate", error)
             if len(events) == 1:
                 unjudged(events[0], error)
                 return []
-        return [found for event in events for found in self.correlate([event], node, config, unjudged) or ()]
+            failed: list[tuple[KernelEvent, Exception]] = []
+            alone = [
+                found
+                for event in events
+                for found in self.correlate([event], node, config, lambda *mistake: failed.append(mistake)) or ()
+            ]
+            for mistake in failed:
+                unjudged(*mistake)
+            if not failed:  # it fails on some of them together
+                drop(KERNEL_LOG, error, f"check {self.name}")
+            return alone
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""
@@ -121,7 +130,7 @@ class Check:
         try:
             return list(listen(events))
         except Exception as error:
-            tell_once(f"check {self.name}: repairs", error)
+            drop(KERNEL_LOG, error, f"check {self.name}")
             return []
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
@@ -201,7 +210,7 @@ class Check:
         """Its author's mistake costs what the check would have said, and a sentence."""
         try:
             return ask()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # a site's file may raise what it likes
             log.error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Generator, Iterator
 
 from healthd.config import Settings
-from healthd.guard import SLURM, Guard, words
+from healthd.guard import SLURM, drop, words
 from healthd.machine.child import Child
 from healthd.model import SlurmMemory, SlurmStatus, Verdict
 from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
@@ -39,7 +39,6 @@ class SlurmDriver:
         boot_id: str,
         remember: Callable[[SlurmMemory], None],
         may_change: Callable[[], bool],
-        guard: Guard,
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -47,7 +46,6 @@ class SlurmDriver:
         self._boot_id = boot_id
         self._remember = remember
         self._may_change = may_change
-        self._guard = guard
         self._memory = SlurmMemory()  # as it was last remembered
         self._now = now
         self._monotonic = monotonic
@@ -144,7 +142,7 @@ class SlurmDriver:
         except StopIteration as end:
             return self._ended(end.value)
         except Exception as error:  # with what Slurm said: looked at again later, it may say something else
-            self._guard.drop(SLURM, error, result.stdout if result else "")
+            drop(SLURM, error, result.stdout if result else "")
             trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
             return self._ended(ReconcileReport(self._memory, trouble=trouble))
 

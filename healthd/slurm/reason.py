@@ -55,7 +55,8 @@ def _word(text: str) -> str:
 
 
 def _percent(character: str) -> str:
-    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogateescape"))
+    errors = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", errors))
 
 
 def _unword(word: str) -> str:

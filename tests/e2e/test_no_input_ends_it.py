@@ -69,7 +69,8 @@ def test_an_xid_is_seen_however_many_other_faults_are_read_with_it(daemon: Healt
     daemon.kernel_line(xid(79), *others)
     status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")
     assert status["kernel_log"]["events_total"] == OTHERS + 1
-    assert len([c for c in status["conditions"] if c["code"] == "gpu_xid/31"]) == OTHERS
+    told = [c for c in status["conditions"] if c["code"] == "gpu_xid/31"]
+    assert (len(told), sum(c["count"] for c in told)) == (100, OTHERS), "the first are named, all are counted"
     assert status["health"] == "unhealthy"
     log = daemon.log.read_text()
     assert "kernel: NVRM: Xid (PCI:0000:61:00): 79" in log
@@ -109,12 +110,18 @@ def test_what_was_written_into_the_ledger_costs_itself_only(daemon: Healthd) -> 
     assert status["dropped"] == {"kernel_log": 1}, "what could not be judged is not tried again"
 
 
-def test_a_ledger_whose_numbers_nothing_can_have_is_set_aside(daemon: Healthd) -> None:
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [('"count":1', f'"count":{"9" * 400}'), ('"subject":"0000:61:00.0"', '"subject":"\\ud800"')],
+    ids=["a number of 400 digits", "half a character"],
+)
+def test_a_ledger_with_what_nothing_can_have_is_set_aside(daemon: Healthd, was: str, now: str) -> None:
     daemon.kernel_line(xid(79))
     daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "there is something to remember")
     daemon.kill()
     file = daemon.run_dir / "ledger.json"
-    file.write_text(file.read_text().replace('"count":1', f'"count":{"9" * 400}'))
+    assert was in file.read_text()
+    file.write_text(file.read_text().replace(was, now))
     daemon.start()
     assert daemon.status()["health"] in ("healthy", "unhealthy")
     assert (daemon.run_dir / "ledger.json.unreadable").exists()

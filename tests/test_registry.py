@@ -429,6 +429,19 @@ def test_whatever_a_sites_config_declares_settings_are_made_or_refused_in_one_se
         assert all(isinstance(severity, Severity) for severity in config.severity.values())
 
 
+def test_a_check_whose_settings_must_be_given_is_explained(folder):
+    config = config_of("fans: int").replace("slots=True", "slots=True, kw_only=True")
+    (folder / "checks").mkdir(mode=0o755)
+    explained = "EXPLAIN = {'fan/hot': Explain(Severity.WARNING, Clears.PASS, 'It is hot.', 'It may break.', 'Look.')}"
+    (folder / "checks/fan.py").write_text(f"from healthd.model import *\n{RUN}{config}{explained}\n")
+    settings = folder / "healthd.toml"
+    settings.write_text(f'checks_dir = "{folder}/checks"\n[checks.fan]\nfans = 3\n')
+    command = [sys.executable, "-m", "healthd", "explain", "fan/hot", "--config", str(settings)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "It is hot." in done.stdout
+
+
 def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemon_nor_the_others(caplog):
     """At each start the daemon would meet the same line again."""
 

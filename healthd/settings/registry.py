@@ -107,20 +107,17 @@ class Check:
         try:
             return list(listen(events, node, config))
         except Exception as error:
-            if len(events) == 1:
-                unjudged(events[0], error)
-                return []
-            failed: list[tuple[KernelEvent, Exception]] = []
-            alone = [
-                found
-                for event in events
-                for found in self.correlate([event], node, config, lambda *mistake: failed.append(mistake)) or ()
-            ]
-            for mistake in failed:
-                unjudged(*mistake)
-            if not failed:  # it fails on some of them together
-                drop(KERNEL_LOG, error, f"check {self.name}")
-            return alone
+            mistake = error
+        if len(events) == 1:
+            unjudged(events[0], mistake)
+            return []
+        failed: list[tuple[KernelEvent, Exception]] = []
+        alone = [self.correlate([event], node, config, lambda *one: failed.append(one)) or [] for event in events]
+        for event, error in failed:
+            unjudged(event, error)
+        if not failed:  # it fails on some of them together
+            drop(KERNEL_LOG, mistake, f"check {self.name}")
+        return [finding for found in alone for finding in found]
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""

@@ -156,7 +156,9 @@ def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
 
 def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
     """A requeued job, without the time that Slurm lets pass; its node may need a moment until it responds. What is
-    left of its last run would end the next one (slurmd: "Job already running")."""
+    left of its last run would end the next one (slurmd: "Job already running"), and slurmd takes a start in the second
+    in which that was ended for it ("already killed, do not launch")."""
+    time.sleep(2)
     end = time.monotonic() + 120
     while f" {job} " in cluster.attempt("scontrol", "listpids", "*", node).stdout:
         assert time.monotonic() < end, f"job {job} does not end"

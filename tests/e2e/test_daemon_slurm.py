@@ -111,7 +111,6 @@ def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_r
         cluster.start_slurmd("n1")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
         assert f"Batch JobId={job} missing from batch node n1" in cluster.log("slurmctld")
-        time.sleep(2)  # slurmd takes a start in the same second for the run that was ended
         run_again(cluster, job, "n1")
         assert cluster.job(job)["BatchFlag"] == "2"
         time.sleep(1.1)

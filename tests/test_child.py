@@ -80,7 +80,7 @@ def test_a_flood_keeps_nobody_from_other_work_and_ends_at_its_deadline() -> None
         longest = max(longest, time.monotonic() - began)
     assert longest < 2
     assert running.status is None
-    assert len(running.output()[0]) == MAX_OUTPUT_BYTES
+    assert 0 < len(running.output()[0]) <= MAX_OUTPUT_BYTES
 
 
 def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for() -> None:

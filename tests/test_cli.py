@@ -462,18 +462,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     log.touch()
     runtime = str(folder / "run")
     config = settings(folder, "[checks.processes]\nenabled = false\n")  # other tests let some hang
-    argv = [
-        sys.executable,
-        "-m",
-        "healthd",
-        "run",
-        "--config",
-        config,
-        "--fake-nvml",
-        "dgx-h100",
-        "--kernel-log",
-        str(log),
-    ]
+    argv = [sys.executable, "-m", "healthd", "run", "--config", config]
+    argv += ["--fake-nvml", "dgx-h100", "--kernel-log", str(log)]
     argv += ["--runtime-dir", runtime, "--state-dir", str(folder / "state"), "--node-name", "n1", "--listen", "off"]
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     with open(folder / "out", "wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as process:

@@ -22,8 +22,8 @@ class Node(NamedTuple):
     cluster: SlurmCluster
     directory: Path
 
-    def daemon(self, mode: str = "act", **options: str) -> Healthd:
-        flags = ("--mode", mode, "--node-name", "n1", "--interval", "60")
+    def daemon(self, mode: str = "act", interval: str = "60", **options: str) -> Healthd:
+        flags = ("--mode", mode, "--node-name", "n1", "--interval", interval)
         return Healthd(*flags, directory=self.directory, env=self.cluster.env, **options)  # type: ignore[arg-type]
 
     def job(self, script: str = "echo the job runs", *options: str) -> tuple[str, Path]:
@@ -135,7 +135,10 @@ def test_where_it_must_a_node_without_a_daemon_takes_no_job(tmp_path: Path) -> N
 def test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts(tmp_path: Path) -> None:
     scenario = tmp_path / "gpus.toml"
     scenario.write_text('profile = "dgx-h100"\n')
-    with made(tmp_path, ["HEALTHD_EPILOG_SECONDS=60"], []) as node, node.daemon(fake_nvml=str(scenario)) as daemon:
+    with (
+        made(tmp_path, ["HEALTHD_EPILOG_SECONDS=60"], []) as node,
+        node.daemon(interval="3600", fake_nvml=str(scenario)) as daemon,  # no round comes by itself
+    ):
         time.sleep(10)  # a check that has just run does not look again at once
         bad = 'profile = "dgx-h100"\n[gpu.3]\nremap_failure = true\n'
         first, _ = node.job(f"printf '{bad}' > {scenario}", "--exclusive")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from slurm_cluster import SlurmCluster
-from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty, on_slurm, program
+from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty, make_idle, on_slurm, program
 
 from healthd.model import Leave, Resume, Severity
 from healthd.slurm.fleet_limit import FleetLimits
@@ -194,7 +194,7 @@ def test_a_cloud_node_is_drained_and_a_future_node_is_not_known_to_slurm(cluster
 
 def test_a_node_whose_last_job_is_ending_is_resumed_without_waiting(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n3", NO_LIMIT)
-    cluster.wait_state("n3", "IDLE", without=("COMPLETING",))
+    make_idle(cluster, "n3")  # also where the slurmd of a busy machine did not answer in time
     job = healthd.running("trap '' TERM; sleep 60 & sleep 60")
     healthd.look(DEGRADED)
     cluster.run("scancel", job)

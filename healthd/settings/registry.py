@@ -113,8 +113,8 @@ class Check:
             return []
         failed: list[tuple[KernelEvent, Exception]] = []
         alone = [self.correlate([event], node, config, lambda *one: failed.append(one)) or [] for event in events]
-        for event, error in failed:
-            unjudged(event, error)
+        for one in failed:
+            unjudged(*one)
         if not failed:  # it fails on some of them together
             drop(KERNEL_LOG, mistake, f"check {self.name}")
         return [finding for found in alone for finding in found]

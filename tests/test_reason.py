@@ -98,7 +98,7 @@ def test_a_cause_is_not_taken_for_another_whose_name_it_begins() -> None:
     assert not head(condition("gpu_xid/79")).startswith(head(condition("gpu_xid/7")))
 
 
-@pytest.mark.parametrize("part", ["\ud800", "\udcff", "/data/\udce9t\u00e9", "\x00", "\U0001f600"])
+@pytest.mark.parametrize("part", [chr(0xD800), chr(0xDCFF), f"/data/{chr(0xDCE9)}t\u00e9", "\x00", "\U0001f600"])
 def test_a_part_of_any_characters_has_words(part: str) -> None:
     """Half a character, a byte of a path that is no UTF-8: what decides must not stumble over it."""
     text = reason([condition(subject=part)])

@@ -136,7 +136,10 @@ class Daemon:
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
 
         self.runner = Runner(
-            Setup(settings.root, settings.nvml.fake, settings.checks_dir), settings.runtime_dir, self.monotonic
+            Setup(settings.root, settings.nvml.fake, settings.checks_dir),
+            settings.runtime_dir,
+            self.monotonic,
+            self.now,
         )
         self.memory = Memory(settings.runtime_dir, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
@@ -500,7 +503,6 @@ class Daemon:
             "config": self.loaded.tables[job.name],
             "past": self.memory.past.get(label(job.name), ""),
             "boot_id": self.boot_id,
-            "now": self.now(),
         }
 
     def look(self) -> None:
@@ -550,10 +552,11 @@ class Daemon:
             self.overdue_since.setdefault(name, self.monotonic() - reply.seconds)
         elif reply.outcome is not Outcome.TIMED_OUT:
             self.overdue_since.pop(name, None)
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the moments in its past are of two clocks
+            why = "the clock was set while it ran"
+            reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
+            self.rounds.look_early(name, self.monotonic() + EARLY_AGAIN_SECONDS)
         started = began(reply, self.now())
-        if started is None:
-            self.rounds.look_early(name, self.monotonic())
-            return  # the clock was set while it ran: the moments in its past are none of this clock
         silent = self.monotonic() - self.overdue_since.get(name, self.monotonic())
         result = result_of(check, config, reply, started, silent)
         outcome, error = result.outcome, result.error

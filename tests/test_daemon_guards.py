@@ -4,10 +4,13 @@ mistake is put.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent, Outcome, Severity
 from healthd.settings import registry
 from healthd.settings.registry import Check
+from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 
 NOW = 1_800_000_000.0
@@ -33,7 +37,9 @@ def xid(code: int, pci: str = "0000:61:00") -> KernelEvent:
     return event
 
 
-def settings(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
+def settings(tmp_path: Path, only: str = "") -> tuple[Loaded, dict[str, Check]]:
+    """`only`: one check that runs, no other."""
+    checks = registry.built_in()
     table = {
         **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
         "profile": "none",
@@ -41,8 +47,8 @@ def settings(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
         "nvml": {"fake": "dgx-h100"},
         "metrics": {"listen": "off"},
         "kernel_log": {"source": "off"},
+        "checks": {name: {"enabled": False} for name in checks if only not in ("", name) and not checks[name].per},
     }
-    checks = registry.built_in()
     return settle(table, "test", {}, checks), checks
 
 
@@ -150,18 +156,89 @@ def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
 def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_check_could_not_look(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = {"op": "run", "check": "clock", "instance": ""}
-    for answer in ({"past": 7, "findings": []}, {"past": "", "findings": 7}, {"repairs": [[]]}, {"observations": {}}):
+    request = Request("", 1.0, {"op": "run", "check": "clock", "instance": ""})
+    good = {"error": "", "findings": [], "observations": "[]", "repairs": [], "past": "{}"}
+    for answer, outcome, error in (
+        ({}, Outcome.COMPLETED, ""),
+        ({"past": 7}, Outcome.FAILED, "the worker's answer: past: must be text"),
+        ({"findings": 7}, Outcome.FAILED, "the worker's answer: findings: must be a list"),
+        ({"repairs": [[]]}, Outcome.FAILED, "the worker's answer: repairs[0]: must be a table"),
+        ({"observations": {}}, Outcome.FAILED, "the worker's answer: observations: must be text"),
+    ):
         daemon.results.clear()
-        reply = Reply(Request("", 1.0, table), Outcome.COMPLETED, 0.1, {"error": "", **answer})
+        reply = Reply(request, Outcome.COMPLETED, 0.1, {**good, **answer}, told=NOW)
         monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
         daemon.take_replies()
-        assert daemon.results["clock", ""].outcome is Outcome.FAILED, answer
+        result = daemon.results["clock", ""]
+        assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
+    assert not daemon.guard.dropped
     for op in ("inventory", "read_journal", "save_copy"):
         reply = Reply(Request("", 1.0, {"op": op, "gap": 7, "history": ()}), Outcome.COMPLETED, 0.1, {"error": ""})
         monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
         daemon.take_replies()
     assert guard.dropped["worker"] >= 2
+
+
+def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_again_a_while_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead = [0.0]
+    clock = SimpleNamespace(time=lambda: time.time() + ahead[-1], monotonic=time.monotonic)
+    monkeypatch.setattr(daemons, "time", clock)
+    with alone(tmp_path, "disk_space") as daemon:
+        daemon.rounds.step()
+        assert daemon.runner.request is not None
+        ahead.append(3600.0)
+        go(daemon, lambda: bool(daemon.results))
+        result = daemon.results["disk_space", ""]
+        assert (result.outcome, result.error) == (Outcome.FAILED, "the clock was set while it ran")
+        assert daemon.outcomes == {("disk_space", "", "failed"): 1}
+        assert caplog.text.count("check disk_space: failed: the clock was set while it ran") == 1
+        assert "disk_space" not in daemon.memory.past, "it is of two clocks"
+        go(daemon, lambda: daemon.rounds.ended and not daemon.runner.busy)
+        assert EARLY_AGAIN_SECONDS - 5 < daemon.rounds.deadline - time.monotonic() <= EARLY_AGAIN_SECONDS
+
+
+def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start costs 5 s, on both clocks."""
+    made: list[Daemon] = []
+
+    def late(clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + sum(5.0 * one.runner.started_total for one in made)
+
+    monkeypatch.setattr(daemons, "time", SimpleNamespace(time=late(time.time), monotonic=late(time.monotonic)))
+    with alone(tmp_path, "disk_space") as daemon:
+        made.append(daemon)
+        daemon.runner.renew()
+        go(daemon, lambda: daemon.rounds.ended)
+        assert daemon.runner.started_total == 2
+        assert daemon.outcomes == {("disk_space", "", "completed"): 1}
+
+
+@contextlib.contextmanager
+def alone(tmp_path: Path, check: str) -> Iterator[Daemon]:
+    """A daemon with one check."""
+    daemon = Daemon(lambda _running: settings(tmp_path, only=check))
+    try:
+        yield daemon
+    finally:
+        daemon.shut_down()
+
+
+def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 60.0) -> None:
+    """The worker's part of the daemon's loop, until it is over."""
+    end = time.monotonic() + seconds
+    while not over():
+        assert time.monotonic() < end, "it did not happen"
+        daemons.poll(daemon.runner.waits(), 0.05)
+        daemon.look()
+
+
+def test_a_request_on_which_healthd_fails_gets_an_answer(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "snapshot", raises)
+    answer = daemon.answer({"command": "status"}, "root (uid 0)", True)
+    assert answer == {"error": "healthd makes a mistake with this request: ZeroDivisionError: a mistake"}
+    assert dict(guard.dropped) == {"socket": 1}
 
 
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(

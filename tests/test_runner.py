@@ -73,8 +73,10 @@ def checks_dir(tmp_path: Path) -> str:
 def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
     made: list[Runner] = []
 
-    def make(**setup: str) -> Runner:
-        made.append(Runner(Setup(checks_dir=checks_dir, **setup), str(tmp_path), time.monotonic))
+    def make(
+        monotonic: Callable[[], float] = time.monotonic, now: Callable[[], float] | None = None, **setup: str
+    ) -> Runner:
+        made.append(Runner(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
         return made[-1]
 
     yield make
@@ -422,12 +424,63 @@ def test_an_upgrade_of_the_driver_under_a_worker_is_no_fault(runners: Callable[.
 
 
 def test_a_check_looks_at_the_moment_that_the_daemon_names(runners: Callable[..., Runner]) -> None:
-    runner = runners()
-    told = Request("fine", 20.0, {**request("fine").table, "now": 1000.25})
-    (reading,) = decode(ask(runner, told).table["past"]).values()
-    assert reading.time == 1000.25
-    (reading,) = decode(ask(runner, request("fine")).table["past"]).values()
+    runner = runners(now=lambda: 1000.25)
+    reply = ask(runner, request("fine"))
+    (reading,) = decode(reply.table["past"]).values()
+    assert (reading.time, reply.told) == (1000.25, 1000.25)
+    runner.close(2.0)
+    reply = ask(runners(), request("fine"))
+    (reading,) = decode(reply.table["past"]).values()
     assert abs(reading.time - time.time()) < 60, "none is named where no past is kept"
+    assert reply.told is None
+
+
+UPGRADED = """
+    host.nvml_is_outdated = hasattr(sys, "healthd_old")
+    sys.healthd_old = True
+    yield Observation("answer", 42)
+"""
+
+
+@pytest.mark.parametrize("check", ["fine", "upgraded"])
+def test_however_long_a_worker_takes_to_start_no_clock_was_set(
+    runners: Callable[..., Runner], tmp_path: Path, check: str
+) -> None:
+    """Each start costs 5 s; the second answer of `upgraded` is not believed, and a fresh worker asked."""
+    (tmp_path / "checks" / "upgraded.py").write_text(HEADER + UPGRADED)
+    made: list[Runner] = []
+
+    def late(clock: Callable[[], float]) -> Callable[[], float]:
+        return lambda: clock() + sum(5.0 * one.started_total for one in made)
+
+    runner = runners(late(time.monotonic), late(time.time))
+    made.append(runner)
+    ask(runner, request(check, "nvml"))
+    if check == "fine":
+        runner.renew()
+    before = time.time()
+    reply = ask(runner, request(check, "nvml"))
+    assert (runner.started_total, reply.outcome) == (2, Outcome.COMPLETED)
+    assert abs(reply.clock_step) < 1.0
+    assert reply.told is not None
+    assert reply.told >= before + 10.0, "after the second start"
+    assert reply.seconds < 5.0
+
+
+@pytest.mark.parametrize("step", [3600.0, -3600.0])
+def test_a_clock_that_is_set_while_a_check_runs_is_told_with_its_answer(
+    runners: Callable[..., Runner], tmp_path: Path, step: float
+) -> None:
+    steps: list[float] = []
+    runner = runners(now=lambda: 1000.25 + time.monotonic() + sum(steps))
+    assert runner.send(request("waits_for_file", name=str(tmp_path / "go"))) is None
+    steps.append(step)
+    (tmp_path / "go").touch()
+    while (reply := runner.step()) is None:
+        wait(runner, 30.0)
+    assert reply.outcome is Outcome.COMPLETED
+    assert reply.clock_step == pytest.approx(step, abs=1.0)
+    assert abs(ask(runner, request("fine")).clock_step) < 1.0, "the next is of one clock again"
 
 
 # --- what the worker does besides checks

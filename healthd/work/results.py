@@ -45,18 +45,13 @@ def observations_of(text: str) -> tuple[Observation, ...]:
         raise ConvertError(f"observations: {error}") from None
 
 
-def began(reply: Reply, ended: float) -> float | None:
-    """When a run that ended at `ended` (epoch) began; None: the clock was set meanwhile, by more than a slow machine
-    explains.
+def began(reply: Reply, ended: float) -> float:
+    """When a run that ended at `ended` (epoch) began.
 
     Of one that was answered it is the moment that its check was told, to the last bit: its readings stand in its past
     with it, and a Repair names it.
     """
-    by_its_length = ended - reply.seconds
-    if not reply.table:
-        return by_its_length
-    told: float = reply.request.table["now"]
-    return told if abs(told - by_its_length) <= CLOCK_STEP_SECONDS else None
+    return ended - reply.seconds if reply.told is None else reply.told
 
 
 def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:

@@ -41,13 +41,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then)."""
+    """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then).
+
+    told        the moment (epoch) that the worker was told with the request; None: it was told none, or did not answer
+    clock_step  by how many seconds the clock was set between that moment and the answer
+    """
 
     request: Request
     outcome: Outcome
     seconds: float
     table: Mapping[str, Any]
     error: str = ""
+    told: float | None = None
+    clock_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +90,26 @@ class _Worker:
 
 
 class Runner:
-    """Sends requests to the worker, starts it when there is none, and replaces it when it fails."""
+    """Sends requests to the worker, starts it when there is none, and replaces it when it fails.
 
-    def __init__(self, setup: Setup, runtime_dir: str, monotonic: Callable[[], float]) -> None:
+    `now`: the clock whose moment a worker is told as its request is sent; None: it is told none, and asks its own.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        runtime_dir: str,
+        monotonic: Callable[[], float],
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self._setup = setup
         self._workers_file = os.path.join(runtime_dir, WORKERS_FILE) if runtime_dir else ""
         self._monotonic = monotonic
+        self._now = now
         self._worker: _Worker | None = None
         self._request: Request | None = None
         self._began = 0.0
+        self._told: float | None = None
         self._lost: list[_Lost] = []
         self._written: list[Identity] | None = None
         self._workers_fd = -1
@@ -163,7 +180,6 @@ class Runner:
         except OSError as error:
             return Reply(request, Outcome.FAILED, 0.0, {}, f"no worker could be started: {error}")
         self._request = request
-        self._began = self._monotonic()
         return self._ask(worker, request)
 
     def renew(self) -> None:
@@ -225,7 +241,10 @@ class Runner:
         worker.requests += 1
         worker.nvml_open = worker.nvml_open or request.resource == "nvml"
         worker.incoming = bytearray()
-        table = {**request.table, "number": worker.requests}
+        # Only now: a worker that had to be started, or got rid of, may have cost seconds.
+        self._began, self._told = self._monotonic(), self._now() if self._now else None
+        moment = {} if self._told is None else {"now": self._told}
+        table = {**request.table, **moment, "number": worker.requests}
         worker.outgoing = json.dumps(table, separators=(",", ":")).encode() + b"\n"
         self._write_down(request.resource)
         return self._send_more()
@@ -346,7 +365,10 @@ class Runner:
     def _ended(self, outcome: Outcome, error: str, table: Mapping[str, Any] | None = None) -> Reply:
         request, self._request = self._request, None
         assert request is not None
-        return Reply(request, outcome, self._monotonic() - self._began, table or {}, error)
+        seconds = self._monotonic() - self._began
+        if not table or self._told is None or self._now is None:
+            return Reply(request, outcome, seconds, table or {}, error)
+        return Reply(request, outcome, seconds, table, error, self._told, self._now() - self._told - seconds)
 
     # --- lost workers
 

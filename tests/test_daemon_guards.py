@@ -171,7 +171,7 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         daemon.take_replies()
         result = daemon.results["clock", ""]
         assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
-    assert not daemon.guard.dropped
+    assert not guard.dropped
     for op in ("inventory", "read_journal", "save_copy"):
         reply = Reply(Request("", 1.0, {"op": op, "gap": 7, "history": ()}), Outcome.COMPLETED, 0.1, {"error": ""})
         monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
@@ -232,13 +232,6 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 60.0) -> None:
         assert time.monotonic() < end, "it did not happen"
         daemons.poll(daemon.runner.waits(), 0.05)
         daemon.look()
-
-
-def test_a_request_on_which_healthd_fails_gets_an_answer(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "snapshot", raises)
-    answer = daemon.answer({"command": "status"}, "root (uid 0)", True)
-    assert answer == {"error": "healthd makes a mistake with this request: ZeroDivisionError: a mistake"}
-    assert dict(guard.dropped) == {"socket": 1}
 
 
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(

@@ -113,3 +113,39 @@ def test_the_terminal_in_the_readme_shows_what_a_terminal_shows(shell):
 def test_each_page_that_the_readme_names_exists():
     for page in re.findall(r"\]\(([^)#:]+)", README.read_text("utf-8")):
         assert (ROOT / page).exists(), page
+
+
+INSTALLS = [
+    line.strip()
+    for page in (README, ROOT / "docs/prolog-epilog.md")
+    for line in page.read_text("utf-8").splitlines()
+    if line.strip().startswith("[ -e ")
+]
+
+
+@pytest.mark.parametrize("command", INSTALLS)
+def test_settings_are_installed_where_nothing_stands_and_no_link_is_replaced(command: str, tmp_path: Path) -> None:
+    """A link into a place that is not mounted yet is what the site says, too."""
+    path = re.findall(r"/etc/\S+", command)[-1]
+    source = re.findall(r"/opt/\S+", command)[0]
+    settings, ours = tmp_path / path[1:], tmp_path / source[1:]
+    ours.parent.mkdir(parents=True)
+    ours.write_text("ours")
+    here = re.sub(r"(?<= )/(?=etc/|opt/)", f"{tmp_path}/", command)
+
+    def install() -> None:
+        subprocess.run(["sh", "-ec", here], check=True, timeout=60)
+
+    install()
+    assert settings.read_text() == "ours"
+    settings.write_text("the site's")
+    install()
+    assert settings.read_text() == "the site's"
+    settings.unlink()
+    settings.symlink_to(tmp_path / "not-mounted")
+    install()
+    assert settings.is_symlink()
+
+
+def test_there_are_settings_that_are_installed() -> None:
+    assert len(INSTALLS) == 2

@@ -295,9 +295,14 @@ def counting(status: dict[str, Any]) -> set[str]:
 
 def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     """On a node that is free, and is so again afterwards. Raises AssertionError, with the daemon's log."""
-    node, folder = free.get(timeout=FREE_SECONDS), Path(tempfile.mkdtemp(prefix="story.", dir="/tmp"))
-    job = cluster.sbatch("sleep 600", "-w", node)
     try:
+        node = free.get(timeout=FREE_SECONDS)
+    except queue.Empty:
+        why = f"no node was free in {FREE_SECONDS:g} s: stories that left theirs in no good state kept them"
+        raise AssertionError(f"{row}: {why}") from None
+    folder, job = Path(tempfile.mkdtemp(prefix="story.", dir="/tmp")), ""
+    try:
+        job = cluster.sbatch("sleep 600", "-w", node)
         cluster.wait_job(job, "RUNNING")
         scene = scene_of(row, cluster, node, folder, job)
         with scene.ends:
@@ -309,7 +314,8 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
         words = log.read_text(errors="replace")[-8000:] if log.exists() else ""
         raise AssertionError(f"{row} on {node}: {type(error).__name__}: {error}\n{words}") from error
     finally:
-        cluster.run("scancel", job, check=False)
+        if job:
+            cluster.run("scancel", job, check=False)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=UNDRAIN", check=False)
         shutil.rmtree(folder)
         cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 import slurm_versions
+import stories
 from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
+from slurm_cluster import SlurmCluster
 
 HERE = Path(__file__).parent
 
@@ -90,3 +94,33 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
     failed["24.11"] = failed["26.05"]  # no further try
     with pytest.raises(pytest.fail.Exception, match=r"no Slurm 24.11 to be had from Debian trixie: .*exit status"):
         slurm_versions.programs("24.11")
+
+
+class NoJobs:
+    """A cluster that takes no job; its nodes are idle."""
+
+    def sbatch(self, *_: str) -> str:
+        raise TimeoutError("sbatch: no answer")
+
+    def run(self, *command: str, check: bool = True) -> None:
+        assert command[0] != "scancel", "there is no job"
+
+    def wait_state(self, *_: str, without: tuple[str, ...]) -> None:
+        pass
+
+
+ROW = stories.Row("gpu_access/lost", "", stories.nothing, stories.nothing)
+
+
+def test_a_story_whose_job_is_not_taken_says_so_and_gives_its_node_back() -> None:
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    free.put("n1")
+    with pytest.raises(AssertionError, match="gpu_access/lost on n1: TimeoutError: sbatch: no answer"):
+        stories.tell(ROW, cast(SlurmCluster, NoJobs()), free)
+    assert free.get_nowait() == "n1"
+
+
+def test_a_story_for_which_no_node_is_free_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stories, "FREE_SECONDS", 0.01)
+    with pytest.raises(AssertionError, match="gpu_access/lost: no node was free in"):
+        stories.tell(ROW, cast(SlurmCluster, NoJobs()), queue.SimpleQueue())

@@ -138,7 +138,7 @@ def _matches(pattern: str, bits: str) -> bool:
 def _rows(name: str) -> list[dict[str, str]]:
     import csv
 
-    text = (resources.files("healthd.nvidia") / "facts" / name).read_text("utf-8")
+    text = (resources.files("healthd") / "facts" / name).read_text("utf-8")
     rows = csv.DictReader(text.splitlines())
     return [{key: "" if value == "-" else value for key, value in row.items()} for row in rows]
 

@@ -205,7 +205,7 @@ CHOICE = """
 import os, sys
 stderr = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{stderr.st_dev}:{stderr.st_ino + int(sys.argv[1])}"
-from healthd import service
+from healthd.say import service
 print(type(service.log_handler()).__name__, "systemd" in sys.modules)
 """
 

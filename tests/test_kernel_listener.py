@@ -175,6 +175,14 @@ def test_a_cursor_that_is_none_is_as_if_there_were_none(tmp_path: Path, cursor: 
     log.close()
 
 
+@pytest.mark.parametrize("cursor", [None, {"journal": "no cursor"}, {"journal": ""}, {"journal": "s=1;i=x"}])
+def test_a_journal_is_read_from_its_head_where_the_cursor_is_none(cursor: object) -> None:
+    log = listener("journal", cursor=cursor)
+    log.read()
+    assert (log.status.alive, log.status.trouble, log.status.restarts_total) == (True, "", 0)
+    log.close()
+
+
 def test_what_no_source_should_raise_is_its_trouble_and_it_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ class JournalSource:
         self._resumed = False
         try:
             self._reader.seek_cursor(self._place)
-        except OSError:  # "" is none either
+        except (OSError, ValueError):  # of another journal, or none at all: ""
             self._place, self._first = "", True
             self._reader.seek_head()
 

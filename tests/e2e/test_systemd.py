@@ -17,7 +17,7 @@ UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
 
 SERVICE = """
 import logging, os, signal, subprocess, sys, time
-from healthd import service
+from healthd.say import service
 service.set_up_logging()
 logging.warning("two GPUs", extra={"HEALTHD_CODE": "gpu_count/missing"})
 if len(sys.argv) > 1:  # a worker that writes to a disk which may be frozen

@@ -81,7 +81,7 @@ INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the sam
 FOREVER = float("inf")
 LATEST = 1e12  # seconds since the epoch: no clock stands later
 LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes no longer one than 24 days
-Found = list[tuple[str, list[Finding]]]  # of each check that found something
+FoundByCheck = list[tuple[str, list[Finding]]]  # of each check that found something
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 
 INVENTORY = Request("nvml", ERRAND_SECONDS, {"op": "inventory", "gpus": True})
@@ -383,7 +383,7 @@ class Daemon:
         standing = memory.conditions
         self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
-    def judged_events(self, events: tuple[KernelEvent, ...]) -> tuple[tuple[KernelEvent, ...], Found]:
+    def judged_events(self, events: tuple[KernelEvent, ...]) -> tuple[tuple[KernelEvent, ...], FoundByCheck]:
         """(`events`, what the checks find in them). One that a check fails on is from now on a line not read."""
         failed: dict[int, Exception] = {}
         found = self.found_in(events, lambda event, error: failed.setdefault(event.sequence, error))
@@ -399,7 +399,7 @@ class Daemon:
 
     def found_in(
         self, events: tuple[KernelEvent, ...], unjudged: Callable[[KernelEvent, Exception], object] = lambda *_: None
-    ) -> Found:
+    ) -> FoundByCheck:
         """What the checks that listen make of these events."""
         memory, every = self.memory, []
         for (name, instance), config in self.loaded.checks.items():

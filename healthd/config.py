@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from healthd import toml
 from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.model import Mode, Severity
+from healthd.model import Mode, RunName, Severity
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -140,15 +140,15 @@ class Loaded:
     """Settings and where each came from: `origins` maps "kernel_log.source" and 'checks.mount."/data".fstype' to the
     file, flag or profile; absent: default.
 
-    checks: (check, instance) -> its Config, for those that are enabled. tables: the plain tables, for the worker.
+    checks: the Configs of those that are enabled. tables: the plain tables, for the worker.
     disabled: the Configs of the others. profile: the source of what was guessed, "" = none.
     """
 
     settings: Settings
-    checks: dict[tuple[str, str], CheckConfig]
-    tables: dict[tuple[str, str], dict[str, Any]]
+    checks: dict[RunName, CheckConfig]
+    tables: dict[RunName, dict[str, Any]]
     origins: dict[str, str]
-    disabled: dict[tuple[str, str], CheckConfig] = field(default_factory=dict)
+    disabled: dict[RunName, CheckConfig] = field(default_factory=dict)
     profile: str = ""
 
 
@@ -220,7 +220,7 @@ def settle(
     with _named(source, origins):
         checks = _check_configs(tables, known, layer_of)
     enabled = {name: config for name, config in checks.items() if config.enabled}
-    plain_tables = {name: {**dump(config), "name": name[1]} for name, config in enabled.items()}
+    plain_tables = {name: {**dump(config), "name": name.instance} for name, config in enabled.items()}
     disabled = {name: config for name, config in checks.items() if not config.enabled}
     profile = next((layer.source for layer in layers if layer.guessed), "")
     return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
@@ -301,7 +301,7 @@ def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
 
 def _check_configs(
     tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
-) -> dict[tuple[str, str], CheckConfig]:
+) -> dict[RunName, CheckConfig]:
     """Every run of the `known` checks."""
     configs = {}
     for name, check in known.items():
@@ -317,7 +317,7 @@ def _check_configs(
             guessed = _guessed(check, instance, layer_of)
             config = check.make_config({**values, "name": instance, "guessed": guessed}, where)
             check.check_config(config, where)
-            configs[name, instance] = config
+            configs[RunName(name, instance)] = config
     return configs
 
 

@@ -38,6 +38,7 @@ from healthd.machine.process import has_no_jobs
 from healthd.machine.removals import removals
 from healthd.model import (
     CheckResult,
+    ConditionKey,
     Decision,
     Finding,
     FleetHold,
@@ -49,6 +50,7 @@ from healthd.model import (
     NodeState,
     Observation,
     Outcome,
+    RunName,
     SlurmMemory,
     Verdict,
 )
@@ -178,12 +180,12 @@ class Daemon:
         self.stop_metrics: Callable[[], None] | None = None
         self.metrics_trouble = ""
         self.started = self.now()
-        self.incidents: dict[tuple[str, str], tuple[str, str]] = {}
-        self.results: dict[tuple[str, str], CheckResult] = {}
+        self.incidents: dict[ConditionKey, ConditionKey] = {}
+        self.results: dict[RunName, CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.commanded: Counter[str] = Counter()
         self.turns = 0  # how often the outcome of some check has changed
-        self.overdue_since: dict[tuple[str, str], float] = {}
+        self.overdue_since: dict[RunName, float] = {}
         self.judged: tuple[object, ...] = ()
         self.decided_on: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
@@ -379,7 +381,7 @@ class Daemon:
         found = incidents.causes(memory.ledger.conditions, events, memory.ledger.inventory)
         for follows, first in found.items():
             if self.incidents.get(follows) != first:
-                log.warning("incident: %s is of one incident with %s", " ".join(follows), " ".join(first))
+                log.warning("incident: %s is of one incident with %s", follows, first)
         standing = memory.conditions
         self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
@@ -432,7 +434,7 @@ class Daemon:
             cursors = {**self.memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
             self.memory.change(cursors=cursors)
 
-    def concerned(self, kind: str) -> list[tuple[str, str]]:
+    def concerned(self, kind: str) -> list[RunName]:
         """The checks that look at once after an event of this kind."""
         return [job.name for job in self.jobs() if kind in self.checks[job.check].after_events]
 
@@ -501,7 +503,7 @@ class Daemon:
             "check": job.check,
             "instance": job.instance,
             "config": self.loaded.tables[job.name],
-            "past": self.memory.past.get(label(job.name), ""),
+            "past": self.memory.past.get(str(job.name), ""),
             "boot_id": self.boot_id,
         }
 
@@ -542,10 +544,10 @@ class Daemon:
 
     def checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
-        name = (reply.request.table["check"], reply.request.table["instance"])
+        name = RunName(reply.request.table["check"], reply.request.table["instance"])
         if name not in self.loaded.checks:
             return  # a reload took it away while it ran
-        check, config, memory = self.checks[name[0]], self.loaded.checks[name], self.memory
+        check, config, memory = self.checks[name.check], self.loaded.checks[name], self.memory
         if check.when and not self.is_idle():
             return  # jobs came while it ran
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
@@ -562,17 +564,17 @@ class Daemon:
         outcome, error = result.outcome, result.error
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
-            log.warning("check %s: %s%s", label(name), outcome.value.replace("_", " "), f": {error}" if error else "")
+            log.warning("check %s: %s%s", str(name), outcome.value.replace("_", " "), f": {error}" if error else "")
         if before is None or (before.outcome, before.error) != (outcome, error):
             self.turns += 1
         self.results[name] = result
-        self.outcomes[name[0], name[1], outcome.value] += 1
+        self.outcomes[name.check, name.instance, outcome.value] += 1
         memory.set_conditions(
             verdict.absorb_result(memory.conditions, result, config.clear_after, self.boot_id, memory.ledger.cleared)
         )
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
             if isinstance(reply.table.get("past"), str):
-                memory.set_past(label(name), reply.table["past"])
+                memory.set_past(str(name), reply.table["past"])
             if result.repairs:
                 memory.set_conditions(verdict.after_repairs(memory.conditions, result.repairs, self.now()))
         again_at = verdict.next_look(memory.conditions).get(name)
@@ -583,7 +585,7 @@ class Daemon:
         """Before the driver is closed again that a GPU check has opened: what it shows now, if that may be news."""
         if reply.request.resource != "nvml" or reply.outcome is not Outcome.COMPLETED:
             return
-        result = self.results.get((reply.request.table["check"], reply.request.table["instance"]))
+        result = self.results.get(RunName(reply.request.table["check"], reply.request.table["instance"]))
         is_old = self.monotonic() - self.inventory_at >= INVENTORY_SECONDS
         if is_old or (result is not None and outgrown(self.memory.ledger.inventory, result.observations)):
             self.rounds.errand(INVENTORY)
@@ -627,7 +629,7 @@ class Daemon:
         if rests_on != self.judged:
             self.judged = rests_on
             names = [job.name for job in jobs if self.is_drained() or not self.checks[job.check].when]
-            optional = {name for name in names if not self.checks[name[0]].holds_resume(self.loaded.checks[name])}
+            optional = {name for name in names if not self.checks[name.check].holds_resume(self.loaded.checks[name])}
             self.verdict = verdict.judge(known.by_key(), self.results, names, known.trusted_since, optional)
 
     def decide(self) -> None:
@@ -723,7 +725,7 @@ class Daemon:
 
     def forget_idle(self) -> None:
         """Jobs are on this node or may come: what was found while there were none is no longer so."""
-        only_then = {name for name in self.loaded.checks if self.checks[name[0]].when}
+        only_then = {name for name in self.loaded.checks if self.checks[name.check].when}
         self.results = {name: result for name, result in self.results.items() if name not in only_then}
         self.memory.forget(only_then, "jobs may run here again")
 
@@ -929,12 +931,12 @@ class Daemon:
         """Which of these checks have not run since. One that ran right before does not look again so soon."""
         before = asked - EARLY_AGAIN_SECONDS
         names = self.concerned_by_job_end()
-        return [label(name) for name in names if name not in self.results or self.results[name].started < before]
+        return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
-    def concerned_by_job_end(self) -> list[tuple[str, str]]:
+    def concerned_by_job_end(self) -> list[RunName]:
         """Not GPU checks where the driver is closed after each job: to open it costs seconds."""
         unheld = self.is_driver_unheld()
-        return [name for name in self.concerned(JOB_END) if not (unheld and self.checks[name[0]].uses == "nvml")]
+        return [name for name in self.concerned(JOB_END) if not (unheld and self.checks[name.check].uses == "nvml")]
 
     def reload(self) -> None:
         """SIGHUP: the file again, and the site's checks. Whatever goes wrong changes nothing: it is all made before any
@@ -987,10 +989,6 @@ class Daemon:
 
 
 # --- the edges
-
-
-def label(name: tuple[str, str]) -> str:
-    return f"{name[0]} {name[1]}".strip()
 
 
 def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:

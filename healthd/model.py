@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 class Severity(enum.IntEnum):
@@ -95,6 +95,26 @@ class Found:
     worsens: Worsens | None = None
 
 
+class RunName(NamedTuple):
+    """What runs: a check, and which of its instances ("" where it has none)."""
+
+    check: str
+    instance: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(self).strip()
+
+
+class ConditionKey(NamedTuple):
+    """What a condition is known by: a code, and the part that has it ("" = the node)."""
+
+    code: str
+    subject: str
+
+    def __str__(self) -> str:
+        return " ".join(self).strip()
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem with one part.
@@ -131,6 +151,11 @@ class Finding:
     relapse_seconds: float = 0.0
     over: bool = False
     found: Found | None = None
+
+    @property
+    def key(self) -> ConditionKey:
+        """Of the condition that it becomes."""
+        return ConditionKey(self.code, self.subject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +217,10 @@ class CheckResult:
     repairs: tuple[Repair, ...] = ()
     error: str = ""
 
+    @property
+    def run(self) -> RunName:
+        return RunName(self.check, self.instance)
+
 
 @dataclass(frozen=True, slots=True)
 class Explain:
@@ -228,7 +257,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A finding that the ledger holds, keyed by (code, subject).
+    """A finding that the ledger holds.
 
     severity         as found, capped and worsened: what it is now
     found            the same as found and worsened, whatever the site's settings make of it; None: the same
@@ -284,6 +313,15 @@ class Condition:
     found: Severity | None = None
     expects: str = ""
     ack: Ack | None = None
+
+    @property
+    def key(self) -> ConditionKey:
+        return ConditionKey(self.code, self.subject)
+
+    @property
+    def run(self) -> RunName:
+        """What found it."""
+        return RunName(self.check, self.instance)
 
 
 @dataclass(frozen=True, slots=True)

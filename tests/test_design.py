@@ -23,7 +23,7 @@ PURE: dict[str, set[str]] = {
     "convert": set(),
     "plausible": {"convert"},
     "past": {"convert", "model"},
-    "work.schedule": set(),
+    "work.schedule": {"model"},
     "slurm.reason": {"model"},
     "judge.verdict": {"config", "model"},
     "slurm.fleet_limit": {"convert", "model", "plausible"},

@@ -28,6 +28,7 @@ from healthd.model import (
     KernelEvent,
     Outcome,
     Repair,
+    RunName,
     Severity,
     Verdict,
     Worsens,
@@ -684,21 +685,21 @@ def test_the_worst_open_condition_is_what_the_node_is(severity: Severity, health
 
 def test_a_known_fault_that_drains_wins_over_what_could_not_be_looked_at() -> None:
     node = Node().run(FEWER).run(check="mount", outcome=Outcome.TIMED_OUT)
-    assert node.judge(("mount", "")).health is Health.DEGRADED
-    assert not node.judge(("mount", "")).may_resume
+    assert node.judge(RunName("mount")).health is Health.DEGRADED
+    assert not node.judge(RunName("mount")).may_resume
 
 
 def test_a_resume_does_not_wait_for_a_check_that_cannot_drain_or_says_so() -> None:
     node = Node().run(check="gpu_count").run(check="ipmi_sel", outcome=Outcome.FAILED)
-    expected = [("gpu_count", ""), ("ipmi_sel", "")]
-    found = verdict.judge(node.conditions, node.results, expected, 0.0, optional={("ipmi_sel", "")})
+    expected = [RunName("gpu_count"), RunName("ipmi_sel")]
+    found = verdict.judge(node.conditions, node.results, expected, 0.0, optional={RunName("ipmi_sel")})
     assert (found.health, found.unknown, found.may_resume) == (Health.UNKNOWN, ("ipmi_sel failed",), True)
-    assert not verdict.judge(node.conditions, node.results, expected, 0.0, optional={("gpu_count", "")}).may_resume
+    assert not verdict.judge(node.conditions, node.results, expected, 0.0, optional={RunName("gpu_count")}).may_resume
 
 
 def test_what_could_not_be_looked_at_wins_over_warnings() -> None:
     node = Node().run(ODD).run(check="mount", outcome=Outcome.FAILED)
-    found = node.judge(("gpu_count", ""), ("mount", ""), ("ib_link", ""))
+    found = node.judge(RunName("gpu_count"), RunName("mount"), RunName("ib_link"))
     assert found.health is Health.UNKNOWN
     assert found.unknown == ("ib_link has not run yet", "mount failed")
     assert not found.may_resume
@@ -715,7 +716,7 @@ def test_what_could_not_be_looked_at_wins_over_warnings() -> None:
 )
 def test_what_could_not_look_says_why(outcome: Outcome, words: str) -> None:
     result = CheckResult("mount", "/data", outcome, T0, 0.1, error="boom")
-    assert verdict.judge({}, {("mount", "/data"): result}, [("mount", "/data")], T0).unknown == (words,)
+    assert verdict.judge({}, {RunName("mount", "/data"): result}, [RunName("mount", "/data")], T0).unknown == (words,)
 
 
 def test_a_pending_or_acknowledged_fault_is_a_warning() -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from healthd.config import CheckConfig, Loaded
 from healthd.convert import load
-from healthd.model import Outcome
+from healthd.model import Outcome, RunName
 from healthd.settings.registry import Check
 from healthd.work.once import CLOSE_NVML_SECONDS, ask
 from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut
@@ -42,7 +42,7 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
     """Ask the worker. Ends within the deadlines, whatever hangs."""
     found: list[Entry | LeftOut] = []
     for name, part in PARTS.items():
-        config = loaded.tables.get((part.config_of, ""), {})
+        config = loaded.tables.get(RunName(part.config_of), {})
         seconds = GPU_SECONDS if part.uses == "nvml" else PART_SECONDS
         table = {"op": "baseline", "part": name, "config": config}
         reply = ask(runner, Request(part.uses or f"baseline {name}", seconds, table))

@@ -11,13 +11,13 @@ from healthd.config import CheckConfig, Loaded, Settings
 from healthd.convert import ConvertError, dump, load
 from healthd.host import Host
 from healthd.kernel.source import RawLine
-from healthd.model import CheckResult, Outcome
+from healthd.model import CheckResult, Outcome, RunName
 from healthd.record.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
 from healthd.settings.registry import Check
 from healthd.work.once import KernelLog, Look
 
 
-def record(loaded: Loaded, found: Look, notes: Mapping[tuple[str, str], Notes]) -> Recording:
+def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recording:
     """`notes`: what was asked in each run."""
     settings = loaded.settings
     log = found.kernel_log
@@ -30,7 +30,7 @@ def record(loaded: Loaded, found: Look, notes: Mapping[tuple[str, str], Notes]) 
         root=settings.root,
         fake_nvml=bool(settings.nvml.fake),
         checks=tuple((*name, _all_settings(config)) for name, config in loaded.checks.items()),
-        runs=tuple(_with_notes(run, notes.get((run.check, run.instance), Notes({}))) for run in found.runs),
+        runs=tuple(_with_notes(run, notes.get(run.name, Notes({}))) for run in found.runs),
         kernel_lines=tuple(KernelLine(*line[:3]) for line in log) if isinstance(log, list) else None,
         kernel_error=pack(log) if isinstance(log, OSError) else None,
     )
@@ -57,16 +57,17 @@ def told(recording: Recording) -> tuple[int, list[str]]:
 
 def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
     """The settings of then, and a failed result for each check that cannot be judged here."""
-    checks: dict[tuple[str, str], CheckConfig] = {}
+    checks: dict[RunName, CheckConfig] = {}
     lost = []
     for check, instance, table in recording.checks:
+        name = RunName(check, instance)
         try:
-            checks[check, instance] = _config(check, instance, table, known)
+            checks[name] = _config(check, instance, table, known)
         except ConvertError as error:
-            run = recording.run_of((check, instance))
+            run = recording.run_of(name)
             ended, seconds = (run.ended, run.seconds) if run else (recording.time, 0.0)
             lost.append(CheckResult(check, instance, Outcome.FAILED, ended - seconds, seconds, error=str(error)))
-    tables = {name: {**dump(config), "name": name[1]} for name, config in checks.items()}
+    tables = {name: {**dump(config), "name": name.instance} for name, config in checks.items()}
     return at_that_node(Loaded(Settings(), checks, tables, {}), recording), lost
 
 

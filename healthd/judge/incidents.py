@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from healthd.model import Condition, Inventory, KernelEvent
+from healthd.model import Condition, ConditionKey, Inventory, KernelEvent
 
 GAP_SECONDS = 60.0  # after so long without a line of its parts an incident is over
 INDEX_SECONDS = 5.0  # a line that gives a GPU's index only belongs to the GPU that is in trouble just then
@@ -106,19 +106,19 @@ def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[
 
 def causes(
     conditions: Iterable[Condition], events: Sequence[KernelEvent], node: Inventory | None = None
-) -> dict[tuple[str, str], tuple[str, str]]:
-    """Of the conditions that are one incident the first, for each of the others; by (code, subject). Only conditions
+) -> dict[ConditionKey, ConditionKey]:
+    """Of the conditions that are one incident the first, for each of the others. Only conditions
     whose newest event is among `events`."""
     resting: dict[int, list[Condition]] = {}
     for condition in conditions:
         if condition.last_sequence:
             resting.setdefault(condition.last_sequence, []).append(condition)
-    found: dict[tuple[str, str], tuple[str, str]] = {}
+    found: dict[ConditionKey, ConditionKey] = {}
     for members in group(events, node):
         together = [condition for event in members for condition in resting.get(event.sequence, ())]
         first = min(together, key=lambda condition: (condition.first_seen, -condition.severity), default=None)
         if first is not None:
-            found |= {(c.code, c.subject): (first.code, first.subject) for c in together if c is not first}
+            found |= {c.key: first.key for c in together if c is not first}
     return found
 
 

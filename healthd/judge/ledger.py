@@ -17,7 +17,7 @@ from typing import Any
 
 from healthd.convert import dump, load
 from healthd.judge.verdict import moved_end, shifted
-from healthd.model import Condition, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
+from healthd.model import Condition, ConditionKey, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
 from healthd.past import decode as decode_store
 from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
 
@@ -62,11 +62,11 @@ class Ledger:
     pause: Pause | None = None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
 
-    def by_key(self) -> dict[tuple[str, str], Condition]:
-        return {(c.code, c.subject): c for c in self.conditions}
+    def by_key(self) -> dict[ConditionKey, Condition]:
+        return {c.key: c for c in self.conditions}
 
 
-def with_conditions(ledger: Ledger, conditions: dict[tuple[str, str], Condition], now: float) -> Ledger:
+def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition], now: float) -> Ledger:
     """The ledger with these conditions; those that were cleared move to its history, which is bounded."""
     if conditions == ledger.by_key():
         return ledger

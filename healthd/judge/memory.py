@@ -13,7 +13,7 @@ from healthd.guard import LEDGER
 from healthd.judge import ledger as ledgers
 from healthd.judge import verdict
 from healthd.judge.ledger import Ledger, LedgerError
-from healthd.model import Condition, ConditionState, Mode, Severity
+from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
 
 log = logging.getLogger("healthd")
 
@@ -32,7 +32,7 @@ class Memory:
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
         self._conditions_of: tuple[Condition, ...] = ()
-        self._conditions: dict[tuple[str, str], Condition] = {}
+        self._conditions: dict[ConditionKey, Condition] = {}
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
@@ -41,8 +41,8 @@ class Memory:
         self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
 
     @property
-    def conditions(self) -> dict[tuple[str, str], Condition]:
-        """What stands, by (code, subject). Not to be changed in place."""
+    def conditions(self) -> dict[ConditionKey, Condition]:
+        """What stands. Not to be changed in place."""
         if self._conditions_of is not self.ledger.conditions:
             self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
         return self._conditions
@@ -146,7 +146,7 @@ class Memory:
         """What was changed since is undone."""
         self._replace(ledger)
 
-    def set_conditions(self, conditions: dict[tuple[str, str], Condition]) -> None:
+    def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
         """Take these conditions, and say in the log what opened, rose or cleared."""
         before = self.conditions
         if conditions == before:
@@ -171,7 +171,7 @@ class Memory:
             before = self.conditions[key]
             if before.ack and not after.ack:
                 worse = "it is worse now" if after.severity > before.ack.severity else "its time is over"
-                log.info("%s: the ack of %s ends, %s: %s", " ".join(key).strip(), before.ack.who, worse, before.ack.why)
+                log.info("%s: the ack of %s ends, %s: %s", key, before.ack.who, worse, before.ack.why)
         self.set_conditions(ended)
 
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
@@ -197,16 +197,16 @@ class Memory:
             if label in self.past:
                 self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
 
-    def keep_only(self, configured: Collection[tuple[str, str]]) -> None:
+    def keep_only(self, configured: Collection[RunName]) -> None:
         """A condition whose check is no longer configured would stand for ever: nobody looks."""
-        self.forget({(c.check, c.instance) for c in self.ledger.conditions} - set(configured), "no longer configured")
+        self.forget({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
 
-    def forget(self, names: Collection[tuple[str, str]], why: str) -> None:
+    def forget(self, names: Collection[RunName], why: str) -> None:
         """What these checks have found is over."""
         now = self._now()
         conditions = {
             key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
-            if (c.check, c.instance) in names
+            if c.run in names
             else c
             for key, c in self.conditions.items()
         }
@@ -238,7 +238,7 @@ class Memory:
 
 def news(before: Condition | None, after: Condition) -> str:
     """What to tell the log of a condition that changed; "" if nothing that a person must know."""
-    what = f"{after.code} {after.subject}".strip()
+    what = after.key
     if before is None or after.state is not before.state:
         if after.state is ConditionState.PENDING:
             return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"

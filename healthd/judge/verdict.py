@@ -20,6 +20,7 @@ from healthd.model import (
     CheckResult,
     Clears,
     Condition,
+    ConditionKey,
     ConditionState,
     Finding,
     Found,
@@ -27,12 +28,13 @@ from healthd.model import (
     KernelEvent,
     Outcome,
     Repair,
+    RunName,
     Severity,
     Verdict,
     Worsens,
 )
 
-Conditions = Mapping[tuple[str, str], Condition]  # (code, subject) -> condition
+Conditions = Mapping[ConditionKey, Condition]
 
 # A REBOOT fault that opens again within it, after a boot or a repair in words, waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
@@ -70,7 +72,7 @@ def _as_found(finding: Finding) -> Found:
 
 def absorb_result(
     conditions: Conditions, result: CheckResult, clear_after: int, boot_id: str, cleared: Sequence[Condition]
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     """The conditions after one run of a check. `result.findings` are as configured.
 
     A run that did not complete says nothing about what it did not see; its own findings (a hang) count. It is absorbed
@@ -80,7 +82,7 @@ def absorb_result(
     new = dict(conditions)
     seen = set()
     for finding in sorted(result.findings, key=lambda f: f.severity):  # of two about one part the worse counts
-        key = (finding.code, finding.subject)
+        key = finding.key
         seen.add(key)
         old = new.get(key)
         if old is None:
@@ -92,7 +94,7 @@ def absorb_result(
         new[key] = _seen_by_check(old, finding, result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
-            if (old.check, old.instance) == (result.check, result.instance) and key not in seen and old.last_level_seen:
+            if old.run == result.run and key not in seen and old.last_level_seen:
                 after = _not_seen(old, clear_after, now)
                 if after is None:
                     del new[key]
@@ -107,7 +109,7 @@ def _first_sight(
     reboots = finding.clears is Clears.REBOOT
     within = finding.relapse_seconds or (RELAPSE_SECONDS if reboots else 0.0)
     relapse = any(
-        (past.code, past.subject) == (finding.code, finding.subject)
+        past.key == finding.key
         and (past.cleared_by.startswith(("reboot", "repaired by ")) or not reboots)
         and now - past.cleared_at < within
         for past in cleared
@@ -221,25 +223,25 @@ def findings_in(events: Sequence[KernelEvent], correlate: Correlate, known: Iter
     What was repaired, reset or acknowledged makes no later event worse, and what is history no live one: a harmless
     line an hour after a repaired fatal one of the same code is harmless.
     """
-    settled: dict[tuple[str, str], list[Condition]] = {}
+    settled: dict[ConditionKey, list[Condition]] = {}
     for condition in known:
         if condition.last_sequence and (condition.cleared_at or condition.acknowledged_at):
-            settled.setdefault((condition.code, condition.subject), []).append(condition)
+            settled.setdefault(condition.key, []).append(condition)
     live = _unsettled([event for event in events if not event.history], correlate, settled)
-    keys = {(finding.code, finding.subject) for finding in live}
+    keys = {finding.key for finding in live}
     old = _unsettled([event for event in events if event.history], correlate, settled)
-    return [*live, *(finding for finding in old if (finding.code, finding.subject) not in keys)]
+    return [*live, *(finding for finding in old if finding.key not in keys)]
 
 
 def _unsettled(
-    events: Sequence[KernelEvent], correlate: Correlate, settled: Mapping[tuple[str, str], list[Condition]]
+    events: Sequence[KernelEvent], correlate: Correlate, settled: Mapping[ConditionKey, list[Condition]]
 ) -> list[Finding]:
     """Twice where something is settled: only the findings tell which events are behind which condition."""
     found = list(correlate(events) or ()) if events else []
     over = {
         event.sequence
         for finding in found
-        for condition in settled.get((finding.code, finding.subject), ())
+        for condition in settled.get(finding.key, ())
         for event in events
         if event.sequence in finding.events
         # By both: a storm grows on after it was cleared, and a line from before that may have been read later.
@@ -257,7 +259,7 @@ def absorb_events(
     touched: frozenset[int],
     boot_id: str,
     cleared: Sequence[Condition],
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
 
     A finding that rests on none of the touched events was absorbed before. What the log held before healthd
@@ -268,7 +270,7 @@ def absorb_events(
         behind = [events[sequence] for sequence in finding.events if sequence in events]
         if not any(event.sequence in touched for event in behind):
             continue
-        key = (finding.code, finding.subject)
+        key = finding.key
         when = max(event.last_time for event in behind)
         live = any(not event.history for event in behind)
         old = new.get(key)
@@ -316,7 +318,7 @@ OTHERS = "others"  # the part that stands for those beyond it
 ONE_OF_THEM = "; one of them: "
 
 
-def bounded(conditions: Conditions) -> dict[tuple[str, str], Condition]:
+def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
     """At most MOST_OF_A_CODE conditions of a code that the log told of: the worst, then the oldest. The rest are one,
     as bad as the worst of them: nothing that drains is lost, only which part of thousands it was."""
     told: dict[str, list[Condition]] = {}
@@ -329,11 +331,11 @@ def bounded(conditions: Conditions) -> dict[tuple[str, str], Condition]:
         if len(mine) < MOST_OF_A_CODE:
             continue
         for condition in rest:
-            del new[code, condition.subject]
-        others = [c for c in (*rest, conditions.get((code, OTHERS))) if c is not None]
+            del new[condition.key]
+        others = [c for c in (*rest, conditions.get(ConditionKey(code, OTHERS))) if c is not None]
         worst, count = min(others, key=_weight), sum(c.count for c in others)
         words = worst.message.rpartition(ONE_OF_THEM)[2]
-        new[code, OTHERS] = replace(
+        new[ConditionKey(code, OTHERS)] = replace(
             worst,
             subject=OTHERS,
             message=f"{count} more, of other parts than the first {MOST_OF_A_CODE - 1}{ONE_OF_THEM}{words}",
@@ -352,12 +354,12 @@ def _weight(condition: Condition) -> tuple[bool, int, float, str]:
     return (open_first, -condition.severity, condition.first_seen, condition.subject)
 
 
-def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[tuple[str, str], Condition]:
+def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
     """A line of which not even that could be judged that it cannot be read: it is told all the same."""
     finding = Finding(
         Severity.WARNING, "kernel/unread", "", f"healthd fails to read this line, {event.text[:200]}", Clears.WINDOW
     )
-    old = conditions.get(("kernel/unread", "")) or _first_sight("kernel", "", finding, event.time, boot_id, ())
+    old = conditions.get(finding.key) or _first_sight("kernel", "", finding, event.time, boot_id, ())
     seen = replace(
         old,
         state=ConditionState.OPEN,
@@ -368,16 +370,16 @@ def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[tup
         count=old.count + 1,
         quiet_seconds=0.0,
     )
-    return {**conditions, ("kernel/unread", ""): _opened(seen, event.last_time)}
+    return {**conditions, finding.key: _opened(seen, event.last_time)}
 
 
 def with_jobs(
     conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     """What stands, with the jobs that became known later of the events behind it (`jobs`: by their sequences)."""
     new = dict(conditions)
     for finding in findings:
-        key = (finding.code, finding.subject)
+        key = finding.key
         job = next((jobs[sequence] for sequence in reversed(finding.events) if sequence in jobs), "")
         if job and key in new:
             new[key] = replace(new[key], job=job)
@@ -404,20 +406,18 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
     )
 
 
-def reconfigured(
-    conditions: Conditions, configs: Mapping[tuple[str, str], CheckConfig]
-) -> dict[tuple[str, str], Condition]:
+def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
     """What stands, at the severity that the site wants now: `enforce = false` takes back what a false alarm did, and
     without a setting it counts again as it was found."""
 
     def configured(condition: Condition) -> Condition:
-        config = configs[condition.check, condition.instance]
+        config = configs[condition.run]
         severity = config.severity.get(condition.code, found_severity(condition))
         if _only_warns(config, condition.expects):
             severity = min(severity, Severity.WARNING)
         return replace(condition, severity=min(severity, Severity.INFO) if condition.history else severity)
 
-    return _where(conditions, lambda c: (c.check, c.instance) in configs, configured)
+    return _where(conditions, lambda c: c.run in configs, configured)
 
 
 def found_severity(condition: Condition) -> Severity:
@@ -429,11 +429,11 @@ def found_severity(condition: Condition) -> Severity:
 
 def _where(
     conditions: Conditions, matches: Callable[[Condition], bool], change: Callable[[Condition], Condition]
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     return {key: change(c) if matches(c) else c for key, c in conditions.items()}
 
 
-def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[tuple[str, str], Condition]:
+def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
 
     What was not confirmed is forgotten, and what worsens with time begins anew: the time in which the machine was
@@ -449,7 +449,7 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[tuple[s
     return _where(kept, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
 
 
-def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[tuple[str, str], Condition]:
+def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
     """Evidence of a reset: clears what waits for one on that part and was not seen after the earlier reading."""
     new = dict(conditions)
     for repair in repairs:
@@ -462,7 +462,7 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
     return new
 
 
-def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[tuple[str, str], Condition]:
+def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
     """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
 
     For what a check finds it begins when the check completed without it, not merely between two of its runs.
@@ -488,7 +488,7 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
 
 def repaired(
     conditions: Conditions, code: str, subject: str | None, by: str, now: float
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     """An engineer says that it is repaired: clears it, whatever it waits for. None: every part with that code.
 
     A sticky flag that a check still reads (it has evidence) is acknowledged instead, until it changes.
@@ -508,7 +508,7 @@ def repaired(
 
 def known_for_a_while(
     conditions: Conditions, code: str, subject: str | None, ack: Ack
-) -> dict[tuple[str, str], Condition]:
+) -> dict[ConditionKey, Condition]:
     """A person knows of it (`healthd ack`): it does not act until `ack.until`. None: every part with that code."""
     return _where(
         conditions,
@@ -517,7 +517,7 @@ def known_for_a_while(
     )
 
 
-def after_acks(conditions: Conditions, now: float) -> dict[tuple[str, str], Condition]:
+def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
     """What a person knew of counts again: their time is over, or it is worse than what they knew."""
     return _where(
         conditions,
@@ -535,7 +535,7 @@ def _state_without_ack(c: Condition) -> ConditionState:
     return ConditionState.ACKNOWLEDGED if seen <= c.acknowledged_at else ConditionState.OPEN
 
 
-def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[tuple[str, str], Condition]:
+def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
     """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
     Only what is seen again after `now` acts again, and what opened in between."""
     return _where(
@@ -545,21 +545,19 @@ def resumed_by_operator(conditions: Conditions, before: float, now: float) -> di
     )
 
 
-def adopted(
-    conditions: Conditions, code: str, subject: str, boot_id: str, now: float
-) -> dict[tuple[str, str], Condition]:
+def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """A drain in our words that this ledger does not know (a stateless node, a lost disk): its fault, for a person.
 
     It never acts by itself and is never resumed by us.
     """
-    if (code, subject) in conditions:
+    if ConditionKey(code, subject) in conditions:
         return dict(conditions)
     finding = Finding(
         Severity.DEGRADED, code, subject, "adopted from the node's Reason in Slurm", clears=Clears.OPERATOR
     )
     condition = _first_sight(code.partition("/")[0], "", finding, now, boot_id, ())
     opened = replace(condition, state=ConditionState.ACKNOWLEDGED, acknowledged_at=now, opened_at=now)
-    return {**conditions, (code, subject): opened}
+    return {**conditions, opened.key: opened}
 
 
 def _acknowledged(condition: Condition, now: float) -> Condition:
@@ -623,14 +621,14 @@ def _last_sight(condition: Condition) -> float:
 
 def judge(
     conditions: Conditions,
-    results: Mapping[tuple[str, str], CheckResult],
-    expected: Iterable[tuple[str, str]],
+    results: Mapping[RunName, CheckResult],
+    expected: Iterable[RunName],
     trusted_since: float,
-    optional: Container[tuple[str, str]] = (),
+    optional: Container[RunName] = (),
 ) -> Verdict:
     """The node's health and what may drain it.
 
-    `results`: the last run of each (check, instance) since the start; `expected`: those that should have run.
+    `results`: the last run of each since the start; `expected`: those that should have run.
     `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
     `optional`: those that no resume waits for when they cannot look.
     """
@@ -641,7 +639,7 @@ def judge(
     missing = [
         name for name in sorted(expected) if name not in results or results[name].outcome is not Outcome.COMPLETED
     ]
-    unknown = tuple(_why_unknown(*name, results.get(name)) for name in missing)
+    unknown = tuple(_why_unknown(name, results.get(name)) for name in missing)
     open_ones = [c for c in standing if c.state is ConditionState.OPEN]
     worst = max((c.severity for c in open_ones), default=Severity.INFO)
     if worst is Severity.CRITICAL:
@@ -673,13 +671,12 @@ def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:
     """Whether a check's last run found what drains, unless an operator knows it. Also where the condition is gone:
     somebody said "repaired", and the check has not looked since.
     """
-    condition = conditions.get((finding.code, finding.subject))
+    condition = conditions.get(finding.key)
     known = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
     return finding.severity >= Severity.DEGRADED and not known
 
 
-def _why_unknown(check: str, instance: str, result: CheckResult | None) -> str:
-    name = f"{check} {instance}".strip()
+def _why_unknown(name: RunName, result: CheckResult | None) -> str:
     if result is None:
         return f"{name} has not run yet"
     what = {
@@ -690,12 +687,12 @@ def _why_unknown(check: str, instance: str, result: CheckResult | None) -> str:
     return f"{name} {what}{': ' + result.error if result.error else ''}"
 
 
-def next_look(conditions: Conditions) -> dict[tuple[str, str], float]:
+def next_look(conditions: Conditions) -> dict[RunName, float]:
     """When a check should look again before its next round, to confirm or to see that it got worse.
 
-    (check, instance) -> epoch seconds. Only conditions that a level check saw.
+    In epoch seconds. Only conditions that a level check saw.
     """
-    looks: dict[tuple[str, str], float] = {}
+    looks: dict[RunName, float] = {}
     for c in conditions.values():
         if not c.last_level_seen or c.clean_runs:
             continue
@@ -705,7 +702,6 @@ def next_look(conditions: Conditions) -> dict[tuple[str, str], float]:
         if c.worsens and c.severity < c.worsens.severity and c.state is not ConditionState.CLEARED:
             moments.append(c.persists_since + c.worsens.after_seconds)
         for moment in moments:
-            name = (c.check, c.instance)
             if moment > c.last_level_seen:
-                looks[name] = min(moment, looks.get(name, moment))
+                looks[c.run] = min(moment, looks.get(c.run, moment))
     return looks

@@ -27,7 +27,7 @@ from healthd.convert import ConvertError, dump, load
 from healthd.host import Host
 from healthd.machine import system
 from healthd.machine.system import System, Tree
-from healthd.model import Outcome
+from healthd.model import Outcome, RunName
 
 T = TypeVar("T")
 
@@ -66,6 +66,10 @@ class Run:
     unanswered: str = ""
     asked: dict[str, list[Any]] = field(default_factory=dict)
 
+    @property
+    def name(self) -> RunName:
+        return RunName(self.check, self.instance)
+
 
 @dataclass(frozen=True, slots=True)
 class KernelLine:
@@ -93,8 +97,8 @@ class Recording:
     kernel_lines: tuple[KernelLine, ...] | None = None
     kernel_error: dict[str, Any] | None = None
 
-    def run_of(self, name: tuple[str, str]) -> Run | None:
-        return next((run for run in self.runs if (run.check, run.instance) == name), None)
+    def run_of(self, name: RunName) -> Run | None:
+        return next((run for run in self.runs if run.name == name), None)
 
 
 # --- answers as JSON: plain data is itself, anything else is a table with one key that says what it is
@@ -249,20 +253,20 @@ class Notes:
     unanswered: str = ""
 
 
-def read_notes(directory: str) -> dict[tuple[str, str], Notes]:
+def read_notes(directory: str) -> dict[RunName, Notes]:
     """What the workers of one round wrote. A run that began again in another worker is what that one saw."""
-    runs: dict[tuple[str, str], Notes] = {}
+    runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
         runs.update(_notes_of(os.path.join(directory, name)))
     return runs
 
 
-def _notes_of(path: str) -> dict[tuple[str, str], Notes]:
-    runs: dict[tuple[str, str], Notes] = {}
-    name = ("", "")
+def _notes_of(path: str) -> dict[RunName, Notes]:
+    runs: dict[RunName, Notes] = {}
+    name = RunName("")
     for item in _lines(path):
         if isinstance(item, dict):
-            name = (item["check"], item["instance"])
+            name = RunName(item["check"], item["instance"])
             runs[name] = Notes({})
         elif name in runs and len(item) == 1:
             runs[name] = Notes(runs[name].asked, item[0])
@@ -292,12 +296,12 @@ class Player:
     remembered) as it was answered last."""
 
     def __init__(self, recording: Recording) -> None:
-        self._runs = {(run.check, run.instance): run.asked for run in recording.runs}
+        self._runs = {run.name: run.asked for run in recording.runs}
         self._any = {words: answers[-1:] for run in recording.runs for words, answers in run.asked.items()}
         self.begin("", "")
 
     def begin(self, check: str, instance: str) -> None:
-        self._asked = self._runs.get((check, instance), {})
+        self._asked = self._runs.get(RunName(check, instance), {})
         self._turns: Counter[str] = Counter()
 
     def answer(self, words: str, others: Mapping[str, Pack] | None = None) -> Any:

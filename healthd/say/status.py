@@ -24,6 +24,7 @@ from healthd.judge.ledger import Pause
 from healthd.model import (
     CheckResult,
     Condition,
+    ConditionKey,
     Decision,
     Drain,
     FleetHold,
@@ -60,7 +61,7 @@ class Snapshot:
     round: RoundStatus
     inventory: Inventory
     sources: tuple[SourceStatus, ...] = ()
-    incidents: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # condition -> its first cause
+    incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
     fleet_hold: FleetHold | None = None
@@ -133,10 +134,6 @@ def result_json(r: CheckResult) -> dict[str, Any]:
     }
 
 
-def _words(key: tuple[str, str]) -> str:
-    return " ".join(key).strip()
-
-
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
@@ -168,7 +165,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         },
         "kernel_log": dataclasses.asdict(s.kernel_log),
         "incidents": [
-            {"first": _words(first), "then": [_words(later) for later in s.incidents if s.incidents[later] == first]}
+            {"first": str(first), "then": [str(later) for later in s.incidents if s.incidents[later] == first]}
             for first in dict.fromkeys(s.incidents.values())
         ],
         "sources": [dataclasses.asdict(source) for source in s.sources],

@@ -16,7 +16,7 @@ from healthd.judge import verdict
 from healthd.kernel.fold import fold_events
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of, open_source
-from healthd.model import CheckResult, Condition, ConditionState, Inventory, Outcome, Verdict
+from healthd.model import CheckResult, Condition, ConditionKey, ConditionState, Inventory, Outcome, RunName, Verdict
 from healthd.record.recording import Recording, Run
 from healthd.say.status import condition_json, result_json
 from healthd.settings.registry import Check
@@ -28,7 +28,7 @@ from healthd.work.schedule import Job
 CLOSE_NVML_SECONDS = 10.0
 MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
 
-Conditions = dict[tuple[str, str], Condition]
+Conditions = dict[ConditionKey, Condition]
 KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
 
 
@@ -48,9 +48,9 @@ class Look:
     kernel_log: list[RawLine] | OSError | None
 
 
-def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[tuple[str, str]]:
-    """The (check, instance) that one round now would run: those that only listen need a kernel log to listen to."""
-    return [name for name in loaded.checks if checks[name[0]].runs or kernel_log]
+def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
+    """What one round now would run: those that only listen need a kernel log to listen to."""
+    return [name for name in loaded.checks if checks[name.check].runs or kernel_log]
 
 
 def look(
@@ -72,15 +72,17 @@ def look(
     conditions: Conditions = {}
     results, runs = _run_all(loaded, checks, runner, boot_id, then)
     for result in results:
-        config = loaded.checks[result.check, result.instance]
+        config = loaded.checks[result.run]
         conditions = verdict.absorb_result(conditions, result, config.clear_after, boot_id, ())
-    listening = [(name, config) for name, config in loaded.checks.items() if checks[name[0]].listens and not name[1]]
+    listening = [
+        (name, config) for name, config in loaded.checks.items() if checks[name.check].listens and not name.instance
+    ]
     log = _read(kernel_log) if kernel_log and listening else None
     for name, config in listening:
         if log is None:
             break
-        result, conditions = _listen(checks[name[0]], config, log, boot_id, conditions, then)
-        if checks[name[0]].runs:
+        result, conditions = _listen(checks[name.check], config, log, boot_id, conditions, then)
+        if checks[name.check].runs:
             results = [_together(ran, result) for ran in results]
             continue
         results.append(result)
@@ -89,8 +91,8 @@ def look(
     results += besides
     judged = verdict.judge(
         {key: _at_face_value(condition) for key, condition in conditions.items()},
-        {(result.check, result.instance): result for result in results},
-        [(result.check, result.instance) for result in results],
+        {result.run: result for result in results},
+        [result.run for result in results],
         trusted_since=0.0,
     )
     return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
@@ -99,10 +101,10 @@ def look(
 def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
     """A check that looks and listens: what the log holds beside what the run itself found, on which a log that cannot
     be read casts no doubt."""
-    if (ran.check, ran.instance) != (heard.check, heard.instance):
+    if ran.run != heard.run:
         return ran
-    found = {(finding.code, finding.subject) for finding in ran.findings}
-    more = tuple(finding for finding in heard.findings if (finding.code, finding.subject) not in found)
+    found = {finding.key for finding in ran.findings}
+    more = tuple(finding for finding in heard.findings if finding.key not in found)
     return dataclasses.replace(ran, findings=(*ran.findings, *more))
 
 
@@ -188,7 +190,7 @@ def _listen(
     recording: Recording | None,
 ) -> tuple[CheckResult, Conditions]:
     """What this boot's log holds is history and counts as INFO, as at a daemon's start."""
-    then = recording.run_of((check.name, "")) if recording else None
+    then = recording.run_of(RunName(check.name)) if recording else None
     began = time.monotonic()
     started = then.ended - then.seconds if then else time.time()
     if isinstance(log, OSError):
@@ -200,9 +202,7 @@ def _listen(
     by_sequence = {event.sequence: event for event in events}
     after = verdict.absorb_events(conditions, check.name, found, by_sequence, frozenset(touched), boot_id, ())
     judged = tuple(
-        dataclasses.replace(f, severity=after[f.code, f.subject].severity, worsens=None)
-        for f in found
-        if (f.code, f.subject) in after
+        dataclasses.replace(f, severity=after[f.key].severity, worsens=None) for f in found if f.key in after
     )
     seconds = then.seconds if then else time.monotonic() - began
     return CheckResult(check.name, "", Outcome.COMPLETED, started, seconds, findings=judged), after

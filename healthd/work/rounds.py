@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from healthd.model import Outcome, RoundStatus
+from healthd.model import Outcome, RoundStatus, RunName
 from healthd.work import schedule
 from healthd.work.runner import Reply, Request, Runner
 from healthd.work.schedule import Job
@@ -46,8 +46,8 @@ class Rounds:
         self._monotonic = monotonic
         self._queue: deque[Job] = deque()
         self._errands: deque[Request] = deque()
-        self._last_runs: dict[tuple[str, str], float] = {}
-        self._early: dict[tuple[str, str], float] = {}
+        self._last_runs: dict[RunName, float] = {}
+        self._early: dict[RunName, float] = {}
         self._barred: set[str] = set(runner.barred)
         self._running = False
         self._began = 0.0
@@ -76,7 +76,7 @@ class Rounds:
 
     # --- wishes
 
-    def look_early(self, name: tuple[str, str], at: float) -> None:
+    def look_early(self, name: RunName, at: float) -> None:
         """Run a check before its round, at a monotonic time."""
         self._early[name] = min(at, self._early.get(name, FOREVER))
         self._due_of = []
@@ -85,7 +85,7 @@ class Rounds:
         for job in self._jobs():
             self.look_early(job.name, self._monotonic())
 
-    def look_after_event(self, names: Iterable[tuple[str, str]]) -> None:
+    def look_after_event(self, names: Iterable[RunName]) -> None:
         """An event concerns these checks: they look now, but a storm of events does not run them in a storm."""
         for name in names:
             self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
@@ -97,7 +97,7 @@ class Rounds:
         self._errands = deque(e for e in self._errands if (e.resource, e.table["op"]) != kind)
         self._errands.append(request)
 
-    def forget(self, configured: Iterable[tuple[str, str]]) -> None:
+    def forget(self, configured: Iterable[RunName]) -> None:
         known = set(configured)
         self._queue = deque(job for job in self._queue if job.name in known)
         self._early = {name: at for name, at in self._early.items() if name in known}

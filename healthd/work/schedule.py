@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from healthd.model import RunName
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -22,8 +24,8 @@ class Job:
     timeout_seconds: float
 
     @property
-    def name(self) -> tuple[str, str]:
-        return (self.check, self.instance)
+    def name(self) -> RunName:
+        return RunName(self.check, self.instance)
 
 
 def phase(node_name: str, interval_seconds: float) -> float:
@@ -44,8 +46,8 @@ def due_at(job: Job, last_run: float | None, node_name: str) -> float:
 
 def due(
     jobs: Iterable[Job],
-    last_runs: Mapping[tuple[str, str], float],
-    early: Mapping[tuple[str, str], float],
+    last_runs: Mapping[RunName, float],
+    early: Mapping[RunName, float],
     node_name: str,
     now: float,
 ) -> list[Job]:
@@ -63,8 +65,8 @@ def due(
 
 def next_due(
     jobs: Iterable[Job],
-    last_runs: Mapping[tuple[str, str], float],
-    early: Mapping[tuple[str, str], float],
+    last_runs: Mapping[RunName, float],
+    early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
     """When `due` next has something; infinity if never."""

@@ -25,7 +25,7 @@ from healthd import past
 from healthd.config import CheckConfig
 from healthd.convert import dump, load
 from healthd.host import Host
-from healthd.model import Finding, Observation, Repair
+from healthd.model import Finding, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
 
@@ -113,7 +113,7 @@ class Worker:
         self.host = host
         self.begin = begin
         self.checks: dict[str, registry.Check] = {}
-        self._configs: dict[tuple[str, str], tuple[dict[str, Any], CheckConfig]] = {}
+        self._configs: dict[RunName, tuple[dict[str, Any], CheckConfig]] = {}
         self._stores: dict[str, dict[str, past.Series]] = {}  # what a text in the daemon's hands stands for
 
     def answer_line(self, line: bytes) -> bytes:
@@ -161,9 +161,10 @@ class Worker:
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
         """Its settings, made anew only when the daemon sends others."""
-        before = self._configs.get((check.name, table.get("name", "")))
+        name = RunName(check.name, table.get("name", ""))
+        before = self._configs.get(name)
         if before is None or before[0] != table:
-            before = self._configs[check.name, table.get("name", "")] = (table, load(check.config, table))
+            before = self._configs[name] = (table, load(check.config, table))
         return before[1]
 
     def _store(self, text: str) -> dict[str, past.Series]:

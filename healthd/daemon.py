@@ -28,7 +28,7 @@ from healthd.config import ConfigError, Loaded, listen_address
 from healthd.convert import load
 from healthd.guard import KERNEL_LOG, METRICS, REMOVALS, SLURM, WORKER, words
 from healthd.host import Host
-from healthd.judge import incidents, ledger, verdict
+from healthd.judge import absorb, endings, incidents, intake, ledger, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.fold import fold_events, newest_of_each
 from healthd.kernel.listener import Listener
@@ -146,7 +146,7 @@ class Daemon:
         self.memory = Memory(settings.runtime_dir, self.now)
         self.memory.recall(self.read_copy, self.boot_id, settings.mode)
         self.memory.keep_only(self.loaded.checks)
-        self.memory.set_conditions(verdict.reconfigured(self.memory.conditions, self.loaded.checks))
+        self.memory.set_conditions(absorb.reconfigured(self.memory.conditions, self.loaded.checks))
         self.rounds = Rounds(
             self.runner,
             settings.node_name,
@@ -319,7 +319,7 @@ class Daemon:
                 self.take_in_what_can_be(events[half:])
                 return
             guard.drop(KERNEL_LOG, error, events[0].text)
-            self.memory.set_conditions(verdict.unread(self.memory.conditions, events[0], self.boot_id))
+            self.memory.set_conditions(absorb.unread(self.memory.conditions, events[0], self.boot_id))
 
     def take_in(self, events: list[KernelEvent]) -> None:
         """What is new is judged, all of it, before anything is forgotten."""
@@ -336,7 +336,7 @@ class Daemon:
         known = set(memory.conditions)
         for name, found in findings:
             memory.set_conditions(
-                verdict.absorb_events(
+                absorb.absorb_events(
                     memory.conditions,
                     name,
                     found,
@@ -349,8 +349,8 @@ class Daemon:
         listeners = dict.fromkeys(name for name, _ in self.loaded.checks)
         repairs = [repair for name in listeners for repair in self.checks[name].repairs(news)]
         if repairs:
-            memory.set_conditions(verdict.after_repairs(memory.conditions, repairs, self.now()))
-        memory.set_conditions(verdict.bounded(memory.conditions))
+            memory.set_conditions(endings.after_repairs(memory.conditions, repairs, self.now()))
+        memory.set_conditions(absorb.bounded(memory.conditions))
         kept = newest_of_each(recent, ledger.KEEP_EVENTS)
         memory.change(events=kept, next_sequence=sequence)
         self.count_forgotten(len(recent) - len(kept))
@@ -411,9 +411,9 @@ class Daemon:
                 self.checks[name].correlate, node=memory.ledger.inventory, config=config, unjudged=unjudged
             )
             known = (*memory.ledger.conditions, *memory.ledger.cleared)
-            found = verdict.findings_in(events, correlate, known)
+            found = intake.findings_in(events, correlate, known)
             if found:
-                every.append((name, [verdict.as_configured(finding, config) for finding in found]))
+                every.append((name, [absorb.as_configured(finding, config) for finding in found]))
         return every
 
     def hear_of_jobs(self) -> None:
@@ -425,7 +425,7 @@ class Daemon:
         if jobs:
             memory.change(events=with_jobs(memory.ledger.events, jobs))
             for _, found in self.found_in(memory.ledger.events):
-                memory.set_conditions(verdict.with_jobs(memory.conditions, found, jobs))
+                memory.set_conditions(absorb.with_jobs(memory.conditions, found, jobs))
             memory.save()
 
     def note_cursor(self) -> None:
@@ -570,13 +570,13 @@ class Daemon:
         self.results[name] = result
         self.outcomes[name.check, name.instance, outcome.value] += 1
         memory.set_conditions(
-            verdict.absorb_result(memory.conditions, result, config.clear_after, self.boot_id, memory.ledger.cleared)
+            absorb.absorb_result(memory.conditions, result, config.clear_after, self.boot_id, memory.ledger.cleared)
         )
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):  # one device that cannot be read hides no growth on others
             if isinstance(reply.table.get("past"), str):
                 memory.set_past(str(name), reply.table["past"])
             if result.repairs:
-                memory.set_conditions(verdict.after_repairs(memory.conditions, result.repairs, self.now()))
+                memory.set_conditions(endings.after_repairs(memory.conditions, result.repairs, self.now()))
         again_at = verdict.next_look(memory.conditions).get(name)
         if again_at is not None and again_at > self.now():
             self.rounds.look_early(name, self.monotonic() + max(again_at - self.now(), 0.1))
@@ -696,11 +696,11 @@ class Daemon:
         known, now = self.memory.conditions, self.now()
         if report.acknowledged:
             log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
-            self.memory.set_conditions(verdict.resumed_by_operator(known, report.acknowledged_before, now))
+            self.memory.set_conditions(endings.resumed_by_operator(known, report.acknowledged_before, now))
             self.memory.forget_growth(c for key, c in self.memory.conditions.items() if c != known.get(key))
         if report.adopted:
             self.memory.set_conditions(
-                verdict.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)
+                absorb.adopted(known, report.adopted.code, report.adopted.subject, self.boot_id, now)
             )
         self.tell_hold(self.memory.ledger.slurm.hold, report.memory.hold)
         self.remember_slurm(report.memory)
@@ -947,7 +947,7 @@ class Daemon:
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
             waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
             settings = dataclasses.replace(loaded.settings, **kept)
-            conditions = verdict.reconfigured(self.memory.conditions, loaded.checks)
+            conditions = absorb.reconfigured(self.memory.conditions, loaded.checks)
         except BaseException as error:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1
             known = isinstance(error, ConfigError)

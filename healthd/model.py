@@ -133,7 +133,7 @@ class Finding:
     relapse_seconds   seen again within so long after it cleared, it waits for an operator; 0 = never, but for REBOOT
     over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
               that waits for no reset, reboot or operator, and never makes one (correlate only)
-    found     where the site's settings changed the severity (verdict.as_configured): as it was found
+    found     where the site's settings changed the severity (absorb.as_configured): as it was found
     """
 
     severity: Severity

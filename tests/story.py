@@ -13,8 +13,8 @@ from fakes import BOOT, NOW
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.judge import verdict
-from healthd.judge.verdict import as_configured
+from healthd.judge import absorb, endings, intake, verdict
+from healthd.judge.absorb import as_configured
 from healthd.model import (
     CheckResult,
     Clears,
@@ -88,7 +88,7 @@ class Story:
         self.past = update(self.past, observations, self.now, self.boot_id)
         self._absorb(outcome, [item for item in given if isinstance(item, Finding)])
         self._take(
-            verdict.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
+            endings.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
         )
         return self._decide()
 
@@ -102,7 +102,7 @@ class Story:
         findings = tuple(as_configured(finding, self.config) for finding in found)
         self.result = CheckResult(self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, findings)
         known, clear_after = tuple(self.cleared), self.config.clear_after
-        self._take(verdict.absorb_result(self.conditions, self.result, clear_after, self.boot_id, known))
+        self._take(absorb.absorb_result(self.conditions, self.result, clear_after, self.boot_id, known))
 
     def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):
@@ -119,14 +119,14 @@ class Story:
         number = len(self.events) + 1
         event = replace(event, time=self.now, last_time=self.now, sequence=number, boot_id=self.boot_id)
         self.events.append(event)
-        found = verdict.findings_in(
+        found = intake.findings_in(
             self.events,
             lambda events: self.check.correlate(events, node or Inventory(), self.config),
             (*self.conditions.values(), *self.cleared),
         )
         by_sequence = {each.sequence: each for each in self.events}
         self._take(
-            verdict.absorb_events(
+            absorb.absorb_events(
                 self.conditions,
                 self.check.name,
                 [as_configured(finding, self.config) for finding in found],
@@ -137,25 +137,25 @@ class Story:
             )
         )
         if not event.history:
-            self._take(verdict.after_repairs(self.conditions, self.check.repairs([event]), self.now))
+            self._take(endings.after_repairs(self.conditions, self.check.repairs([event]), self.now))
         return self._decide()
 
     def wait(self, minutes: float) -> Story:
         """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
         self.now += minutes * 60
-        self._take(verdict.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now))
+        self._take(endings.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now))
         return self
 
     def reboot(self) -> Story:
         self.boot_id += "'"
         self.now += 300.0
-        self._take(verdict.after_boot(self.conditions, self.boot_id, self.now))
+        self._take(endings.after_boot(self.conditions, self.boot_id, self.now))
         return self._decide()
 
     def reset(self, subject: str) -> Story:
         """A GPU was reset, and a check saw the evidence of it."""
         repair = Repair(Clears.GPU_RESET, subject, "its counters fell", before=self.now)
-        self._take(verdict.after_repairs(self.conditions, [repair], self.now))
+        self._take(endings.after_repairs(self.conditions, [repair], self.now))
         return self._decide()
 
     def repaired(self, code: str, subject: str | None = None) -> Story:
@@ -163,7 +163,7 @@ class Story:
         for known in self.conditions.values():
             if known.code == code and subject in (None, known.subject):
                 self.past = without_growth(self.past, known.subject)
-        self._take(verdict.repaired(self.conditions, code, subject, "an engineer", self.now))
+        self._take(endings.repaired(self.conditions, code, subject, "an engineer", self.now))
         return self._decide()
 
     def pause(self, minutes: float) -> Story:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_memory import NOW, STANDING
 
-from healthd.judge import verdict
+from healthd.judge import absorb, endings, verdict
 from healthd.judge.ledger import decode, encode
 from healthd.judge.memory import Memory
 from healthd.model import (
@@ -60,7 +60,7 @@ def look(
     """One run of mount that finds this much of /data, or nothing, and what follows."""
     found = Finding(severity, *MOUNT, "not mounted", confirm_seconds=confirm, evidence=evidence) if severity else None
     result = CheckResult("mount", "/data", Outcome.COMPLETED, now, 0.0, (found,) if found else ())
-    memory.set_conditions(verdict.absorb_result(memory.conditions, result, 2, "b1", ()))
+    memory.set_conditions(absorb.absorb_result(memory.conditions, result, 2, "b1", ()))
     memory.end_acks()
     return verdict.judge(memory.conditions, {("mount", "/data"): result}, [("mount", "/data")], 1.0)
 
@@ -114,7 +114,7 @@ def xid_again(memory: Memory, severity: Severity, now: float) -> None:
     event = KernelEvent("xid", "79", time=now, last_time=now, sequence=7)
     finding = Finding(severity, *XID, "again", clears=Clears.REBOOT, events=(7,))
     events = frozenset({7})
-    memory.set_conditions(verdict.absorb_events(memory.conditions, "gpu_xid", [finding], {7: event}, events, "b1", ()))
+    memory.set_conditions(absorb.absorb_events(memory.conditions, "gpu_xid", [finding], {7: event}, events, "b1", ()))
     memory.end_acks()
 
 
@@ -177,7 +177,7 @@ def test_what_was_not_confirmed_when_it_was_acknowledged_still_has_to_be(memory:
 
 def test_what_an_operators_resume_forgave_before_stays_forgiven_afterwards(memory: Memory, clock: Clock) -> None:
     hold(memory, STANDING)
-    memory.set_conditions(verdict.resumed_by_operator(memory.conditions, NOW, NOW))
+    memory.set_conditions(endings.resumed_by_operator(memory.conditions, NOW, NOW))
     ack(memory, XID, 60)
     clock.now = NOW + 60
     memory.end_acks()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd import past
-from healthd.judge import verdict
+from healthd.judge.condition import LONGEST_WISH_SECONDS, acts
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
 from healthd.model import Condition, ConditionState, Mode
@@ -81,7 +81,7 @@ def test_a_flag_that_a_check_still_reads_is_acknowledged_until_it_changes(memory
     told(memory, "repaired", code="gpu_xid/79")
     (condition,) = memory.ledger.conditions
     assert (condition.state, condition.acknowledged_at) == (ConditionState.ACKNOWLEDGED, NOW + 10)
-    assert not verdict.acts(condition, 0.0)
+    assert not acts(condition, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ WISHES = pytest.mark.parametrize("command", ["pause", "ack"])
 
 @WISHES
 @pytest.mark.parametrize(
-    "seconds", [0, -1, None, True, "1800", verdict.LONGEST_WISH_SECONDS + 1, float("nan"), float("inf")]
+    "seconds", [0, -1, None, True, "1800", LONGEST_WISH_SECONDS + 1, float("nan"), float("inf")]
 )
 def test_a_pause_or_an_ack_of_no_time_or_of_for_ever_is_refused(memory: Memory, command: str, seconds: Any) -> None:
     assert " lasts more than " in refused(memory, command, code="gpu_xid/79", seconds=seconds, why="because")
@@ -133,10 +133,10 @@ def test_a_pause_or_an_ack_without_a_reason_is_refused(memory: Memory, command: 
 
 def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
-    assert verdict.acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
+    assert acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
     told(memory, "resume-checks")
     assert memory.ledger.pause is None
-    assert not verdict.acts(memory.ledger.conditions[0], memory.ledger.trusted_since)
+    assert not acts(memory.ledger.conditions[0], memory.ledger.trusted_since)
 
 
 def test_without_a_pause_there_is_none_to_end(memory: Memory) -> None:

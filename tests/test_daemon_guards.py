@@ -19,7 +19,7 @@ from healthd import daemon as daemons
 from healthd import guard
 from healthd.config import Loaded, settle
 from healthd.daemon import Daemon
-from healthd.judge import verdict
+from healthd.judge import absorb
 from healthd.judge.ledger import encode
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent, Outcome, Severity
@@ -70,12 +70,12 @@ def raises(*_: object, **__: object) -> Any:
 def test_an_event_on_which_a_later_step_fails_is_told_of_and_costs_no_other(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absorb = verdict.absorb_events
+    real = absorb.absorb_events
 
     def fails_on_48(conditions: Any, check: str, found: Any, *rest: Any) -> Any:
-        return raises() if any(f.code == "gpu_xid/48" for f in found) else absorb(conditions, check, found, *rest)
+        return raises() if any(f.code == "gpu_xid/48" for f in found) else real(conditions, check, found, *rest)
 
-    monkeypatch.setattr(verdict, "absorb_events", fails_on_48)
+    monkeypatch.setattr(absorb, "absorb_events", fails_on_48)
     daemon.hear([xid(79), xid(48), xid(43, "0000:5d:00")])
     assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
     assert dict(guard.dropped) == {"kernel_log": 1}
@@ -269,13 +269,13 @@ def test_of_more_events_than_are_kept_all_are_judged_and_it_is_said_how_many_are
 def test_of_thousands_of_parts_with_one_fault_the_first_are_named_and_the_rest_counted(daemon: Daemon) -> None:
     for burst in range(5):
         daemon.hear([xid(31, f"{burst:02x}{number:02x}:01:00") for number in range(200)])
-    assert len(daemon.memory.conditions) == verdict.MOST_OF_A_CODE
+    assert len(daemon.memory.conditions) == absorb.MOST_OF_A_CODE
     others = daemon.memory.conditions["gpu_xid/31", "others"]
     assert others.count == 901
     assert others.message.startswith("901 more, of other parts than the first 99; one of them: Xid 31: ")
     daemon.hear([xid(79, f"{number:04x}:02:00") for number in range(200)])
     assert daemon.memory.conditions["gpu_xid/79", "others"].severity is Severity.CRITICAL
-    assert len(daemon.memory.conditions) == 2 * verdict.MOST_OF_A_CODE
+    assert len(daemon.memory.conditions) == 2 * absorb.MOST_OF_A_CODE
 
 
 def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,10 @@ from trees import FakeSystem, captured, write
 from healthd.checks import ipmi_sel
 from healthd.checks.ipmi_sel import Config, Entry, parse
 from healthd.host import Host
-from healthd.judge.verdict import as_configured, judge
+from healthd.judge.absorb import as_configured
+from healthd.judge.verdict import judge
 from healthd.machine.program import Ran
-from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
+from healthd.model import CheckResult, Clears, Finding, Outcome, RunName, Severity
 
 ASK = ("ipmitool", "sel", "elist", "last", "200")
 OLD = captured("ipmitool_sel_elist.txt")
@@ -161,7 +162,7 @@ def test_a_bmc_that_does_not_tell_is_unknown(bmc, ran, words):
 def test_a_dead_bmc_never_holds_a_resume(config):
     story = Story(ipmi_sel, config)
     failed = CheckResult("ipmi_sel", "", Outcome.FAILED, 0.0, 0.0, error="ipmitool: exit status 1")
-    names = [("ipmi_sel", "")]
+    names = [RunName("ipmi_sel")]
     assert not story.check.holds_resume(config)
     judged = judge({}, {names[0]: failed}, names, 0.0, optional=names)
     assert judged.may_resume

@@ -225,7 +225,7 @@ def test_the_history_is_bounded_in_time() -> None:
 
 
 def test_a_relapse_is_still_known_after_a_week() -> None:
-    from healthd.judge.verdict import RELAPSE_SECONDS
+    from healthd.judge.absorb import RELAPSE_SECONDS
 
     assert KEEP_CLEARED_SECONDS > RELAPSE_SECONDS
 

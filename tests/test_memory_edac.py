@@ -395,7 +395,7 @@ def test_an_error_that_is_logged_and_counted_is_one_condition_until_it_is_repair
 
 
 def test_after_an_operator_resumed_the_node_only_another_error_drains_it_again(node):
-    from healthd.judge.verdict import resumed_by_operator
+    from healthd.judge.endings import resumed_by_operator
 
     life = Story(memory_edac).look(node()).hear(event(EXCEPTION))
     life.conditions = resumed_by_operator(life.conditions, life.now, life.now)

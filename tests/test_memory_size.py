@@ -14,7 +14,7 @@ from trees import write
 from healthd.checks import memory_size
 from healthd.checks.memory_size import Config, parse, validate
 from healthd.host import Host
-from healthd.judge.verdict import as_configured
+from healthd.judge.absorb import as_configured
 from healthd.model import Clears, Severity
 
 GIB = 2**30

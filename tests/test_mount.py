@@ -15,8 +15,8 @@ from trees import captured, write
 from healthd.checks import mount
 from healthd.checks.mount import Config, validate
 from healthd.host import Host
-from healthd.judge import verdict
-from healthd.judge.verdict import as_configured
+from healthd.judge import absorb
+from healthd.judge.absorb import as_configured
 from healthd.model import CheckResult, Clears, Finding, Outcome, Severity
 
 INFO = "/proc/self/mountinfo"
@@ -236,7 +236,7 @@ def does_not_answer(story: Story, minutes: float) -> Story:
     story.wait(minutes)
     found = tuple(as_configured(finding, story.config) for finding in mount.overdue(story.config, 10.0))
     story.result = CheckResult("mount", "/data", Outcome.TIMED_OUT, story.now, 10.0, found)
-    story._take(verdict.absorb_result(story.conditions, story.result, 2, story.boot_id, tuple(story.cleared)))
+    story._take(absorb.absorb_result(story.conditions, story.result, 2, story.boot_id, tuple(story.cleared)))
     return story._decide()
 
 

@@ -15,7 +15,7 @@ from healthd.checks import services
 from healthd.checks.services import Config, parse, validate
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.judge.verdict import as_configured
+from healthd.judge.absorb import as_configured
 from healthd.machine.program import Ran
 from healthd.model import Clears, Severity
 

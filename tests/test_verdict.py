@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from healthd.checks import gpu_xid, sxid
 from healthd.config import CheckConfig
-from healthd.judge import verdict
+from healthd.judge import absorb, endings, intake, verdict
+from healthd.judge.condition import shifted
 from healthd.model import (
     CheckResult,
     Clears,
@@ -86,9 +87,9 @@ class Node:
         began = self.now - RUN_SECONDS
         result = CheckResult(name, instance, outcome, began, RUN_SECONDS, findings, repairs=tuple(repairs))
         self.results[name, instance] = result
-        self.take(verdict.absorb_result(self.conditions, result, clear_after, self.boot, self.cleared))
+        self.take(absorb.absorb_result(self.conditions, result, clear_after, self.boot, self.cleared))
         if outcome in (Outcome.COMPLETED, Outcome.FAILED):
-            self.take(verdict.after_repairs(self.conditions, repairs, self.now))
+            self.take(endings.after_repairs(self.conditions, repairs, self.now))
         return self
 
     def event(self, finding: Finding, after: float = 10.0, **changes: Any) -> KernelEvent:
@@ -104,7 +105,7 @@ class Node:
         by_sequence = {event.sequence: event for event in events}
         finding = replace(finding, events=tuple(by_sequence))
         self.take(
-            verdict.absorb_events(
+            absorb.absorb_events(
                 self.conditions,
                 finding.code.partition("/")[0],
                 [finding],
@@ -118,20 +119,20 @@ class Node:
     def reboot(self, after: float = 600.0) -> Node:
         self.now += after
         self.boot += "+"
-        self.take(verdict.after_boot(self.conditions, self.boot, self.now))
+        self.take(endings.after_boot(self.conditions, self.boot, self.now))
         return self
 
     def quiet(self, seconds: float, loaded: bool = True) -> Node:
         self.now += seconds
-        self.take(verdict.after_quiet(self.conditions, seconds, loaded, self.now))
+        self.take(endings.after_quiet(self.conditions, seconds, loaded, self.now))
         return self
 
     def operator_resumes(self) -> Node:
-        self.take(verdict.resumed_by_operator(self.conditions, self.now, self.now))
+        self.take(endings.resumed_by_operator(self.conditions, self.now, self.now))
         return self
 
     def repaired(self, code: str, subject: str | None = None) -> Node:
-        self.take(verdict.repaired(self.conditions, code, subject, "root", self.now))
+        self.take(endings.repaired(self.conditions, code, subject, "root", self.now))
         return self
 
     def judge(self, *expected: tuple[str, str]) -> Verdict:
@@ -215,7 +216,7 @@ def test_a_fault_that_becomes_critical_later_is_critical_since_then() -> None:
 
 
 def test_enforce_false_caps_everything_at_warning() -> None:
-    mild = verdict.as_configured(replace(GONE, worsens=Worsens(1.0, Severity.CRITICAL)), CheckConfig(enforce=False))
+    mild = absorb.as_configured(replace(GONE, worsens=Worsens(1.0, Severity.CRITICAL)), CheckConfig(enforce=False))
     assert mild.severity is Severity.WARNING
     assert mild.worsens == Worsens(1.0, Severity.WARNING)
 
@@ -223,13 +224,13 @@ def test_enforce_false_caps_everything_at_warning() -> None:
 def test_a_severity_that_the_site_sets_is_final() -> None:
     config = CheckConfig(severity={"gpu_access/hang": Severity.INFO, "gpu_count/missing": Severity.CRITICAL})
     found = Found(HANG.severity, HANG.worsens)
-    assert verdict.as_configured(HANG, config) == replace(HANG, severity=Severity.INFO, worsens=None, found=found)
-    capped = verdict.as_configured(GONE, replace(config, enforce=False))
+    assert absorb.as_configured(HANG, config) == replace(HANG, severity=Severity.INFO, worsens=None, found=found)
+    capped = absorb.as_configured(GONE, replace(config, enforce=False))
     assert capped.severity is Severity.WARNING, "enforce = false wins"
 
 
 def test_without_settings_a_finding_is_as_the_check_gave_it() -> None:
-    assert verdict.as_configured(LINK, CheckConfig()) == LINK
+    assert absorb.as_configured(LINK, CheckConfig()) == LINK
 
 
 # --- PASS
@@ -294,7 +295,7 @@ def test_a_reboot_does_not_clear_what_waits_for_something_else(finding: Finding)
 
 def test_starting_again_in_the_same_boot_clears_nothing() -> None:
     node = Node().run(GONE)
-    assert verdict.after_boot(node.conditions, node.boot, node.now) == node.conditions
+    assert endings.after_boot(node.conditions, node.boot, node.now) == node.conditions
 
 
 def test_what_was_pending_before_a_reboot_is_forgotten() -> None:
@@ -352,7 +353,7 @@ def test_evidence_of_a_reset_clears_nothing_that_the_log_told_while_the_earlier_
 def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_is_seen_again() -> None:
     node = Node().run(GONE)
     resumed = node.now + 100.0 - RUN_SECONDS / 2
-    node.take(verdict.resumed_by_operator(node.conditions, node.now, resumed))
+    node.take(endings.resumed_by_operator(node.conditions, node.now, resumed))
     assert node.run(GONE, after=100.0).judge().causes == ()
     assert node.run(GONE).judge().causes == (node.only,)
 
@@ -440,7 +441,7 @@ def test_the_time_before_the_news_is_not_quiet() -> None:
     node = Node()
     node.event(replace(RATE, clears=Clears.GPU_RESET))
     node.now += 5
-    node.take(verdict.after_quiet(node.conditions, 300.0, True, node.now))
+    node.take(endings.after_quiet(node.conditions, 300.0, True, node.now))
     assert node.only.quiet_seconds == 5
 
 
@@ -640,7 +641,7 @@ def test_a_check_that_still_fails_after_the_resume_drains_again() -> None:
 
 def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
     node = Node()
-    node.take(verdict.adopted({}, "gpu_xid/79", GPU, node.boot, node.now))
+    node.take(absorb.adopted({}, "gpu_xid/79", GPU, node.boot, node.now))
     assert (node.only.state, node.only.clears) == (ACKNOWLEDGED, Clears.OPERATOR)
     assert node.judge().causes == ()
     assert node.reboot().repaired("gpu_xid/79").cleared_by == ["repaired by root"]
@@ -649,7 +650,7 @@ def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
 def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known() -> None:
     """A lost ledger, a file system that is still away: when it is back nothing stands but the drain, for a person."""
     node = Node()
-    node.take(verdict.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
+    node.take(absorb.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
     node.run(LINK, instance="mlx5_0/1")
     assert (node.only.state, node.only.clears, node.only.instance) == (OPEN, Clears.PASS, "mlx5_0/1")
     node.run(instance="mlx5_0/1").run(instance="mlx5_0/1")
@@ -658,7 +659,7 @@ def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known()
 
 def test_adopting_what_is_known_changes_nothing() -> None:
     node = Node().run(GONE)
-    assert verdict.adopted(node.conditions, GONE.code, GPU, node.boot, node.now) == node.conditions
+    assert absorb.adopted(node.conditions, GONE.code, GPU, node.boot, node.now) == node.conditions
 
 
 # --- judging
@@ -792,7 +793,7 @@ def test_what_only_the_log_said_or_a_clean_run_followed_is_not_looked_at_early()
 def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
     numbers = {f.name: 100.0 for f in dataclasses.fields(Condition) if f.type == "float"}
     condition = replace(Node().run(GONE).only, **numbers)  # type: ignore[arg-type]
-    moved = verdict.shifted(condition, 50.0)
+    moved = shifted(condition, 50.0)
     durations = {"confirm_seconds", "window_seconds", "quiet_seconds"}
     assert {name: getattr(moved, name) for name in numbers} == {
         name: 100.0 if name in durations else 150.0 for name in numbers
@@ -800,13 +801,13 @@ def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
 
 
 def test_a_moment_that_never_was_stays_so() -> None:
-    assert verdict.shifted(Node().run(FEWER).only, 50.0).critical_at == 0.0
+    assert shifted(Node().run(FEWER).only, 50.0).critical_at == 0.0
 
 
 def test_a_clock_step_cuts_no_confirm_time_short() -> None:
     node = Node().run(LINK)
     node.now += 3600
-    node.conditions = {key: verdict.shifted(c, 3600) for key, c in node.conditions.items()}
+    node.conditions = {key: shifted(c, 3600) for key, c in node.conditions.items()}
     assert node.run(LINK, after=30).only.state is PENDING
 
 
@@ -960,10 +961,10 @@ class Listening(Node):
         by_sequence = {event.sequence: event for event in self.events}
         for check in (gpu_xid, sxid):
             listen = functools.partial(check.correlate, node=Inventory(), config=check.Config())
-            found = verdict.findings_in(self.events, listen, known)
+            found = intake.findings_in(self.events, listen, known)
             name = check.__name__.rpartition(".")[2]
             self.take(
-                verdict.absorb_events(
+                absorb.absorb_events(
                     self.conditions, name, found, by_sequence, frozenset({touched}), self.boot, self.cleared
                 )
             )
@@ -971,7 +972,7 @@ class Listening(Node):
 
     def repaired(self, key: tuple[str, str]) -> Listening:
         self.now += 60
-        self.take(verdict.repaired(self.conditions, *key, "ann", self.now))
+        self.take(endings.repaired(self.conditions, *key, "ann", self.now))
         return self
 
 
@@ -1036,7 +1037,7 @@ def by_lines(*findings: Finding) -> dict[tuple[str, str], Condition]:
         when = 90_000.0 * sequence
         event = KernelEvent("sxid", "1", finding.subject, time=when, last_time=when, sequence=sequence)
         finding = dataclasses.replace(finding, events=(sequence,))
-        conditions = verdict.absorb_events(
+        conditions = absorb.absorb_events(
             conditions, "gpu_xid", [finding], {sequence: event}, frozenset({sequence}), "b1", ()
         )
     return conditions
@@ -1053,10 +1054,10 @@ def test_a_harmless_line_of_the_same_code_does_not_undo_a_fault_that_waits_for_a
     (fault,) = conditions.values()
     assert (fault.severity, fault.clears, fault.message, fault.count) == (Severity.CRITICAL, Clears.REBOOT, "fatal", 2)
     now = 400_000.0
-    conditions = verdict.after_quiet(conditions, 90_000.0, loaded=True, now=now)
-    conditions = verdict.after_repairs(conditions, [Repair(Clears.GPU_RESET, fault.subject, "reset", now)], now)
+    conditions = endings.after_quiet(conditions, 90_000.0, loaded=True, now=now)
+    conditions = endings.after_repairs(conditions, [Repair(Clears.GPU_RESET, fault.subject, "reset", now)], now)
     assert [c.state for c in conditions.values()] == [ConditionState.OPEN]
-    assert [c.state for c in verdict.after_boot(conditions, "b2", now).values()] == [ConditionState.CLEARED]
+    assert [c.state for c in endings.after_boot(conditions, "b2", now).values()] == [ConditionState.CLEARED]
 
 
 def test_a_worse_line_of_the_same_code_raises_the_fault() -> None:
@@ -1067,12 +1068,12 @@ def test_a_worse_line_of_the_same_code_raises_the_fault() -> None:
 def test_a_site_that_takes_a_check_back_takes_back_what_it_found() -> None:
     conditions = by_lines(FATAL_LINE)
     config = CheckConfig(enforce=False)
-    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): config}).values()
+    (fault,) = absorb.reconfigured(conditions, {("gpu_xid", ""): config}).values()
     assert fault.severity is Severity.WARNING
     config = CheckConfig(severity={FATAL_LINE.code: Severity.DEGRADED})
-    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): config}).values()
+    (fault,) = absorb.reconfigured(conditions, {("gpu_xid", ""): config}).values()
     assert fault.severity is Severity.DEGRADED
-    assert verdict.reconfigured(conditions, {}) == conditions
+    assert absorb.reconfigured(conditions, {}) == conditions
 
 
 BY_SITE = (
@@ -1088,18 +1089,18 @@ BY_SITE = (
 def test_a_setting_that_is_taken_back_leaves_a_fault_as_it_was_found(
     heard_under: CheckConfig, then: CheckConfig
 ) -> None:
-    conditions = by_lines(verdict.as_configured(FATAL_LINE, heard_under), verdict.as_configured(FATAL_LINE, then))
+    conditions = by_lines(absorb.as_configured(FATAL_LINE, heard_under), absorb.as_configured(FATAL_LINE, then))
     for config in (then, heard_under, CheckConfig()):
-        conditions = verdict.reconfigured(conditions, {("gpu_xid", ""): config})
+        conditions = absorb.reconfigured(conditions, {("gpu_xid", ""): config})
         (fault,) = conditions.values()
-        assert fault.severity is verdict.as_configured(FATAL_LINE, config).severity
+        assert fault.severity is absorb.as_configured(FATAL_LINE, config).severity
     assert (fault.severity, fault.clears) == (Severity.CRITICAL, Clears.REBOOT)
 
 
 def test_a_harmless_line_under_an_override_does_not_undo_how_bad_the_fault_was_found() -> None:
     quiet = CheckConfig(severity={"sxid/1": Severity.WARNING})
-    conditions = by_lines(*(verdict.as_configured(line, quiet) for line in (FATAL_LINE, HARMLESS_LINE)))
-    (fault,) = verdict.reconfigured(conditions, {("gpu_xid", ""): CheckConfig()}).values()
+    conditions = by_lines(*(absorb.as_configured(line, quiet) for line in (FATAL_LINE, HARMLESS_LINE)))
+    (fault,) = absorb.reconfigured(conditions, {("gpu_xid", ""): CheckConfig()}).values()
     assert (fault.severity, fault.clears, fault.message) == (Severity.CRITICAL, Clears.REBOOT, "fatal")
 
 
@@ -1107,14 +1108,14 @@ def test_settings_that_are_read_again_do_not_undo_what_time_has_worsened() -> No
     node, finding = Node(), replace(SLOW, worsens=Worsens(60.0, Severity.CRITICAL), expects="expected")
     lax = CheckConfig(enforce=False)
     for config in (CheckConfig(), lax):
-        node.run(verdict.as_configured(finding, config))
+        node.run(absorb.as_configured(finding, config))
     for config, severity in (
         (lax, Severity.WARNING),
         (CheckConfig(), Severity.CRITICAL),
         (CheckConfig(guessed=("expected",)), Severity.WARNING),
         (CheckConfig(severity={finding.code: Severity.DEGRADED}), Severity.DEGRADED),
     ):
-        conditions = verdict.reconfigured(node.conditions, {(finding.code.partition("/")[0], ""): config})
+        conditions = absorb.reconfigured(node.conditions, {(finding.code.partition("/")[0], ""): config})
         assert [c.severity for c in conditions.values()] == [severity]
 
 
@@ -1122,7 +1123,7 @@ def test_history_stays_history_whatever_the_site_makes_of_its_code() -> None:
     node = Node()
     node.event(FATAL_LINE, history=True)
     config = CheckConfig(severity={FATAL_LINE.code: Severity.CRITICAL})
-    (old,) = verdict.reconfigured(node.conditions, {("sxid", ""): config}).values()
+    (old,) = absorb.reconfigured(node.conditions, {("sxid", ""): config}).values()
     assert (old.severity, old.history) == (Severity.INFO, True)
 
 
@@ -1174,5 +1175,5 @@ def test_a_job_that_becomes_known_later_is_no_new_fault_and_opens_nothing_again(
     node = Listening().line("xid", "13").line("xid", "31")
     before = node.conditions
     found = [Finding(Severity.WARNING, f"gpu_xid/{code}", SWITCH, "", events=(1, 2)) for code in (13, 31, 79)]
-    after = verdict.with_jobs(before, found[::2], {2: "9", 1: "8"})
+    after = absorb.with_jobs(before, found[::2], {2: "9", 1: "8"})
     assert after == {**before, ("gpu_xid/13", SWITCH): replace(before["gpu_xid/13", SWITCH], job="9")}

@@ -517,14 +517,14 @@ def _no_kernel_log(tally: Tally) -> str:
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
     """All built-in checks that listen, with their own settings."""
-    from healthd.judge import verdict
+    from healthd.judge import absorb
     from healthd.settings import registry
 
     checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
 
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
         return [
-            verdict.as_configured(finding, config)
+            absorb.as_configured(finding, config)
             for check, config in checks
             for finding in check.correlate(events, node, config) or ()
         ]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd.convert import dump, load
-from healthd.judge.verdict import moved_end, shifted
+from healthd.judge.condition import moved_end, shifted
 from healthd.model import Condition, ConditionKey, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
 from healthd.past import decode as decode_store
 from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS

@@ -10,8 +10,8 @@ from typing import Any
 
 from healthd import guard, past
 from healthd.guard import LEDGER
+from healthd.judge import endings
 from healthd.judge import ledger as ledgers
-from healthd.judge import verdict
 from healthd.judge.ledger import Ledger, LedgerError
 from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
 
@@ -76,7 +76,7 @@ class Memory:
         # A clock that stands before what was written while it was right must not switch draining off until then.
         self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
         if found.boot_id != boot_id:
-            self.set_conditions(verdict.after_boot(found.by_key(), boot_id, now))
+            self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
         self.change_mode(mode)
         self.change(boot_id=boot_id)
 
@@ -161,13 +161,13 @@ class Memory:
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
         """Windows run on. Worth a save of its own only when one ended."""
         before, unsaved = self.ledger, self.unsaved
-        self.set_conditions(verdict.after_quiet(before.by_key(), seconds, loaded, self._now()))
+        self.set_conditions(endings.after_quiet(before.by_key(), seconds, loaded, self._now()))
         if len(self.ledger.conditions) == len(before.conditions):
             self.unsaved = unsaved
 
     def end_acks(self) -> None:
         """What a person knew of, but for a while only, or not so bad."""
-        for key, after in (ended := verdict.after_acks(self.conditions, self._now())).items():
+        for key, after in (ended := endings.after_acks(self.conditions, self._now())).items():
             before = self.conditions[key]
             if before.ack and not after.ack:
                 worse = "it is worse now" if after.severity > before.ack.severity else "its time is over"

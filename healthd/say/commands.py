@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from healthd.judge import verdict
+from healthd.judge import endings
+from healthd.judge.condition import LONGEST_WISH_SECONDS
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
-from healthd.judge.verdict import LONGEST_WISH_SECONDS
 from healthd.model import Ack, Condition, Severity
 
 
@@ -23,7 +23,7 @@ class Refused(Exception):
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
     code, part, hit = _meant(memory, request)
     why = _why(request)
-    memory.set_conditions(verdict.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
+    memory.set_conditions(endings.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
     memory.forget_growth(hit)
     return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks look now"
 
@@ -34,7 +34,7 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
     code, part, hit = _meant(memory, request)
     seconds, why = _how_long_and_why(request, "an ack")
     known = Ack(now + seconds, why, who, Severity.INFO, given=now)
-    memory.set_conditions(verdict.known_for_a_while(memory.conditions, code, part, known))
+    memory.set_conditions(endings.known_for_a_while(memory.conditions, code, part, known))
     return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import healthd
 from healthd.config import CheckConfig, Loaded, Settings
 from healthd.host import Host
-from healthd.judge import verdict
+from healthd.judge import absorb, verdict
 from healthd.kernel.fold import fold_events
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of, open_source
@@ -73,7 +73,7 @@ def look(
     results, runs = _run_all(loaded, checks, runner, boot_id, then)
     for result in results:
         config = loaded.checks[result.run]
-        conditions = verdict.absorb_result(conditions, result, config.clear_after, boot_id, ())
+        conditions = absorb.absorb_result(conditions, result, config.clear_after, boot_id, ())
     listening = [
         (name, config) for name, config in loaded.checks.items() if checks[name.check].listens and not name.instance
     ]
@@ -198,9 +198,9 @@ def _listen(
         return CheckResult(check.name, "", Outcome.FAILED, started, 0.0, error=why), conditions
     heard = [event for line in log if (event := event_of(line, boot_id)) is not None]
     events, touched, _ = fold_events((), heard, 1)
-    found = [verdict.as_configured(f, config) for f in check.correlate(events, Inventory(), config) or ()]
+    found = [absorb.as_configured(f, config) for f in check.correlate(events, Inventory(), config) or ()]
     by_sequence = {event.sequence: event for event in events}
-    after = verdict.absorb_events(conditions, check.name, found, by_sequence, frozenset(touched), boot_id, ())
+    after = absorb.absorb_events(conditions, check.name, found, by_sequence, frozenset(touched), boot_id, ())
     judged = tuple(
         dataclasses.replace(f, severity=after[f.key].severity, worsens=None) for f in found if f.key in after
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from healthd.config import CheckConfig
 from healthd.convert import ConvertError, load
-from healthd.judge.verdict import as_configured
+from healthd.judge.absorb import as_configured
 from healthd.model import CheckResult, Finding, Observation, Outcome, Repair
 from healthd.settings.registry import Check
 from healthd.work.runner import Reply

@@ -1,0 +1,103 @@
+"""One condition, and the steps of its life. Pure; `now` is an argument.
+
+A condition's life:
+
+    finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by what `clears` names
+                                                  |  ^
+                    an operator resumes the node  v  |  seen again, with other evidence
+          `healthd ack`: a person knows of it     |  |  its time is over, or it has become worse
+                                             ACKNOWLEDGED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from healthd.model import Clears, Condition, ConditionKey, ConditionState, Severity
+
+Conditions = Mapping[ConditionKey, Condition]
+LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # of a pause or an ack
+STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
+LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
+
+
+def opened(condition: Condition, now: float) -> Condition:
+    """Notes when a condition came to be open, and open and CRITICAL."""
+    if condition.state is not ConditionState.OPEN:
+        return condition
+    return replace(
+        condition,
+        opened_at=condition.opened_at or now,
+        critical_at=condition.critical_at or (now if condition.severity is Severity.CRITICAL else 0.0),
+    )
+
+
+def ended(condition: Condition, by: str, now: float) -> Condition:
+    return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by)
+
+
+def found_severity(condition: Condition) -> Severity:
+    return condition.severity if condition.found is None else condition.found
+
+
+def changed(
+    conditions: Conditions, matches: Callable[[Condition], bool], change: Callable[[Condition], Condition]
+) -> dict[ConditionKey, Condition]:
+    return {key: change(c) if matches(c) else c for key, c in conditions.items()}
+
+
+def acknowledged(condition: Condition, now: float) -> Condition:
+    return replace(
+        condition,
+        state=ConditionState.ACKNOWLEDGED,
+        acknowledged_at=now,
+        acknowledged_evidence=condition.evidence,
+        ack=None,
+    )
+
+
+def shifted(condition: Condition, seconds: float, since: float = 0.0, until: float = float("inf")) -> Condition:
+    """The clock was set: the same moments as the new clock tells them, so that no confirm time is cut short.
+
+    Only moments in `since`..`until` (as the old clock told them): others were written while it was right.
+    """
+
+    def move(moment: float) -> float:
+        return moment + seconds if moment and since <= moment <= until else moment
+
+    return replace(
+        condition,
+        first_seen=move(condition.first_seen),
+        last_seen=move(condition.last_seen),
+        last_level_seen=move(condition.last_level_seen),
+        last_event=move(condition.last_event),
+        acknowledged_at=move(condition.acknowledged_at),
+        persists_since=move(condition.persists_since),
+        opened_at=move(condition.opened_at),
+        critical_at=move(condition.critical_at),
+        cleared_at=move(condition.cleared_at),
+        ack=replace(ack, until=moved_end(ack.until, seconds, until), given=move(ack.given))
+        if (ack := condition.ack)
+        else None,
+    )
+
+
+def moved_end(moment: float, seconds: float, now: float) -> float:
+    """When a pause or an ack ends after the clock was set at `now` of the old clock: it lasts as long as was said.
+
+    One that is further away was given while the clock was right: this machine booted in the year 2000.
+    """
+    return moment + seconds if moment <= now + LONGEST_WISH_SECONDS else moment
+
+
+def acts(condition: Condition, trusted_since: float) -> bool:
+    """Whether a condition may drain: open, bad enough, and seen by us since we may be trusted with it."""
+    since = max(trusted_since, condition.acknowledged_at)
+    is_bad = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
+    return is_bad and last_sight(condition) > since
+
+
+def last_sight(condition: Condition) -> float:
+    """The last moment of which anything shows that the fault was there then."""
+    return max(condition.last_level_seen, condition.last_event)

@@ -1,0 +1,121 @@
+"""What ends a condition: a boot, evidence of a reset, quiet time, a person. Pure; `now` is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from healthd.judge.condition import STANDING, Conditions, acknowledged, changed, ended, last_sight, opened
+from healthd.model import Ack, Clears, Condition, ConditionKey, ConditionState, Repair, Severity
+
+
+def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
+    """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
+
+    What was not confirmed is forgotten, and what worsens with time begins anew: the time in which the machine was
+    down confirms nothing.
+    """
+
+    def booted(condition: Condition) -> Condition:
+        if condition.clears in (Clears.REBOOT, Clears.GPU_RESET):
+            return ended(condition, "reboot", now)
+        return replace(condition, repaired=True, persists_since=now)
+
+    kept = {key: c for key, c in conditions.items() if c.boot_id == boot_id or c.state is not ConditionState.PENDING}
+    return changed(kept, lambda c: c.boot_id != boot_id and c.state is not ConditionState.CLEARED, booted)
+
+
+def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
+    """Evidence of a reset: clears what waits for one on that part and was not seen after the earlier reading."""
+    new = dict(conditions)
+    for repair in repairs:
+        for key, c in new.items():
+            if c.subject == repair.subject and last_sight(c) <= repair.before and c.state in STANDING:
+                if c.clears is repair.clears:
+                    new[key] = ended(c, f"{repair.clears.name.lower()}: {repair.message}", now)
+                elif c.window_seconds:
+                    new[key] = replace(c, repaired=True)
+    return new
+
+
+def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
+    """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
+
+    For what a check finds it begins when the check completed without it, not merely between two of its runs.
+    """
+
+    def quieter(condition: Condition) -> Condition:
+        quiet = condition.quiet_seconds + max(0.0, min(seconds, now - condition.last_seen))
+        if quiet >= condition.window_seconds:
+            return ended(condition, "window", now)
+        return replace(condition, quiet_seconds=quiet)
+
+    return changed(
+        conditions,
+        lambda c: (
+            c.window_seconds > 0
+            and c.state in STANDING
+            and (loaded or c.repaired)
+            and (c.clean_runs > 0 or not c.last_level_seen)
+        ),
+        quieter,
+    )
+
+
+def repaired(
+    conditions: Conditions, code: str, subject: str | None, by: str, now: float
+) -> dict[ConditionKey, Condition]:
+    """An engineer says that it is repaired: clears it, whatever it waits for. None: every part with that code.
+
+    A sticky flag that a check still reads (it has evidence) is acknowledged instead, until it changes.
+    """
+
+    def settle(condition: Condition) -> Condition:
+        if condition.evidence and condition.last_level_seen:
+            return acknowledged(condition, now)
+        return ended(condition, f"repaired by {by}", now)
+
+    return changed(
+        conditions,
+        lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
+        settle,
+    )
+
+
+def known_for_a_while(
+    conditions: Conditions, code: str, subject: str | None, ack: Ack
+) -> dict[ConditionKey, Condition]:
+    """A person knows of it (`healthd ack`): it does not act until `ack.until`. None: every part with that code."""
+    return changed(
+        conditions,
+        lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
+        lambda c: replace(c, state=ConditionState.ACKNOWLEDGED, ack=replace(ack, severity=c.severity)),
+    )
+
+
+def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
+    """What a person knew of counts again: their time is over, or it is worse than what they knew."""
+    return changed(
+        conditions,
+        lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
+        lambda c: opened(replace(c, state=_state_without_ack(c), ack=None), now),
+    )
+
+
+def _state_without_ack(c: Condition) -> ConditionState:
+    """As if nobody had said anything: what an operator's resume forgave before stays forgiven until it is seen anew."""
+    if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
+        return ConditionState.PENDING
+    same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
+    seen = max(c.last_event, 0.0 if same else c.last_level_seen)
+    return ConditionState.ACKNOWLEDGED if seen <= c.acknowledged_at else ConditionState.OPEN
+
+
+def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
+    """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
+    Only what is seen again after `now` acts again, and what opened in between."""
+    return changed(
+        conditions,
+        lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and c.opened_at <= before,
+        lambda c: acknowledged(c, now),
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from healthd.config import Settings
+from healthd.config import FleetLimits, Settings
 from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
 from healthd.slurm import fleet_limit
 from healthd.slurm.driver import SlurmDriver
@@ -88,9 +88,7 @@ class HealthdNode:
 class Fleet:
     """`run` until a time. `drained_at`: how many nodes stood drained, by time."""
 
-    def __init__(
-        self, names: list[str], controller: Controller, limits: fleet_limit.FleetLimits, epoch: float = 1.8e9
-    ) -> None:
+    def __init__(self, names: list[str], controller: Controller, limits: FleetLimits, epoch: float = 1.8e9) -> None:
         self.controller = controller
         self.now, self.epoch = epoch - 86400.0, epoch  # the daemons run since yesterday
         self.policy = Policy(Mode.ACT, fleet=limits)

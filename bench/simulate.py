@@ -27,8 +27,9 @@ from fleet import Fault, Fleet, dead_file_server, hardware_faults  # noqa: E402
 from modelled_slurmctld import Slurmctld, requests_of  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 
+from healthd.config import FleetLimits  # noqa: E402
 from healthd.slurm import look as slurm  # noqa: E402
-from healthd.slurm.fleet_limit import FleetLimits, allowed  # noqa: E402
+from healthd.slurm.fleet_limit import allowed  # noqa: E402
 
 NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
 LIMITS = FleetLimits()

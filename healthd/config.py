@@ -14,8 +14,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from healthd import toml
-from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.model import Mode, RunName, Severity
+from healthd.convert import (
+    ConvertError,
+    dump,
+    load,
+    nearest,
+    number,
+    show,
+)
+from healthd.model import (
+    Mode,
+    RunName,
+    Severity,
+)
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -23,13 +34,13 @@ from healthd.plausible import (
     Count,
     FileOrName,
     NodeName,
+    Percent,
     at_least,
     no_absolute_path,
     no_address,
 )
 from healthd.plausible import Period as Period  # what checks declare theirs with
 from healthd.plausible import Seconds as Seconds
-from healthd.slurm.fleet_limit import FleetLimits, contradiction
 
 if TYPE_CHECKING:
     from healthd.settings.registry import Check
@@ -95,6 +106,33 @@ class SlurmConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """How many nodes of a partition healthd may hold drained: so many percent of them, and so many at least.
+
+    limit_*         for causes that nodes share
+    own_hardware_*  for a fault of the node itself
+    jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (fleet_limit.py)
+    """
+
+    limit_percent: Percent = 10.0
+    limit_at_least: Count = 2
+    own_hardware_limit_percent: Percent = 30.0
+    own_hardware_limit_at_least: Count = 5
+    jitter_seconds: Seconds = 1800.0
+
+
+def _contradiction(limits: FleetLimits) -> str:
+    """Which limit contradicts which, "" = none: for a fault of the node's own no fewer than for a shared cause."""
+    for name, own, shared in (
+        ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
+        ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
+    ):
+        if own < shared:
+            return f"own_hardware_{name}: must not be below fleet.{name}, is {number(own)} and that is {number(shared)}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector, "" for none."""
 
@@ -119,7 +157,7 @@ class Settings:
     nvml: NvmlConfig = NvmlConfig()
     kernel_log: KernelLogConfig = KernelLogConfig()
     slurm: SlurmConfig = SlurmConfig()
-    fleet: FleetLimits = field(default_factory=FleetLimits)
+    fleet: FleetLimits = FleetLimits()
     metrics: MetricsConfig = MetricsConfig()
 
 
@@ -208,7 +246,7 @@ def settle(
         if plain.get("node_name", "") == "":
             plain["node_name"] = os.uname().nodename.partition(".")[0]
         settings = load(Settings, _known_top_level(plain), "")
-        if problem := contradiction(settings.fleet):
+        if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {}))]
     for layer in layers:  # what each says must be right by itself, so that the sentence names the right one

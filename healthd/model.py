@@ -445,6 +445,9 @@ class Requeued:
     time: float
 
 
+LONGEST_HOLD_SECONDS = 3600.0  # from one try of a drain that waits for the fleet to the next
+
+
 @dataclass(frozen=True, slots=True)
 class FleetHold:
     """A drain that is wanted and waits for the fleet (fleet_limit.py).

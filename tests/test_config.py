@@ -14,11 +14,20 @@ from hypothesis import strategies as st
 
 from healthd import config
 from healthd.cli import flags
-from healthd.config import ConfigError, Loaded, Settings, SlurmConfig, effective, listen_address, read_file, settle
+from healthd.config import (
+    ConfigError,
+    FleetLimits,
+    Loaded,
+    Settings,
+    SlurmConfig,
+    effective,
+    listen_address,
+    read_file,
+    settle,
+)
 from healthd.convert import ConvertError
 from healthd.model import Mode, Severity
 from healthd.settings.registry import built_in
-from healthd.slurm.fleet_limit import FleetLimits
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()

@@ -30,8 +30,8 @@ PURE: dict[str, set[str]] = {
     "judge.endings": {"judge.condition", "model"},
     "judge.intake": {"judge.absorb", "judge.condition", "judge.endings", "model"},
     "judge.verdict": {"judge.condition", "model"},
-    "slurm.fleet_limit": {"convert", "model", "plausible"},
-    "slurm.policy": {"slurm.fleet_limit", "model", "slurm.reason"},
+    "slurm.fleet_limit": {"config", "model"},
+    "slurm.policy": {"config", "model", "slurm.reason"},
     "slurm.admin_comment": set(),
     "slurm.look": {"slurm.admin_comment", "slurm.fleet_limit", "model", "slurm.policy", "slurm.reason"},
     "machine.mountinfo": set(),
@@ -148,8 +148,6 @@ DOORS = {"__main__", "worker", "trial"}
 # Edges of the hall that stood here before the rooms: to be mended, none to be added.
 LEFT_OVER = {
     ("config", "settings.registry"),
-    ("config", "slurm.fleet_limit"),
-    ("judge.ledger", "slurm.fleet_limit"),
 }
 
 # Nothing in these folders imports that module: reports over a cluster's history know no daemon.

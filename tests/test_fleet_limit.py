@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.model import Clears, Condition, ConditionState, FleetHold, Severity, SlurmMemory
+from healthd.config import FleetLimits
+from healthd.model import LONGEST_HOLD_SECONDS, Clears, Condition, ConditionState, FleetHold, Severity, SlurmMemory
 from healthd.slurm.fleet_limit import (
     LATE_SECONDS,
-    LONGEST_HOLD_SECONDS,
     SECONDS_A_NODE,
     SHORTEST_HOLD_SECONDS,
-    FleetLimits,
     PartitionCount,
     allowed,
     chance,

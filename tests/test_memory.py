@@ -15,6 +15,7 @@ from healthd.judge import ledger as ledgers
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
 from healthd.model import (
+    LONGEST_HOLD_SECONDS,
     Ack,
     Clears,
     Condition,
@@ -26,7 +27,6 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
-from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
 
 NOW = 1_800_000_000.0
 STANDING = Condition(

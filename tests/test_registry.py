@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from healthd.config import (
     CheckConfig,
     ConfigError,
+    FleetLimits,
     KernelLogConfig,
     Layer,
     MetricsConfig,
@@ -33,7 +34,6 @@ from healthd.config import (
 from healthd.model import Finding, Inventory, KernelEvent, Severity
 from healthd.settings import registry, trial
 from healthd.settings.registry import Check
-from healthd.slurm.fleet_limit import FleetLimits
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
 

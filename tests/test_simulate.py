@@ -17,7 +17,8 @@ if BENCH not in sys.path:
 from fleet import Fleet, dead_file_server, hardware_faults  # noqa: E402
 from modelled_slurmctld import Slurmctld  # noqa: E402
 
-from healthd.slurm.fleet_limit import FleetLimits, allowed  # noqa: E402
+from healthd.config import FleetLimits  # noqa: E402
+from healthd.slurm.fleet_limit import allowed  # noqa: E402
 
 LIMITS = FleetLimits()
 HOUR = 3600.0

@@ -17,9 +17,17 @@ from typing import Any
 
 from healthd.convert import dump, load
 from healthd.judge.condition import moved_end, shifted
-from healthd.model import Condition, ConditionKey, ConditionState, FleetHold, Inventory, KernelEvent, SlurmMemory
+from healthd.model import (
+    LONGEST_HOLD_SECONDS,
+    Condition,
+    ConditionKey,
+    ConditionState,
+    FleetHold,
+    Inventory,
+    KernelEvent,
+    SlurmMemory,
+)
 from healthd.past import decode as decode_store
-from healthd.slurm.fleet_limit import LONGEST_HOLD_SECONDS
 
 VERSION = 1
 FILE = "ledger.json"

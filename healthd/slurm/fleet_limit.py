@@ -22,32 +22,14 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from healthd.convert import number
-from healthd.model import Condition, FleetHold, SlurmMemory
-from healthd.plausible import Count, Percent, Seconds
+from healthd.config import FleetLimits
+from healthd.model import LONGEST_HOLD_SECONDS, Condition, FleetHold, SlurmMemory
 
 # Of slurmctld's time a count takes 13 ms at 10,000 nodes: with five nodes a second that count, twice if they drain.
 SECONDS_A_NODE = 0.2
 SHORTEST_HOLD_SECONDS = 60.0
-LONGEST_HOLD_SECONDS = 3600.0
 # Later than this (slurmctld was away, the daemons were stopped) others are too: they spread out anew.
 LATE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class FleetLimits:
-    """How many nodes of a partition healthd may hold drained: so many percent of them, and so many at least.
-
-    limit_*         for causes that nodes share
-    own_hardware_*  for a fault of the node itself
-    jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (SECONDS_A_NODE)
-    """
-
-    limit_percent: Percent = 10.0
-    limit_at_least: Count = 2
-    own_hardware_limit_percent: Percent = 30.0
-    own_hardware_limit_at_least: Count = 5
-    jitter_seconds: Seconds = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +39,6 @@ class PartitionCount:
     name: str
     nodes: int
     drained: int
-
-
-def contradiction(limits: FleetLimits) -> str:
-    """Which limit contradicts which, "" = none: for a fault of the node's own no fewer than for a shared cause."""
-    for name, own, shared in (
-        ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
-        ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
-    ):
-        if own < shared:
-            return f"own_hardware_{name}: must not be below fleet.{name}, is {number(own)} and that is {number(shared)}"
-    return ""
 
 
 def is_own_hardware(causes: Iterable[Condition]) -> bool:

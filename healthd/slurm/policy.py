@@ -30,8 +30,8 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
+from healthd.config import FleetLimits
 from healthd.model import Decision, Drain, Leave, Lifted, Mode, NodeState, Resume, Severity, SlurmMemory, Verdict
-from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.reason import parse_reason, reason, still_says
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})

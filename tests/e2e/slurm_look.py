@@ -12,8 +12,8 @@ import pytest
 import slurm_versions
 from slurm_cluster import Node, SlurmCluster
 
+from healthd.config import FleetLimits
 from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
-from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
 from healthd.slurm.policy import Policy
 

@@ -18,8 +18,8 @@ from slurm_look import HEALTHY, faulty
 from slurm_look import Healthd as Look
 from slurm_look import condition as cause
 
+from healthd.config import FleetLimits
 from healthd.model import FleetHold, Leave, Mode, Severity, SlurmMemory
-from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.policy import Owner, Policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))

@@ -41,6 +41,7 @@ from slurm_look import (
     until_listed,
 )
 
+from healthd.config import FleetLimits
 from healthd.convert import dump, load
 from healthd.model import (
     Leave,
@@ -50,7 +51,6 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.look import Command, ReconcileReport
 from healthd.slurm.policy import Owner, Policy
 

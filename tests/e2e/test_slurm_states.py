@@ -9,8 +9,8 @@ import pytest
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, XID, Healthd, condition, faulty, make_idle, on_slurm, program
 
+from healthd.config import FleetLimits
 from healthd.model import Leave, Resume, Severity
-from healthd.slurm.fleet_limit import FleetLimits
 from healthd.slurm.policy import Owner
 
 NO_LIMIT = replace(ACT, fleet=FleetLimits(limit_percent=100, own_hardware_limit_percent=100))

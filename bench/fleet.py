@@ -16,8 +16,9 @@ from typing import Protocol
 from healthd.config import FleetLimits, Settings
 from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
 from healthd.slurm import fleet_limit
+from healthd.slurm.commands import Command, CommandResult
 from healthd.slurm.driver import SlurmDriver
-from healthd.slurm.look import Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.policy import Policy, is_quiet
 from healthd.work.schedule import phase
 

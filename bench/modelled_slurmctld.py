@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from healthd.slurm.look import FLEET_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, CommandResult
+from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, CommandResult
 
 SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
 SECONDS_A_REQUEST = 0.0002

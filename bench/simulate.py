@@ -28,7 +28,8 @@ from modelled_slurmctld import Slurmctld, requests_of  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 
 from healthd.config import FleetLimits  # noqa: E402
-from healthd.slurm import look as slurm  # noqa: E402
+from healthd.slurm import look  # noqa: E402
+from healthd.slurm.commands import ENVIRONMENT, CommandResult  # noqa: E402
 from healthd.slurm.fleet_limit import allowed  # noqa: E402
 
 NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
@@ -102,7 +103,7 @@ def main() -> int:
     args = parser.parse_args()
     random.seed(SEED)
     # Ten thousand nodes read the same table again and again.
-    slurm.parse_fleet = functools.lru_cache(maxsize=4)(slurm.parse_fleet)  # type: ignore[assignment]
+    look.parse_fleet = functools.lru_cache(maxsize=4)(look.parse_fleet)  # type: ignore[assignment]
     names = [f"n{i:05d}" for i in range(args.nodes)]
     outcomes, missed = [], []
     for scenario in scenarios(names):
@@ -212,18 +213,18 @@ class RealSlurmctld:
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
-        self.environment = {**cluster.env, **slurm.ENVIRONMENT}
+        self.environment = {**cluster.env, **ENVIRONMENT}
         self.requests: Counter[int] = Counter()
         self.tables: Counter[int] = Counter()
 
-    def run(self, argv: tuple[str, ...], now: float) -> tuple[slurm.CommandResult, float]:
+    def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
         count, is_table = requests_of(argv)
         self.requests[int(now)] += count
         self.tables[int(now)] += is_table
         begun = time.monotonic()
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, timeout=60)
         seconds = time.monotonic() - begun
-        return slurm.CommandResult(done.returncode, done.stdout, done.stderr, now, seconds), now + seconds
+        return CommandResult(done.returncode, done.stdout, done.stderr, now, seconds), now + seconds
 
     def drained(self) -> set[str]:
         text = self.cluster.run("sinfo", "-h", "-N", "-p", "fleet", "-O", "NodeList:30,StateComplete:60,Reason:9")

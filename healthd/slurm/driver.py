@@ -15,7 +15,8 @@ from healthd.config import Settings
 from healthd.guard import SLURM, drop, words
 from healthd.machine.child import Child
 from healthd.model import SlurmMemory, SlurmStatus, Verdict
-from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.policy import Policy
 
 log = logging.getLogger("healthd.slurm")

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from healthd.machine.child import Child
 from healthd.machine.process import job_of, job_processes, jobs_holding
 from healthd.model import Gpu, KernelEvent
-from healthd.slurm.look import ENVIRONMENT, parse_processes
+from healthd.slurm.commands import ENVIRONMENT
+from healthd.slurm.output import parse_processes
 
 STILL_THERE_SECONDS = 10.0  # after a line its process is asked for; later the number may be another's
 LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm

@@ -13,9 +13,8 @@ whole-table read that there is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TypeVar
 
 from healthd.model import (
@@ -30,11 +29,33 @@ from healthd.model import (
     Verdict,
 )
 from healthd.slurm import fleet_limit
-from healthd.slurm.admin_comment import MAX_BYTES, admin_comment
+from healthd.slurm.admin_comment import admin_comment
+from healthd.slurm.commands import (
+    FLEET_COLUMNS,
+    JOB_COLUMNS,
+    NODE_COLUMNS,
+    PARTITION_COLUMNS,
+    Command,
+    CommandResult,
+    format_of,
+)
 from healthd.slurm.fleet_limit import PartitionCount
+from healthd.slurm.output import (
+    Job,
+    SlurmTrouble,
+    is_slurm_away,
+    never_arrived,
+    parse_cluster_size,
+    parse_fleet,
+    parse_job,
+    parse_listpids,
+    parse_node,
+    parse_partitions,
+    parse_slurmctld_start,
+    what_failed,
+)
 from healthd.slurm.policy import (
     NOT_TO_RESUME,
-    TAKEN,
     UNSETTLED,
     Owner,
     Policy,
@@ -52,50 +73,11 @@ from healthd.slurm.policy import (
     settled_by_now,
     taken_back,
 )
-from healthd.slurm.reason import PREFIX as PREFIX
-from healthd.slurm.reason import parse_reason as parse_reason  # part of what this module offers
-from healthd.slurm.reason import reason as reason
+from healthd.slurm.reason import parse_reason, reason
 
-# Times as epoch seconds, without a time zone's repeated hour. For every command; without it they are still read.
-ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
-
-NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
-JOB_COLUMNS = (
-    *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
-    *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_BYTES + 1)),
-)
-# sinfo makes one record of nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
-FLEET_COLUMNS = (
-    *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
-)
-# Asked for one node sinfo lists every partition, those without it with no nodes.
-PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
-# They become words of a command. A name is "12", "12_3" or "20+1".
-_JOB_ID = re.compile("[0-9]{1,10}")
-_JOB_NAME = re.compile("[0-9][!-~]*")
 HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """To be run with ENVIRONMENT added, standard input closed. Past its deadline it is killed."""
-
-    argv: tuple[str, ...]
-    deadline_seconds: float
-    changes: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """status: None = the deadline passed; 127 = it could not be started (why is in stderr)."""
-
-    status: int | None
-    stdout: str = ""
-    stderr: str = ""
-    started: float = 0.0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +125,6 @@ class ReconcileReport:
     requeued: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     spared: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A job on this node. `name` is what scontrol requeues: "12", "12_3" for one task of an array (the plain number
-    would be the whole array), the leader's number for a part of a heterogeneous job.
-    `comment`: None = it cannot be read whole.
-    """
-
-    id: str
-    name: str
-    state: str
-    batch: bool
-    start: float
-    restarts: int
-    requeue: bool
-    comment: str | None = ""
-
-
-class SlurmTrouble(Exception):
-    """One sentence about Slurm."""
 
 
 T = TypeVar("T")
@@ -274,7 +235,7 @@ class _Look:
         return result.stdout
 
     def read_node(self) -> Steps[NodeState]:
-        text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", _format(NODE_COLUMNS))
+        text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", format_of(NODE_COLUMNS))
         self.node = parse_node(text, self.node_name)
         return self.node
 
@@ -333,10 +294,10 @@ class _Look:
         fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
         try:
             if not self.partitions:
-                columns = _format(PARTITION_COLUMNS)
+                columns = format_of(PARTITION_COLUMNS)
                 text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", columns)
                 self.partitions = parse_partitions(text)
-            table = yield from self.read("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
+            table = yield from self.read("sinfo", "-h", "-a", "-O", format_of(FLEET_COLUMNS))
             counts = parse_fleet(table, self.partitions, until)
         except SlurmTrouble:
             if not own_hardware:
@@ -454,7 +415,7 @@ class _Look:
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
         """None: Slurm no longer knows it."""
-        argv = ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", _format(JOB_COLUMNS))
+        argv = ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", format_of(JOB_COLUMNS))
         result = yield from self.run(*argv)
         if result.status != 0 and "Invalid job id" in result.stderr:
             return None
@@ -474,174 +435,3 @@ def spared(job: Job) -> str:
     if not job.requeue:
         return "submitted with --no-requeue"
     return ""
-
-
-# reading what Slurm prints
-
-
-def _format(columns: tuple[tuple[str, int], ...]) -> str:
-    return ",".join(f"{name}:{width}" for name, width in columns)
-
-
-def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
-    """The values of the first record: columns have fixed widths, so that no value can be taken for a separator."""
-    values, at = [], 0
-    for _, width in columns:
-        values.append(" ".join(text[at : at + width].split()))
-        at += width
-    return values
-
-
-def _number(text: str) -> int | None:
-    """None: it is none that Slurm prints, whose numbers have 64 bits (int() raises for one of 5,000 digits)."""
-    return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
-
-
-def parse_node(text: str, name: str) -> NodeState:
-    """sinfo's NODE_COLUMNS. Raises SlurmTrouble."""
-    if not text.strip():
-        raise SlurmTrouble(f'Slurm has no node "{name}" in any partition')
-    state, since, user, why = _split(text, NODE_COLUMNS)
-    # up to 20.x "*" and the like stand inside the state: "down*+drain"
-    words = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
-    if not all(re.fullmatch(r"[A-Z_]+", word) for word in words):
-        raise SlurmTrouble(f'sinfo printed no node state: "{_short(text)}"')
-    if why == "none" and since in ("Unknown", ""):
-        why = ""
-    reason_user = "" if user == "Unknown" else re.sub(r"\(\d+\)$", "", user)
-    return NodeState(name, frozenset(words), why, reason_user, _time(since))
-
-
-def parse_partitions(text: str) -> frozenset[str]:
-    """The partitions of the node that sinfo's PARTITION_COLUMNS were asked for."""
-    rows = (_split(line, PARTITION_COLUMNS) for line in text.splitlines())
-    return frozenset(name for name, nodes in rows if nodes != "0")
-
-
-def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """What sinfo's FLEET_COLUMNS say of these partitions: how many nodes each has, and how many of them healthd has
-    drained up to then. The state counts: from 24.11 on a reason outlives its drain. A drain of ours whose words Slurm
-    has replaced ("Kill task failed") looks from here like Slurm's own, and is not counted. Raises SlurmTrouble."""
-    nodes = dict.fromkeys(partitions, 0)
-    drained = dict.fromkeys(partitions, 0)
-    if not text.endswith("\n"):
-        raise SlurmTrouble("sinfo's table of all nodes is not whole")
-    for line in text.splitlines():
-        name, state, since, why, number = _split(line, FLEET_COLUMNS)
-        count = _number(number)
-        if count is None:
-            raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(line)}"')
-        if name in nodes:
-            is_drained = not TAKEN.isdisjoint(re.findall("[A-Z_]+", state.upper()))
-            is_ours = is_drained and why == PREFIX.strip() and _time(since) <= until
-            nodes[name] += count
-            drained[name] += count if is_ours else 0
-    if not partitions or not all(nodes.values()):
-        raise SlurmTrouble(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
-    return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
-
-
-def parse_cluster_size(text: str) -> int:
-    """The nodes of the largest partition in `scontrol -o show partition`; 0 = it does not say."""
-    return max(map(int, re.findall(r"\bTotalNodes=([0-9]{1,20})\b", text)), default=0)
-
-
-def parse_listpids(text: str) -> list[str]:
-    """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble.
-
-    Whole lines only: in one that was cut (it was killed, or too long) the number may be another job's."""
-    lines = _whole_lines(text)
-    if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
-        raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
-    rows = [line.split() for line in lines[1:]]
-    return list(dict.fromkeys(row[1] for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])))
-
-
-def _whole_lines(text: str) -> list[str]:
-    return text[: text.rfind("\n") + 1].splitlines()
-
-
-def parse_processes(text: str) -> dict[int, str]:
-    """pid -> job id of `scontrol listpids`; a step whose processes are not known has the pid -1."""
-    rows = [line.split() for line in _whole_lines(text)[1:]]
-    pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
-    return {pid: job for pid, job in pids if pid is not None}
-
-
-def parse_job(text: str, job_id: str) -> Job | None:
-    """This job of squeue's JOB_COLUMNS (asked for an array's number it prints the other tasks too)."""
-    for line in text.splitlines():
-        values = _split(line, JOB_COLUMNS)
-        if values[0] != job_id:
-            continue
-        _, name, state, batch, start, restarts, requeue, _ = values
-        count = _number(restarts)
-        if count is None or not _JOB_NAME.fullmatch(name) or not state:
-            raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
-        # A count: slurmctld adds one where it requeues a job that was missing on its node or could not be launched
-        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). To it 0 alone is no batch job.
-        is_batch = bool(_number(batch))
-        return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", _comment(line))
-    if text.strip():
-        raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(text)}"')
-    return None
-
-
-def _comment(line: str) -> str | None:
-    """The last of JOB_COLUMNS as others wrote it, for it is written again. squeue fills and cuts columns by bytes: a
-    line of another length holds half a character, or only what stands before a line end."""
-    try:
-        is_whole = len(line.encode()) == sum(width for _, width in JOB_COLUMNS)
-    except UnicodeEncodeError:
-        is_whole = False
-    comment = line[sum(width for _, width in JOB_COLUMNS[:-1]) :].rstrip(" ")
-    if not is_whole or "\0" in comment or len(comment.encode()) > MAX_BYTES:
-        return None
-    return "" if comment == "(null)" else comment
-
-
-def parse_slurmctld_start(text: str) -> float:
-    """When slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
-    found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
-    started = _time(found[1]) if found else 0.0
-    if not started:
-        raise SlurmTrouble("scontrol show config printed no BOOT_TIME")
-    return started
-
-
-def _time(text: str) -> float:
-    """Epoch seconds, from those or from local time as Slurm prints it by default; 0 = none."""
-    if text.isascii() and text.isdigit():
-        return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return 0.0
-
-
-def what_failed(argv: tuple[str, ...], result: CommandResult) -> str:
-    """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
-    command = " ".join(word for word in argv[:2] if not word.startswith("-"))
-    if result.status is None:
-        late = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
-        return f"{command} did not end in time{late}"
-    lines = [line.strip() for line in result.stderr.splitlines() if line.strip()]
-    if "Invalid user id" in result.stderr:
-        return f"{command}: Invalid user id: only root, SlurmUser or a Slurm administrator may change a node"
-    return f"{command}: {_short(lines[-1]) if lines else f'ended with status {result.status}'}"
-
-
-def never_arrived(result: CommandResult) -> bool:
-    """slurmctld surely has not got the request ("Socket timed out": it may have)."""
-    not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
-    return result.status == 127 or not_sent is not None
-
-
-def is_slurm_away(result: CommandResult) -> bool:
-    """Nobody answered: the next command would wait as long for nothing."""
-    unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
-    return result.status is None or never_arrived(result) or re.search(unanswered, result.stderr) is not None
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:160]

@@ -14,7 +14,8 @@ from slurm_cluster import Node, SlurmCluster
 
 from healthd.config import FleetLimits
 from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
-from healthd.slurm.look import ENVIRONMENT, Command, CommandResult, ReconcileReport, Remember, reconcile
+from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
+from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.policy import Policy
 
 # tests leave drained nodes to each other, and are not about how many

@@ -51,7 +51,8 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.look import Command, ReconcileReport
+from healthd.slurm.commands import Command
+from healthd.slurm.look import ReconcileReport
 from healthd.slurm.policy import Owner, Policy
 
 

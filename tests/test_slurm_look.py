@@ -1,4 +1,4 @@
-"""One look at Slurm, fed with what Slurm's commands answer (texts of 22.05.8, other versions where said)."""
+"""One look at Slurm, fed with what Slurm's commands answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from slurm_text import ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
 
 from healthd.model import (
     Clears,
@@ -19,39 +20,18 @@ from healthd.model import (
     Leave,
     Lifted,
     Mode,
-    NodeState,
     Requeued,
     Severity,
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.fleet_limit import PartitionCount
-from healthd.slurm.look import (
-    FLEET_COLUMNS,
-    JOB_COLUMNS,
-    NODE_COLUMNS,
-    PARTITION_COLUMNS,
-    Command,
-    CommandResult,
-    ReconcileReport,
-    Remember,
-    SlurmTrouble,
-    parse_cluster_size,
-    parse_fleet,
-    parse_job,
-    parse_listpids,
-    parse_node,
-    parse_partitions,
-    parse_processes,
-    parse_slurmctld_start,
-    reconcile,
-)
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Command, CommandResult
+from healthd.slurm.look import ReconcileReport, Remember, reconcile
+from healthd.slurm.output import parse_job, parse_listpids, parse_processes
 from healthd.slurm.policy import Owner, Policy
 
-NOW = 1_795_207_900.0
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
-XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 OVER = Lifted(XID, XID, NOW - 60, NOW)
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
@@ -76,36 +56,6 @@ def cause(severity: Severity = Severity.CRITICAL) -> Condition:
 
 CRITICAL = Verdict(Health.UNHEALTHY, causes=(cause(),), fault_time=NOW - 10)
 DEGRADED = Verdict(Health.DEGRADED, causes=(cause(Severity.DEGRADED),))
-
-
-def columns(values: Sequence[str], of: tuple[tuple[str, int], ...]) -> str:
-    return "".join(value.ljust(width)[:width] for value, (_, width) in zip(values, of, strict=True)) + "\n"
-
-
-def sinfo(state: str, reason: str = "none") -> CommandResult:
-    since, user = ("Unknown", "Unknown") if reason == "none" else (f"{NOW - 60:.0f}", "root(0)")
-    return CommandResult(0, columns((state, since, user, reason), NODE_COLUMNS))
-
-
-def squeue(
-    job: str = "12",
-    name: str = "",
-    state: str = "RUNNING",
-    batch: str = "1",
-    start: float = NOW - 100,
-    restarts: int = 0,
-    requeue: str = "1",
-    comment: str = "(null)",
-) -> CommandResult:
-    row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue, comment)
-    return CommandResult(0, columns(row, JOB_COLUMNS))
-
-
-def listpids(*jobs: str) -> CommandResult:
-    if not jobs:
-        return CommandResult(1, "PID      JOBID    STEPID   LOCALID GLOBALID\n", "No job steps exist on this node.\n")
-    rows = "".join(f"{pid}    {job}        batch    0       0       \n" for pid, job in enumerate(jobs, 100))
-    return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}")
 
 
 DONE = CommandResult(0)
@@ -596,132 +546,10 @@ def test_old_requeues_are_forgotten() -> None:
     assert [r.job for r in done.report.memory.requeued] == ["12"]
 
 
-# what Slurm prints
-
-
-def test_a_node_is_read_from_fixed_columns() -> None:
-    text = columns(("allocated+drain", "1795207836", "root(0)", "healthd: x\nfoo | [y]"), NODE_COLUMNS)
-    flags = frozenset({"ALLOCATED", "DRAIN"})
-    assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0)
-    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}))
-    assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to 20.11
-    assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
-
-
-def test_local_times_are_read_too() -> None:
-    text = columns(("idle+drain", "2026-11-20T20:48:09", "root(0)", "x"), NODE_COLUMNS)
-    assert abs(parse_node(text, "n1").reason_time - 1795207689) < 15 * 3600
-    assert parse_slurmctld_start("BOOT_TIME               = 2026-11-20T20:48:09\n") > 0
-
-
-def test_a_job_is_listed_once_however_many_processes_it_has() -> None:
-    assert parse_listpids(listpids("4", "4", "1", "4").stdout) == ["4", "1"]
-    assert parse_listpids("PID JOBID\n-1 -\n7 12 batch\n") == ["12"]
-    assert parse_listpids("") == []
-
-
-@pytest.mark.parametrize("digits", ["9" * 5000, "12" * 10, "\u0661\u0662"], ids=["5000", "20", "arabic"])
-def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
-    """int() raises for more than 4,300 digits, and takes those of any script."""
-    table = f"PID JOBID STEPID\n{digits} {digits} 0\n7 12 0\n"
-    assert parse_listpids(table) == ["12"]
-    assert parse_processes(table) == {7: "12"}
-    assert parse_cluster_size(f"PartitionName=a TotalNodes={digits * 2} X=1\nPartitionName=b TotalNodes=3 X=1\n") == 3
-    with pytest.raises(SlurmTrouble):
-        parse_slurmctld_start(f"BOOT_TIME = {digits}\n")
-
-
-def test_times_beyond_all_calendars_are_none() -> None:
-    assert parse_node(columns(("idle", "9" * 40, "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
-    assert parse_node(columns(("idle", "202611201204809", "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
-    job = parse_job(columns(("12", "12", "RUNNING", "1", "9" * 40, "0", "1", "(null)"), JOB_COLUMNS), "12")
-    assert job is not None
-    assert job.start == 0
-
-
-@pytest.mark.parametrize("name", ["1\0002", "\u0661", "all", "-1", "1\ud800"])
-def test_a_jobs_name_that_is_none_is_not_put_into_a_command(name: str) -> None:
-    with pytest.raises(SlurmTrouble, match=r"^squeue printed no job 12: "):
-        parse_job(columns(("12", name, "RUNNING", "1", "5", "0", "1", "(null)"), JOB_COLUMNS), "12")
-
-
-@pytest.mark.parametrize("comment", ["a\0b", "\ud800"])
-def test_a_comment_that_no_command_could_hold_is_left_alone(comment: str) -> None:
-    job = parse_job(squeue(comment=comment).stdout, "12")
-    assert job is not None
-    assert job.comment is None
-
-
 def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
     at_once = squeue(start=CRITICAL.fault_time)
     done = look(CRITICAL, [DRAINED, listpids("12"), at_once, DONE, squeue(state="PENDING", restarts=1)], OURS)
     assert done.report.requeued == ("12",)
-
-
-def of_columns(text: str, of: tuple[tuple[str, int], ...], *first: str) -> str:
-    """A record with the words of `text` in these columns."""
-    return columns((*first, *text.split(" "), *[""] * len(of))[: len(of)], of)
-
-
-PARSERS: dict[str, Callable[[str], object]] = {
-    "node": lambda text: parse_node(text, "n1"),
-    "node's columns": lambda text: parse_node(of_columns(text, NODE_COLUMNS), "n1"),
-    "partitions": parse_partitions,
-    "fleet": lambda text: parse_fleet(text, {"gpu"}, NOW),
-    "fleet's columns": lambda text: parse_fleet(of_columns(text, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
-    "cluster": lambda text: parse_cluster_size(f"TotalNodes={text}"),
-    "listpids": parse_listpids,
-    "listpids' rows": lambda text: [f(f"PID JOBID\n{text} 12\n") for f in (parse_listpids, parse_processes)],
-    "job": lambda text: parse_job(text, "12"),
-    "job's columns": lambda text: parse_job(of_columns(text, JOB_COLUMNS, "12"), "12"),
-    "config": parse_slurmctld_start,
-    "time": lambda text: parse_slurmctld_start(f"BOOT_TIME = {text}"),
-}
-# Any characters, lone surrogates and NUL among them, and what reads like Slurm's own.
-WORDS = st.sampled_from(
-    [
-        *(
-            "9" * 5000,
-            "9" * 400,
-            "9" * 20,
-            "12",
-            "1",
-            "0",
-            "-1",
-            "\u0663" * 3,
-            "\u00b2",
-            "2026-11-20T20:48:09",
-            "0001-01-01",
-        ),
-        *(
-            "PID JOBID\n",
-            "BOOT_TIME = ",
-            "TotalNodes=",
-            "gpu",
-            "idle+drain",
-            "RUNNING",
-            "\n",
-            " ",
-            "\0",
-            "\ud800",
-            "\udcff",
-        ),
-        *("healthd: gpu_xid/79%FF%00 0000:1b:00.0: x", "healthd:"),
-    ]
-)
-ANY_TEXT = st.lists(WORDS | st.text(st.characters(codec=None), max_size=5), max_size=12).map("".join)
-
-
-@pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
-@given(text=ANY_TEXT)
-def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str], object], text: str) -> None:
-    sentence = "fine"
-    try:
-        parser(text)
-    except SlurmTrouble as trouble:
-        sentence = str(trouble)
-    assert sentence
-    assert "\n" not in sentence
 
 
 def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], str]) -> str:
@@ -768,15 +596,6 @@ def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
             status = data.draw(st.sampled_from([0, 0, 0, 0, 1, None, 127]))
             answer = CommandResult(status, answer_to(step.argv, data.draw), data.draw(st.just("") | ANY_TEXT))
     raise AssertionError("it does not end")
-
-
-@given(
-    reason=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=255),
-    state=st.sampled_from(["idle+drain", "down", "mixed+drain+reboot_issued"]),
-)
-def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> None:
-    found = parse_node(columns((state, "1795207836", "alice(1000)", reason), NODE_COLUMNS), "n1")
-    assert (found.reason, found.reason_user) == (reason, "alice")
 
 
 # the fleet
@@ -864,39 +683,6 @@ def test_a_drain_that_was_lost_is_put_back_without_a_new_wait_if_there_is_still_
 def test_a_drain_of_somebody_else_needs_no_count() -> None:
     done = look(SHARED, [sinfo("idle+drain", "mine")])
     assert (done.asked_of_fleet, done.changes()) == ([], [])
-
-
-def test_younger_drains_do_not_count_against_an_older_one() -> None:
-    older, younger = (f"{NOW - 60:.0f}", f"{NOW - 59:.0f}")
-    rows = [("gpu", "idle+drain", older, "healthd:", "100"), ("gpu", "idle+drain", younger, "healthd:", "900")]
-    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
-    assert parse_fleet(text, {"gpu"}, NOW - 60) == [PartitionCount("gpu", 1000, 100)]
-    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 1000, 1000)]
-
-
-def test_only_drains_in_our_words_count_and_only_while_they_stand() -> None:
-    rows = [
-        ("gpu", "idle", "5", "healthd:", "1"),  # 24.11 keeps the reason of a drain that is over
-        ("gpu", "down+drain+not_responding", "5", "healthd:", "2"),
-        ("gpu", "mixed+cloud+completing+drain", "5", "healthd:", "4"),
-        ("gpu", "idle+drain", "5", "mine", "8"),
-        ("other", "idle+drain", "5", "healthd:", "16"),
-        ("gpu", "idle+drain", "5", "Kill task", "32"),  # of ours or Slurm's own: nothing that sinfo shows tells
-        ("gpu", "inval+drain", "5", "gres/gpu", "64"),
-    ]
-    text = "".join(columns(row, FLEET_COLUMNS) for row in rows)
-    assert parse_fleet(text, {"gpu"}, NOW) == [PartitionCount("gpu", 111, 6)]
-
-
-CUT = columns(("gpu", "idle", "5", "x", "12"), FLEET_COLUMNS)[:-9]  # too long to be read whole: 1 node, not 12
-
-
-@pytest.mark.parametrize(
-    "text", ["", "slurm_load_node: oops\n", columns(("gpu", "idle", "5", "x", ""), FLEET_COLUMNS), CUT]
-)
-def test_a_count_that_is_none_is_trouble(text: str) -> None:
-    with pytest.raises(SlurmTrouble):
-        parse_fleet(text, {"gpu"}, NOW)
 
 
 def test_a_shared_cause_waits_while_nobody_can_count() -> None:

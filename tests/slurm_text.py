@@ -1,0 +1,77 @@
+"""What Slurm's commands print (22.05.8, other versions where said), made for tests; and any text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from healthd.slurm.commands import JOB_COLUMNS, NODE_COLUMNS, CommandResult
+
+NOW = 1_795_207_900.0
+XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
+
+
+def columns(values: Sequence[str], of: tuple[tuple[str, int], ...]) -> str:
+    return "".join(value.ljust(width)[:width] for value, (_, width) in zip(values, of, strict=True)) + "\n"
+
+
+def sinfo(state: str, reason: str = "none") -> CommandResult:
+    since, user = ("Unknown", "Unknown") if reason == "none" else (f"{NOW - 60:.0f}", "root(0)")
+    return CommandResult(0, columns((state, since, user, reason), NODE_COLUMNS))
+
+
+def squeue(
+    job: str = "12",
+    name: str = "",
+    state: str = "RUNNING",
+    batch: str = "1",
+    start: float = NOW - 100,
+    restarts: int = 0,
+    requeue: str = "1",
+    comment: str = "(null)",
+) -> CommandResult:
+    row = (job, name or job, state, batch, f"{start:.0f}", str(restarts), requeue, comment)
+    return CommandResult(0, columns(row, JOB_COLUMNS))
+
+
+def listpids(*jobs: str) -> CommandResult:
+    if not jobs:
+        return CommandResult(1, "PID      JOBID    STEPID   LOCALID GLOBALID\n", "No job steps exist on this node.\n")
+    rows = "".join(f"{pid}    {job}        batch    0       0       \n" for pid, job in enumerate(jobs, 100))
+    return CommandResult(0, f"PID      JOBID    STEPID   LOCALID GLOBALID\n{rows}")
+
+
+# Any characters, lone surrogates and NUL among them, and what reads like Slurm's own.
+WORDS = st.sampled_from(
+    [
+        *(
+            "9" * 5000,
+            "9" * 400,
+            "9" * 20,
+            "12",
+            "1",
+            "0",
+            "-1",
+            "\u0663" * 3,
+            "\u00b2",
+            "2026-11-20T20:48:09",
+            "0001-01-01",
+        ),
+        *(
+            "PID JOBID\n",
+            "BOOT_TIME = ",
+            "TotalNodes=",
+            "gpu",
+            "idle+drain",
+            "RUNNING",
+            "\n",
+            " ",
+            "\0",
+            "\ud800",
+            "\udcff",
+        ),
+        *("healthd: gpu_xid/79%FF%00 0000:1b:00.0: x", "healthd:"),
+    ]
+)
+ANY_TEXT = st.lists(WORDS | st.text(st.characters(codec=None), max_size=5), max_size=12).map("".join)

@@ -1,11 +1,14 @@
-"""The commands that go to Slurm: what is run, what is asked of each table, and how one ended."""
+"""The commands that go to Slurm: what is asked of each table, what is changed, and how a command ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from healthd.slurm.admin_comment import MAX_BYTES
 from healthd.slurm.reason import PREFIX
+
+Argv: TypeAlias = "tuple[str, ...]"
 
 # Times as epoch seconds, without a time zone's repeated hour. For every command; without it they are still read.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
@@ -27,7 +30,7 @@ PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
 class Command:
     """To be run with ENVIRONMENT added, standard input closed. Past its deadline it is killed."""
 
-    argv: tuple[str, ...]
+    argv: Argv
     deadline_seconds: float
     changes: bool = False
 
@@ -43,5 +46,64 @@ class CommandResult:
     seconds: float = 0.0
 
 
-def format_of(columns: tuple[tuple[str, int], ...]) -> str:
+# --- what is read
+
+
+def node(name: str) -> Argv:
+    """NODE_COLUMNS of one node."""
+    return ("sinfo", "-h", "-a", "-n", name, "-O", _format(NODE_COLUMNS))
+
+
+def partitions_of(name: str) -> Argv:
+    """PARTITION_COLUMNS of one node."""
+    return ("sinfo", "-h", "-a", "-n", name, "-O", _format(PARTITION_COLUMNS))
+
+
+def fleet() -> Argv:
+    """FLEET_COLUMNS of all nodes."""
+    return ("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
+
+
+def all_partitions() -> Argv:
+    """How large each partition is, without reading a node of it."""
+    return ("scontrol", "-a", "-o", "show", "partition")
+
+
+def config() -> Argv:
+    """When slurmctld started, among much else."""
+    return ("scontrol", "show", "config")
+
+
+def listpids(name: str) -> Argv:
+    """The processes of the jobs on this node, which its slurmstepds tell."""
+    return ("scontrol", "listpids", "*", name)
+
+
+def job(job_id: str) -> Argv:
+    """JOB_COLUMNS of one job, also of one that has ended."""
+    return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", _format(JOB_COLUMNS))
+
+
+def _format(columns: tuple[tuple[str, int], ...]) -> str:
     return ",".join(f"{name}:{width}" for name, width in columns)
+
+
+# --- what is changed
+
+
+def drain(name: str, reason: str) -> Argv:
+    return ("scontrol", "update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}")
+
+
+def undrain(name: str) -> Argv:
+    """Takes away the drain only: State=RESUME would also end DOWN and cancel a reboot."""
+    return ("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
+
+
+def comment(job_name: str, text: str) -> Argv:
+    return ("scontrol", "update", f"JobId={job_name}", f"AdminComment={text}")
+
+
+def requeue(job_name: str, held: bool) -> Argv:
+    """Only a job that has not ended ("incomplete"): one that ended meanwhile would be run again."""
+    return ("scontrol", "requeuehold" if held else "requeue", "incomplete", job_name)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from healthd.machine.child import Child
 from healthd.machine.process import job_of, job_processes, jobs_holding
 from healthd.model import Gpu, KernelEvent
-from healthd.slurm.commands import ENVIRONMENT
+from healthd.slurm.commands import ENVIRONMENT, listpids
 from healthd.slurm.output import parse_processes
 
 STILL_THERE_SECONDS = 10.0  # after a line its process is asked for; later the number may be another's
@@ -29,7 +29,7 @@ class JobAtSource:
         self, root: str, node_name: str, may_ask_slurm: Callable[[], bool], monotonic: Callable[[], float]
     ) -> None:
         self._root = root
-        self._argv = ("scontrol", "listpids", "*", node_name)
+        self._argv = listpids(node_name)
         self._may_ask_slurm = may_ask_slurm
         self._monotonic = monotonic
         self._looked_at = self._asked_at = -FOREVER

@@ -12,7 +12,6 @@ whole-table read that there is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -28,22 +27,16 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm import fleet_limit
+from healthd.slurm import commands, fleet_limit
 from healthd.slurm.admin_comment import admin_comment
-from healthd.slurm.commands import (
-    FLEET_COLUMNS,
-    JOB_COLUMNS,
-    NODE_COLUMNS,
-    PARTITION_COLUMNS,
-    Command,
-    CommandResult,
-    format_of,
-)
+from healthd.slurm.commands import Argv, Command, CommandResult
 from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.output import (
     Job,
     SlurmTrouble,
+    has_no_steps,
     is_slurm_away,
+    is_unknown_job,
     never_arrived,
     parse_cluster_size,
     parse_fleet,
@@ -221,26 +214,26 @@ class _Look:
             spared=tuple(self.spared),
         )
 
-    # commands
+    # what is run
 
-    def run(self, *argv: str, changes: bool = False) -> Steps[CommandResult]:
+    def run(self, argv: Argv, changes: bool = False) -> Steps[CommandResult]:
         result = yield Command(argv, self.policy.command_seconds, changes)
         assert result is not None, "a Command is answered with a CommandResult"
         return result
 
-    def read(self, *argv: str) -> Steps[str]:
-        result = yield from self.run(*argv)
+    def read(self, argv: Argv) -> Steps[str]:
+        result = yield from self.run(argv)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         return result.stdout
 
     def read_node(self) -> Steps[NodeState]:
-        text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", format_of(NODE_COLUMNS))
+        text = yield from self.read(commands.node(self.node_name))
         self.node = parse_node(text, self.node_name)
         return self.node
 
     def slurmctld_lost_it(self, since: float) -> Steps[bool]:
-        text = yield from self.read("scontrol", "show", "config")
+        text = yield from self.read(commands.config())
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text))
 
     # the fleet
@@ -294,10 +287,9 @@ class _Look:
         fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
         try:
             if not self.partitions:
-                columns = format_of(PARTITION_COLUMNS)
-                text = yield from self.read("sinfo", "-h", "-a", "-n", self.node_name, "-O", columns)
+                text = yield from self.read(commands.partitions_of(self.node_name))
                 self.partitions = parse_partitions(text)
-            table = yield from self.read("sinfo", "-h", "-a", "-O", format_of(FLEET_COLUMNS))
+            table = yield from self.read(commands.fleet())
             counts = parse_fleet(table, self.partitions, until)
         except SlurmTrouble:
             if not own_hardware:
@@ -307,7 +299,7 @@ class _Look:
 
     def cluster_size(self) -> Steps[int]:
         """The nodes of the largest partition: without reading one of them."""
-        return parse_cluster_size((yield from self.read("scontrol", "-a", "-o", "show", "partition")))
+        return parse_cluster_size((yield from self.read(commands.all_partitions())))
 
     # drain and resume
 
@@ -318,27 +310,25 @@ class _Look:
             return
         self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now())
         yield Remember(self.memory)
-        yield from self.update("State=DRAIN", f"Reason={wanted.reason}")
+        yield from self.update(commands.drain(self.node_name, wanted.reason))
         if owner(self.node, self.memory) is Owner.NOBODY:
             raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
 
     def resume(self) -> Steps[None]:
-        """UNDRAIN takes away the drain only: RESUME would also end DOWN and cancel a reboot."""
         assert self.node is not None
         before = self.node
         self.memory = replace(self.memory, resumed_at=self.now())
         yield Remember(self.memory)
-        yield from self.update("State=UNDRAIN")
+        yield from self.update(commands.undrain(self.node_name))
         whose = owner(self.node, self.memory)
         if whose is Owner.OURS:
             raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
         if whose is Owner.NOBODY:
             self.memory = forget(self.memory, before, self.now())
 
-    def update(self, *words: str) -> Steps[None]:
+    def update(self, argv: Argv) -> Steps[None]:
         """Change the node and read it back."""
-        argv = ("scontrol", "update", f"NodeName={self.node_name}", *words)
-        result = yield from self.run(*argv, changes=True)
+        result = yield from self.run(argv, changes=True)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         node = yield from self.read_node()
@@ -350,9 +340,9 @@ class _Look:
         """The batch jobs that run here since before the fault. Only on a node that was read as held: a job
         that is requeued while its node is open comes back to it.
         """
-        argv = ("scontrol", "listpids", "*", self.node_name)
-        result = yield from self.run(*argv)
-        if result.status != 0 and not re.search(r"No job steps exist|There are no steps", result.stderr):
+        argv = commands.listpids(self.node_name)
+        result = yield from self.run(argv)
+        if result.status != 0 and not has_no_steps(result):
             if result.stdout.count("\n") < 2:  # the table's head at most
                 raise SlurmTrouble(what_failed(argv, result))
             # A slurmstepd has died or just ends: 22.05 fails, and tells the others' jobs all the same.
@@ -378,7 +368,7 @@ class _Look:
             return
         told = admin_comment(job.comment, self.node_name, reason(verdict.causes), verdict.fault_time, job.start)
         if told != job.comment:
-            yield from self.run("scontrol", "update", f"JobId={job.name}", f"AdminComment={told}", changes=True)
+            yield from self.run(commands.comment(job.name, told), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
         """At most one for the same run of a job, unless the job is read again in that run when an earlier one
@@ -395,9 +385,8 @@ class _Look:
         self.memory = replace(self.memory, requeued=(*others, intent))
         yield Remember(self.memory)
         held = job.restarts >= self.policy.max_restarts
-        # "incomplete": a job that ended meanwhile would be run again without it
-        argv = ("scontrol", "requeuehold" if held else "requeue", "incomplete", job.name)
-        result = yield from self.run(*argv, changes=True)
+        argv = commands.requeue(job.name, held)
+        result = yield from self.run(argv, changes=True)
         if result.status != 0:
             if never_arrived(result):
                 self.memory = replace(self.memory, requeued=others)
@@ -415,9 +404,9 @@ class _Look:
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
         """None: Slurm no longer knows it."""
-        argv = ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", format_of(JOB_COLUMNS))
-        result = yield from self.run(*argv)
-        if result.status != 0 and "Invalid job id" in result.stderr:
+        argv = commands.job(job_id)
+        result = yield from self.run(argv)
+        if is_unknown_job(result):
             return None
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))

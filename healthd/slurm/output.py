@@ -9,7 +9,7 @@ from datetime import datetime
 
 from healthd.model import NodeState
 from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, CommandResult
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Argv, CommandResult
 from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.policy import TAKEN
 from healthd.slurm.reason import PREFIX
@@ -176,7 +176,7 @@ def _time(text: str) -> float:
         return 0.0
 
 
-def what_failed(argv: tuple[str, ...], result: CommandResult) -> str:
+def what_failed(argv: Argv, result: CommandResult) -> str:
     """One sentence: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
@@ -192,6 +192,15 @@ def never_arrived(result: CommandResult) -> bool:
     """slurmctld surely has not got the request ("Socket timed out": it may have)."""
     not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
     return result.status == 127 or not_sent is not None
+
+
+def has_no_steps(result: CommandResult) -> bool:
+    """No job runs on the node: scontrol listpids calls it an error."""
+    return result.status != 0 and re.search("No job steps exist|There are no steps", result.stderr) is not None
+
+
+def is_unknown_job(result: CommandResult) -> bool:
+    return result.status != 0 and "Invalid job id" in result.stderr
 
 
 def is_slurm_away(result: CommandResult) -> bool:

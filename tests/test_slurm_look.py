@@ -324,7 +324,7 @@ def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:
     adopted = done.report.adopted
     assert adopted is not None
     assert (adopted.code, adopted.subject) == ("mount/missing", "/data")
-    assert done.report.foreign_reason == adopted.reason
+    assert done.report.owner is Owner.FOREIGN_HEALTHD
     assert done.changes() == []
 
 
@@ -354,7 +354,7 @@ def test_the_jobs_of_an_operators_drained_node_are_requeued_and_its_reason_stays
     ]
     done = look(CRITICAL, answers)
     assert done.changes() == ["scontrol requeue incomplete 12"]
-    assert done.report.foreign_reason == "fan"
+    assert done.report.owner is Owner.FOREIGN
 
 
 @pytest.mark.parametrize(

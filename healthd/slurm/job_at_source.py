@@ -79,10 +79,6 @@ class JobAtSource:
             self._ask()
         return told
 
-    def close(self) -> None:
-        """What runs is left: it ends by itself."""
-        self._waiting.clear()
-
     def _look(self, minors: set[int]) -> None:
         if self._monotonic() >= self._looked_at + LOOK_AGAIN_SECONDS:
             self._looked_at = self._monotonic()

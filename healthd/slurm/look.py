@@ -99,7 +99,6 @@ class ReconcileReport:
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
     acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
                   drain was last read) are known to them. The verdict that this look was made for is out of date
-    foreign_reason   whose words stand where the drain is not ours; "" = no such drain
     requeued      jobs that were requeued in this look; those of them that are `held` wait for `scontrol release`
     spared        running jobs that a requeue was wanted for but cannot be: (job, why)
     """
@@ -114,7 +113,6 @@ class ReconcileReport:
     acknowledged: bool = False
     acknowledged_before: float = 0.0
     adopted: Adopted | None = None
-    foreign_reason: str = ""
     requeued: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     spared: tuple[tuple[str, str], ...] = ()
@@ -208,7 +206,6 @@ class _Look:
             look_at=hold.until if hold else look_at(self.memory) if settled else 0.0,
             trouble=trouble,
             adopted=Adopted(*code, node.reason) if node and code else None,
-            foreign_reason=node.reason if node and whose in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD) else "",
             requeued=tuple(self.requeued),
             held=tuple(self.held),
             spared=tuple(self.spared),

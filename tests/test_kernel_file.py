@@ -13,7 +13,8 @@ from story import Story
 from healthd.checks import gpu_xid
 from healthd.kernel.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
 from healthd.kernel.listener import Listener
-from healthd.kernel.source import RawLine, event_of, open_source
+from healthd.kernel.open import open_source
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Severity
 from tests.e2e.requirements import require_programs, require_root
 

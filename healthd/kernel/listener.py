@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from healthd.guard import KERNEL_LOG, drop, words
+from healthd.kernel.kmsg import Kmsg
+from healthd.kernel.open import open_source
 from healthd.kernel.parse import UNREAD
-from healthd.kernel.source import Gap, Kmsg, RawLine, Source, event_of, open_source, unrepeated
+from healthd.kernel.source import Gap, RawLine, Source, event_of, unrepeated
 from healthd.model import KernelEvent, KernelLogStatus, SourceStatus
 
 log = logging.getLogger("healthd.kernel.source")

@@ -1,33 +1,22 @@
-"""Where the kernel's lines come from: /dev/kmsg, the journal, a file or a fifo.
+"""What each source of the kernel's lines is, and what it gives: kmsg, journal and file are the sources there are.
 
 A source never blocks, gives at most `limit` lines a call, and has a `cursor`: plain data that is stored together
-with what was made of the lines, so that after a restart every line is given exactly once. /dev/kmsg is the
-live source (0.05 ms from the kernel to the reader); what it no longer holds it names in `gaps`, for the journal.
+with what was made of the lines, so that after a restart every line is given exactly once.
 
-What a line says is kernel_parse.parse; what of it is one fault is kernel_fold.
+What a line says is parse.parse; what of it is one fault is fold.fold_events.
 """
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from healthd.host import Host
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import KERNEL, parse_record
 from healthd.kernel.repeats import head
 from healthd.model import KernelEvent
 
 LINES_PER_READ = 1000
-MAX_RECORD = 16384  # a read with less room than the record fails; the kernel's own limit is 8192 (2048 since 6.6)
-MAX_GAPS = 16
 SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside what folding allows
-
-__all__ = ["Gap", "Kmsg", "RawLine", "Source", "event_of", "open_source", "parse", "unrepeated"]
 
 Cursor = dict[str, Any] | None
 
@@ -52,7 +41,7 @@ class RawLine(NamedTuple):
 class Gap(NamedTuple):
     """Lines that the ring buffer lost: those between two times of the kernel's log clock, both exclusive.
 
-    `since_usec` 0 is the boot's start. The journal may still have them: kernel_journal.read_journal.
+    `since_usec` 0 is the boot's start. The journal may still have them: journal.read_journal.
     history   as of a line: they were written before healthd ever looked
     """
 
@@ -135,179 +124,3 @@ def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
             places[common, line.history] = len(kept)
         kept.append(line)
     return kept
-
-
-def open_source(
-    spec: str,
-    root: str = "/",
-    cursor: Cursor = None,
-    accept_injected: bool = False,
-    now: Callable[[], float] = time.time,
-) -> Source:
-    """The source named by `--kernel-log`: "kmsg", "journal", or the path of a file or fifo to follow.
-
-    `cursor` is what an earlier source of any kind left: one that does not fit is as none. A path need not exist
-    yet, its directory must. Raises OSError where it cannot be opened (no root, no such directory).
-    """
-    boot_id = Host(root).boot_id()
-    if spec == "kmsg":
-        return Kmsg(root.rstrip("/") + "/dev/kmsg", boot_id, cursor, accept_injected, now)
-    if spec == "journal":
-        from healthd.kernel.journal import JournalSource
-
-        return JournalSource(boot_id, cursor, accept_injected)
-    from healthd.kernel.file import Fifo, FollowedFile
-
-    if os.path.exists(spec) and stat.S_ISFIFO(os.stat(spec).st_mode):
-        return Fifo(spec, accept_injected, now)
-    return FollowedFile(spec, cursor, accept_injected, now, boot_id)
-
-
-class Kmsg:
-    """/dev/kmsg, one record a read.
-
-    The log clock counts like CLOCK_MONOTONIC but is not disciplined by NTP: over months of uptime they part by
-    minutes. So each time the ring has been read empty, the next record, which is read as it is written, sets
-    the offset between log clock and wall clock anew. What was there at the start is dated by CLOCK_MONOTONIC.
-    """
-
-    def __init__(
-        self, path: str, boot_id: str, cursor: Cursor, accept_injected: bool, now: Callable[[], float] = time.time
-    ) -> None:
-        self.pending = False
-        self.overruns = 0
-        self.lost = 0
-        self.rotations = 0
-        self.malformed = 0
-        self.missing = ""
-        self._boot_id = boot_id
-        self._accept_injected = accept_injected
-        self._now = now
-        self._notes: list[str] = []
-        self._path = path
-        self._witness = -1
-        self._must_have = -1
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._opened = now()
-        self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
-        self._drained = False
-        place = _place(cursor)
-        self._first = self._never_read = place is None  # ever, not only in this boot
-        if place is None or place.boot_id != boot_id:
-            place = _Place(boot_id, -1, 0, ())
-        self._sequence, self._usec, self._gaps = place.sequence, place.usec, place.gaps
-
-    def fileno(self) -> int:
-        return self._fd
-
-    @property
-    def cursor(self) -> Cursor:
-        cursor: dict[str, Any] = {"boot_id": self._boot_id, "sequence": self._sequence, "usec": self._usec}
-        return {**cursor, "gaps": [list(gap) for gap in self._gaps]} if self._gaps else cursor
-
-    @property
-    def gaps(self) -> tuple[Gap, ...]:
-        return self._gaps
-
-    def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        """The journal gave what it has of this gap (or has none of it), all but what is `left`."""
-        self._gaps = tuple(g for g in (left if g == gap else g for g in self._gaps) if g is not None)
-
-    def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        lines: list[RawLine] = []
-        self.pending = True
-        malformed = 0
-        for _ in range(limit):
-            try:
-                data = os.read(self._fd, MAX_RECORD)
-            except BlockingIOError:
-                self._drained, self.pending = True, False
-                if self._sequence < self._must_have and not lines:
-                    raise OSError(errno.ENODATA, "it is open, but gives no lines that others get") from None
-                break
-            except BrokenPipeError:  # the ring overtook us: the next read gives the oldest record that is left
-                self.overruns += 1
-                continue
-            except OSError:
-                if lines:
-                    break  # these first: the cursor is behind them
-                raise
-            record = parse_record(data)
-            if record is None:
-                malformed += 1
-                self.malformed += 1
-                if not data and lines:
-                    break
-                if not data or malformed == limit:  # /dev/null or worse in its place: it would be read for ever
-                    raise OSError(errno.EINVAL, "it gives no records of a kernel log")
-                continue
-            if record.sequence <= self._sequence:
-                continue
-            now = self._now()
-            if self._drained:
-                self._offset, self._drained, self._first = now - record.usec / 1e6, False, False
-            when = min(now, self._offset + record.usec / 1e6)
-            history = self._first and when < self._opened
-            self._count_missing(record.sequence, record.usec, history or self._never_read)
-            self._sequence, self._usec, self._never_read = record.sequence, record.usec, False
-            if record.facility == KERNEL or self._accept_injected:
-                lines.append(RawLine(when, record.text, history, record.usec))
-        return lines
-
-    def _count_missing(self, sequence: int, usec: int, history: bool) -> None:
-        missing = sequence - self._sequence - 1
-        if missing <= 0:
-            return
-        if self._sequence >= 0:
-            self.lost += missing
-            self._notes.append(f"{missing} kernel lines were overwritten before they were read")
-        if len(self._gaps) < MAX_GAPS:
-            self._gaps = (*self._gaps, Gap(self._usec, usec, history))
-
-    def listen_in(self) -> None:
-        """Once a round: what a second descriptor was given since the last time, this one must have after its next read.
-
-        A reader that is open but deaf shows in no other way: no line and no error look like a quiet machine.
-        """
-        if self._witness >= 0:
-            for _ in range(2):  # the first gives EPIPE where the ring went round since
-                try:
-                    record = parse_record(os.read(self._witness, MAX_RECORD))
-                except BrokenPipeError:
-                    continue
-                except OSError:  # EAGAIN: it has heard nothing either
-                    break
-                if record is not None:
-                    self._must_have = record.sequence
-                break
-            os.close(self._witness)
-            self._witness = -1
-        self._witness = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.lseek(self._witness, 0, os.SEEK_END)
-
-    def take_notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
-
-    def close(self) -> None:
-        for descriptor in (self._fd, self._witness):
-            if descriptor >= 0:
-                os.close(descriptor)
-
-
-class _Place(NamedTuple):
-    boot_id: str
-    sequence: int
-    usec: int
-    gaps: tuple[Gap, ...]
-
-
-def _place(cursor: Cursor) -> _Place | None:
-    """What a cursor that a Kmsg left says, None if it is none."""
-    if not cursor:
-        return None
-    try:
-        gaps = tuple(Gap(int(g[0]), int(g[1]), any(g[2:])) for g in cursor.get("gaps", ()))
-        return _Place(str(cursor["boot_id"]), int(cursor["sequence"]), int(cursor["usec"]), gaps)
-    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
-        return None

@@ -14,9 +14,23 @@ from healthd.config import CheckConfig, Loaded, Settings
 from healthd.host import Host
 from healthd.judge import absorb, verdict
 from healthd.kernel.fold import fold_events
+from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
-from healthd.kernel.source import RawLine, event_of, open_source
-from healthd.model import CheckResult, Condition, ConditionKey, ConditionState, Inventory, Outcome, RunName, Verdict
+from healthd.kernel.source import (
+    RawLine,
+    event_of,
+    open_source,
+)
+from healthd.model import (
+    CheckResult,
+    Condition,
+    ConditionKey,
+    ConditionState,
+    Inventory,
+    Outcome,
+    RunName,
+    Verdict,
+)
 from healthd.record.recording import Recording, Run
 from healthd.say.status import condition_json, result_json
 from healthd.settings.registry import Check

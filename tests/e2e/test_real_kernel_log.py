@@ -20,7 +20,8 @@ from requirements import require, require_programs, require_root
 from healthd.host import Host
 from healthd.kernel.file import FollowedFile
 from healthd.kernel.listener import RETRY_SECONDS, Listener
-from healthd.kernel.source import event_of, open_source
+from healthd.kernel.open import open_source
+from healthd.kernel.source import event_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -297,7 +298,7 @@ JOURNAL = textwrap.dedent(
     import json, os, select, subprocess, sys, time
     from healthd.host import Host
     from healthd.kernel.journal import read_journal
-    from healthd.kernel.source import open_source
+    from healthd.kernel.open import open_source
 
     def inject(text):
         with open("/dev/kmsg", "w", buffering=1) as file:

@@ -1,0 +1,39 @@
+"""The source of kernel lines that `--kernel-log` names, opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable
+
+from healthd.host import Host
+from healthd.kernel.kmsg import Kmsg
+from healthd.kernel.source import Cursor, Source
+
+
+def open_source(
+    spec: str,
+    root: str = "/",
+    cursor: Cursor = None,
+    accept_injected: bool = False,
+    now: Callable[[], float] = time.time,
+) -> Source:
+    """The source named by `--kernel-log`: "kmsg", "journal", or the path of a file or fifo to follow.
+
+    `cursor` is what an earlier source of any kind left: one that does not fit is as none. A path need not exist
+    yet, its directory must. Raises OSError where it cannot be opened (no root, no such directory).
+    """
+    boot_id = Host(root).boot_id()
+    if spec == "kmsg":
+        return Kmsg(root.rstrip("/") + "/dev/kmsg", boot_id, cursor, accept_injected, now)
+    # Late: who reads /dev/kmsg needs no ctypes and no journal.
+    if spec == "journal":
+        from healthd.kernel.journal import JournalSource
+
+        return JournalSource(boot_id, cursor, accept_injected)
+    from healthd.kernel.file import Fifo, FollowedFile
+
+    if os.path.exists(spec) and stat.S_ISFIFO(os.stat(spec).st_mode):
+        return Fifo(spec, accept_injected, now)
+    return FollowedFile(spec, cursor, accept_injected, now, boot_id)

@@ -36,6 +36,7 @@ from healthd.model import Outcome
 from healthd.nvidia.fake_nvml import library
 from healthd.nvml import Nvml, NvmlError
 from healthd.record import nvml_recording, recording
+from healthd.record.host import recording_host, replaying_host
 from healthd.record.nvml_recording import RecordedLibrary, ReplayedLibrary
 from healthd.record.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
 from healthd.settings import registry
@@ -183,7 +184,7 @@ def test_the_same_question_is_answered_in_the_order_of_then_and_the_last_answer_
 
 
 def test_what_was_never_asked_is_no_answer_of_any_kind(taped):
-    host = recording.replaying_host(recorded(), Player(recorded()))
+    host = replaying_host(recorded(), Player(recorded()))
     for ask in (
         lambda: host.read("/sys/x"),
         lambda: host.list("/sys/x"),
@@ -256,20 +257,20 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_host_of_a_recording_answers_as_the_host_of_then(node, taped):
     given: list[Any] = []
-    player = taped(lambda recorder: given.extend(everything(recording.recording_host(str(node), "dgx-h100", recorder))))
-    host = recording.replaying_host(recorded(root=str(node), fake_nvml=True), player)
+    player = taped(lambda recorder: given.extend(everything(recording_host(str(node), "dgx-h100", recorder))))
+    host = replaying_host(recorded(root=str(node), fake_nvml=True), player)
     assert everything(host) == given
     assert len({str(item) for item in given}) > 15
 
 
 def test_a_recording_names_no_environment_and_no_deadline(taped):
     def look(recorder: Recorder) -> None:
-        host = recording.recording_host("/", "", recorder)
+        host = recording_host("/", "", recorder)
         host.run(["/bin/true"], 5.0, {"TOKEN": "s3cret"}, anywhere=True)
 
     player = taped(look)
     assert "s3cret" not in str(player._any)
-    host = recording.replaying_host(recorded(), player)
+    host = replaying_host(recorded(), player)
     assert host.run(["/bin/true"], 7.0, {"TOKEN": "other"}, anywhere=True) == Ran(0, "", "")
 
 
@@ -280,8 +281,8 @@ def test_whether_the_driver_is_held_is_asked_of_a_machine_that_is_recorded(tmp_p
     (files / "refcnt").write_text("3\n")
     root = str(tmp_path / "tree")
     held: list[Any] = []
-    taped(lambda recorder: held.append(recording.recording_host(root, "", recorder).driver_is_held()))
-    taped(lambda recorder: held.append(recording.recording_host("/", "dgx-h100", recorder).driver_is_held()))
+    taped(lambda recorder: held.append(recording_host(root, "", recorder).driver_is_held()))
+    taped(lambda recorder: held.append(recording_host("/", "dgx-h100", recorder).driver_is_held()))
     assert held == [True, None]
 
 

@@ -18,22 +18,19 @@ import stat
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from healthd.convert import ConvertError, dump, load
-from healthd.host import Host
 from healthd.machine import system
-from healthd.machine.system import System, Tree
 from healthd.model import Outcome, RunName
 
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
 MAX_BYTES = 64 << 20  # of JSON, uncompressed: what is read may be a bomb, and a node can have large files
-FIRST_ONLY = ("run", "stat", "readlink")  # of these the program or path is the question: not its deadline, not where
 
 Pack = Callable[[Any], Any]
 
@@ -170,12 +167,6 @@ def _exception(name: str, *arguments: Any) -> Exception:
     return cast(Exception, kind(*arguments))
 
 
-def question(name: str, arguments: Sequence[Any]) -> str:
-    """ "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
-    asked = arguments[:1] if name in FIRST_ONLY else arguments
-    return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in asked)])
-
-
 # --- recording, in the worker
 
 
@@ -221,28 +212,6 @@ class Recorder:
             os.write(self._file, line)
         except OSError as error:  # not as one: it would be taken for the answer
             raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
-
-
-class RecordedSystem:
-    """A `System` that asks another one, and notes what that says."""
-
-    def __init__(self, recorder: Recorder, asked: System) -> None:
-        self._recorder = recorder
-        self._asked = asked
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(self._asked, name)
-        return lambda *arguments: self._recorder.ask(question(name, arguments), lambda: function(*arguments))
-
-
-def recording_host(root: str, fake_nvml: str, recorder: Recorder) -> Host:
-    def open_nvml() -> Any:
-        from healthd.record.nvml_recording import open_recorded
-
-        return open_recorded(recorder, fake_nvml)
-
-    asked = cast(System, RecordedSystem(recorder, Tree(root.rstrip("/"))))
-    return Host(root, open_nvml, lambda: recorder.ask("now", time.time), asked, nvml_stands_in=bool(fake_nvml))
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,27 +286,6 @@ class Player:
 
     def has(self, words: str) -> bool:
         return bool(self._asked.get(words) or self._any.get(words))
-
-
-class ReplayedSystem:
-    """A `System` that answers from a recording."""
-
-    def __init__(self, player: Player) -> None:
-        self._player = player
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *arguments: self._player.answer(question(name, arguments))
-
-
-def replaying_host(recording: Recording, player: Player) -> Host:
-    def open_nvml() -> Any:
-        from healthd.record.nvml_recording import open_replayed
-
-        return open_replayed(player)
-
-    system_of_then = cast(System, ReplayedSystem(player))
-    now = cast("Callable[[], float]", lambda: player.answer("now"))
-    return Host(recording.root, open_nvml, now, system_of_then, nvml_stands_in=recording.fake_nvml)
 
 
 # --- the file

@@ -16,11 +16,7 @@ from healthd.judge import absorb, verdict
 from healthd.kernel.fold import fold_events
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
-from healthd.kernel.source import (
-    RawLine,
-    event_of,
-    open_source,
-)
+from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
     Condition,

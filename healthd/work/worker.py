@@ -85,13 +85,14 @@ def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
         open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
     from healthd.record import recording
+    from healthd.record.host import recording_host, replaying_host
 
     if setup.replay:
         recorded = recording.read(setup.replay)
         player = recording.Player(recorded)
-        return recording.replaying_host(recorded, player), player.begin
+        return replaying_host(recorded, player), player.begin
     recorder = recording.Recorder(setup.record)
-    return recording.recording_host(setup.root, setup.fake_nvml, recorder), recorder.begin
+    return recording_host(setup.root, setup.fake_nvml, recorder), recorder.begin
 
 
 def _open_fake(profile_or_file: str) -> Callable[[], Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from healthd.cli import main as cli  # noqa: E402
+from healthd.cli.scan import correlate_all  # noqa: E402
 from healthd.kernel import parse as kernel_parse  # noqa: E402
 from healthd.kernel.lines.rule import pci_address  # noqa: E402
 from healthd.model import KernelEvent  # noqa: E402
@@ -63,7 +63,7 @@ class Captured(NamedTuple):
         return [(one.seen.event, one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), CORRELATE)]
 
 
-CORRELATE = cli.correlate_all()
+CORRELATE = correlate_all()
 
 
 def captured() -> list[Captured]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from trees import plain_machine
 
 import healthd
 from healthd.cli.flags import DEFAULT_FILE, duration
-from healthd.cli.main import COMMANDS, HELP
+from healthd.cli.main import FAMILIES, HELP, command
 from healthd.settings.registry import built_in
 
 ROOT = Path(__file__).parents[1]
@@ -80,18 +81,24 @@ def test_alone_it_prints_its_help():
     assert run("--help").out == run("help").out == HELP
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_every_command_is_in_the_help_and_has_its_own(name):
     assert re.search(rf"(?m)^  {name}\b", HELP)
     done = run(*name.split(), "--help")
     assert done.status == 0
-    assert " ".join(COMMANDS[name].description.split()) in " ".join(done.out.split())
-    assert COMMANDS[name].examples in done.out
+    assert " ".join(command(name).description.split()) in " ".join(done.out.split())
+    assert command(name).examples in done.out
+
+
+def test_a_family_has_the_commands_that_are_looked_for_there():
+    for family in set(FAMILIES.values()):
+        there = import_module(f"healthd.cli.{family}").COMMANDS
+        assert list(there) == [name for name, of in FAMILIES.items() if of == family]
 
 
 def test_the_help_fits_a_terminal_of_80_columns():
     assert max(map(len, HELP.splitlines())) <= 80
-    for name in COMMANDS:
+    for name in FAMILIES:
         assert max(map(len, run(*name.split(), "--help", COLUMNS="80").out.splitlines())) <= 80, name
 
 

@@ -115,8 +115,8 @@ CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 # Who may import a module of healthd ("*" is everybody below that folder).
 ONLY = {
     "cli.main": {"__main__"},
-    "daemon": {"cli.main"},
-    "work.worker": {"cli.main", "daemon", "work.runner", "worker"},
+    "daemon": {"cli.run"},
+    "work.worker": {"cli.baseline_file", "cli.check", "daemon", "work.runner", "worker"},
     "nvml": {
         "checks.*",
         "nvidia.fake_nvml",
@@ -127,9 +127,9 @@ ONLY = {
         "work.present",
         "work.worker",
     },
-    "nvidia.fake_nvml": {"cli.main", "record.nvml_recording", "work.worker"},
-    "nvidia.fake_scenario": {"cli.main", "nvidia.fake_nvml"},
-    "say.service": {"cli.main", "daemon"},
+    "nvidia.fake_nvml": {"record.nvml_recording", "work.worker"},
+    "nvidia.fake_scenario": {"cli.flags", "nvidia.fake_nvml"},
+    "say.service": {"daemon"},
 }
 
 # Packages that cost start-up time: which modules may import them at all, and which of these at their top (they are

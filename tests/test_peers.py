@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli.main import COMMANDS
+from healthd.cli.main import FAMILIES
 from healthd.settings import registry
 
 PAGE = (Path(__file__).parents[1] / "docs/peers.md").read_text("utf-8")
@@ -34,7 +34,7 @@ ROWS = [(heads, row) for heads, rows in tables(PAGE) for row in rows]
 def resolves(name: str) -> bool:
     """A code, a check, a setting of a check as in "ib_flap.links_downed", or a command as in "healthd record"."""
     if name.startswith("healthd "):
-        return name.removeprefix("healthd ") in COMMANDS
+        return name.removeprefix("healthd ") in FAMILIES
     check, _, setting = name.partition(".")
     if not setting:
         return name in CODES or name in CHECKS

@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.cli import main as cli
+from healthd.cli.main import main
+from healthd.cli.scan import correlate_all
 from healthd.judge.incidents import GAP_SECONDS
 from healthd.kernel.parse import LITERALS, parse
 from healthd.kernel.prefix import strip_prefix
@@ -67,7 +68,7 @@ def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
 def scanned(*lines: str | bytes) -> list[scan.Judged]:
     data = [line.encode() if isinstance(line, str) else line for line in lines]
     blocks = [Block(place, [line]) for place, line in enumerate(data, 1)]
-    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), cli.correlate_all()))
+    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate_all()))
 
 
 def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
@@ -121,7 +122,7 @@ def test_every_code_that_is_worth_an_incident_can_be_explained():
     codes = [line.split()[-1] for line in done.out.splitlines() if line.startswith("  healthd explain ")]
     assert len(codes) == 2
     for code in codes:
-        assert cli.main(["explain", code]) == 0
+        assert main(["explain", code]) == 0
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch)
 
     def peak(count: int) -> int:
         tracemalloc.start()
-        correlate = cli.correlate_all()
+        correlate = correlate_all()
         tracemalloc.reset_peak()
         found = summary(scan.judged(scan.events(many(count), NOW, scan.Tally()), correlate))
         assert len(found.incidents) + found.left_out == count
@@ -551,7 +552,7 @@ def test_every_key_of_an_event_is_explained():
 def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
     """Each captured message twice, of a host each: the whole log says what the lines say one by one."""
     texts = [found.text for row in CAPTURED for line in row["text"].split("\n") if (found := strip_prefix(line, NOW))]
-    correlate = cli.correlate_all()
+    correlate = correlate_all()
 
     def objects(blocks: Iterable[Block]) -> list[dict[str, Any]]:
         return [scan.event_json(one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate)]
@@ -574,7 +575,7 @@ def test_an_event_is_written_as_json_as_its_object_says():
 
 
 def test_only_what_is_told_to_be_worse_again_is_worse_again():
-    correlate = cli.correlate_all()
+    correlate = correlate_all()
     for row in CAPTURED:
         for line in row["text"].split("\n"):
             found = strip_prefix(line, NOW)
@@ -590,7 +591,7 @@ def test_only_what_is_told_to_be_worse_again_is_worse_again():
 
 
 def test_no_check_judges_by_who_had_the_gpu_nor_by_the_words():
-    correlate = cli.correlate_all()
+    correlate = correlate_all()
     for row in CAPTURED:
         for line in row["text"].split("\n"):
             found = strip_prefix(line, NOW)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from healthd.cli.terminal import Stop
 
@@ -67,6 +67,15 @@ class Parser(argparse.ArgumentParser):
 
             message = f"there is no {unknown[1]}{nearest(unknown[1], re.findall(r'--[a-z-]+', self.format_usage()))}"
         raise Stop(f"{self.prog}: {message}")
+
+
+class Command(NamedTuple):
+    """What stands behind a command's name. `run` returns the exit status."""
+
+    flags: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace], int]
+    description: str
+    examples: str = ""
 
 
 # --- groups of flags
@@ -187,3 +196,16 @@ def wrong_settings_are_wrong_use() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise Stop(f"healthd: {error}") from None
+
+
+def require_scenario(loaded: Loaded) -> None:
+    """A wrong scenario file is wrong use rather than a failure of every GPU check."""
+    if loaded.settings.nvml.fake:
+        from healthd.config import ConfigError
+        from healthd.convert import ConvertError
+        from healthd.nvidia.fake_scenario import read
+
+        try:
+            read(loaded.settings.nvml.fake)
+        except ConvertError as error:
+            raise ConfigError(f"{loaded.origins['nvml.fake']}: {error}") from None

@@ -4,16 +4,21 @@ node of a job in the same second. The prolog is plain sh (packaging/slurm/prolog
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import os
 import signal
 import time
 from typing import Any, NoReturn
 
+from healthd.cli import flags
 from healthd.cli.control import NoAnswer, Refused, ask
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import say
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 0.25
+HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60, and start the next one beside it before
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # statuses of healthcheck
 
 
@@ -64,3 +69,36 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
     if not expires.isdigit() or now >= int(expires):
         return NO_VERDICT, "the verdict is old: healthd does not run, or hangs"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
+
+
+# --- the commands
+
+
+def _hook_epilog_arguments(parser: Parser) -> None:
+    parser.add_argument("--wait", metavar="SECONDS", type=float, default=10.0, help="at most so long (default: 10)")
+    flags.client(parser)
+
+
+def _hook_epilog(args: argparse.Namespace) -> int:
+    end_after(args.wait + 1)
+    return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), args.wait) + "\n")
+
+
+def _hook_healthcheck(args: argparse.Namespace) -> int:
+    end_after(HEALTHCHECK_SECONDS)
+    status, sentence = healthcheck(flags.runtime_dir(args), time.time())
+    return say(sentence + "\n", status)
+
+
+COMMANDS = {
+    "hook epilog": Command(
+        _hook_epilog_arguments,
+        _hook_epilog,
+        "For Slurm's epilog: the job ended, look at the GPUs now; and wait for that. Exit status 0, always.",
+    ),
+    "hook healthcheck": Command(
+        flags.client,
+        _hook_healthcheck,
+        "For HealthCheckProgram: what the daemon has decided. Exit status: 0 usable, 2 drained, 3 no daemon.",
+    ),
+}

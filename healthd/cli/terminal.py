@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from healthd.say.render import Page
@@ -85,3 +85,9 @@ def page() -> Page:
     terminal = sys.stdout is not None and sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return Page(shutil.get_terminal_size((100, 24)).columns, colour, fold=terminal)
+
+
+def as_json(document: Any) -> str:
+    import json
+
+    return json.dumps(document, indent=2) + "\n"

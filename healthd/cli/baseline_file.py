@@ -1,0 +1,132 @@
+"""`healthd baseline`: what this node has, shown, written to its file, or compared with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from healthd.cli import flags
+from healthd.cli.check import runner_of
+from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, complain, page, say
+
+if TYPE_CHECKING:
+    from healthd.cli.baseline import Change
+    from healthd.config import Loaded
+    from healthd.settings.registry import Check
+
+
+def _baseline_arguments(parser: Parser) -> None:
+    parser.add_argument("--diff", action="store_true", help="what has changed since the baseline was written")
+    parser.add_argument("--write", action="store_true", help="write it to the settings' baseline_file, as root")
+    parser.add_argument("--force", action="store_true", help="with --write: replace the file that is there")
+    flags.look(parser)
+
+
+def _baseline(args: argparse.Namespace) -> int:
+    from healthd.cli import baseline
+    from healthd.say import render
+    from healthd.settings import layers
+    from healthd.work.worker import Setup
+
+    if args.diff and args.write:
+        raise Stop("healthd baseline: --diff and --write are two things")
+    if args.force and not args.write:
+        raise Stop("healthd baseline: --force is for --write")
+    with wrong_settings_are_wrong_use():
+        loaded, checks = load_settings(args, layers.without_baseline)
+        require_scenario(loaded)
+        path = _baseline_file(loaded) if args.diff or args.write else ""
+        before = _baseline_before(path, checks, args) if path else None
+    settings = loaded.settings
+    with runner_of(Setup(settings.root, settings.nvml.fake, settings.checks_dir)) as runner:
+        present = baseline.take(loaded, checks, runner)
+    changes = baseline.drift(before, present, checks) if before is not None else []
+    if args.diff:
+        known = [change for change in changes if not change.unknown]
+        return say(render.drift(path, changes, page()), REFUSED if known else UNKNOWN if changes else OK)
+    text = baseline.as_toml(present, checks, _baseline_heading(settings.node_name))
+    if not args.write:
+        return say(text)
+    changes += baseline.by_hand(before, checks) if before is not None else []
+    status = _write_baseline(path, text, changes, args.force, checks)
+    for left in present.left_out:
+        complain(baseline.words_of(left))
+    return status
+
+
+def _baseline_file(loaded: Loaded) -> str:
+    """Where it is, or is to be. What is looked at must be this machine, unless the file was named for it."""
+    from healthd.config import Settings
+
+    settings = loaded.settings
+    if not settings.baseline_file:
+        raise Stop('healthd baseline: baseline_file is "": name a file with --baseline')
+    if (settings.root != "/" or settings.nvml.fake) and settings.baseline_file == Settings().baseline_file:
+        raise Stop("healthd baseline: this is not the machine that is looked at: name a file with --baseline")
+    return settings.baseline_file
+
+
+def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
+    """The tables of the file; None where there is none, or a wrong one that is to be replaced. Raises ConfigError."""
+    from healthd.config import ConfigError, settle
+    from healthd.settings.layers import checks_of
+
+    if not os.path.exists(path):
+        if args.write:
+            return None
+        raise Stop(f"healthd baseline: {path}: there is no such file; healthd baseline --write makes it", UNKNOWN)
+    try:
+        tables: Mapping[str, Any] = checks_of(path)
+        settle({"checks": tables}, path, {}, checks)
+    except ConfigError as error:
+        if not args.force:
+            raise
+        complain(str(error))
+        return None
+    return tables
+
+
+def _baseline_heading(node: str) -> str:
+    import time
+
+    from healthd import __version__
+
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return f"""\
+What {node} has, as healthd {__version__} found it on {now}: healthd baseline --write.
+The checks hold the node to it: what is gone or less later drains it. Take out what may come and go.
+After a change of hardware or software: healthd baseline --diff, then healthd baseline --write --force."""
+
+
+def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> int:
+    from healthd.config import parse_toml, settle
+    from healthd.judge.ledger import replace_file
+    from healthd.say import render
+
+    settle(parse_toml(text, path), path, {}, checks)  # never a file with which the daemon would not start
+    if os.path.exists(path) and changes and not force:
+        say(f"{render.drift(path, changes, page())}\n")
+        raise Stop(f"healthd baseline: {path}: is there and differs; --force replaces it", REFUSED)
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        replace_file(path, text, mode=0o644, durable=True)
+    except OSError as error:
+        raise Stop(f"healthd baseline: {path}: cannot be written: {error.strerror}", REFUSED) from None
+    return say((f"{render.drift(path, changes, page())}\n" if changes else "") + f"{path}: written\n")
+
+
+COMMANDS = {
+    "baseline": Command(
+        _baseline_arguments,
+        _baseline,
+        "What this node has now, as a settings file that the checks then hold it to: GPUs, ports and their rates, "
+        "disks, memory, CPUs, mounts, device nodes, services. What looks broken now is left out, with the reason.\n"
+        "Exit status: 0 done, or nothing has changed; 1 something has, or refused; 3 could not look; 64 wrong use.",
+        "  healthd baseline                        # look at it first\n"
+        "  healthd baseline --write && systemctl reload healthd\n"
+        "  healthd baseline --diff                 # what has changed since\n",
+    ),
+}

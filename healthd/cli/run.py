@@ -1,0 +1,33 @@
+"""`healthd run`: the daemon, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+
+from healthd.cli import flags
+from healthd.cli.flags import Command, load_settings, wrong_settings_are_wrong_use
+from healthd.cli.terminal import REFUSED, Stop
+
+
+def _run(args: argparse.Namespace) -> int:
+    from healthd import daemon
+
+    with wrong_settings_are_wrong_use():
+        try:
+            return daemon.run(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
+        except OSError as error:
+            why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise Stop(f"healthd run: {why}", REFUSED) from None
+
+
+COMMANDS = {
+    "run": Command(
+        flags.daemon,
+        _run,
+        "The daemon, in the foreground, until SIGTERM. SIGHUP reads the settings again. A flag wins over the file.",
+        "  healthd run                        # as systemd does\n"
+        "  # a second one beside it, to play with:\n"
+        "  healthd run --fake-nvml dgx-h100 --kernel-log /tmp/log --listen off \\\n"
+        "              --runtime-dir /tmp/h --state-dir /tmp/h/state\n",
+    ),
+}

@@ -1,0 +1,107 @@
+"""`healthd scan`: what a kernel log of any machine tells."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import OF_HEALTH, UNKNOWN, complain, page, say, stream
+
+if TYPE_CHECKING:
+    from healthd.model import Finding, Inventory, KernelEvent
+    from healthd.scan.events import Judged, Tally
+    from healthd.scan.log_file import Block
+
+
+def _scan_arguments(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
+    parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+
+
+def _scan(args: argparse.Namespace) -> int:
+    import time
+
+    from healthd.model import Severity
+    from healthd.scan import events as scan
+    from healthd.scan import log_file
+
+    tally = scan.Tally()
+    trouble: list[str] = []
+    worst = Severity.INFO
+
+    def watched() -> Iterator[Judged]:
+        nonlocal worst
+        blocks = _until_damaged(log_file.blocks(args.file), trouble)
+        for one in scan.judged(scan.events(blocks, time.time(), tally), correlate_all()):
+            if one.verdict.severity > worst:
+                worst = one.verdict.severity
+            yield one
+
+    name = "standard input" if args.file == "-" else args.file
+    if args.json:
+        stream(scan.event_line(one) for one in watched())
+    else:
+        from healthd.scan import table as scan_table
+
+        found = scan_table.summary(watched())
+        if tally.kernel:
+            say(scan_table.table(found, name, tally, page()))
+    status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
+    if trouble:
+        return complain(f"healthd scan: {trouble[0]}", status or UNKNOWN)
+    if not tally.kernel:
+        return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
+    return status
+
+
+def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
+    """What was read before counts."""
+    from healthd.scan.log_file import LogError
+
+    try:
+        yield from blocks
+    except LogError as error:
+        trouble.append(str(error))
+
+
+def _no_kernel_log(tally: Tally) -> str:
+    if not tally.lines:
+        return "is empty"
+    if tally.binary:
+        return "is no text"
+    return f"none of its {tally.lines:,} lines is known to be the kernel's (by a prefix of dmesg, syslog, journalctl)"
+
+
+def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
+    """All built-in checks that listen, with their own settings."""
+    from healthd.judge import absorb
+    from healthd.settings import registry
+
+    checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+
+    def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
+        return [
+            absorb.as_configured(finding, config)
+            for check, config in checks
+            for finding in check.correlate(events, node, config) or ()
+        ]
+
+    return correlate
+
+
+COMMANDS = {
+    "scan": Command(
+        _scan_arguments,
+        _scan,
+        "What a kernel log tells: dmesg, syslog, journalctl (also -o json), a dump of /dev/kmsg, a serial console, "
+        "pdsh; of any machine. Incidents in the order of time, the first cause on top. Nothing else of that machine is "
+        "known, so what depends on it (is this file system the root?) is only a warning.\n"
+        "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 it is no kernel log or cannot be read, 64 wrong "
+        "use.",
+        "  healthd scan /var/log/kern.log.2.gz\n"
+        "  ssh node17 dmesg -T | healthd scan -\n"
+        "  healthd scan --json console.log | jq 'select(.severity == \"critical\")'\n",
+    ),
+}

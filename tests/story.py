@@ -6,6 +6,7 @@ goes away, the repair.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -13,15 +14,18 @@ from fakes import BOOT, NOW
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.judge import absorb, endings, intake, verdict
+from healthd.judge import endings, intake, verdict
 from healthd.judge.absorb import as_configured
+from healthd.judge.ledger import Ledger, with_conditions
 from healthd.model import (
     CheckResult,
     Clears,
     Condition,
+    ConditionKey,
     ConditionState,
     Drain,
     Finding,
+    Inventory,
     KernelEvent,
     Mode,
     NodeState,
@@ -29,6 +33,7 @@ from healthd.model import (
     Outcome,
     Repair,
     Resume,
+    RunName,
     Severity,
     SlurmMemory,
 )
@@ -52,16 +57,33 @@ class Story:
         self.check = Check(module.__name__.rpartition(".")[2], module)
         self.config = config or module.Config()
         self.now = NOW
-        self.boot_id = BOOT
-        self.conditions: dict[tuple[str, str], Condition] = {}
-        self.cleared: list[Condition] = []
+        self.ledger = Ledger(boot_id=BOOT)
         self.past: dict[str, Series] = {}
-        self.events: list[KernelEvent] = []
         self.slurm = SlurmMemory()
         self.requeued = False
         self.held = ""
         self.paused_until = self.trusted_since = 0.0
         self.result: CheckResult | None = None
+
+    @property
+    def boot_id(self) -> str:
+        return self.ledger.boot_id
+
+    @property
+    def conditions(self) -> dict[ConditionKey, Condition]:
+        return self.ledger.by_key()
+
+    @conditions.setter
+    def conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
+        self.ledger = with_conditions(self.ledger, conditions, self.now)
+
+    @property
+    def cleared(self) -> tuple[Condition, ...]:
+        return self.ledger.cleared
+
+    @property
+    def events(self) -> tuple[KernelEvent, ...]:
+        return self.ledger.events
 
     @property
     def drained(self) -> bool:
@@ -86,10 +108,8 @@ class Story:
     def _after(self, outcome: Outcome, given: list[Any]) -> Story:
         observations = [item for item in given if isinstance(item, Observation)]
         self.past = update(self.past, observations, self.now, self.boot_id)
-        self._absorb(outcome, [item for item in given if isinstance(item, Finding)])
-        self._take(
-            endings.after_repairs(self.conditions, [item for item in given if isinstance(item, Repair)], self.now)
-        )
+        repairs = tuple(item for item in given if isinstance(item, Repair))
+        self._absorb(outcome, [item for item in given if isinstance(item, Finding)], repairs)
         return self._decide()
 
     def hang(self, silent_seconds: float, minutes: float = 5.0) -> Story:
@@ -98,64 +118,44 @@ class Story:
         self._absorb(Outcome.TIMED_OUT, list(self.check.overdue(self.config, silent_seconds)))
         return self._decide()
 
-    def _absorb(self, outcome: Outcome, found: list[Finding]) -> None:
+    def _absorb(self, outcome: Outcome, found: list[Finding], repairs: tuple[Repair, ...] = ()) -> None:
         findings = tuple(as_configured(finding, self.config) for finding in found)
-        self.result = CheckResult(self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, findings)
-        known, clear_after = tuple(self.cleared), self.config.clear_after
-        self._take(absorb.absorb_result(self.conditions, self.result, clear_after, self.boot_id, known))
+        self.result = CheckResult(
+            self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, findings, repairs=repairs
+        )
+        self.ledger = intake.looked(self.ledger, self.result, self.config, self.now)
 
     def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):
             self.look(host, minutes)
         return self
 
-    def hear(self, event: KernelEvent, node: Any = None) -> Story:
-        """A kernel event now, for a check that listens. `node`: the inventory."""
-        from dataclasses import replace
-
-        from healthd.model import Inventory
-
+    def hear(self, event: KernelEvent, node: Inventory | None = None) -> Story:
+        """A kernel event now, for a check that listens. `node`: what this node has."""
         self.now += 1.0
-        number = len(self.events) + 1
-        event = replace(event, time=self.now, last_time=self.now, sequence=number, boot_id=self.boot_id)
-        self.events.append(event)
-        found = intake.findings_in(
-            self.events,
-            lambda events: self.check.correlate(events, node or Inventory(), self.config),
-            (*self.conditions.values(), *self.cleared),
-        )
-        by_sequence = {each.sequence: each for each in self.events}
-        self._take(
-            absorb.absorb_events(
-                self.conditions,
-                self.check.name,
-                [as_configured(finding, self.config) for finding in found],
-                by_sequence,
-                frozenset({number}),
-                self.boot_id,
-                tuple(self.cleared),
-            )
-        )
-        if not event.history:
-            self._take(endings.after_repairs(self.conditions, self.check.repairs([event]), self.now))
+        event = replace(event, time=self.now, last_time=self.now, boot_id=self.boot_id)
+        known = replace(self.ledger, inventory=node or Inventory())
+        heard = intake.heard(known, [event], [(self.check, self.config)], self.now)
+        assert not heard.mistakes
+        self.ledger = heard.ledger
         return self._decide()
 
     def wait(self, minutes: float) -> Story:
         """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""
         self.now += minutes * 60
-        self._take(endings.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now))
+        self.conditions = endings.after_quiet(self.conditions, minutes * 60, not (self.drained or self.held), self.now)
         return self
 
     def reboot(self) -> Story:
-        self.boot_id += "'"
         self.now += 300.0
-        self._take(endings.after_boot(self.conditions, self.boot_id, self.now))
+        self.ledger = replace(self.ledger, boot_id=self.boot_id + "'")
+        self.conditions = endings.after_boot(self.conditions, self.boot_id, self.now)
         return self._decide()
 
     def reset(self, subject: str) -> Story:
         """A GPU was reset, and a check saw the evidence of it."""
         repair = Repair(Clears.GPU_RESET, subject, "its counters fell", before=self.now)
-        self._take(endings.after_repairs(self.conditions, [repair], self.now))
+        self.conditions = endings.after_repairs(self.conditions, [repair], self.now)
         return self._decide()
 
     def repaired(self, code: str, subject: str | None = None) -> Story:
@@ -163,7 +163,7 @@ class Story:
         for known in self.conditions.values():
             if known.code == code and subject in (None, known.subject):
                 self.past = without_growth(self.past, known.subject)
-        self._take(endings.repaired(self.conditions, code, subject, "an engineer", self.now))
+        self.conditions = endings.repaired(self.conditions, code, subject, "an engineer", self.now)
         return self._decide()
 
     def pause(self, minutes: float) -> Story:
@@ -176,14 +176,10 @@ class Story:
         self.held = words
         return self._decide()
 
-    def _take(self, conditions: dict[tuple[str, str], Condition]) -> None:
-        self.cleared += [c for c in conditions.values() if c.state is ConditionState.CLEARED]
-        self.conditions = {key: c for key, c in conditions.items() if c.state is not ConditionState.CLEARED}
-
     def _decide(self) -> Story:
         if self.paused_until and self.now >= self.paused_until:
             self.paused_until, self.trusted_since = 0.0, self.paused_until
-        names = [(self.check.name, self.config.name)] if self.check.runs else []
+        names = [RunName(self.check.name, self.config.name)] if self.check.runs else []
         results = {names[0]: self.result} if names and self.result else {}
         judged = verdict.judge(self.conditions, results, names, self.trusted_since)
         stands = self.held or self.slurm.reason

@@ -580,7 +580,7 @@ def test_a_path_that_is_back_is_over(node):
 
 def test_an_operator_who_resumes_knows_the_old_errors_and_new_ones_drain_again(node):
     story = hear(Story(block_device).look(node()), IO_ERROR.format("nvme1n1"))
-    story._take(endings.resumed_by_operator(story.conditions, story.now, story.now))
+    story.conditions = endings.resumed_by_operator(story.conditions, story.now, story.now)
     story.look(node())
     assert story.codes == []
     hear(story, "nvme nvme1: I/O 39 QID 3 timeout, aborting")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,10 @@ from healthd import daemon as daemons
 from healthd import guard
 from healthd.config import Loaded, settle
 from healthd.daemon import Daemon
-from healthd.judge import absorb
+from healthd.judge import absorb, intake
 from healthd.judge.ledger import encode
 from healthd.kernel.source import RawLine, event_of
+from healthd.machine import wakeup
 from healthd.model import KernelEvent, Outcome, Severity
 from healthd.settings import registry
 from healthd.settings.registry import Check
@@ -76,7 +78,7 @@ def test_an_event_on_which_a_later_step_fails_is_told_of_and_costs_no_other(
         return raises() if any(f.code == "gpu_xid/48" for f in found) else real(conditions, check, found, *rest)
 
     monkeypatch.setattr(absorb, "absorb_events", fails_on_48)
-    daemon.hear([xid(79), xid(48), xid(43, "0000:5d:00")])
+    daemon.hearing.hear([xid(79), xid(48), xid(43, "0000:5d:00")])
     assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
     assert dict(guard.dropped) == {"kernel_log": 1}
     assert any("ZeroDivisionError" in trouble for trouble in daemon.troubles())
@@ -86,48 +88,56 @@ def test_a_line_with_which_every_step_fails_is_told_all_the_same(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(daemons, "fold_events", raises)
-        daemon.hear([xid(79), xid(48)])
+        broken.setattr(intake, "fold_events", raises)
+        daemon.hearing.hear([xid(79), xid(48)])
     found = daemon.memory.conditions["kernel/unread", ""]
     assert (found.state.value, found.severity.name, found.count) == ("open", "WARNING", 2)
     assert "Xid (PCI:0000:61:00): 48" in found.message
     assert (codes(daemon), dict(guard.dropped)) == (["kernel/unread"], {"kernel_log": 2})
-    daemon.hear([xid(79)])
+    daemon.hearing.hear([xid(79)])
     assert codes(daemon) == ["gpu_xid/79", "kernel/unread"]
 
 
 def test_one_bad_event_among_a_thousand_is_found_by_halves(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each on its own would be a thousand passes over all that is known: minutes in which nothing else is done."""
-    real, calls = daemon.take_in, []
+    real, calls = daemon.hearing.take_in, []
 
     def counted(events: list[KernelEvent]) -> None:
         calls.append(len(events))
         return raises() if any(event.code == "48" for event in events) else real(events)
 
-    monkeypatch.setattr(daemon, "take_in", counted)
+    monkeypatch.setattr(daemon.hearing, "take_in", counted)
     saves = []
     monkeypatch.setattr(daemon.memory, "save", lambda: saves.append(1))
     events = [xid(31, f"{number:04x}:01:00") for number in range(1, 1000)]
-    daemon.hear([*events[:700], xid(48), *events[700:], xid(79)])
+    daemon.hearing.hear([*events[:700], xid(48), *events[700:], xid(79)])
     assert len(calls) <= 25
     assert saves == [1]
     assert {"gpu_xid/79", "gpu_xid/31", "kernel/unread"} == set(codes(daemon))
 
 
-@pytest.mark.parametrize("where", ["job_at_source.name", "tell_incidents", "concerned", "rounds.look_after_event"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "hearing.job_at_source.name",
+        "hearing._tell_incidents",
+        "looking.concerned",
+        "looking.rounds.look_after_event",
+    ],
+)
 def test_what_is_only_beside_the_judging_costs_no_fault(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    *path, name = where.split(".")
-    monkeypatch.setattr(getattr(daemon, path[0]) if path else daemon, name, raises)
-    daemon.hear([xid(79)])
+    path, name = where.rsplit(".", 1)
+    monkeypatch.setattr(operator.attrgetter(path)(daemon), name, raises)
+    daemon.hearing.hear([xid(79)])
     assert (codes(daemon), dict(guard.dropped)) == (["gpu_xid/79"], {"kernel_log": 1})
 
 
 def test_what_slurm_says_of_jobs_and_devices_that_go_cost_the_turn_nothing(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon.job_at_source, "step", raises)
+    monkeypatch.setattr(daemon.hearing.job_at_source, "step", raises)
     monkeypatch.setattr(daemon.removals, "read", raises)
     daemon.listen()
     assert dict(guard.dropped) == {"slurm": 1, "device_removals": 1}
@@ -137,7 +147,10 @@ def test_a_metrics_file_that_cannot_be_made_costs_the_turn_nothing(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = dataclasses.replace(daemon.settings.metrics, textfile="/tmp/healthd.prom")
-    monkeypatch.setattr(daemon, "settings", dataclasses.replace(daemon.settings, metrics=metrics))
+    loaded = dataclasses.replace(
+        daemon.configured.loaded, settings=dataclasses.replace(daemon.settings, metrics=metrics)
+    )
+    daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
     monkeypatch.setattr("healthd.say.metrics.families", raises)
     daemon.write_textfile()
     assert dict(guard.dropped) == {"metrics": 1}
@@ -148,7 +161,7 @@ def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
 ) -> None:
     odd = dataclasses.replace(xid(48), code="3x1")
     for event in (odd, xid(79), xid(43)):
-        daemon.hear([event])
+        daemon.hearing.hear([event])
     assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
     assert dict(guard.dropped) == {"kernel_log": 1}
 
@@ -165,17 +178,17 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         ({"repairs": [[]]}, Outcome.FAILED, "the worker's answer: repairs[0]: must be a table"),
         ({"observations": {}}, Outcome.FAILED, "the worker's answer: observations: must be text"),
     ):
-        daemon.results.clear()
+        daemon.looking.results.clear()
         reply = Reply(request, Outcome.COMPLETED, 0.1, {**good, **answer}, told=NOW)
-        monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
-        daemon.take_replies()
-        result = daemon.results["clock", ""]
+        monkeypatch.setattr(daemon.looking.rounds, "step", lambda reply=reply: [reply])
+        daemon.looking.take_replies()
+        result = daemon.looking.results["clock", ""]
         assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
     assert not guard.dropped
     for op in ("inventory", "read_journal", "save_copy"):
         reply = Reply(Request("", 1.0, {"op": op, "gap": 7, "history": ()}), Outcome.COMPLETED, 0.1, {"error": ""})
-        monkeypatch.setattr(daemon.rounds, "step", lambda reply=reply: [reply])
-        daemon.take_replies()
+        monkeypatch.setattr(daemon.looking.rounds, "step", lambda reply=reply: [reply])
+        daemon.looking.take_replies()
     assert guard.dropped["worker"] >= 2
 
 
@@ -186,17 +199,17 @@ def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_ag
     clock = SimpleNamespace(time=lambda: time.time() + ahead[-1], monotonic=time.monotonic)
     monkeypatch.setattr(daemons, "time", clock)
     with alone(tmp_path, "disk_space") as daemon:
-        daemon.rounds.step()
-        assert daemon.runner.request is not None
+        daemon.looking.rounds.step()
+        assert daemon.looking.runner.request is not None
         ahead.append(3600.0)
-        go(daemon, lambda: bool(daemon.results))
-        result = daemon.results["disk_space", ""]
+        go(daemon, lambda: bool(daemon.looking.results))
+        result = daemon.looking.results["disk_space", ""]
         assert (result.outcome, result.error) == (Outcome.FAILED, "the clock was set while it ran")
-        assert daemon.outcomes == {("disk_space", "", "failed"): 1}
+        assert daemon.looking.outcomes == {("disk_space", "", "failed"): 1}
         assert caplog.text.count("check disk_space: failed: the clock was set while it ran") == 1
         assert "disk_space" not in daemon.memory.past, "it is of two clocks"
-        go(daemon, lambda: daemon.rounds.ended and not daemon.runner.busy)
-        assert EARLY_AGAIN_SECONDS - 5 < daemon.rounds.deadline - time.monotonic() <= EARLY_AGAIN_SECONDS
+        go(daemon, lambda: daemon.looking.rounds.ended and not daemon.looking.runner.busy)
+        assert EARLY_AGAIN_SECONDS - 5 < daemon.looking.rounds.deadline - time.monotonic() <= EARLY_AGAIN_SECONDS
 
 
 def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,15 +217,15 @@ def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monke
     made: list[Daemon] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
-        return lambda: clock() + sum(5.0 * one.runner.started_total for one in made)
+        return lambda: clock() + sum(5.0 * one.looking.runner.started_total for one in made)
 
     monkeypatch.setattr(daemons, "time", SimpleNamespace(time=late(time.time), monotonic=late(time.monotonic)))
     with alone(tmp_path, "disk_space") as daemon:
         made.append(daemon)
-        daemon.runner.renew()
-        go(daemon, lambda: daemon.rounds.ended)
-        assert daemon.runner.started_total == 2
-        assert daemon.outcomes == {("disk_space", "", "completed"): 1}
+        daemon.looking.runner.renew()
+        go(daemon, lambda: daemon.looking.rounds.ended)
+        assert daemon.looking.runner.started_total == 2
+        assert daemon.looking.outcomes == {("disk_space", "", "completed"): 1}
 
 
 @contextlib.contextmanager
@@ -230,15 +243,15 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not over():
         assert time.monotonic() < end, "it did not happen"
-        daemons.poll(daemon.runner.waits(), 0.05)
-        daemon.look()
+        wakeup.poll(daemon.looking.runner.waits(), 0.05)
+        daemon.looking.look()
 
 
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Daemon(lambda _running: settings(tmp_path))
-    first.hear([xid(79)])
+    first.hearing.hear([xid(79)])
     first.shut_down()
     os.close(first.lock)
     before = (tmp_path / "runtime_dir/ledger.json").read_text()
@@ -257,28 +270,28 @@ def test_of_more_events_than_are_kept_all_are_judged_and_it_is_said_how_many_are
     daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "healthd")
-    daemon.hear([xid(79), *(xid(31, f"{number:04x}:01:00") for number in range(1, 1281))])
+    daemon.hearing.hear([xid(79), *(xid(31, f"{number:04x}:01:00") for number in range(1, 1281))])
     assert ("gpu_xid/79", "0000:61:00.0") in daemon.memory.conditions
-    assert (len(daemon.memory.ledger.events), daemon.events_forgotten) == (500, 781)
+    assert (len(daemon.memory.ledger.events), daemon.hearing.events_forgotten) == (500, 781)
     assert "781 kernel events were judged and are no longer kept" in caplog.text
-    daemon.hear([xid(79, "0000:5d:00"), xid(31, "0000:5d:00")])
-    assert daemon.events_forgotten == 783
+    daemon.hearing.hear([xid(79, "0000:5d:00"), xid(31, "0000:5d:00")])
+    assert daemon.hearing.events_forgotten == 783
     assert caplog.text.count("no longer kept") == 1, "again at a thousand"
 
 
 def test_of_thousands_of_parts_with_one_fault_the_first_are_named_and_the_rest_counted(daemon: Daemon) -> None:
     for burst in range(5):
-        daemon.hear([xid(31, f"{burst:02x}{number:02x}:01:00") for number in range(200)])
+        daemon.hearing.hear([xid(31, f"{burst:02x}{number:02x}:01:00") for number in range(200)])
     assert len(daemon.memory.conditions) == absorb.MOST_OF_A_CODE
     others = daemon.memory.conditions["gpu_xid/31", "others"]
     assert others.count == 901
     assert others.message.startswith("901 more, of other parts than the first 99; one of them: Xid 31: ")
-    daemon.hear([xid(79, f"{number:04x}:02:00") for number in range(200)])
+    daemon.hearing.hear([xid(79, f"{number:04x}:02:00") for number in range(200)])
     assert daemon.memory.conditions["gpu_xid/79", "others"].severity is Severity.CRITICAL
     assert len(daemon.memory.conditions) == 2 * absorb.MOST_OF_A_CODE
 
 
 def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons, "LONGEST_SLEEP_SECONDS", 0.01)
-    assert daemons.poll([], 1e300) == set()
-    assert daemons.poll([], -1e300) == set()
+    monkeypatch.setattr(wakeup, "LONGEST_SLEEP_SECONDS", 0.01)
+    assert wakeup.poll([], 1e300) == set()
+    assert wakeup.poll([], -1e300) == set()

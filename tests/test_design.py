@@ -129,7 +129,7 @@ ONLY = {
     },
     "nvidia.fake_nvml": {"record.nvml_recording", "work.worker"},
     "nvidia.fake_scenario": {"cli.flags", "nvidia.fake_nvml"},
-    "say.service": {"daemon"},
+    "say.service": {"daemon", "say.publisher"},
 }
 
 # Packages that cost start-up time: which modules may import them at all, and which of these at their top (they are

@@ -15,6 +15,7 @@ from story import Story
 from healthd.checks import gpu_clocks
 from healthd.checks.gpu_clocks import Config, validate
 from healthd.host import Host
+from healthd.judge.ledger import Ledger
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
@@ -182,8 +183,7 @@ def test_looks_within_seconds_prove_nothing(story):
 
 def test_a_hot_look_right_after_a_boot_does_not_go_on_from_before_it(story):
     hot(story).wait(4)
-    story.boot_id += "'"
-    story.conditions = {}
+    story.ledger = Ledger(boot_id=story.boot_id + "'")
     assert story.sees(THERMAL, 0.0, minutes=0.1).codes == ["gpu_clocks/slowed_briefly"]
 
 

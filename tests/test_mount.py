@@ -236,7 +236,7 @@ def does_not_answer(story: Story, minutes: float) -> Story:
     story.wait(minutes)
     found = tuple(as_configured(finding, story.config) for finding in mount.overdue(story.config, 10.0))
     story.result = CheckResult("mount", "/data", Outcome.TIMED_OUT, story.now, 10.0, found)
-    story._take(absorb.absorb_result(story.conditions, story.result, 2, story.boot_id, tuple(story.cleared)))
+    story.conditions = absorb.absorb_result(story.conditions, story.result, 2, story.boot_id, tuple(story.cleared))
     return story._decide()
 
 

@@ -96,7 +96,7 @@ class Node:
         self.go_on.touch()
 
     def round(self) -> list[Reply]:
-        """One round to its end, with the errands after it."""
+        """One round to its end, with the tasks after it."""
         ended = self.go(lambda: self.rounds.ended and not self.runner.busy)
         self.rounds.ended = False
         return ended
@@ -132,24 +132,24 @@ def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node
     assert one.runner.started_total == 1
 
 
-def test_an_errand_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
+def test_an_task_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
     one = node(A, GPU_1)
-    one.rounds.errand(INVENTORY)
+    one.rounds.task(INVENTORY)
     assert words(one.round()) == ["gpu_1", "inventory", "close_nvml", "a"]
 
 
-def test_an_errand_alone_opens_and_closes_the_driver(node: Callable[..., Node]) -> None:
+def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) -> None:
     one = node(A)
     one.round()
-    one.rounds.errand(INVENTORY)
+    one.rounds.task(INVENTORY)
     assert words(one.go(lambda: not one.runner.busy)) == ["inventory", "close_nvml"]
 
 
-def test_other_errands_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node(A, B)
-    errand = Request("state_dir", 10.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
-    one.rounds.errand(errand)
-    one.rounds.errand(errand)
+    task = Request("state_dir", 10.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
+    one.rounds.task(task)
+    one.rounds.task(task)
     assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["a", "b", "load_copy"]
 
 
@@ -236,22 +236,22 @@ def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: 
     assert one.monotonic() - began >= 0.8
 
 
-def test_an_errand_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
+def test_an_task_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
     one = node(job("hangs", "nvml", timeout=0.3))
     one.round()
-    one.rounds.errand(INVENTORY)
+    one.rounds.task(INVENTORY)
     assert one.go_for(0.4) == []
     assert one.wakes < 5
     one.freed(job("hangs", "nvml"))
     assert words(one.round()) == ["hangs", "inventory", "close_nvml"]
 
 
-def test_of_errands_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., Node], tmp_path: Path) -> None:
+def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node(job("slow"))
     one.rounds.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
-        one.rounds.errand(Request("textfile", 10.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
+        one.rounds.task(Request("textfile", 10.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
     assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["slow", "write_file"]
     assert path.read_text() == "up 99"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from healthd.checks import gpu_xid, sxid
 from healthd.config import CheckConfig
 from healthd.judge import absorb, endings, intake, verdict
 from healthd.judge.condition import shifted
+from healthd.judge.ledger import Ledger
 from healthd.model import (
     CheckResult,
     Clears,
@@ -25,7 +25,6 @@ from healthd.model import (
     Finding,
     Found,
     Health,
-    Inventory,
     KernelEvent,
     Outcome,
     Repair,
@@ -34,6 +33,7 @@ from healthd.model import (
     Verdict,
     Worsens,
 )
+from healthd.settings.registry import Check
 
 T0 = 1_800_000_000.0
 DAY = 86400.0
@@ -933,6 +933,9 @@ SWITCH = "0000:85:00.0"
 SXID = ("sxid/24007", SWITCH)
 
 
+LISTENERS = [(Check(name, module), module.Config()) for name, module in (("gpu_xid", gpu_xid), ("sxid", sxid))]
+
+
 class Listening(Node):
     """A node whose kernel lines gpu_xid or sxid judges."""
 
@@ -940,34 +943,21 @@ class Listening(Node):
 
     def line(self, kind: str, code: str, after: float = 3600.0, history: bool = False, **fields: str) -> Listening:
         self.now += after
-        self.sequence += 1
-        self.events += (
-            KernelEvent(
-                kind,
-                code,
-                SWITCH,
-                self.now,
-                fields=tuple(fields.items()),
-                boot_id=self.boot,
-                last_time=self.now,
-                sequence=self.sequence,
-                history=history,
-            ),
-        )
-        return self.absorb(self.sequence)
+        told = tuple(fields.items())
+        return self.take_in(KernelEvent(kind, code, SWITCH, self.now, fields=told, boot_id=self.boot, history=history))
 
-    def absorb(self, touched: int) -> Listening:
-        known = (*self.conditions.values(), *self.cleared)
-        by_sequence = {event.sequence: event for event in self.events}
-        for check in (gpu_xid, sxid):
-            listen = functools.partial(check.correlate, node=Inventory(), config=check.Config())
-            found = intake.findings_in(self.events, listen, known)
-            name = check.__name__.rpartition(".")[2]
-            self.take(
-                absorb.absorb_events(
-                    self.conditions, name, found, by_sequence, frozenset({touched}), self.boot, self.cleared
-                )
-            )
+    def take_in(self, event: KernelEvent) -> Listening:
+        known = Ledger(
+            boot_id=self.boot,
+            conditions=tuple(self.conditions.values()),
+            cleared=tuple(self.cleared),
+            events=self.events,
+            next_sequence=len(self.events) + 1,
+        )
+        heard = intake.heard(known, [replace(event, last_time=self.now)], LISTENERS, self.now)
+        assert not heard.mistakes
+        self.conditions, self.cleared = heard.ledger.by_key(), list(heard.ledger.cleared)
+        self.events = heard.ledger.events
         return self
 
     def repaired(self, key: tuple[str, str]) -> Listening:
@@ -1020,8 +1010,11 @@ def test_a_storm_that_goes_on_after_it_was_called_repaired_counts_again() -> Non
     node = Listening().line("xid", "95").repaired(("gpu_xid/95", SWITCH))
     assert node.conditions == {}
     node.now += 1
-    node.events = (replace(node.events[0], last_time=node.now, lines=900),)
-    assert node.absorb(1).conditions["gpu_xid/95", SWITCH].severity is Severity.CRITICAL
+    (event,) = node.events = (replace(node.events[0], last_time=node.now, lines=900),)
+    assert (
+        node.take_in(replace(event, time=node.now, lines=1)).conditions["gpu_xid/95", SWITCH].severity
+        is Severity.CRITICAL
+    )
 
 
 def test_a_condition_knows_the_job_whose_process_was_named_last() -> None:

@@ -246,7 +246,8 @@ def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
     as bad as the worst of them: nothing that drains is lost, only which part of thousands it was."""
     told: dict[str, list[Condition]] = {}
     for condition in conditions.values():
-        if condition.last_event and not condition.last_level_seen and condition.subject != OTHERS:
+        stands = condition.state is not ConditionState.CLEARED and condition.subject != OTHERS
+        if stands and condition.last_event and not condition.last_level_seen:
             told.setdefault(condition.code, []).append(condition)
     new = dict(conditions)
     for code, mine in told.items():

@@ -1,35 +1,153 @@
-"""Kernel events become conditions. Pure."""
+"""The one way in: what was heard or seen becomes conditions. Pure: the ledger before, the ledger after.
+
+    kernel events -> folded -> judged by the checks that listen, at the site's severity -> absorbed -> what they repair
+    the result of a check's run                                                         -> absorbed -> what it repairs
+
+The daemon, `healthd check` and the tests' stories all take in by it. A log of another machine (scan/) is folded and
+judged by the same steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from healthd.model import Condition, ConditionKey, Finding, KernelEvent
+from healthd.config import CheckConfig
+from healthd.judge import absorb, endings
+from healthd.judge.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
+from healthd.kernel.fold import fold_events, newest_of_each
+from healthd.kernel.parse import UNREAD, as_unread
+from healthd.model import CheckResult, Condition, ConditionKey, Finding, Inventory, KernelEvent, Outcome, Repair
 
-Correlate = Callable[[Sequence[KernelEvent]], "Iterable[Finding] | None"]
+Unjudged = Callable[[KernelEvent, Exception], object]
+Events = tuple[KernelEvent, ...]
 
 
-def findings_in(events: Sequence[KernelEvent], correlate: Correlate, known: Iterable[Condition]) -> list[Finding]:
-    """What a check finds in the events that still count. `known`: conditions that stand or were cleared.
+class Listens(Protocol):
+    """A check that judges kernel events (settings.registry.Check)."""
 
-    What was repaired, reset or acknowledged makes no later event worse, and what is history no live one: a harmless
-    line an hour after a repaired fatal one of the same code is harmless.
+    @property
+    def name(self) -> str: ...
+
+    def correlate(
+        self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig, unjudged: Unjudged
+    ) -> list[Finding] | None:
+        """What it finds in these events; one that it fails on goes to `unjudged`."""
+
+    def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
+
+
+Listeners = Sequence[tuple[Listens, CheckConfig]]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """ledger     as it is now
+    events     all that were judged, new and old: the ledger keeps fewer
+    news       those that are new or grew, without what is history
+    findings   what each check makes of all events, at the site's severity
+    mistakes   events that a check failed on, and how: they are lines that could not be read from now on
+    """
+
+    ledger: Ledger
+    events: Events
+    news: Events
+    findings: dict[str, list[Finding]]
+    mistakes: tuple[tuple[KernelEvent, Exception], ...]
+
+    @property
+    def forgotten(self) -> int:
+        """How many events were judged, and are more than are kept."""
+        return len(self.events) - len(self.ledger.events)
+
+
+def heard(
+    ledger: Ledger,
+    incoming: Sequence[KernelEvent],
+    listeners: Listeners,
+    now: float,
+    named: Callable[[Events, Collection[int]], Events] = lambda events, _touched: events,
+) -> Heard:
+    """Kernel events. What is new is judged, all of it, before anything is forgotten.
+
+    `named`: the events, those touched with the jobs at their source.
+    """
+    events, touched, sequence = fold_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS)
+    known = (*ledger.conditions, *ledger.cleared)
+    events, findings, mistakes = _judged(named(events, touched), listeners, ledger.inventory, known)
+    by_sequence = {event.sequence: event for event in events}
+    conditions: dict[ConditionKey, Condition] = ledger.by_key()
+    for name, found in findings.items():
+        conditions = absorb.absorb_events(
+            conditions, name, found, by_sequence, frozenset(touched), ledger.boot_id, ledger.cleared
+        )
+    news = tuple(event for number in touched if (event := by_sequence.get(number)) and not event.history)
+    repairs = [repair for check, _ in listeners for repair in check.repairs(news)]
+    conditions = absorb.bounded(endings.after_repairs(conditions, repairs, now))
+    kept = newest_of_each(events, KEEP_EVENTS)
+    after = replace(with_conditions(ledger, conditions, now), events=kept, next_sequence=sequence)
+    return Heard(after, events, news, findings, mistakes)
+
+
+def _judged(
+    events: Events, listeners: Listeners, node: Inventory, known: Sequence[Condition]
+) -> tuple[Events, dict[str, list[Finding]], tuple[tuple[KernelEvent, Exception], ...]]:
+    """(the events, what each check finds in them, those that a check failed on)."""
+    failed: dict[int, Exception] = {}
+    found = findings_of(events, listeners, node, known, lambda event, error: failed.setdefault(event.sequence, error))
+    if not failed:
+        return events, found, ()
+    readable = tuple(
+        as_unread(e) if e.sequence in failed else e for e in events if e.sequence not in failed or e.kind != UNREAD
+    )
+    mistakes = tuple((event, failed[event.sequence]) for event in events if event.sequence in failed)
+    return readable, findings_of(readable, listeners, node, known), mistakes
+
+
+def findings_of(
+    events: Sequence[KernelEvent],
+    listeners: Listeners,
+    node: Inventory,
+    known: Sequence[Condition] = (),
+    unjudged: Unjudged = lambda _event, _error: None,
+) -> dict[str, list[Finding]]:
+    """What each check that listens finds in the events that still count, at the site's severity.
+
+    `known`: conditions that stand or were cleared. What was repaired, reset or acknowledged makes no later event worse:
+    a harmless line an hour after a repaired fatal one of the same code is harmless.
     """
     settled: dict[ConditionKey, list[Condition]] = {}
     for condition in known:
         if condition.last_sequence and (condition.cleared_at or condition.acknowledged_at):
             settled.setdefault(condition.key, []).append(condition)
-    live = _unsettled([event for event in events if not event.history], correlate, settled)
+    every = {}
+    for check, config in listeners:
+
+        def judge(some: Sequence[KernelEvent], check: Listens = check, config: CheckConfig = config) -> list[Finding]:
+            found = check.correlate(some, node, config, unjudged) or () if some else ()
+            return [absorb.as_configured(finding, config) for finding in found]
+
+        if found := _of_live_and_of_history(events, judge, settled):
+            every[check.name] = found
+    return every
+
+
+Judge = Callable[[Sequence[KernelEvent]], "list[Finding]"]
+Settled = Mapping[ConditionKey, Sequence[Condition]]
+
+
+def _of_live_and_of_history(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
+    """What is history makes no live event worse."""
+    live = _of_unsettled([event for event in events if not event.history], judge, settled)
     keys = {finding.key for finding in live}
-    old = _unsettled([event for event in events if event.history], correlate, settled)
+    old = _of_unsettled([event for event in events if event.history], judge, settled)
     return [*live, *(finding for finding in old if finding.key not in keys)]
 
 
-def _unsettled(
-    events: Sequence[KernelEvent], correlate: Correlate, settled: Mapping[ConditionKey, list[Condition]]
-) -> list[Finding]:
+def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
     """Twice where something is settled: only the findings tell which events are behind which condition."""
-    found = list(correlate(events) or ()) if events else []
+    found = judge(events)
     over = {
         event.sequence
         for finding in found
@@ -40,4 +158,33 @@ def _unsettled(
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
-    return list(correlate([e for e in events if e.sequence not in over]) or ()) if over else found
+    return judge([event for event in events if event.sequence not in over]) if over else found
+
+
+def unread(ledger: Ledger, event: KernelEvent, now: float) -> Ledger:
+    """An event of which not even that could be taken in that it cannot be read."""
+    return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id), now)
+
+
+def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners, now: float) -> Ledger:
+    """The jobs at the source of events became known later (`jobs`: by the events' sequences)."""
+    events = with_jobs(ledger.events, jobs)
+    found = findings_of(events, listeners, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+    conditions = absorb.with_jobs(ledger.by_key(), [finding for mine in found.values() for finding in mine], jobs)
+    return with_conditions(replace(ledger, events=events), conditions, now)
+
+
+def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> Events:
+    """`events` with these jobs, by sequence, in their field "job"."""
+    return tuple(
+        replace(event, fields=(*event.fields, ("job", jobs[event.sequence]))) if event.sequence in jobs else event
+        for event in events
+    )
+
+
+def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Ledger:
+    """One run of a check is over. What it saw of a repair counts where one device could not be read, too."""
+    conditions = absorb.absorb_result(ledger.by_key(), result, config.clear_after, ledger.boot_id, ledger.cleared)
+    if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
+        conditions = endings.after_repairs(conditions, result.repairs, now)
+    return with_conditions(ledger, conditions, now)

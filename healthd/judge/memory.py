@@ -146,17 +146,18 @@ class Memory:
         """What was changed since is undone."""
         self._replace(ledger)
 
+    def take(self, after: Ledger) -> None:
+        """This ledger from now on. The log is told what opened, rose or cleared."""
+        before, known = self.ledger, self.conditions
+        self._replace(after)
+        if after.conditions is not before.conditions:
+            history = set(map(id, before.cleared))
+            for condition in (*after.conditions, *(c for c in after.cleared if id(c) not in history)):
+                tell(known.get(condition.key), condition)
+
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
-        """Take these conditions, and say in the log what opened, rose or cleared."""
-        before = self.conditions
-        if conditions == before:
-            return
-        self._replace(ledgers.with_conditions(self.ledger, conditions, self._now()))
-        for key, condition in conditions.items():
-            words = news(before.get(key), condition)
-            if words:
-                level = logging.WARNING if condition.severity >= Severity.WARNING else logging.INFO
-                log.log(level, "%s", words)
+        """These conditions from now on, as told to the log."""
+        self.take(ledgers.with_conditions(self.ledger, conditions, self._now()))
 
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
         """Windows run on. Worth a save of its own only when one ended."""
@@ -234,6 +235,18 @@ class Memory:
         """Into a runtime directory that is new: nothing of what was saved is there any more."""
         self._saved, self._past_unsaved = None, True
         self.save()
+
+
+def tell(before: Condition | None, after: Condition) -> None:
+    """Say to the log how a condition changed. One that came and went at once is told of both."""
+    if before is None and after.state is ConditionState.CLEARED:
+        opened = dataclasses.replace(after, state=ConditionState.OPEN)
+        tell(None, opened)
+        before = opened
+    words = news(before, after)
+    if words:
+        level = logging.WARNING if after.severity >= Severity.WARNING else logging.INFO
+        log.log(level, "%s", words)
 
 
 def news(before: Condition | None, after: Condition) -> str:

@@ -6,7 +6,8 @@ hour", "go on".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from healthd.judge import endings
@@ -15,9 +16,54 @@ from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
 from healthd.model import Ack, Condition, Severity
 
+log = logging.getLogger("healthd")
+
+LATEST = 1e12  # seconds since the epoch: no clock stands later
+
+Reply = dict[str, Any]
+
 
 class Refused(Exception):
     """One sentence: why a command is not carried out."""
+
+
+def answer(
+    request: Mapping[str, Any],
+    who: str,
+    may_command: bool,
+    *,
+    status: Callable[[], Reply],
+    looks_left: Callable[[float], list[str]],
+    job_ended: Callable[[], Reply],
+    carry_out: Callable[[str, Mapping[str, Any], str], str],
+) -> Reply:
+    """The reply to one request on the control socket. `who`: "root (uid 0)".
+
+    status      what `healthd status` shows
+    looks_left  which checks have not looked since that time
+    job_ended   the epilog's word
+    carry_out   one of COMMANDS: what was done, in words; raises Refused
+    """
+    name = request.get("command")
+    if name == "status":
+        return {"status": status()}
+    if name == "looks-left":
+        asked = request.get("asked")
+        if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # true is a moment in 1970
+            return {"error": "asked: must be a time, in seconds since the epoch"}
+        return {"asked": asked, "left": looks_left(asked)}
+    if not isinstance(name, str) or name not in ("job-ended", *COMMANDS):
+        return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
+    if not may_command:
+        return {"error": f"{name}: refused: {who} is neither root nor the user that healthd runs as"}
+    if name == "job-ended":
+        return job_ended()
+    try:
+        done = carry_out(name, request, who)
+    except Refused as refusal:
+        return {"error": f"{name}: {refusal}"}
+    log.warning("%s by %s: %s", name, who, done)
+    return {"done": done}
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:

@@ -7,9 +7,9 @@ it asks this node's slurmstepds only, as a child process with a deadline.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from healthd.judge.intake import with_jobs
 from healthd.machine.child import Child
 from healthd.machine.process import job_of, job_processes, jobs_holding
 from healthd.model import Gpu, KernelEvent
@@ -143,13 +143,3 @@ def jobs_of(
         if job is not None:
             return job or processes.get(event.pid, "")
     return ",".join(holding.get(nodes.get(event.pci, -1), ()))
-
-
-def with_jobs(events: Sequence[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
-    """`events` with these jobs, by sequence."""
-    return tuple(
-        dataclasses.replace(event, fields=(*event.fields, ("job", jobs[event.sequence])))
-        if event.sequence in jobs
-        else event
-        for event in events
-    )

@@ -5,24 +5,24 @@ from __future__ import annotations
 import dataclasses
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import healthd
 from healthd.config import CheckConfig, Loaded, Settings
+from healthd.guard import KERNEL_LOG, drop
 from healthd.host import Host
-from healthd.judge import absorb, verdict
-from healthd.kernel.fold import fold_events
+from healthd.judge import intake, verdict
+from healthd.judge.ledger import Ledger
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
     Condition,
-    ConditionKey,
     ConditionState,
-    Inventory,
+    Finding,
     Outcome,
     RunName,
     Verdict,
@@ -38,7 +38,6 @@ from healthd.work.schedule import Job
 CLOSE_NVML_SECONDS = 10.0
 MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
 
-Conditions = dict[ConditionKey, Condition]
 KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
 
 
@@ -79,28 +78,28 @@ def look(
     settings = loaded.settings
     boot_id = then.boot_id if then else Host(settings.root).boot_id()
     started = then.time if then else time.time()
-    conditions: Conditions = {}
+    ledger = Ledger(boot_id=boot_id)
     results, runs = _run_all(loaded, checks, runner, boot_id, then)
     for result in results:
-        config = loaded.checks[result.run]
-        conditions = absorb.absorb_result(conditions, result, config.clear_after, boot_id, ())
+        ledger = intake.looked(ledger, result, loaded.checks[result.run], started)
     listening = [
-        (name, config) for name, config in loaded.checks.items() if checks[name.check].listens and not name.instance
+        (checks[name.check], config)
+        for name, config in loaded.checks.items()
+        if checks[name.check].listens and not name.instance
     ]
     log = _read(kernel_log) if kernel_log and listening else None
-    for name, config in listening:
-        if log is None:
-            break
-        result, conditions = _listen(checks[name.check], config, log, boot_id, conditions, then)
-        if checks[name.check].runs:
-            results = [_together(ran, result) for ran in results]
-            continue
-        results.append(result)
-        ended = result.started + result.duration_seconds
-        runs.append(Run(*name, result.outcome, result.error, ended, result.duration_seconds, 0.0, True))
+    if log is not None:
+        told, ledger = _listen(ledger, listening, log, then)
+        for result in told:
+            if checks[result.check].runs:
+                results = [_together(ran, result) for ran in results]
+                continue
+            results.append(result)
+            ended = result.started + result.duration_seconds
+            runs.append(Run(*result.run, result.outcome, result.error, ended, result.duration_seconds, 0.0, True))
     results += besides
     judged = verdict.judge(
-        {key: _at_face_value(condition) for key, condition in conditions.items()},
+        {key: _at_face_value(condition) for key, condition in ledger.by_key().items()},
         {result.run: result for result in results},
         [result.run for result in results],
         trusted_since=0.0,
@@ -192,30 +191,46 @@ def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
 
 
 def _listen(
-    check: Check,
-    config: CheckConfig,
-    log: list[RawLine] | OSError,
-    boot_id: str,
-    conditions: Conditions,
-    recording: Recording | None,
-) -> tuple[CheckResult, Conditions]:
-    """What this boot's log holds is history and counts as INFO, as at a daemon's start."""
-    then = recording.run_of(RunName(check.name)) if recording else None
-    began = time.monotonic()
-    started = then.ended - then.seconds if then else time.time()
+    ledger: Ledger, listening: Sequence[tuple[Check, CheckConfig]], log: list[RawLine] | OSError, then: Recording | None
+) -> tuple[list[CheckResult], Ledger]:
+    """A result of each check that listens. What this boot's log holds is history and counts as INFO, as at a daemon's
+    start. They are judged together, so each has taken as long as all."""
+    began, now, seconds = time.monotonic(), time.time(), 0.0
     if isinstance(log, OSError):
-        why = f"{log.filename}: cannot be read: {log.strerror}"
-        return CheckResult(check.name, "", Outcome.FAILED, started, 0.0, error=why), conditions
-    heard = [event for line in log if (event := event_of(line, boot_id)) is not None]
-    events, touched, _ = fold_events((), heard, 1)
-    found = [absorb.as_configured(f, config) for f in check.correlate(events, Inventory(), config) or ()]
-    by_sequence = {event.sequence: event for event in events}
-    after = absorb.absorb_events(conditions, check.name, found, by_sequence, frozenset(touched), boot_id, ())
-    judged = tuple(
-        dataclasses.replace(f, severity=after[f.key].severity, worsens=None) for f in found if f.key in after
+        outcome, error = Outcome.FAILED, f"{log.filename}: cannot be read: {log.strerror}"
+        findings: dict[str, list[Finding]] = {}
+    else:
+        outcome, error = Outcome.COMPLETED, ""
+        events = [event for line in log if (event := event_of(line, ledger.boot_id)) is not None]
+        heard = intake.heard(ledger, events, listening, now)
+        for event, mistake in heard.mistakes:
+            drop(KERNEL_LOG, mistake, event.text)
+        ledger, findings, seconds = heard.ledger, heard.findings, time.monotonic() - began
+    results = []
+    for check, _ in listening:
+        run = then.run_of(RunName(check.name)) if then else None
+        results.append(
+            CheckResult(
+                check.name,
+                "",
+                outcome,
+                run.ended - run.seconds if run else now,
+                run.seconds if run else seconds,
+                findings=_as_absorbed(findings.get(check.name, ()), ledger),
+                error=error,
+            )
+        )
+    return results, ledger
+
+
+def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, ...]:
+    """As bad as they count."""
+    conditions = ledger.by_key()
+    return tuple(
+        dataclasses.replace(finding, severity=conditions[finding.key].severity, worsens=None)
+        for finding in findings
+        if finding.key in conditions
     )
-    seconds = then.seconds if then else time.monotonic() - began
-    return CheckResult(check.name, "", Outcome.COMPLETED, started, seconds, findings=judged), after
 
 
 def kernel_log_of(settings: Settings) -> KernelLog | None:

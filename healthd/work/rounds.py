@@ -1,4 +1,4 @@
-"""What the worker does and when: the checks that are due, one after another, and errands between them.
+"""What the worker does and when: the checks that are due, one after another, and tasks between them.
 
 A round is what is due together. GPU checks come first and NVML is closed right after them, so that the driver is held
 as briefly as can be; a round that takes too long ends without its last checks rather than late.
@@ -20,6 +20,7 @@ from healthd.work.schedule import Job
 log = logging.getLogger("healthd")
 
 CLOSE_NVML_SECONDS = 10.0
+TASK_SECONDS = 20.0
 EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
 FOREVER = float("inf")
 
@@ -45,7 +46,7 @@ class Rounds:
         self._now = now
         self._monotonic = monotonic
         self._queue: deque[Job] = deque()
-        self._errands: deque[Request] = deque()
+        self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
         self._barred: set[str] = set(runner.barred)
@@ -61,7 +62,7 @@ class Rounds:
         """When there is something to do without being woken (monotonic)."""
         if self._runner.busy:
             return self._runner.deadline
-        if self._queue or self._errand() or self._runner.nvml_open:
+        if self._queue or self._task() or self._runner.nvml_open:
             return 0.0
         return self._next_due()
 
@@ -90,12 +91,12 @@ class Rounds:
         for name in names:
             self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
 
-    def errand(self, request: Request) -> None:
+    def task(self, request: Request) -> None:
         """Something else for the worker, when no check is due; it waits for as long as a worker hangs in its resource.
         Of the same kind there is one, the newest."""
         kind = (request.resource, request.table["op"])
-        self._errands = deque(e for e in self._errands if (e.resource, e.table["op"]) != kind)
-        self._errands.append(request)
+        self._tasks = deque(e for e in self._tasks if (e.resource, e.table["op"]) != kind)
+        self._tasks.append(request)
 
     def forget(self, configured: Iterable[RunName]) -> None:
         known = set(configured)
@@ -153,27 +154,27 @@ class Rounds:
         self._queue = deque(sorted([*self._queue, *new], key=lambda job: job.uses != "nvml"))
 
     def _next(self) -> Request | Reply | None:
-        """NVML is closed when its checks and errands are done, before anything else; then checks, then errands."""
+        """NVML is closed when its checks and tasks are done, before anything else; then checks, then tasks."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
-            return self._take(self._errand("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
+            return self._take(self._task("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
             job = self._queue.popleft()
             request = Request(job.uses, job.timeout_seconds, self._request_of(job))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
             return request
-        return self._take(self._errand())
+        return self._take(self._task())
 
-    def _errand(self, resource: str = "") -> Request | None:
-        """The next errand (for that resource) that can be done now: nothing hangs in its resource."""
+    def _task(self, resource: str = "") -> Request | None:
+        """The next task (for that resource) that can be done now: nothing hangs in its resource."""
         barred = self._runner.barred
-        fits = (e for e in self._errands if e.resource not in barred and resource in ("", e.resource))
+        fits = (e for e in self._tasks if e.resource not in barred and resource in ("", e.resource))
         return next(fits, None)
 
-    def _take(self, errand: Request | None) -> Request | None:
-        if errand is not None:
-            self._errands.remove(errand)
-        return errand
+    def _take(self, task: Request | None) -> Request | None:
+        if task is not None:
+            self._tasks.remove(task)
+        return task
 
     def _runs_a_check(self) -> bool:
         request = self._runner.request

@@ -1,0 +1,37 @@
+"""The one wait of a process, and the signals that end it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterable
+
+FOREVER = float("inf")
+LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes no longer one than 24 days
+
+
+def wake_on_signals() -> int:
+    """A descriptor that gets one byte a signal: SIGTERM, SIGINT, SIGHUP."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: None)
+    return reading
+
+
+def signals(descriptor: int) -> bytes:
+    """The signals that came since they were last asked for."""
+    try:
+        return os.read(descriptor, 64)
+    except BlockingIOError:
+        return b""
+
+
+def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
+    """Sleep until one of the descriptors can be read (or written, where that is wanted), at most `seconds`. Those."""
+    ready = select.poll()
+    for descriptor, writes in descriptors:
+        ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))
+    wait = min(max(0.0, seconds), LONGEST_SLEEP_SECONDS)
+    return {descriptor for descriptor, _ in ready.poll(None if seconds == FOREVER else wait * 1000 + 1)}

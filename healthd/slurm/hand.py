@@ -1,0 +1,210 @@
+"""The daemon's hand on Slurm: when the node is looked at there, what is decided, and what people did to it meanwhile.
+
+What is decided is pure (slurm/policy.py), how it is done is a generator of commands (slurm/look.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from healthd.config import Settings
+from healthd.judge import absorb, endings
+from healthd.judge.memory import Memory
+from healthd.model import (
+    Decision,
+    FleetHold,
+    Leave,
+    Mode,
+    NodeState,
+    SlurmMemory,
+    SlurmStatus,
+    Verdict,
+)
+from healthd.slurm import fleet_limit
+from healthd.slurm.driver import SlurmDriver
+from healthd.slurm.look import HELD, ReconcileReport
+from healthd.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
+from healthd.slurm.slurmd_start import SlurmdStart
+
+log = logging.getLogger("healthd")
+
+FOREVER = float("inf")
+
+
+class Hand:
+    """`settings`: as they are now, a reload replaces them. `decision`: the last one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        memory: Memory,
+        boot_id: str,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.decision: Decision = Leave("nothing has been looked at yet")
+        self._memory = memory
+        self._boot_id = boot_id
+        self._now = now
+        self._monotonic = monotonic
+        self._driver = SlurmDriver(settings, boot_id, self._remember, self.may_change, now, monotonic)
+        self._slurmd = SlurmdStart(settings.root, monotonic)
+        self._aim: object = None  # what was wanted of Slurm when it was last looked at
+        self._again_at = FOREVER
+        self._decided_on: object = None
+
+    # --- waiting
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return self._driver.waits()
+
+    @property
+    def deadline(self) -> float:
+        return min(self._driver.deadline, self._slurmd.deadline, self._again_at)
+
+    def close(self) -> None:
+        """A scontrol in flight ends by itself, and what it did is read again at the next start."""
+        self._driver.drop()
+
+    # --- what is known
+
+    @property
+    def status(self) -> SlurmStatus:
+        return self._driver.status
+
+    @property
+    def is_busy(self) -> bool:
+        return self._driver.busy
+
+    def may_change(self) -> bool:
+        return self.settings.mode is not Mode.OBSERVE and self._memory.ledger.pause is None
+
+    def shows_drained(self, verdict: Verdict) -> bool:
+        """Whether Slurm has shown this node drained and idle since the last round: an older word may be past. It is
+        asked each round only while we want or hold something of it, never in observe mode."""
+        slurm = self.status
+        is_old = self._now() - slurm.read_at > 2 * self.settings.interval_seconds
+        if self.settings.mode is Mode.OBSERVE or slurm.node is None or is_old:
+            return False
+        return not is_quiet(verdict, self._memory.ledger.slurm) and is_idle(slurm.node)
+
+    @property
+    def held_from(self) -> float:
+        """From when on Slurm itself keeps jobs from this node (epoch; infinity: it does not)."""
+        return held_from(self.status.node, self._memory.ledger.slurm, self._boot_id)
+
+    def keeps_jobs_out(self, verdict: Verdict) -> bool:
+        """Whether the prolog shall: a drain is wanted, and Slurm does not hold the node yet."""
+        withheld = fleet_limit.is_withheld(verdict.causes, self._memory.ledger.slurm)
+        return bool(verdict.causes) and self.may_change() and self._now() < self.held_from and not withheld
+
+    def must_be_waited_for(self, verdict: Verdict) -> bool:
+        """Whether a drain is wanted, and it is not known yet what Slurm made of it."""
+        slurm = self.status
+        return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.trouble)
+
+    # --- deciding
+
+    def step(self) -> bool:
+        """Go on with a look that is under way. Whether one is over: what people did in Slurm may have changed what
+        stands, so the verdict is to be made anew."""
+        if self.settings.mode is Mode.OBSERVE:
+            return False
+        if self._slurmd.step():
+            self._driver.expect_registration()
+            self._again_at = self._monotonic()
+        return self._take(self._driver.step())
+
+    def look(self, verdict: Verdict, round_ended: bool) -> bool:
+        """Look at the node in Slurm and act, if that is due: in the pass in which a look ended too, since what changed
+        meanwhile wakes nobody afterwards. Whether that is over already."""
+        if self.settings.mode is Mode.OBSERVE:
+            self._only_say(verdict)
+            return False
+        if self._driver.busy or not self._must_look(verdict, round_ended):
+            return False
+        self._again_at = FOREVER
+        return self._take(self._driver.begin(verdict, self._memory.ledger.slurm, self._policy()))
+
+    def _only_say(self, verdict: Verdict) -> None:
+        """No Slurm command at all: what would be done to a node that nobody holds."""
+        self._driver.drop()
+        self._driver.step()
+        self._again_at, self._aim = FOREVER, None
+        self._slurmd.watch(False)
+        rests_on = (verdict, self._policy())
+        if rests_on != self._decided_on:
+            self._decided_on = rests_on
+            free = NodeState(self.settings.node_name, frozenset({"IDLE"}))
+            self.decision = decide(verdict, free, SlurmMemory(), self._policy(), self._now())
+
+    def _policy(self) -> Policy:
+        pause, slurm = self._memory.ledger.pause, self.settings.slurm
+        return Policy(
+            self.settings.mode,
+            pause.until if pause else 0.0,
+            slurm.command_seconds,
+            slurm.requeue_again_seconds,
+            slurm.max_restarts,
+            slurm.admin_comment,
+            self.settings.fleet,
+        )
+
+    def _must_look(self, verdict: Verdict, round_ended: bool) -> bool:
+        """At the start, when what we want changed, each round while something is wanted or held, and to try again."""
+        known = self._memory.ledger
+        concerned = not is_quiet(verdict, known.slurm)
+        # Not when each was last seen: a storm of events is no reason to ask Slurm again and again.
+        causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
+        aim = (causes, concerned and verdict.may_resume, known.pause, self.settings.mode)
+        again = self._monotonic() >= self._again_at
+        own = fleet_limit.is_own_hardware(verdict.causes)
+        waits = fleet_limit.must_wait(known.slurm.hold, own, self._now())  # not each round: it has its time
+        if aim == self._aim and not again and not (concerned and round_ended and not waits):
+            return False
+        self._aim = aim
+        return True
+
+    # --- what Slurm said
+
+    def _take(self, report: ReconcileReport | None) -> bool:
+        """What Slurm says of people's hands on the node, kept in one save; and when to look again."""
+        if report is None:
+            return False
+        self._take_peoples_word(report)
+        self._tell_hold(self._memory.ledger.slurm.hold, report.memory.hold)
+        self._remember(report.memory)
+        if report.trouble:
+            log.warning("slurm: %s", report.trouble)
+        for job in report.requeued:
+            log.warning("job %s was requeued%s", job, f", held: {HELD}" if job in report.held else "")
+        for job, why in report.spared:
+            log.info("job %s is not requeued: %s", job, why)
+        self._decided_on = None
+        self.decision = report.decision
+        self._again_at = self._monotonic() + self._driver.retry_seconds(report)
+        self._slurmd.watch(self._driver.waits_for_slurmd(report))
+        return True
+
+    def _take_peoples_word(self, report: ReconcileReport) -> None:
+        memory, now = self._memory, self._now()
+        conditions = before = memory.conditions
+        if report.acknowledged:
+            log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
+            conditions = endings.resumed_by_operator(conditions, report.acknowledged_before, now)
+            memory.forget_growth(c for key, c in conditions.items() if c != before.get(key))
+        if report.adopted:
+            conditions = absorb.adopted(conditions, report.adopted.code, report.adopted.subject, self._boot_id, now)
+        memory.set_conditions(conditions)
+
+    def _tell_hold(self, before: FleetHold | None, hold: FleetHold | None) -> None:
+        if hold is not None and hold != before:
+            level = logging.ERROR if hold.times else logging.INFO
+            log.log(level, "%s; tried again in %.0f s", fleet_limit.why(hold), hold.until - self._now())
+
+    def _remember(self, slurm: SlurmMemory) -> None:
+        """Written down before the next command is sent: a daemon that is killed now knows later what it did."""
+        self._memory.change(slurm=slurm)
+        self._memory.save()

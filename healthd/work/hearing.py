@@ -1,0 +1,193 @@
+"""The daemon's ears: what the kernel says becomes conditions, the jobs at its source are named, people are told.
+
+What is heard is judged by a pure function (judge/intake.py). A mistake with one event costs no other event anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from healthd import guard
+from healthd.guard import KERNEL_LOG, SLURM
+from healthd.judge import incidents, intake
+from healthd.judge.ledger import KEEP_EVENTS
+from healthd.judge.memory import Memory
+from healthd.kernel.listener import Listener
+from healthd.kernel.source import Gap, RawLine
+from healthd.model import ConditionKey, KernelEvent, Outcome
+from healthd.settings.configured import Configured
+from healthd.slurm.job_at_source import JobAtSource
+from healthd.work.runner import Reply, Request
+
+log = logging.getLogger("healthd")
+
+JOURNAL_SECONDS = 20.0
+JOURNAL_LINES = 10_000
+INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the same incident
+
+
+class Hearing:
+    """`look_after` is told the kind of each event that is news: some checks look at once then.
+
+    configured   as it is now: a reload replaces it
+    incidents    of the conditions that are one fault the first, for each of the others
+    """
+
+    def __init__(
+        self,
+        configured: Configured,
+        memory: Memory,
+        kernel: Listener,
+        job_at_source: JobAtSource,
+        look_after: Callable[[str], None],
+        now: Callable[[], float],
+    ) -> None:
+        self.configured = configured
+        self.kernel = kernel
+        self.job_at_source = job_at_source
+        self.incidents: dict[ConditionKey, ConditionKey] = {}
+        self.events_forgotten = 0
+        self._memory = memory
+        self._look_after = look_after
+        self._now = now
+
+    # --- waiting
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        yield from self.kernel.waits()
+        yield from self.job_at_source.waits()
+
+    @property
+    def deadline(self) -> float:
+        return min(self.kernel.deadline, self.job_at_source.deadline)
+
+    def listen(self) -> None:
+        """What the kernel has said since."""
+        self.hear(self.kernel.read())
+        self.hear_of_jobs()
+        if self.kernel.status.source not in self._memory.ledger.cursors:
+            self.note_cursor()  # what comes from now on is news, also if it comes while we are down
+
+    # --- events
+
+    def hear(self, events: Sequence[KernelEvent]) -> None:
+        """One save with the log's cursor: each event counts once."""
+        if events:
+            self._take_in_what_can_be(events)
+            self.note_cursor()
+            self._memory.save()
+
+    def _take_in_what_can_be(self, events: Sequence[KernelEvent]) -> None:
+        """Where healthd makes a mistake with some of them, those are found by halves: it costs the others nothing, and
+        is told as a line that could not be read."""
+        before = self._memory.ledger, self.events_forgotten
+        try:
+            self.take_in(events)
+        except Exception as error:
+            ledger, self.events_forgotten = before
+            self._memory.go_back_to(ledger)
+            if len(events) > 1:
+                half = len(events) // 2
+                self._take_in_what_can_be(events[:half])
+                self._take_in_what_can_be(events[half:])
+                return
+            guard.drop(KERNEL_LOG, error, events[0].text)
+            self._memory.take(intake.unread(self._memory.ledger, events[0], self._now()))
+
+    def take_in(self, events: Sequence[KernelEvent]) -> None:
+        memory, before = self._memory, self._memory.ledger
+        heard = intake.heard(before, events, self.configured.listeners, self._now(), self._with_jobs)
+        for event, mistake in heard.mistakes:
+            guard.drop(KERNEL_LOG, mistake, event.text)
+        known = set(memory.conditions)
+        memory.take(heard.ledger)
+        self._count_forgotten(heard.forgotten)
+        with guard.at(KERNEL_LOG):  # what follows from news is of no weight beside the news
+            self._tell(heard.news, {event.sequence: event.lines for event in before.events})
+            if not known.issuperset(memory.conditions):
+                self._tell_incidents()
+
+    def _with_jobs(self, events: intake.Events, touched: Collection[int]) -> intake.Events:
+        with guard.at(KERNEL_LOG):  # whose jobs they are is not needed to judge them
+            return self.job_at_source.name(events, touched, self._memory.ledger.inventory.gpus, self._now())
+        return events
+
+    def _tell(self, news: Iterable[KernelEvent], before: Mapping[int, int]) -> None:
+        """To the log, and to the checks that look at once. `before`: how many lines each event had."""
+        for event in news:
+            # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
+            if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
+                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+            self._look_after(event.kind)
+
+    def _count_forgotten(self, events: int) -> None:
+        before, self.events_forgotten = self.events_forgotten, self.events_forgotten + events
+        if events and len(str(self.events_forgotten)) > len(str(before or "")):
+            sentence = "%d kernel events were judged and are no longer kept: more than %d came in a day"
+            log.warning(sentence, self.events_forgotten, KEEP_EVENTS)
+
+    def _tell_incidents(self) -> None:
+        """Which conditions are one fault: said when one of them opens, shown while they stand."""
+        ledger = self._memory.ledger
+        since = self._now() - INCIDENT_SECONDS
+        events = [event for event in ledger.events if event.last_time >= since and not event.history]
+        found = incidents.causes(ledger.conditions, events, ledger.inventory)
+        for follows, first in found.items():
+            if self.incidents.get(follows) != first:
+                log.warning("incident: %s is of one incident with %s", follows, first)
+        self.incidents = self.standing_incidents() | found
+
+    def standing_incidents(self) -> dict[ConditionKey, ConditionKey]:
+        standing = self._memory.conditions
+        return {
+            follows: first for follows, first in self.incidents.items() if follows in standing and first in standing
+        }
+
+    # --- jobs at the source of events
+
+    def hear_of_jobs(self) -> None:
+        """Where Slurm uses no cgroups it tells a moment later which jobs were at the source."""
+        ledger = self._memory.ledger
+        jobs: dict[int, str] = {}
+        with guard.at(SLURM):
+            jobs = self.job_at_source.step(ledger.events, ledger.inventory.gpus, self._now())
+        if jobs:
+            self._memory.take(intake.told_of_jobs(ledger, jobs, self.configured.listeners, self._now()))
+            self._memory.save()
+
+    # --- how far the log was read, and what of it was lost
+
+    def note_cursor(self) -> None:
+        """How far the log was read, to be saved together with what was made of it."""
+        if self.kernel.cursor is not None:
+            cursors = {**self._memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
+            self._memory.change(cursors=cursors)
+
+    def round_is_over(self) -> None:
+        self.kernel.round_is_over()
+        self.note_cursor()
+
+    def journal_request(self) -> Request | None:
+        """Lines that the ring buffer lost: the worker asks the journal, whose files are on a disk."""
+        gap = self.kernel.gap()
+        if gap is None:
+            return None
+        table = {
+            "boot_id": self._memory.ledger.boot_id,
+            "since_usec": gap.since_usec,
+            "until_usec": gap.until_usec,
+            "limit": JOURNAL_LINES,
+            "accept_injected": self.configured.settings.kernel_log.accept_injected,
+        }
+        return Request("journal", JOURNAL_SECONDS, {"op": "read_journal", "gap": table, "history": gap.history})
+
+    def hear_from_journal(self, reply: Reply) -> None:
+        """What the journal had of a gap in the ring buffer."""
+        asked = reply.request.table
+        gap = Gap(asked["gap"]["since_usec"], asked["gap"]["until_usec"], asked["history"])
+        if reply.outcome is not Outcome.COMPLETED:
+            self.kernel.not_filled(gap, reply.error)
+            return
+        lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
+        self.hear(self.kernel.filled(gap, lines, asked["gap"]["limit"]))

@@ -1,0 +1,306 @@
+"""The daemon's eyes: what comes round, what the worker is asked, what came of it, and whether a job is on this node.
+
+A check's result becomes conditions by a pure function (judge/intake.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from healthd import guard
+from healthd.convert import load
+from healthd.guard import WORKER, words
+from healthd.host import Host
+from healthd.judge import intake, verdict
+from healthd.judge.memory import NAMES, Memory
+from healthd.machine.process import has_no_jobs
+from healthd.model import CheckResult, Inventory, Observation, Outcome, RunName
+from healthd.settings.configured import Configured
+from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
+from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
+from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.schedule import Job
+
+log = logging.getLogger("healthd")
+
+OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
+QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
+BURST_SECONDS = 0.02
+JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
+INVENTORY = Request("nvml", TASK_SECONDS, {"op": "inventory", "gpus": True})
+INVENTORY_SECONDS = 24 * 3600.0
+FOREVER = float("inf")
+
+
+class Looking:
+    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read of it.
+
+    configured   as it is now: a reload replaces it
+    results      of each run the last one since the start; `outcomes`: how often each outcome came, by check, instance
+    turns        how often the outcome of some run has changed
+    """
+
+    def __init__(
+        self,
+        configured: Configured,
+        memory: Memory,
+        runner: Runner,
+        is_drained: Callable[[], bool],
+        from_journal: Callable[[Reply], None],
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        settings = configured.settings
+        self.configured = configured
+        self.runner = runner
+        self.results: dict[RunName, CheckResult] = {}
+        self.outcomes: Counter[tuple[str, str, str]] = Counter()
+        self.turns = 0
+        self.copy_failures = 0
+        self._memory = memory
+        self._is_drained = is_drained
+        self._from_journal = from_journal
+        self._now = now
+        self._monotonic = monotonic
+        self._host = Host(settings.root)
+        self._jobs: dict[tuple[bool, bool], list[Job]] = {}  # by whether the driver is unheld, whether it is idle
+        self._overdue_since: dict[RunName, float] = {}
+        self._is_without_jobs, self._looked_for_jobs_at = False, -FOREVER
+        self._inventory_at = -FOREVER
+        self._driver_is_unheld = self.is_driver_unheld()
+        self.rounds = Rounds(
+            runner,
+            settings.node_name,
+            settings.round_timeout_seconds,
+            self.jobs,
+            self._request_of,
+            now,
+            monotonic,
+        )
+        self.rounds.task(INVENTORY)
+
+    def reconfigure(self, configured: Configured) -> None:
+        self.configured = configured
+        self.runner.renew()  # the site's checks may be new
+        self._jobs.clear()
+        self.rounds.forget(configured.runs)
+        self.results = {name: result for name, result in self.results.items() if name in configured.runs}
+
+    # --- what comes round
+
+    def jobs(self) -> list[Job]:
+        """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
+        GPU, and closing it wipes the volatile ECC counts."""
+        unheld, idle = self._driver_is_unheld, self.is_idle()
+        if (unheld, idle) not in self._jobs:
+            self._jobs[unheld, idle] = list(self._make_jobs(unheld, idle))
+        return self._jobs[unheld, idle]
+
+    def _make_jobs(self, unheld: bool, idle: bool) -> Iterator[Job]:
+        settings = self.configured.settings
+        for name, config in self.configured.runs.items():
+            check = self.configured.check(name)
+            interval, timeout = config.interval_seconds or settings.interval_seconds, config.timeout_seconds
+            if unheld and check.uses == "nvml":
+                interval = max(interval, settings.nvml.unheld_interval_seconds)
+                timeout = max(timeout, OPENING_SECONDS)
+            if check.runs and (idle or not check.when):
+                yield Job(*name, check.resource(name.instance), interval, timeout)
+
+    def judged_by(self) -> list[RunName]:
+        """What the node's health rests on."""
+        drained = self._is_drained()
+        return [job.name for job in self.jobs() if drained or not self.configured.checks[job.check].when]
+
+    def concerned(self, kind: str) -> list[RunName]:
+        """The checks that look at once after an event of this kind."""
+        return [job.name for job in self.jobs() if kind in self.configured.checks[job.check].after_events]
+
+    def look_after(self, kind: str) -> None:
+        """An event of this kind came."""
+        self.rounds.look_after_event(self.concerned(kind))
+
+    def is_driver_unheld(self) -> bool:
+        return not self.configured.settings.nvml.fake and self._host.driver_is_held() is False
+
+    # --- whether a job is on this node
+
+    def is_idle(self) -> bool:
+        """Whether no job is on this node: drained and idle, or empty since the last job ended."""
+        return self._is_drained() or self._is_empty()
+
+    def _is_empty(self) -> bool:
+        """Whether Slurm's cgroups show no job since an epilog told that one ended. Another may come any moment."""
+        if self._is_without_jobs and self._monotonic() >= self._looked_for_jobs_at + LOOK_AGAIN_SECONDS:
+            self._look_for_jobs()
+        return self._is_without_jobs
+
+    def _look_for_jobs(self) -> None:
+        self._looked_for_jobs_at = self._monotonic()
+        before, self._is_without_jobs = self._is_without_jobs, has_no_jobs(self.configured.settings.root)
+        if before:
+            self.forget_unless_idle()
+
+    def forget_unless_idle(self) -> None:
+        """Where jobs are on this node or may come: what was found while there were none is no longer so."""
+        if self.is_idle():
+            return
+        only_then = self.configured.only_when_idle
+        self.results = {name: result for name, result in self.results.items() if name not in only_then}
+        self._memory.forget(only_then, "jobs may run here again")
+
+    def job_ended(self) -> dict[str, Any]:
+        """The epilog of a job: the checks that this concerns look at once. `left`: those that it may wait for."""
+        asked = self._now()
+        self._look_for_jobs()
+        self.rounds.look_after_event(self._concerned_by_job_end())
+        left = self.looks_left(asked)
+        words = f"these look now: {', '.join(left)}" if left else "all have looked just now"
+        return {"done": words, "asked": asked, "left": left}
+
+    def looks_left(self, asked: float) -> list[str]:
+        """Which of these checks have not run since. One that ran right before does not look again so soon."""
+        before = asked - EARLY_AGAIN_SECONDS
+        names = self._concerned_by_job_end()
+        return [str(name) for name in names if name not in self.results or self.results[name].started < before]
+
+    def _concerned_by_job_end(self) -> list[RunName]:
+        """Not GPU checks where the driver is closed after each job: to open it costs seconds."""
+        unheld = self.is_driver_unheld()
+        return [n for n in self.concerned(JOB_END) if not (unheld and self.configured.check(n).uses == "nvml")]
+
+    # --- the worker's answers
+
+    def look(self) -> None:
+        """Most checks answer within a millisecond: the rest of the loop does not run between all of them."""
+        until = self._monotonic() + BURST_SECONDS
+        self.take_replies()
+        while self._monotonic() < until and self.runner.busy and self.runner.answers_within(QUICK_SECONDS):
+            self.take_replies()
+
+    def take_replies(self) -> None:
+        for reply in self.rounds.step():
+            try:
+                self._take(reply)
+            except Exception as error:
+                guard.drop(WORKER, error, reply.request.table["op"])
+                why = f"healthd makes a mistake with the answer: {words(error)}"
+                with guard.at(WORKER):  # it could not look, which is neither good nor bad news
+                    self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why))
+
+    def _take(self, reply: Reply) -> None:
+        op = reply.request.table["op"]
+        if op == "run":
+            self._checked(reply)
+            self._renew_inventory(reply)
+        elif reply.outcome is not Outcome.COMPLETED:
+            log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
+            if op == "save_copy":
+                self.copy_failures += 1
+                self._memory.uncopied = True  # again after the next round
+            elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
+                self.rounds.task(reply.request)  # when the worker that hangs in it has ended
+        elif op == "inventory":
+            self._memory.change(inventory=load(Inventory, reply.table["inventory"]))
+            self._inventory_at = self._monotonic()
+        if op == "read_journal":
+            self._from_journal(reply)
+
+    def _checked(self, reply: Reply) -> None:
+        """One run of a check is over: its findings become conditions, its counters' past goes on."""
+        name = RunName(reply.request.table["check"], reply.request.table["instance"])
+        if name not in self.configured.runs:
+            return  # a reload took it away while it ran
+        check, config, memory = self.configured.check(name), self.configured.runs[name], self._memory
+        if check.when and not self.is_idle():
+            return  # jobs came while it ran
+        silent = self._silent_seconds(name, reply)
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the moments in its past are of two clocks
+            why = "the clock was set while it ran"
+            reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
+            self.rounds.look_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
+        result = result_of(check, config, reply, began(reply, self._now()), silent)
+        self._note(result)
+        memory.take(intake.looked(memory.ledger, result, config, self._now()))
+        if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) and isinstance(reply.table.get("past"), str):
+            memory.set_past(str(name), reply.table["past"])
+        again_at = verdict.next_look(memory.conditions).get(name)
+        if again_at is not None and again_at > self._now():
+            self.rounds.look_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
+
+    def _silent_seconds(self, name: RunName, reply: Reply) -> float:
+        """For how long by now it has not answered, in this run and those before; 0 if it did."""
+        if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
+            self._overdue_since.setdefault(name, self._monotonic() - reply.seconds)
+        elif reply.outcome is not Outcome.TIMED_OUT:
+            self._overdue_since.pop(name, None)
+        return self._monotonic() - self._overdue_since.get(name, self._monotonic())
+
+    def _note(self, result: CheckResult) -> None:
+        """The last result of a run; the log is told where it begins to be another than completed."""
+        name, outcome, before = result.run, result.outcome, self.results.get(result.run)
+        if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
+            error = f": {result.error}" if result.error else ""
+            log.warning("check %s: %s%s", name, outcome.value.replace("_", " "), error)
+        if before is None or (before.outcome, before.error) != (outcome, result.error):
+            self.turns += 1
+        self.results[name] = result
+        self.outcomes[name.check, name.instance, outcome.value] += 1
+
+    # --- the inventory, and the ledger's copy
+
+    def renew_inventory_soon(self) -> None:
+        """What this node has may have changed: it is read again with the next GPU check."""
+        self._inventory_at = -FOREVER
+
+    def _renew_inventory(self, reply: Reply) -> None:
+        """Before the driver is closed again that a GPU check has opened: what it shows now, if that may be news."""
+        if reply.request.resource != "nvml" or reply.outcome is not Outcome.COMPLETED:
+            return
+        result = self.results.get(RunName(reply.request.table["check"], reply.request.table["instance"]))
+        is_old = self._monotonic() - self._inventory_at >= INVENTORY_SECONDS
+        if is_old or (result is not None and outgrown(self._memory.ledger.inventory, result.observations)):
+            self.rounds.task(INVENTORY)
+
+    def copy_ledger(self) -> None:
+        """To the state directory, by the worker: that disk may hang."""
+        memory, settings = self._memory, self.configured.settings
+        if memory.uncopied:
+            table = {
+                "op": "save_copy",
+                "from": settings.runtime_dir,
+                "to": settings.state_dir,
+                "names": list(NAMES),
+                "keep": memory.copy_unread,
+            }
+            memory.uncopied = memory.copy_unread = False
+            self.rounds.task(Request("state_dir", TASK_SECONDS, table))
+
+    def round_is_over(self) -> None:
+        """Whoever acted on the end of a round says so."""
+        self.rounds.ended = False
+        self._driver_is_unheld = self.is_driver_unheld()
+
+    def _request_of(self, job: Job) -> dict[str, Any]:
+        return {
+            "op": "run",
+            "check": job.check,
+            "instance": job.instance,
+            "config": self.configured.loaded.tables[job.name],
+            "past": self._memory.past.get(str(job.name), ""),
+            "boot_id": self._memory.ledger.boot_id,
+        }
+
+
+def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:
+    """NVML shows more GPUs than the inventory has, or another driver. One that is lost stays in it, with its name."""
+    return any(
+        (seen.name == "gpus" and seen.value > len(inventory.gpus))
+        or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)
+        for seen in observed
+    )

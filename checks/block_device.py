@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.machine.disks import NO_DISKS, controller, whole
+from healthd.machine.disks import ID_FILES, NO_DISKS, controller, whole
 from healthd.machine.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, Severity
 from healthd.past import Past
@@ -103,7 +103,7 @@ def _names_of_disks(host: Host) -> Iterator[str | None]:
         yield host.read(f"{NVME}/{name}/serial")
     for name in host.list(BLOCK):
         if not name.startswith(NO_DISKS):
-            for file in ("wwid", "device/wwid", "serial", "device/serial"):
+            for file in ID_FILES:
                 yield host.read(f"{BLOCK}/{name}/{file}")
 
 
@@ -232,7 +232,7 @@ def _said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
 
 
 def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
-    name = _field(event, "controller") or controller(_field(event, "device"))
+    name = event.field("controller") or controller(event.field("device"))
     known = next((disk for disk in node.disks if disk.name == name or (event.pci and disk.pci == event.pci)), None)
     pci = event.pci or (known.pci if known else "")
     name = name or (known.name if known else pci)
@@ -242,7 +242,7 @@ def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
         )
         return _Said(Severity.WARNING, "nvme_path", name, words, f"path {name}")
     if event.code == "dead":
-        words = f"the NVMe controller {name} is dead" + (", gone from the bus" if _field(event, "csts") else "")
+        words = f"the NVMe controller {name} is dead" + (", gone from the bus" if event.field("csts") else "")
         return _Said(Severity.DEGRADED, "nvme", pci or name, words, f"disk {pci or name}")
     words = TROUBLE.get(event.code, "")
     return (
@@ -253,23 +253,23 @@ def _controller_said(event: KernelEvent, node: Inventory) -> _Said | None:
 
 
 def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | None:
-    device = _field(event, "device")
+    device = event.field("device")
     disk = whole(device)
     if disk.startswith(NOBODYS):
         return None
     if event.code in ("raid_failed", "raid_disk"):
         return _array_said(event, node, device)
     if event.code in ("path_error", "path_restored"):
-        path = _field(event, "path") or disk
+        path = event.field("path") or disk
         words = f"the path {path} to a disk is {'back' if event.code == 'path_restored' else 'lost'}"
         return _Said(Severity.WARNING, "path", path, words, f"path {path}")
     if event.code == "controller_fault":
-        name = event.pci or _field(event, "controller")
+        name = event.pci or event.field("controller")
         words = f"the RAID or host bus adapter {name} had a fault"
         return _Said(Severity.WARNING, "adapter", name, words, f"adapter {name}")
     if event.code in LOSES_DATA and disk:
         return _data_lost(event, disk, node, config)
-    part = disk or _field(event, "port") or _field(event, "scsi") or "a disk"
+    part = disk or event.field("port") or event.field("scsi") or "a disk"
     words = TROUBLE.get(event.code, "")
     return _Said(Severity.WARNING, "trouble", part, f"{part} {words}", _part_of(part, node)) if words else None
 
@@ -282,8 +282,8 @@ def _part_of(disk: str, node: Inventory) -> str:
 
 
 def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -> _Said:
-    operation = _field(event, "operation")
-    device = _field(event, "device")
+    operation = event.field("operation")
+    device = event.field("device")
     held = _held([m.point for m in node.mounts if (disk in m.disks and disk not in m.redundant) or m.device == device])
     spared = "" if held else ", ".join(m.point for m in node.mounts if disk in m.redundant)
     names = (disk, controller(disk))
@@ -315,7 +315,7 @@ def _held(points: Sequence[str]) -> str:
 
 def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
     if event.code == "raid_disk":
-        disk = _field(event, "disk")
+        disk = event.field("disk")
         words = f"a disk of the RAID {array} failed" + (f": {disk}" if disk else "")
         return _Said(Severity.WARNING, "raid_disk", array, words, f"raid {array}")
     held = _held([mount.point for mount in node.mounts if mount.device == array])
@@ -325,7 +325,7 @@ def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
 
 def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
     """Of the node's own file systems; the others are those of the check filesystem. The same findings as run() has."""
-    device = _field(event, "device")
+    device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
         return None
@@ -336,10 +336,6 @@ def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
         return _Said(Severity.CRITICAL, "root_stopped", "/", words, "mount /", shared=shared)
     words = f"{mount.point} ({mount.fstype}) was {how} by the kernel"
     return _Said(Severity.DEGRADED, "stopped", mount.point, words, f"mount {mount.point}", shared=shared)
-
-
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
 
 
 _DISK_TODO = (

@@ -20,6 +20,7 @@ from healthd.host import Host
 from healthd.machine import ownership
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
+from healthd.text import printable
 
 USES = ""
 PER = "exec"
@@ -72,7 +73,7 @@ def _first_line(output: str) -> str:
     """Printable, at most 200 characters."""
     for line in output.splitlines():
         if line.strip():
-            return "".join(c if c.isprintable() else "?" for c in line.strip())[:MAX_MESSAGE]
+            return printable(line.strip())[:MAX_MESSAGE]
     return ""
 
 

@@ -53,14 +53,14 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     own = {mount.device for mount in node.mounts}
     for event in events:
         for name in NAMES.get(event.code, ()) if event.kind == "fs" else ():
-            if not (name == "volume_stopped" and _field(event, "device") in own):
+            if not (name == "volume_stopped" and event.field("device") in own):
                 groups.setdefault((name, _part(event)), []).append(event)
     for (name, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         over = newest.code == "ok"
         if over and all(event.code == "ok" for event in group):
             continue
-        words = WORDS[name].format(fs=_field(newest, "fs"), part=part or "an unnamed device")
+        words = WORDS[name].format(fs=newest.field("fs"), part=part or "an unnamed device")
         lines = sum(event.lines for event in group if event.code != "ok")
         yield Finding(
             severity=Severity.WARNING,
@@ -76,14 +76,10 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    server = _field(event, "server")[:MAX_NAME]
-    if server and _field(event, "fs") == "lockd":
+    server = event.field("server")[:MAX_NAME]
+    if server and event.field("fs") == "lockd":
         return f"{server} (lockd)"  # answers and is silent by itself
-    return server or _field(event, "device")
-
-
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
+    return server or event.field("device")
 
 
 EXPLAIN = {

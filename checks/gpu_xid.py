@@ -15,6 +15,7 @@ from typing import NamedTuple
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
 from healthd.nvidia import codes
+from healthd.text import printable
 
 USES = ""
 
@@ -77,7 +78,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     for event in events:
         name = _name(event)
         if name:
-            part = event.pci or parts.get(_field(event, "gpu"), "")
+            part = event.pci or parts.get(event.field("gpu"), "")
             groups.setdefault((name, part), []).append(event)
     for (name, part), group in groups.items():
         own = _unsaid(group, name, part, groups)
@@ -99,7 +100,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
     """What new lines are evidence of: an Xid 154 that no longer asks for the reset that it asked for before."""
     for event in events:
-        asked, asks = _field(event, "recovery_from"), _field(event, "recovery_to")
+        asked, asks = event.field("recovery_from"), event.field("recovery_to")
         if event.kind == "xid" and event.pci and asks == "0" and asked in RESETS:
             why = "the driver asks for no recovery any more (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
@@ -115,7 +116,7 @@ def _name(event: KernelEvent) -> str:
 def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
     """The driver's number of a GPU -> its address: from lines that give both (Xid 119), else the inventory's index."""
     by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
-    return by_index | {_field(event, "gpu"): event.pci for event in events if event.pci and _field(event, "gpu")}
+    return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
 
 def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
@@ -206,7 +207,7 @@ def xid_rule(event: KernelEvent, config: Config) -> Rule:
         return Rule(COMPANIONS[code], Clears.WINDOW, config.application_window_seconds)
     if code in NVLINK5:
         row = _nvlink5(event)
-        if row is not None and row.action == "RESET_GPU" and _field(event, "fatal") == "true":
+        if row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true":
             return Rule(Severity.CRITICAL, Clears.GPU_RESET)
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
@@ -217,7 +218,7 @@ def xid_rule(event: KernelEvent, config: Config) -> Rule:
 
 def _nvlink5(event: KernelEvent) -> codes.Nvlink5Fact | None:
     """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
-    unit, info, status = (_field(event, name) for name in ("unit", "intr_info", "error_status"))
+    unit, info, status = (event.field(name) for name in ("unit", "intr_info", "error_status"))
     if not (unit and info and status):
         return None
     return codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
@@ -225,7 +226,7 @@ def _nvlink5(event: KernelEvent) -> codes.Nvlink5Fact | None:
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     """By the number that the line gives: its words change with the driver's branch. None: no action is needed."""
-    action = _field(event, "recovery_to")
+    action = event.field("recovery_to")
     if action == "0":
         return None
     unknown = (Severity.WARNING, Clears.GPU_RESET, "")
@@ -248,15 +249,11 @@ def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -
 
 
 def _link_is_down(event: KernelEvent) -> bool:
-    return "true" in (_field(event, "inactive"), _field(event, "reset"))
+    return "true" in (event.field("inactive"), event.field("reset"))
 
 
 def _registers(event: KernelEvent) -> list[int]:
-    return [int(word, 16) for word in _field(event, "register").split()]
-
-
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
+    return [int(word, 16) for word in event.field("register").split()]
 
 
 # --- for people
@@ -266,7 +263,7 @@ def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
     gpu = next((gpu for gpu in node.gpus if gpu.pci == part), None)
     parts = [_what(event), *_which(event, part, gpu)]
     if event.process or event.pid:
-        name = "".join(c if c.isprintable() else "?" for c in event.process or "process")
+        name = printable(event.process or "process")
         parts.append(f"{name} (pid {event.pid})" if event.pid else name)
     if lines > 1:
         parts.append(f"{lines} lines")
@@ -276,7 +273,7 @@ def _message(event: KernelEvent, part: str, lines: int, node: Inventory) -> str:
 def _which(event: KernelEvent, part: str, gpu: Gpu | None) -> list[str]:
     if gpu is not None:
         return [f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}"]
-    number = _field(event, "gpu")
+    number = event.field("gpu")
     return [f"the driver's GPU{number}"] if number and not part else []
 
 
@@ -300,7 +297,7 @@ _IN_WORDS = {
 
 def _what(event: KernelEvent) -> str:
     names = ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance", "caused_by")
-    found = {name: _field(event, name) for name in names}
+    found = {name: event.field(name) for name in names}
     if event.kind != "xid":
         words = [_IN_WORDS.get(event.code, event.code)]
         words[0] += f" ({found['status']})" if found["status"] else ""
@@ -311,12 +308,12 @@ def _what(event: KernelEvent) -> str:
         return f"Xid 154: {action[2] if action else 'unknown recovery action ' + found['recovery_to']}"
     words = [title(code)]
     words += [found["unit"]] if found["unit"] else []
-    if info := _field(event, "intr_info"):
+    if info := event.field("intr_info"):
         words += [f"{code}:{codes.sub_code(int(info, 16))}"]
         words += [] if _nvlink5(event) is not None else ["unknown to this version"]
     words += [f"link {found['link']}"] if found["link"] else []
     words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if found["fatal"] else []
-    words += ["it is down"] if _field(event, "inactive") else []
+    words += ["it is down"] if event.field("inactive") else []
     words += [known.means for known in codes.nvlink4(_registers(event))[:1]]
     words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
     words += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []

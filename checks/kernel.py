@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.text import printable
 
 USES = ""
 
@@ -95,7 +96,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _rule(event: KernelEvent) -> Rule:
     rule = RULES[event.kind, event.code]
     # Not bad_page: where that was found says nothing of it, and a harmless WARNING near it names drivers too.
-    if event.code == "oops" and _field(event, "driver").startswith(DRIVERS):
+    if event.code == "oops" and event.field("driver").startswith(DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
 
@@ -106,7 +107,7 @@ def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
     group = [event for event in group if event.boot_id == boot_id]
     newest: dict[tuple[str, str], KernelEvent] = {}
     for event in sorted(group, key=lambda each: (each.last_time, each.sequence)):
-        newest[_field(event, "cpu"), _field(event, "level")] = event
+        newest[event.field("cpu"), event.field("level")] = event
     return [event for event in newest.values() if event.code == "cpu_throttled"]
 
 
@@ -116,34 +117,26 @@ def _window_seconds(rule: Rule, config: Config) -> float:
     return config.oops_window_seconds if rule.code == "oops" else config.window_seconds
 
 
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
-
-
 def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
     parts = [rule.words]
     if rule.code == "unread":
-        parts.append(_printable(event.text[:200]))
-    if why := _field(event, "why"):
-        parts.append(_printable(why))
-    if driver := _field(event, "driver"):
+        parts.append(printable(event.text[:200]))
+    if why := event.field("why"):
+        parts.append(printable(why))
+    if driver := event.field("driver"):
         parts.append(f"in {driver}")
     if event.process or event.pid:
-        name = _printable(event.process or "process")
+        name = printable(event.process or "process")
         parts.append(f"{name} (pid {event.pid})" if event.pid else name)
-    if cpu := _field(event, "cpu"):
+    if cpu := event.field("cpu"):
         parts.append(f"CPU {cpu}")
-    if seconds := _field(event, "seconds"):
+    if seconds := event.field("seconds"):
         parts.append(f"{seconds} s")
     if rule.code == "oom_kill":
-        parts.append({"cgroup": "its cgroup's limit", "node": "the whole node's"}.get(_field(event, "scope"), ""))
+        parts.append({"cgroup": "its cgroup's limit", "node": "the whole node's"}.get(event.field("scope"), ""))
     if lines > 1:
         parts.append(f"{lines} lines")
     return ", ".join(part for part in parts if part)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 _STACK_TODO = "journalctl -k shows the stack below the line: the functions in it name the driver or file system."

@@ -27,6 +27,7 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
 from healthd.past import Past
+from healthd.text import printable
 
 USES = ""
 AFTER_EVENTS = ("mce_edac",)
@@ -151,7 +152,7 @@ def _if_told(host: Host, file: str) -> str:
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """One finding per code and part, resting on all its events."""
-    of_pcie = {(event.boot_id, _field(event, "record")) for event in events if event.kind == "pcie_aer"}
+    of_pcie = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
     heard = [event for event in events if event.kind == "mce_edac"]
     named = [event for event in heard if event.code == "uncorrected" and _part(event)]
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
@@ -184,14 +185,14 @@ def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | N
 
     A recoverable error of memory or a processor lost data; one of anything else, or of what was not said yet, warns.
     """
-    number = _field(event, "record")
+    number = event.field("record")
     if number and (event.boot_id, number) in of_pcie:
         return None
     if event.code in LOST_DATA:
         return Severity.CRITICAL
     if event.code != "recoverable":
         return None
-    section = _field(event, "section")
+    section = event.field("section")
     return Severity.CRITICAL if "memory" in section or "processor" in section else Severity.WARNING
 
 
@@ -212,22 +213,18 @@ def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
 
 def _message(event: KernelEvent) -> str:
     words = "uncorrected memory error" if _part(event) else WORDS[event.code]
-    where = _field(event, "dimm")
-    more = [f"{where} ({_part(event)})" if where else _part(event), event.pci, _field(event, "section")]
-    more.append(f"bank {_field(event, 'bank')}" if _field(event, "bank") else "")
+    where = event.field("dimm")
+    more = [f"{where} ({_part(event)})" if where else _part(event), event.pci, event.field("section")]
+    more.append(f"bank {event.field('bank')}" if event.field("bank") else "")
     if event.pid:
-        name = "".join(c if c.isprintable() else "?" for c in event.process or "process")
+        name = printable(event.process or "process")
         more.append(f"{name} (pid {event.pid})")
     more.append(f"{event.lines} lines" if event.lines > 1 else "")
     return ", ".join(text for text in (words, *more) if text)
 
 
 def _part(event: KernelEvent) -> str:
-    return _field(event, "part")
-
-
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
+    return event.field("part")
 
 
 _FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log do, too. "

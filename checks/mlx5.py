@@ -97,7 +97,7 @@ def _reports(heard: Sequence[KernelEvent]) -> Reports:
     """(boot, card) -> (time, severity) of each health report that has one, in the order of time."""
     reports: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for event in heard:
-        if severity := dict(event.fields).get("severity"):
+        if severity := event.field("severity"):
             reports.setdefault((event.boot_id, event.pci), []).append((event.time, int(severity)))
     return {card: sorted(found) for card, found in reports.items()}
 
@@ -110,7 +110,7 @@ def _code(event: KernelEvent, reports: Reports) -> str:
         return "link_down"
     if event.code != "health":
         return event.code if event.code in RULES else ""
-    severity = dict(event.fields).get("severity")
+    severity = event.field("severity")
     worst = int(severity) if severity else _severity_beside(event, reports)
     return "health_fatal" if worst <= FIRMWARE_ERROR else "health_warning"
 

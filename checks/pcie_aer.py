@@ -183,7 +183,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
     """(name, the device that is blamed, event). A firmware's record names its severity and its device in two events."""
     devices = {
-        (event.boot_id, _field(event, "record")): event.pci for event in events if event.code == "record" and event.pci
+        (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
     told: dict[str, float] = {}  # boot -> when an uncorrected error was last said
     for event in events:
@@ -193,7 +193,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
             elif event.time - told.get(event.boot_id, 0.0) <= RECOVERY_SECONDS:
                 continue  # that no driver recovers is the usual end of an error, and no further one
             yield LOGGED[event.code], event.pci, event
-        record = (event.boot_id, _field(event, "record"))
+        record = (event.boot_id, event.field("record"))
         if event.kind == "mce_edac" and event.code in RECORDED and record in devices:
             yield RECORDED[event.code], devices[record], event
 
@@ -214,7 +214,7 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     for device in node.devices:
         if part and device.upstream == part and device.kind in KINDS:
             return f"port above {KINDS[device.kind]} {device.pci}"
-    drivers = [_field(event, "driver") for event in group if not node.devices]
+    drivers = [event.field("driver") for event in group if not node.devices]
     return next((f"{DRIVERS[driver]} {part}" for driver in drivers if driver in DRIVERS), "")
 
 
@@ -231,7 +231,7 @@ def _at_boot(event: KernelEvent) -> bool:
 
 
 def _message(name: str, what: str, event: KernelEvent) -> str:
-    found = {field: _field(event, field) for field in ("bit", "layer", "reporter", "record")}
+    found = {field: event.field(field) for field in ("bit", "layer", "reporter", "record")}
     words = {
         "fatal": "fatal PCIe error on",
         "nonfatal": "uncorrected PCIe error on",
@@ -246,10 +246,6 @@ def _message(name: str, what: str, event: KernelEvent) -> str:
     more += ["as the firmware says"] if found["record"] else []
     more += [f"{event.lines} lines"] if event.lines > 1 else []
     return f"{words} {what}" + (f" ({', '.join(more)})" if more else "")
-
-
-def _field(event: KernelEvent, name: str) -> str:
-    return dict(event.fields).get(name, "")
 
 
 _CARD_TODO = (

@@ -52,7 +52,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         device = _device(newest, node)
         lost = name in ("link_down", "power_fault") and device is not None and device.kind in CRITICAL
         what = f"{KINDS.get(device.kind, 'device')} {device.pci}: " if device else f"{part}: "
-        number = dict(newest.fields).get("slot", "")
+        number = newest.field("slot")
         slot = f"slot {number} (port {newest.pci})" if number else f"the slot of port {newest.pci}"
         yield Finding(
             Severity.CRITICAL if lost else Severity.WARNING,
@@ -67,7 +67,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
     """What is in the slot of the port that speaks: a GPU or network card if there is one. Else the device itself."""
-    slot = dict(event.fields).get("slot", "")
+    slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]
     return min(found, key=lambda d: (d.kind not in CRITICAL, d.pci), default=None)

@@ -24,6 +24,7 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Severity
 from healthd.past import Past
+from healthd.text import printable
 
 USES = ""
 
@@ -193,7 +194,7 @@ def _cores(host: Host) -> int:
 
 
 def _words(host: Host, process: Process) -> str:
-    command = "".join(c if c.isprintable() else "?" for c in process.command)
+    command = printable(process.command)
     found = host.stat(f"/proc/{process.pid}")
     user = f" of user {found.uid}" if found else ""
     waits = host.read(f"/proc/{process.pid}/wchan") or "0"

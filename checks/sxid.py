@@ -51,7 +51,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 def _severity(event: KernelEvent) -> Severity:
     category = _category(int(event.code))
-    fatal = dict(event.fields).get("fatal") == "true"
+    fatal = event.field("fatal") == "true"
     if category == "always fatal" or (category == "potentially fatal" and fatal):
         return Severity.CRITICAL
     return Severity.WARNING

@@ -41,6 +41,7 @@ from healthd.plausible import (
 )
 from healthd.plausible import Period as Period  # what checks declare theirs with
 from healthd.plausible import Seconds as Seconds
+from healthd.text import printable
 
 if TYPE_CHECKING:
     from healthd.settings.registry import Check
@@ -271,7 +272,7 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
         yield
     except ConvertError as error:
         where = origins.get(str(error).partition(": ")[0], source)
-        sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
+        sentence = printable(str(error))  # a key may hold a line end
         raise ConfigError(f"{where}: {sentence}") from None
 
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
+from healthd.text import printable
+
 log = logging.getLogger("healthd")
 
 # What a person may meet in metrics and troubles.
@@ -82,7 +84,7 @@ def troubles(now: float) -> Iterator[str]:
 def words(error: BaseException) -> str:
     """ "ValueError: not a number", on one line of bounded length, whatever the input put into it."""
     try:
-        text = "".join(c if c.isprintable() else "?" for c in str(error)[:200])
+        text = printable(str(error)[:200])
     except Exception:  # an error of others may fail to tell itself
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -202,6 +202,10 @@ class KernelEvent:
     history: bool = False
     uptime: float | None = None
 
+    def field(self, name: str) -> str:
+        """One of `fields`, "" where the line does not have it."""
+        return dict(self.fields).get(name, "")
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:

@@ -22,11 +22,12 @@ PURE: dict[str, set[str]] = {
     "model": set(),
     "convert": set(),
     "plausible": {"convert"},
+    "text": set(),
     "past": {"convert", "model"},
     "work.schedule": {"model"},
     "slurm.reason": {"model"},
     "judge.condition": {"model"},
-    "judge.absorb": {"config", "judge.condition", "model"},
+    "judge.absorb": {"config", "judge.condition", "model", "text"},
     "judge.endings": {"judge.condition", "model"},
     "judge.intake": {"judge.absorb", "judge.condition", "judge.endings", "model"},
     "judge.verdict": {"judge.condition", "model"},
@@ -54,7 +55,7 @@ PURE: dict[str, set[str]] = {
     "machine.mountinfo": set(),
     "machine.disks": set(),
     "machine.cgroup": set(),
-    "say.render": set(),
+    "say.render": {"text"},
     "kernel.fold": {"kernel.lines.rule", "model"},
     "kernel.parse": {"guard", "kernel.lines", "kernel.lines.*", "model"},
     "kernel.lines.rule": {"model"},
@@ -108,6 +109,7 @@ CHECKS_MAY = {
     "machine.program",
     "machine.system",
     "nvidia.xid_texts",
+    "text",
 }
 # What a check may not import at all: the core does these once for all checks.
 CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}

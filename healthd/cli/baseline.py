@@ -15,6 +15,7 @@ from healthd.config import CheckConfig, Loaded
 from healthd.convert import load
 from healthd.model import Outcome, RunName
 from healthd.settings.registry import Check
+from healthd.text import printable
 from healthd.work.once import CLOSE_NVML_SECONDS, ask
 from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut
 from healthd.work.runner import Request, Runner
@@ -157,7 +158,7 @@ def _comment(what: str, why: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
 
 
 def _value(value: Any) -> str:

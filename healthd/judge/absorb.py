@@ -21,6 +21,7 @@ from healthd.model import (
     Severity,
     Worsens,
 )
+from healthd.text import printable
 
 # A REBOOT fault that opens again within it, after a boot or a repair in words, waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
@@ -287,7 +288,7 @@ def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[Con
     seen = replace(
         old,
         state=ConditionState.OPEN,
-        message="".join(c if c.isprintable() else "?" for c in finding.message),
+        message=printable(finding.message),
         window_seconds=UNREAD_SECONDS,
         last_seen=max(old.last_seen, event.last_time),
         last_event=max(old.last_event, event.last_time),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # what stands for something else, or is empty
+ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: what tells one disk from all others
 
 # A partition's number follows a "p" where the disk's own name ends with a digit (Linux, block/partitions/core.c).
 _PARTITION = re.compile(

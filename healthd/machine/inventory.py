@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
 from healthd.machine import mountinfo
-from healthd.machine.disks import NO_DISKS, whole
+from healthd.machine.disks import ID_FILES, NO_DISKS, whole
 from healthd.model import Disk, Gpu, Inventory, LocalMount, PciDevice
 from healthd.nvml import NvmlError, NvmlGpu
 
@@ -86,7 +86,7 @@ def _disks(host: Host) -> Iterator[Disk]:
     for name in host.list(BLOCK):
         if not name.startswith(NO_DISKS):
             pci = pci_of(host.link_target(f"{BLOCK}/{name}") or "")
-            yield Disk(name, pci, _ids(host, f"{BLOCK}/{name}", ("wwid", "device/wwid", "serial", "device/serial")))
+            yield Disk(name, pci, _ids(host, f"{BLOCK}/{name}", ID_FILES))
 
 
 def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:

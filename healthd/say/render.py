@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from healthd.text import printable
+
 Document = Mapping[str, Any]
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
@@ -113,7 +115,7 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def plain(text: object) -> str:
     """Text that cannot steer a terminal: one line, no control characters."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text).split()))
+    return printable(" ".join(str(text).split()))
 
 
 # --- times

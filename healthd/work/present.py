@@ -212,7 +212,7 @@ def _cpus(host: Host, config: Mapping[str, Any]) -> Found:
 
 def _disks(host: Host, config: Mapping[str, Any]) -> Found:
     from healthd.checks.block_device import BLOCK, NVME
-    from healthd.machine.disks import NO_DISKS
+    from healthd.machine.disks import ID_FILES, NO_DISKS
 
     named = set()
     for name in host.list(NVME):
@@ -230,7 +230,7 @@ def _disks(host: Host, config: Mapping[str, Any]) -> Found:
         comes_and_goes = _text(host, f"{path}/removable") == "1" or "/usb" in (host.link_target(path) or "")
         if name.startswith((*NO_DISKS, "nvme")) or comes_and_goes:
             continue
-        told = (_text(host, f"{path}/{file}") for file in ("wwid", "device/wwid", "serial", "device/serial"))
+        told = (_text(host, f"{path}/{file}") for file in ID_FILES)
         known = next((text for text in told if text), "")
         if known and known not in named:
             named.add(known)  # of several paths to one disk the first

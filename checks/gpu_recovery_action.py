@@ -11,23 +11,12 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
 from healthd.model import Clears, Explain, Finding, Observation, Repair, Severity
+from healthd.nvidia.recovery import ACTIONS, RESETS, UNKNOWN
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gsp", "job_end")
-
-ACTIONS = {
-    1: (Severity.CRITICAL, "gpu_reset", "reset the GPU"),
-    2: (Severity.CRITICAL, "node_reboot", "reboot the node"),
-    3: (Severity.WARNING, "drain_p2p", "drain peer-to-peer traffic"),
-    4: (Severity.CRITICAL, "drain_and_reset", "drain and reset the GPU"),
-    5: (Severity.WARNING, "recover_imex_domain", "recover the IMEX domain"),
-    6: (Severity.CRITICAL, "bus_reset", "reset the bus"),
-    7: (Severity.CRITICAL, "system_reboot", "reboot the system"),
-}
-UNKNOWN = (Severity.WARNING, "unknown", "an action that this healthd does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # asked for, and no longer: it was done
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
@@ -35,17 +24,18 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _judge(gpu: NvmlGpu, past: Past) -> Iterator[Finding | Observation | Repair]:
-    action = gpu.recovery_action()
-    if action is None:
+    number = gpu.recovery_action()
+    if number is None:
         return
-    reading = Observation("gpu_recovery_action", action, labels=(("pci", gpu.pci),))
+    reading = Observation("gpu_recovery_action", number, labels=(("pci", gpu.pci),))
     yield reading
     last = past.last(reading)
-    if action == 0 and last is not None and last.value in RESETS:
+    if number == 0 and last is not None and last.value in RESETS:
         yield Repair(Clears.GPU_RESET, gpu.pci, "the driver asks for no recovery any more", before=last.time)
-    if action != 0:
-        severity, what, words = ACTIONS.get(action, UNKNOWN)
-        yield Finding(severity, f"gpu_recovery_action/{what}", gpu.pci, f"the driver asks to {words} ({action})")
+    if number != 0:
+        action = ACTIONS.get(number, UNKNOWN)
+        message = f"the driver asks to {action.words} ({number})"
+        yield Finding(action.severity, f"gpu_recovery_action/{action.name}", gpu.pci, message)
 
 
 def _explain(severity: Severity, words: str, matters: str, todo: str) -> Explain:
@@ -62,24 +52,24 @@ _RESET = (
 _REBOOT = "Let the node drain and reboot it: a reset of the GPU is not enough. journalctl -k says why."
 
 EXPLAIN = {
-    "gpu_recovery_action/gpu_reset": _explain(Severity.CRITICAL, ACTIONS[1][2], _BROKEN, _RESET),
-    "gpu_recovery_action/node_reboot": _explain(Severity.CRITICAL, ACTIONS[2][2], _BROKEN, _REBOOT),
+    "gpu_recovery_action/gpu_reset": _explain(Severity.CRITICAL, ACTIONS[1].words, _BROKEN, _RESET),
+    "gpu_recovery_action/node_reboot": _explain(Severity.CRITICAL, ACTIONS[2].words, _BROKEN, _REBOOT),
     "gpu_recovery_action/drain_p2p": _explain(
         Severity.WARNING,
-        ACTIONS[3][2],
+        ACTIONS[3].words,
         "Traffic between GPUs is disturbed. Jobs that use this GPU alone go on.",
         "Look at NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u nvidia-fabricmanager). It mostly "
         "ends when the job that used the links has ended.",
     ),
-    "gpu_recovery_action/drain_and_reset": _explain(Severity.CRITICAL, ACTIONS[4][2], _BROKEN, _RESET),
+    "gpu_recovery_action/drain_and_reset": _explain(Severity.CRITICAL, ACTIONS[4].words, _BROKEN, _RESET),
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
-        ACTIONS[5][2],
+        ACTIONS[5].words,
         "Memory that GPUs of several nodes share is not usable. The cause may be on another node.",
         "Look at nvidia-imex-ctl -N and the service nvidia-imex on the nodes of the domain.",
     ),
-    "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6][2], _BROKEN, _REBOOT),
-    "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7][2], _BROKEN, _REBOOT),
+    "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].words, _BROKEN, _REBOOT),
+    "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7].words, _BROKEN, _REBOOT),
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,

@@ -14,28 +14,12 @@ from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent, Repair, Severity
-from healthd.nvidia import codes
+from healthd.nvidia import codes, recovery, xid_table
+from healthd.nvidia.xid_table import Meaning
 from healthd.text import printable
 
 USES = ""
 
-GONE = frozenset({79, 151})
-# The catalogue's RESET_GPU class, and 48 (uncorrectable error).
-RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-# gpu_row_remap and gpu_recovery_action judge what these announce; 45 follows another Xid.
-COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
-NVLINK5 = range(144, 151)
-# Of the numbers that Xid 154 and NVML's field 230 share; others are unknown or no fault of this node.
-RECOVERY: Mapping[int, tuple[Severity, Clears, str]] = {
-    1: (Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
-    2: (Severity.CRITICAL, Clears.REBOOT, "reboot the node"),
-    3: (Severity.WARNING, Clears.GPU_RESET, "drain peer-to-peer traffic"),
-    4: (Severity.CRITICAL, Clears.GPU_RESET, "drain and reset the GPU"),
-    5: (Severity.WARNING, Clears.GPU_RESET, "recover the IMEX domain"),
-    6: (Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
-    7: (Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
-}
-RESETS = frozenset({"1", "2", "4", "6", "7"})  # recovery actions that, once no longer asked for, were done
 INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are folded
 SAME_FAULT_SECONDS = 60.0  # one fault is said by Xids and in words, at once or when a call notices it
 
@@ -43,8 +27,8 @@ SAME_FAULT_SECONDS = 60.0  # one fault is said by Xids and in words, at once or 
 SAID_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
-    "gsp": frozenset({*map(str, GONE | RESET), "154", "fallen_off_bus", "rm_init_failed"}),
-    "nvlink": frozenset({"74", "79", "136", "155", *map(str, NVLINK5)}),
+    "gsp": frozenset({*map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus", "rm_init_failed"}),
+    "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
 # 171 and 172 only say more of an uncorrectable memory error: beside its Xid they are recorded, alone they warn.
 MORE_OF: Mapping[str, frozenset[str]] = dict.fromkeys(("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"}))
@@ -101,7 +85,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
     """What new lines are evidence of: an Xid 154 that no longer asks for the reset that it asked for before."""
     for event in events:
         asked, asks = event.field("recovery_from"), event.field("recovery_to")
-        if event.kind == "xid" and event.pci and asks == "0" and asked in RESETS:
+        if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery.RESETS):
             why = "the driver asks for no recovery any more (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, why, before=event.last_time)
 
@@ -173,7 +157,7 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
     if event.kind == "xid":
         if any(_one_fault(other, event) for other in more_of):
             return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
-        return xid_rule(event, config)
+        return _lasting(xid_table.meaning(event), config)
     if event.kind == "nvlink":
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
@@ -182,6 +166,14 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
     if event.code == "fallen_off_bus" or (event.code == "rm_init_failed" and present):
         return Rule(Severity.CRITICAL, Clears.REBOOT)
     return Rule(Severity.WARNING, Clears.REBOOT, config.warning_window_seconds)
+
+
+def _lasting(meaning: Meaning, config: Config) -> Rule:
+    """What drains ends by its cause alone; what does not is forgotten in time too."""
+    if meaning.severity >= Severity.DEGRADED:
+        return Rule(meaning.severity, meaning.clears)
+    window = config.application_window_seconds if meaning.of_application else config.warning_window_seconds
+    return Rule(meaning.severity, meaning.clears, window)
 
 
 def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
@@ -196,42 +188,13 @@ def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
     return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
 
 
-def xid_rule(event: KernelEvent, config: Config) -> Rule:
-    code = int(event.code)
-    fact = codes.xid(code)
-    if code in GONE:
-        return Rule(Severity.CRITICAL, Clears.REBOOT)
-    if code in RESET:
-        return Rule(Severity.CRITICAL, Clears.GPU_RESET)
-    if code in COMPANIONS:
-        return Rule(COMPANIONS[code], Clears.WINDOW, config.application_window_seconds)
-    if code in NVLINK5:
-        row = _nvlink5(event)
-        if row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true":
-            return Rule(Severity.CRITICAL, Clears.GPU_RESET)
-        return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
-    if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
-        severity = Severity.WARNING if fact.action == "RESTART_APP" else Severity.INFO
-        return Rule(severity, Clears.WINDOW, config.application_window_seconds)
-    return Rule(Severity.WARNING, Clears.WINDOW, config.warning_window_seconds)
-
-
-def _nvlink5(event: KernelEvent) -> codes.Nvlink5Fact | None:
-    """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
-    unit, info, status = (event.field(name) for name in ("unit", "intr_info", "error_status"))
-    if not (unit and info and status):
-        return None
-    return codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
-
-
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     """By the number that the line gives: its words change with the driver's branch. None: no action is needed."""
-    action = event.field("recovery_to")
-    if action == "0":
+    number = event.field("recovery_to")
+    if number == "0":
         return None
-    unknown = (Severity.WARNING, Clears.GPU_RESET, "")
-    severity, clears, _ = RECOVERY.get(int(action), unknown) if action else unknown
-    return Rule(severity, clears, config.warning_window_seconds if severity is Severity.WARNING else 0.0)
+    action = recovery.ACTIONS.get(int(number), recovery.UNKNOWN) if number else recovery.UNKNOWN
+    return _lasting(Meaning(action.severity, action.clears), config)
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
@@ -304,13 +267,13 @@ def _what(event: KernelEvent) -> str:
         return ", ".join([*words, f"link {found['link']}"] if found["link"] else words)
     code = int(event.code)
     if code == 154 and found["recovery_to"]:
-        action = RECOVERY.get(int(found["recovery_to"]))
-        return f"Xid 154: {action[2] if action else 'unknown recovery action ' + found['recovery_to']}"
-    words = [title(code)]
+        action = recovery.ACTIONS.get(int(found["recovery_to"]))
+        return f"Xid 154: {action.words if action else 'unknown recovery action ' + found['recovery_to']}"
+    words = [xid_table.title(code)]
     words += [found["unit"]] if found["unit"] else []
     if info := event.field("intr_info"):
         words += [f"{code}:{codes.sub_code(int(info, 16))}"]
-        words += [] if _nvlink5(event) is not None else ["unknown to this version"]
+        words += [] if xid_table.nvlink5_row(event) is not None else ["unknown to this version"]
     words += [f"link {found['link']}"] if found["link"] else []
     words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if found["fatal"] else []
     words += ["it is down"] if event.field("inactive") else []
@@ -318,15 +281,6 @@ def _what(event: KernelEvent) -> str:
     words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
     words += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []
     return ", ".join(words)
-
-
-def title(code: int) -> str:
-    """ "Xid 79: GPU has fallen off the bus"; the driver's own name where the catalogue has no words."""
-    fact = codes.xid(code)
-    if fact is None:
-        return f"Xid {code}: unknown to this version"
-    words = fact.description if fact.description not in ("", "Reserved", "Unused") else fact.mnemonic
-    return f"Xid {code}: {words}"
 
 
 def explain(code: str) -> Explain | None:

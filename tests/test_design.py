@@ -68,8 +68,10 @@ PURE: dict[str, set[str]] = {
     "scan.events": {"judge.incidents", "kernel.fold", "kernel.parse", "kernel.prefix", "model"},
     "scan.table": {"judge.incidents", "model", "say.render", "scan.events"},
     "kernel.repeats": set(),
-    "nvidia.xid_texts": {"checks.gpu_xid", "nvidia.codes", "model"},
-    "nvidia.nvlink5_texts": {"nvidia.codes", "model"},
+    "nvidia.recovery": {"model"},
+    "nvidia.xid_table": {"nvidia.codes", "model"},
+    "nvidia.xid_texts": {"nvidia.codes", "nvidia.xid_table", "model"},
+    "nvidia.nvlink5_texts": {"nvidia.codes", "nvidia.xid_table", "model"},
 }
 # What a pure module may import of the standard library: nothing that knows a clock, a file or a process ...
 PURE_STDLIB = (
@@ -108,6 +110,8 @@ CHECKS_MAY = {
     "past",
     "machine.program",
     "machine.system",
+    "nvidia.recovery",
+    "nvidia.xid_table",
     "nvidia.xid_texts",
     "text",
 }

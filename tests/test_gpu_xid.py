@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 from story import Story
 
 from healthd.checks import gpu_xid
-from healthd.checks.gpu_xid import RECOVERY, RESET, Config, correlate, explain
+from healthd.checks.gpu_xid import Config, correlate, explain
 from healthd.kernel.fold import fold_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
 from healthd.nvidia import codes
+from healthd.nvidia.recovery import ACTIONS
+from healthd.nvidia.xid_table import RESET
 
 PCI = "0000:3b:00.0"
 NODE = Inventory(gpus=(Gpu(PCI, 3, "GPU-8a47641b"), Gpu("0000:5e:00.0", 4, "GPU-5e")))
@@ -462,8 +464,8 @@ def test_explain_takes_any_code(code):
 
 
 def test_every_recovery_action_has_words():
-    assert sorted(RECOVERY) == [1, 2, 3, 4, 5, 6, 7]
-    assert all(words for _, _, words in RECOVERY.values())
+    assert sorted(ACTIONS) == [1, 2, 3, 4, 5, 6, 7]
+    assert all(action.words for action in ACTIONS.values())
 
 
 # --- stories

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from healthd.model import Clears, Explain, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.codes import Nvlink5Fact
+from healthd.nvidia.xid_table import NVLINK5, title
 
-XIDS = range(144, 151)
 _CODE = re.compile(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
 _MATTERS = (
     "Where the table answers with a reset of the GPU and the line says Fatal, the link is lost: collective operations "
@@ -73,11 +73,11 @@ def explain(code: str) -> Explain | None:
 def known() -> list[str]:
     """Every name that the table has an answer for."""
     subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
-    return ["nvlink5", *(f"nvlink5/{xid}" for xid in XIDS), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
+    return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
 
 def _xids() -> Explain:
-    lines = [f"- nvlink5/{xid}: {_units(_of(xid))}" for xid in XIDS]
+    lines = [f"- nvlink5/{xid}: {_units(_of(xid))}" for xid in NVLINK5]
     meaning = "NVLink 5 errors (Blackwell and later) are Xids 144 to 150, one for each group of units:"
     return _text("\n".join([meaning, *lines]), codes.nvlink5_rows(), "NUMBER")
 
@@ -91,16 +91,16 @@ def _sub_codes(xid: int) -> Explain:
         does = actions[0] if len(actions) == 1 else f"by unit and status, see healthd explain nvlink5/{xid}:{sub}"
         by_text.setdefault(f"{_units(group)}: {does}", []).append(f"{xid}:{sub}")
     lines = [f"- {_or(subs, 'and')}: {text}." for text, subs in by_text.items()]
-    head = f"{_title(xid)}. The sub-codes of NVIDIA's table (each has its own page: nvlink5/{xid}:{rows[0].sub_code}):"
+    head = f"{title(xid)}. The sub-codes of NVIDIA's table (each has its own page: nvlink5/{xid}:{rows[0].sub_code}):"
     return _text("\n".join([head, *lines]), rows, xid)
 
 
 def _rows(xid: int, sub: int) -> Explain:
     rows = [row for row in _of(xid) if row.sub_code == sub]
     if not rows:
-        meaning = f"{_title(xid)}. Sub-code {sub} is in no row of the table: unknown to this version."
+        meaning = f"{title(xid)}. Sub-code {sub} is in no row of the table: unknown to this version."
         return _text(meaning, rows, xid)
-    head = f"{_title(xid)}. Sub-code {sub}, by unit and status:"
+    head = f"{title(xid)}. Sub-code {sub}, by unit and status:"
     return _text("\n".join([head, *_lines(rows)]), rows, xid)
 
 
@@ -126,11 +126,6 @@ def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
     worst = any(row.action == "RESET_GPU" for row in rows)
     severity = Severity.CRITICAL if worst else Severity.WARNING
     return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, _TODO.format(xid=xid))
-
-
-def _title(xid: int) -> str:
-    fact = codes.xid(xid)
-    return f"Xid {xid}: {fact.description}" if fact is not None else f"Xid {xid}"
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from healthd.checks import gpu_xid
-from healthd.model import Clears, Explain, KernelEvent, Severity
-from healthd.nvidia import codes
+from healthd.model import Clears, Explain, Severity
+from healthd.nvidia import codes, xid_table
 
 
 class Text(NamedTuple):
@@ -219,27 +218,19 @@ def explain(name: str) -> Explain | None:
 
 
 def _xid(code: int) -> Explain:
-    severity, clears = _usual(code)
+    worst = xid_table.worst(code)
     text = _XIDS.get(code)
-    if text is None and 144 <= code <= 150:
+    if text is None and code in xid_table.NVLINK5:
         more = f"healthd explain nvlink5/{code} shows the table; the message names the sub-code ({code}:4)."
-        text = _NVLINK5._replace(meaning=f"{gpu_xid.title(code)}. {_NVLINK5.meaning} {more}")
+        text = _NVLINK5._replace(meaning=f"{xid_table.title(code)}. {_NVLINK5.meaning} {more}")
     if text is None:
         fact = codes.xid(code)
-        action = "RESET_GPU" if code in gpu_xid.RESET else fact.action if fact is not None else ""
+        action = "RESET_GPU" if code in xid_table.RESET else fact.action if fact is not None else ""
         matters, todo = _BY_ACTION.get(action, _OTHER)
         named = (
-            f"{gpu_xid.title(code)}."
+            f"{xid_table.title(code)}."
             if fact is not None
             else f"Xid {code} is unknown to this version: it is in no catalogue that it has."
         )
         text = Text(named, matters, todo)
-    return Explain(severity, clears, *text)
-
-
-def _usual(code: int) -> tuple[Severity, Clears]:
-    """At its worst: some codes are judged by what their line says."""
-    if code in (74, 154) or 144 <= code <= 150:
-        return Severity.CRITICAL, Clears.GPU_RESET
-    rule = gpu_xid.xid_rule(KernelEvent("xid", str(code)), gpu_xid.Config())
-    return rule.severity, rule.clears
+    return Explain(worst.severity, worst.clears, *text)

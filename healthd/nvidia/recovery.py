@@ -1,0 +1,31 @@
+"""What the driver asks to be done with a GPU: a number that Xid 154 and NVML's field 230 (nvml.h) share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from healthd.model import Clears, Severity
+
+
+class Action(NamedTuple):
+    """`name` as in the code gpu_recovery_action/NAME; `words` follow "asks to"."""
+
+    name: str
+    severity: Severity
+    clears: Clears
+    words: str
+
+
+# 0 asks for nothing. What concerns other nodes, or other GPUs too, warns.
+ACTIONS: Mapping[int, Action] = {
+    1: Action("gpu_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
+    2: Action("node_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the node"),
+    3: Action("drain_p2p", Severity.WARNING, Clears.GPU_RESET, "drain peer-to-peer traffic"),
+    4: Action("drain_and_reset", Severity.CRITICAL, Clears.GPU_RESET, "drain and reset the GPU"),
+    5: Action("recover_imex_domain", Severity.WARNING, Clears.GPU_RESET, "recover the IMEX domain"),
+    6: Action("bus_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
+    7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
+}
+UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this healthd does not know")
+RESETS = frozenset({1, 2, 4, 6, 7})  # asked for, and no longer: it was done

@@ -1,0 +1,75 @@
+"""What an Xid means for a node: how bad it is, and what ends it.
+
+Rules: NVIDIA's Xid catalogue (facts/xid.csv) gives each code an immediate action, and the action the severity. What
+resets or loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from healthd.model import Clears, KernelEvent, Severity
+from healthd.nvidia import codes
+
+# RESTART_BM and RESTART_VM.
+GONE = frozenset({79, 151})
+# RESET_GPU; and 48 (uncorrectable error), whose workflow of its own ends with a reset.
+RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
+# gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid.
+COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
+# WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv says which unit's error resets the GPU.
+NVLINK5 = range(144, 151)
+# WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines say, and by earlier ones.
+NVLINK, RECOVERY = 74, 154
+
+
+class Meaning(NamedTuple):
+    """of_application   an application caused it: what ends with time ends sooner"""
+
+    severity: Severity
+    clears: Clears
+    of_application: bool = False
+
+
+def meaning(event: KernelEvent) -> Meaning:
+    """Of one line alone. What only several tell (74), and the recovery action (154), is not in it: they warn here."""
+    code = int(event.code)
+    fact = codes.xid(code)
+    if code in GONE:
+        return Meaning(Severity.CRITICAL, Clears.REBOOT)
+    if code in RESET:
+        return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+    if code in COMPANIONS:
+        return Meaning(COMPANIONS[code], Clears.WINDOW, of_application=True)
+    if code in NVLINK5:
+        row = nvlink5_row(event)
+        fatal = row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true"
+        return Meaning(Severity.CRITICAL if fatal else Severity.WARNING, Clears.GPU_RESET)
+    if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):
+        severity = Severity.WARNING if fact.action == "RESTART_APP" else Severity.INFO
+        return Meaning(severity, Clears.WINDOW, of_application=True)
+    return Meaning(Severity.WARNING, Clears.WINDOW)
+
+
+def worst(code: int) -> Meaning:
+    """Of any line of this code."""
+    if code in (NVLINK, RECOVERY) or code in NVLINK5:
+        return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+    return meaning(KernelEvent("xid", str(code)))
+
+
+def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
+    """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
+    unit, info, status = (event.field(name) for name in ("unit", "intr_info", "error_status"))
+    if not (unit and info and status):
+        return None
+    return codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
+
+
+def title(code: int) -> str:
+    """ "Xid 79: GPU has fallen off the bus"; the driver's own name where the catalogue has no words."""
+    fact = codes.xid(code)
+    if fact is None:
+        return f"Xid {code}: unknown to this version"
+    words = fact.description if fact.description not in ("", "Reserved", "Unused") else fact.mnemonic
+    return f"Xid {code}: {words}"

@@ -22,6 +22,7 @@ from healthd.convert import (
     number,
     show,
 )
+from healthd.data import data_folder
 from healthd.model import (
     Mode,
     RunName,
@@ -46,7 +47,7 @@ from healthd.text import printable
 if TYPE_CHECKING:
     from healthd.settings.registry import Check
 
-_FAKE_MACHINES = os.path.join(os.path.dirname(__file__), "nvidia", "fake_machines")
+_FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
 class ConfigError(Exception):

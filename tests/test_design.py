@@ -173,6 +173,9 @@ LEFT_OVER = {
     ("config", "settings.registry"),
 }
 
+# Who asks where the program's own files lie.
+KNOW_THEIR_PLACE = {"data"}
+
 # Nothing in these folders imports that module: reports over a cluster's history know no daemon.
 NEVER = {"fleet.*": {"daemon", "work.*", "say.service"}}
 
@@ -267,6 +270,12 @@ def test_a_room_imports_only_rooms_below_it() -> None:
         if not other.startswith("checks") and room(module) != room(other) and tier(other) >= tier(module)
     }
     assert up == LEFT_OVER
+
+
+def test_data_folders_are_found_in_one_place() -> None:
+    asks = ("__file__", "importlib.resources", "import resources")
+    knowing = {name for name, tree in MODULES.items() if any(word in ast.unparse(tree) for word in asks)}
+    assert knowing == KNOW_THEIR_PLACE
 
 
 def test_the_rules_speak_of_modules_that_exist() -> None:

@@ -6,9 +6,11 @@ Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager gui
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
-from importlib import resources
 from typing import NamedTuple
+
+from healthd.data import data_folder
 
 
 class XidFact(NamedTuple):
@@ -138,9 +140,8 @@ def _matches(pattern: str, bits: str) -> bool:
 def _rows(name: str) -> list[dict[str, str]]:
     import csv
 
-    text = (resources.files("healthd") / "facts" / name).read_text("utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return [{key: "" if value == "-" else value for key, value in row.items()} for row in rows]
+    with open(os.path.join(data_folder("facts"), name), encoding="utf-8", newline="") as file:
+        return [{key: "" if value == "-" else value for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 @functools.cache

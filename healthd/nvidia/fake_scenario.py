@@ -41,9 +41,10 @@ import pynvml
 from healthd import toml
 from healthd.convert import ConvertError, load, nearest
 from healthd.convert import number as show_number
+from healthd.data import data_folder
 from healthd.nvml import NvmlLibrary
 
-PROFILES = Path(__file__).with_name("fake_machines")
+PROFILES = Path(data_folder("nvidia/fake_machines"))
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml) if name.startswith("NVMLError_"))
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")

@@ -18,10 +18,11 @@ from typing import Any
 
 from healthd.config import ConfigError, Layer, Settings, read_file
 from healthd.convert import ConvertError, load, nearest
+from healthd.data import data_folder
 from healthd.host import Host
 from healthd.machine.inventory import kind_of
 
-PROFILES = Path(__file__).parents[1] / "node_profiles"  # a link to conf/profiles
+PROFILES = Path(data_folder("node_profiles"))
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 

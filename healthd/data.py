@@ -1,0 +1,15 @@
+"""Where the data lies that comes with the program.
+
+facts/                  NVIDIA's codes; a running daemon reads them late, so they stay here
+node_profiles/          what machines of a type have, a link to conf/profiles
+nvidia/fake_machines/   machines with GPUs that do not exist
+"""
+
+from __future__ import annotations
+
+import os
+
+
+def data_folder(name: str) -> str:
+    """The path of one of them: "facts", "nvidia/fake_machines"."""
+    return os.path.join(os.path.dirname(__file__), name)

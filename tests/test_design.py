@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,6 +173,10 @@ LEFT_OVER = {
     ("config", "settings.registry"),
 }
 
+# Modules that import each other: to be mended, none to be added.
+CIRCLES = {frozenset({"config", "settings.registry", "settings.trial"})}
+# Who imports a check, or the package of them. The registry loads each by its name; work.present is to be mended.
+KNOW_CHECKS = {"settings.registry", "work.present"}
 # Who asks where the program's own files lie.
 KNOW_THEIR_PLACE = {"data"}
 
@@ -270,6 +274,48 @@ def test_a_room_imports_only_rooms_below_it() -> None:
         if not other.startswith("checks") and room(module) != room(other) and tier(other) >= tier(module)
     }
     assert up == LEFT_OVER
+
+
+def circles(imports: Mapping[str, set[str]]) -> set[frozenset[str]]:
+    """The groups of modules of which each reaches all others of its group, by whatever number of imports."""
+
+    def reached(module: str) -> set[str]:
+        found: set[str] = set()
+        ahead = list(imports[module])
+        while ahead:
+            if (other := ahead.pop()) not in found:
+                found.add(other)
+                ahead.extend(imports[other])
+        return found
+
+    reach = {module: reached(module) for module in imports}
+    return {
+        frozenset(other for other in reach[module] if module in reach[other])
+        for module in imports
+        if module in reach[module]
+    }
+
+
+@pytest.mark.parametrize(
+    ("imports", "found"),
+    [
+        ({"a": {"b", "c"}, "b": {"c"}, "c": set()}, set()),
+        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, {frozenset("ab")}),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"e"}, "e": {"d", "a"}}, {frozenset("abc"), frozenset("de")}),
+    ],
+)
+def test_a_circle_of_imports_is_found(imports: dict[str, set[str]], found: set[frozenset[str]]) -> None:
+    assert circles(imports) == found
+
+
+def test_no_modules_import_each_other() -> None:
+    """Late imports and those for the type checker make a circle too: neither part can be read without the other."""
+    assert circles({module: every_import(module) for module in MODULES}) == CIRCLES
+
+
+def test_only_the_registry_knows_the_checks() -> None:
+    knowing = {name for name in MODULES if any(matches(other, {"checks", "checks.*"}) for other in every_import(name))}
+    assert knowing == KNOW_CHECKS
 
 
 def test_data_folders_are_found_in_one_place() -> None:

@@ -31,9 +31,10 @@ from healthd import guard
 from healthd.config import ConfigError, Loaded, Settings
 from healthd.guard import METRICS, REMOVALS
 from healthd.host import Host
-from healthd.judge import absorb, ledger, verdict
+from healthd.judge import absorb, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.listener import Listener
+from healthd.machine.files import remove_leftovers
 from healthd.machine.lock import holds, lock
 from healthd.machine.removals import removals
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
@@ -98,7 +99,7 @@ class Daemon:
         self.boot_id = Host(settings.root).boot_id()
         os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
         self.lock = lock(settings.runtime_dir)
-        ledger.remove_leftovers(settings.runtime_dir)
+        remove_leftovers(settings.runtime_dir)
         self.wakeup = wake_on_signals()
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.only_worker_woke = False

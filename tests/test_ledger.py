@@ -33,11 +33,10 @@ from healthd.judge.ledger import (
     encode,
     encode_past,
     read_text,
-    remove_leftovers,
-    replace_file,
     set_aside,
     with_conditions,
 )
+from healthd.machine.files import replace_file
 from healthd.model import (
     Clears,
     Condition,
@@ -283,25 +282,6 @@ def test_a_file_is_replaced_whole_and_only_ours_to_read(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["ledger.json"]
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger.json")
-    replace_file(path, "old")
-    with pytest.raises(TypeError):
-        replace_file(path, 7)  # type: ignore[arg-type]
-    assert read_text(path) == "old"
-    assert os.listdir(tmp_path) == ["ledger.json"]
-
-
-def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as gone:
-        pass
-    kept = {f"ledger.json.{os.getpid()}.new", "ledger.json", "notes.new"}
-    for name in (*kept, f"ledger.json.{gone.pid}.new"):
-        (tmp_path / name).touch()
-    remove_leftovers(str(tmp_path))
-    assert set(os.listdir(tmp_path)) == kept
-
-
 def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "ledger.json"
     path.write_text("scribble")
@@ -312,7 +292,8 @@ def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from healthd.judge.ledger import Ledger, decode, encode, read_text, replace_file
+from healthd.judge.ledger import Ledger, decode, encode, read_text
+from healthd.machine.files import replace_file
 path = sys.argv[1]
 ledger = decode(read_text(path), path)
 print("ready", flush=True)

@@ -103,7 +103,7 @@ After a change of hardware or software: healthd baseline --diff, then healthd ba
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> int:
     from healthd.config import parse_toml, settle
-    from healthd.judge.ledger import replace_file
+    from healthd.machine.files import replace_file
     from healthd.say import render
 
     settle(parse_toml(text, path), path, {}, checks)  # never a file with which the daemon would not start

@@ -13,6 +13,7 @@ from healthd.guard import LEDGER
 from healthd.judge import endings
 from healthd.judge import ledger as ledgers
 from healthd.judge.ledger import Ledger, LedgerError
+from healthd.machine.files import replace_file
 from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
 
 log = logging.getLogger("healthd")
@@ -220,9 +221,9 @@ class Memory:
         node that cannot remember can still drain."""
         try:
             if self.ledger is not self._saved:
-                ledgers.replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+                replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
             if self._past_unsaved:
-                ledgers.replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
+                replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
         except OSError as error:
             if not self.save_failed:
                 log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from healthd.config import Settings, listen_address
-from healthd.judge import ledger
+from healthd.machine.files import replace_file
 from healthd.say import service
 from healthd.say.status import VERDICT_FILE, Snapshot, decision_words, verdict_line
 
@@ -55,7 +55,7 @@ class Publisher:
     def _write_verdict(self, line: str) -> None:
         path = os.path.join(self.settings.runtime_dir, VERDICT_FILE)
         try:
-            ledger.replace_file(path, line, mode=0o644)
+            replace_file(path, line, mode=0o644)
         except OSError as error:  # the one that stands expires
             log.error("%s: cannot be written: %s", path, error.strerror)
 

@@ -201,7 +201,8 @@ class Worker:
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: what is there could not be
         read at the start, and goes aside for a person instead of being replaced."""
-        from healthd.judge.ledger import read_text, remove_leftovers, replace_file, set_aside
+        from healthd.judge.ledger import read_text, set_aside
+        from healthd.machine.files import remove_leftovers, replace_file
 
         os.makedirs(request["to"], mode=0o700, exist_ok=True)
         remove_leftovers(request["to"])
@@ -215,7 +216,7 @@ class Worker:
 
     def do_write_file(self, request: dict[str, Any]) -> dict[str, Any]:
         """A file for others to read, on whatever disk."""
-        from healthd.judge.ledger import replace_file
+        from healthd.machine.files import replace_file
 
         replace_file(request["path"], request["text"], mode=0o644)
         return {}

@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from healthd.judge.ledger import read_text
 from healthd.machine.files import remove_leftovers, replace_file
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = str(tmp_path / "ledger.json")
-    replace_file(path, "old")
-    with pytest.raises(TypeError):
-        replace_file(path, 7)  # type: ignore[arg-type]
-    assert read_text(path) == "old"
+    path = tmp_path / "ledger.json"
+    replace_file(str(path), "old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            replace_file(str(path), "longer than ten bytes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+def test_what_is_no_text_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    replace_file(str(path), "old")
+    with pytest.raises(TypeError):
+        replace_file(str(path), 7)  # type: ignore[arg-type]
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["ledger.json"]
+
+
+def test_bytes_are_written_as_they_are_and_half_a_character_as_a_question_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    replace_file(str(path), b"\xff\x00\r\n")
+    assert path.read_bytes() == b"\xff\x00\r\n"
+    replace_file(str(path), "a\r\n\ud800")
+    assert path.read_bytes() == b"a\r\n?"
+
+
+def test_who_may_read_it_is_as_said_whatever_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "verdict"
+    old = os.umask(0o077)
+    try:
+        replace_file(str(path), "ok", mode=0o644)
+    finally:
+        os.umask(old)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_link_that_lies_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.rec", tmp_path / "other"
+    other.write_text("of somebody else")
+    (tmp_path / f"a.rec.{os.getpid()}.new").symlink_to(other)
+    replace_file(str(path), "new")
+    assert (path.read_text(), other.read_text()) == ("new", "of somebody else")
+    assert not path.is_symlink()
 
 
 def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:

@@ -6,21 +6,33 @@ import os
 import re
 
 
-def replace_file(path: str, text: str, mode: int = 0o600, durable: bool = False) -> None:
-    """Put `text` at `path` whole or not at all. `durable`: also after a power cut (never on the daemon's side)."""
+def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
+    """Put `content` at `path` whole or not at all. `durable`: also after a power cut (never on the daemon's side)."""
+    data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     temporary = f"{path}.{os.getpid()}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    descriptor = _make(temporary, mode)
     try:
-        with open(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        with open(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)  # whatever the umask: others read the verdict and the metrics
-            file.write(text)
+            file.write(data)
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
+
+
+def _make(path: str, mode: int) -> int:
+    """A new file, open for writing. A link of that name is not followed; what a killed writer left, whose process
+    number is ours now, goes."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, mode)
 
 
 def remove_leftovers(directory: str) -> None:

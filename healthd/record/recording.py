@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 
 from healthd.convert import ConvertError, dump, load
 from healthd.machine import system
+from healthd.machine.files import replace_file
 from healthd.model import Outcome, RunName
 
 T = TypeVar("T")
@@ -346,13 +347,5 @@ def read(path: str) -> Recording:
 def write(path: str, recording: Recording) -> int:
     """Its size. Whole or not at all; for its owner only. Raises OSError."""
     data = encode(recording)
-    temporary = f"{path}.{os.getpid()}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    replace_file(path, data)
     return len(data)

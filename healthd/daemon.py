@@ -403,7 +403,7 @@ class Daemon:
         )
 
     def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
-        """What was done, in words. Raises commands.Refused."""
+        """What was done, in words. Raises commands.CommandRefused."""
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1
         self.memory.save()

@@ -17,7 +17,7 @@ from healthd.judge.condition import LONGEST_WISH_SECONDS, acts
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
 from healthd.model import Condition, ConditionState, Mode
-from healthd.say.commands import COMMANDS, Refused
+from healthd.say.commands import COMMANDS, CommandRefused
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def told(memory: Memory, command: str, **request: Any) -> str:
 
 def refused(memory: Memory, command: str, **request: Any) -> str:
     before = memory.ledger
-    with pytest.raises(Refused) as why:
+    with pytest.raises(CommandRefused) as why:
         told(memory, command, **request)
     assert memory.ledger == before
     assert "\n" not in str(why.value)
@@ -148,6 +148,6 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
     ("code", "part", "seconds", "why"), JSON)))  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: str, request_: dict[str, Any]) -> None:
-    with suppress(Refused):
+    with suppress(CommandRefused):
         assert told(memory, command, **request_)
     memory.save()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from healthd.cli import control
-from healthd.cli.control import NoAnswer, Refused, ask
+from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
 from healthd.say import status
 
 heard: list[bytes] = []  # requests, as they came
@@ -63,7 +63,7 @@ def test_an_answer_is_given_back(serve):
 
 
 def test_a_refusal_is_the_daemons_sentence(serve):
-    assert sentence(serve(lambda stream: stream.sendall(b'{"error": "no"}\n')), Refused) == "no"
+    assert sentence(serve(lambda stream: stream.sendall(b'{"error": "no"}\n')), RefusedByDaemon) == "no"
 
 
 def test_no_daemon(tmp_path):

@@ -22,12 +22,12 @@ class NoAnswer(Exception):
     """One sentence: why there is no answer of a daemon."""
 
 
-class Refused(Exception):
+class RefusedByDaemon(Exception):
     """One sentence of the daemon: why it does not do what was asked."""
 
 
 def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
-    """The daemon's answer to one request. Raises NoAnswer, Refused."""
+    """The daemon's answer to one request. Raises NoAnswer, RefusedByDaemon."""
     path = os.path.join(runtime_dir, SOCKET)
     try:
         line = _exchange(path, json.dumps(request).encode() + b"\n", time.monotonic() + patience_seconds)
@@ -47,7 +47,7 @@ def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PAT
         what = "nonsense" if line else "nothing: it may be stopping"
         raise NoAnswer(f"healthd at {path} answered {what}")
     if "error" in answer:
-        raise Refused(str(answer["error"]))
+        raise RefusedByDaemon(str(answer["error"]))
     return answer
 
 
@@ -85,7 +85,7 @@ def _answer(args: argparse.Namespace, request: dict[str, Any]) -> dict[str, Any]
 
         there = running.daemons() or "no process of it is to be seen"
         raise Stop(f"{error}; {there}", UNKNOWN) from None
-    except Refused as error:
+    except RefusedByDaemon as error:
         raise Stop(f"healthd: {error}", REFUSED) from None
 
 

@@ -12,7 +12,7 @@ import time
 from typing import Any, NoReturn
 
 from healthd.cli import flags
-from healthd.cli.control import NoAnswer, Refused, ask
+from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import say
 
@@ -42,7 +42,7 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
             answer = _ask(runtime_dir, {"command": "looks-left", "asked": answer.get("asked")}, deadline)
-    except (NoAnswer, Refused) as error:
+    except (NoAnswer, RefusedByDaemon) as error:
         return str(error)
     left = answer.get("left") or []
     return f"not waited for: {', '.join(map(str, left))}" if left else "healthd has looked"

@@ -23,7 +23,7 @@ LATEST = 1e12  # seconds since the epoch: no clock stands later
 Reply = dict[str, Any]
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """One sentence: why a command is not carried out."""
 
 
@@ -42,7 +42,7 @@ def answer(
     status      what `healthd status` shows
     looks_left  which checks have not looked since that time
     job_ended   the epilog's word
-    carry_out   one of COMMANDS: what was done, in words; raises Refused
+    carry_out   one of COMMANDS: what was done, in words; raises CommandRefused
     """
     name = request.get("command")
     if name == "status":
@@ -60,7 +60,7 @@ def answer(
         return job_ended()
     try:
         done = carry_out(name, request, who)
-    except Refused as refusal:
+    except CommandRefused as refusal:
         return {"error": f"{name}: {refusal}"}
     log.warning("%s by %s: %s", name, who, done)
     return {"done": done}
@@ -85,12 +85,12 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
 
 
 def _meant(memory: Memory, request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
-    """Code, part (None = every part) and the conditions that these mean. Raises Refused if there is none."""
+    """Code, part (None = every part) and the conditions that these mean. Raises CommandRefused if there is none."""
     code, part = str(request.get("code")), request.get("part")
     hit = [c for c in memory.ledger.conditions if c.code == code and part in (None, c.subject)]
     if not hit:
         standing = _names(memory.ledger.conditions) or "none"
-        raise Refused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
+        raise CommandRefused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
     return code, part, hit
 
 
@@ -103,13 +103,13 @@ def _why(request: Mapping[str, Any]) -> str:
 
 
 def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
-    """Raises Refused. `what`: "a pause"."""
+    """Raises CommandRefused. `what`: "a pause"."""
     seconds, why = request.get("seconds"), _why(request)
     # JSON's true is a number to Python
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= LONGEST_WISH_SECONDS:
-        raise Refused(f"{what} lasts more than nothing and at most a week")
+        raise CommandRefused(f"{what} lasts more than nothing and at most a week")
     if not why:
-        raise Refused(f"{what} needs a reason")
+        raise CommandRefused(f"{what} needs a reason")
     return seconds, why
 
 
@@ -123,7 +123,7 @@ def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> s
 
 def resume_checks(memory: Memory, _request: Mapping[str, Any], _who: str, now: float) -> str:
     if memory.ledger.pause is None:
-        raise Refused("there is no pause")
+        raise CommandRefused("there is no pause")
     end_pause(memory, now)
     return "the pause is over; all checks look now"
 

@@ -15,7 +15,7 @@ import pytest
 from healthd.model import Outcome
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
 from healthd.work.runner import Reply, Request, Runner
-from healthd.work.schedule import Job
+from healthd.work.schedule import ScheduledRun
 from healthd.work.worker import Setup
 
 CHECK = """
@@ -33,14 +33,14 @@ FAR = 100_000.0  # no check comes round again by itself in a test
 INVENTORY = Request("nvml", 10.0, {"op": "inventory", "gpus": True})
 
 
-def job(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> Job:
-    return Job(check, "", uses or check, interval, timeout)
+def job(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> ScheduledRun:
+    return ScheduledRun(check, "", uses or check, interval, timeout)
 
 
 class Node:
     """Rounds over `jobs`, with a clock that can be put forward."""
 
-    def __init__(self, directory: Path, *jobs: Job, round_timeout: float = 60.0) -> None:
+    def __init__(self, directory: Path, *jobs: ScheduledRun, round_timeout: float = 60.0) -> None:
         self.go_on = directory / "go-on"
         checks = directory / "checks"
         checks.mkdir(mode=0o755)
@@ -57,7 +57,7 @@ class Node:
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
 
-    def request_of(self, wanted: Job) -> dict[str, Any]:
+    def request_of(self, wanted: ScheduledRun) -> dict[str, Any]:
         return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
 
     def go(self, over: Callable[[], bool], seconds: float = 60.0) -> list[Reply]:
@@ -89,7 +89,7 @@ class Node:
             self.wakes += 1
         return ended
 
-    def freed(self, *jobs: Job) -> None:
+    def freed(self, *jobs: ScheduledRun) -> None:
         """What hung goes on. From now on there are `jobs`, and they may look again: what hung had little time."""
         self.jobs = list(jobs)
         self.ahead = max(2 * job.timeout_seconds for job in jobs)
@@ -111,7 +111,7 @@ def words(replies: list[Reply]) -> list[str]:
 def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(*jobs: Job, **settings: float) -> Node:
+    def make(*jobs: ScheduledRun, **settings: float) -> Node:
         made.append(Node(tmp_path, *jobs, **settings))
         return made[-1]
 

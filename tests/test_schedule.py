@@ -7,15 +7,15 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.work.schedule import Job, due, due_at, next_due, phase
+from healthd.work.schedule import ScheduledRun, due, due_at, next_due, phase
 
 NODES = st.text(min_size=1, max_size=12)
 INTERVALS = st.floats(0.5, 7 * 86400.0)
 TIMES = st.floats(0, 1e7)
 
 
-def job(check: str, uses: str = "", interval: float = 300.0) -> Job:
-    return Job(check, "", uses, interval, 10.0)
+def job(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
+    return ScheduledRun(check, "", uses, interval, 10.0)
 
 
 @given(NODES, INTERVALS)

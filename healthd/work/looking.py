@@ -24,7 +24,7 @@ from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds
 from healthd.work.runner import Reply, Request, Runner
-from healthd.work.schedule import Job
+from healthd.work.schedule import ScheduledRun
 
 log = logging.getLogger("healthd")
 
@@ -68,7 +68,9 @@ class Looking:
         self._now = now
         self._monotonic = monotonic
         self._host = Host(settings.root)
-        self._jobs: dict[tuple[bool, bool], list[Job]] = {}  # by whether the driver is unheld, whether it is idle
+        self._jobs: dict[
+            tuple[bool, bool], list[ScheduledRun]
+        ] = {}  # by whether the driver is unheld, whether it is idle
         self._overdue_since: dict[RunName, float] = {}
         self._is_without_jobs, self._looked_for_jobs_at = False, -FOREVER
         self._inventory_at = -FOREVER
@@ -93,7 +95,7 @@ class Looking:
 
     # --- what comes round
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[ScheduledRun]:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
         unheld, idle = self._driver_is_unheld, self.is_idle()
@@ -101,7 +103,7 @@ class Looking:
             self._jobs[unheld, idle] = list(self._make_jobs(unheld, idle))
         return self._jobs[unheld, idle]
 
-    def _make_jobs(self, unheld: bool, idle: bool) -> Iterator[Job]:
+    def _make_jobs(self, unheld: bool, idle: bool) -> Iterator[ScheduledRun]:
         settings = self.configured.settings
         for name, config in self.configured.runs.items():
             check = self.configured.check(name)
@@ -110,7 +112,7 @@ class Looking:
                 interval = max(interval, settings.nvml.unheld_interval_seconds)
                 timeout = max(timeout, OPENING_SECONDS)
             if check.runs and (idle or not check.when):
-                yield Job(*name, check.resource(name.instance), interval, timeout)
+                yield ScheduledRun(*name, check.resource(name.instance), interval, timeout)
 
     def judged_by(self) -> list[RunName]:
         """What the node's health rests on."""
@@ -286,7 +288,7 @@ class Looking:
         self.rounds.ended = False
         self._driver_is_unheld = self.is_driver_unheld()
 
-    def _request_of(self, job: Job) -> dict[str, Any]:
+    def _request_of(self, job: ScheduledRun) -> dict[str, Any]:
         return {
             "op": "run",
             "check": job.check,

@@ -33,7 +33,7 @@ from healthd.settings.registry import Check
 from healthd.work import schedule
 from healthd.work.results import result_of
 from healthd.work.runner import Reply, Request, Runner
-from healthd.work.schedule import Job
+from healthd.work.schedule import ScheduledRun
 
 CLOSE_NVML_SECONDS = 10.0
 MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
@@ -132,7 +132,7 @@ def _run_all(
 ) -> tuple[list[CheckResult], list[Run]]:
     """GPU checks first, and the driver closed right after them."""
     jobs = [
-        Job(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
+        ScheduledRun(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
         for (name, instance), config in loaded.checks.items()
         if checks[name].runs
     ]

@@ -15,7 +15,7 @@ from typing import Any
 from healthd.model import Outcome, RoundStatus, RunName
 from healthd.work import schedule
 from healthd.work.runner import Reply, Request, Runner
-from healthd.work.schedule import Job
+from healthd.work.schedule import ScheduledRun
 
 log = logging.getLogger("healthd")
 
@@ -33,8 +33,8 @@ class Rounds:
         runner: Runner,
         node_name: str,
         round_timeout_seconds: float,
-        jobs: Callable[[], list[Job]],
-        request_of: Callable[[Job], dict[str, Any]],
+        jobs: Callable[[], list[ScheduledRun]],
+        request_of: Callable[[ScheduledRun], dict[str, Any]],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -45,14 +45,14 @@ class Rounds:
         self._request_of = request_of
         self._now = now
         self._monotonic = monotonic
-        self._queue: deque[Job] = deque()
+        self._queue: deque[ScheduledRun] = deque()
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
         self._barred: set[str] = set(runner.barred)
         self._running = False
         self._began = 0.0
-        self._due_of: list[Job] = []
+        self._due_of: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
         self.ended = False  # set when a round ends; who has acted on it resets it

@@ -14,7 +14,7 @@ from healthd.model import RunName
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ScheduledRun:
     """One run of a check that comes round: `uses` is the resource that it may hang in."""
 
     check: str
@@ -33,7 +33,7 @@ def phase(node_name: str, interval_seconds: float) -> float:
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
 
 
-def due_at(job: Job, last_run: float | None, node_name: str) -> float:
+def due_at(job: ScheduledRun, last_run: float | None, node_name: str) -> float:
     """When the job comes round: at once if it never ran, else at the node's phase, at least a tenth of it on."""
     if last_run is None:
         return 0.0
@@ -45,12 +45,12 @@ def due_at(job: Job, last_run: float | None, node_name: str) -> float:
 
 
 def due(
-    jobs: Iterable[Job],
+    jobs: Iterable[ScheduledRun],
     last_runs: Mapping[RunName, float],
     early: Mapping[RunName, float],
     node_name: str,
     now: float,
-) -> list[Job]:
+) -> list[ScheduledRun]:
     """What to run now, GPU checks first (the worker holds NVML only for them), and otherwise in the order given.
 
     `early`: jobs that are wanted before their round, and when.
@@ -64,7 +64,7 @@ def due(
 
 
 def next_due(
-    jobs: Iterable[Job],
+    jobs: Iterable[ScheduledRun],
     last_runs: Mapping[RunName, float],
     early: Mapping[RunName, float],
     node_name: str,

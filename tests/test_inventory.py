@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from healthd.host import PCI_ADDRESS, Host, upstream_of
 from healthd.machine.disks import controller, whole
-from healthd.machine.inventory import kind_of, pci_of, take
+from healthd.machine.inventory import device_kind, pci_of, take
 from healthd.model import Disk, Gpu, LocalMount, PciDevice
 from tests.fakes import scenarios
 from tests.trees import pci_device, write
@@ -262,4 +262,4 @@ def test_a_port_or_a_disk_belongs_to_its_card(path: str, pci: str) -> None:
 
 @given(st.text(), st.text())
 def test_any_text_of_sysfs_has_some_kind(vendor: str, pci_class: str) -> None:
-    assert kind_of(vendor, pci_class) in ("gpu", "nvswitch", "nic", "nvme", "other")
+    assert device_kind(vendor, pci_class) in ("gpu", "nvswitch", "nic", "nvme", "other")

@@ -64,7 +64,7 @@ def _devices(host: Host) -> Iterator[PciDevice]:
     slots = {_read(host, f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
     name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
     for function in host.pci_functions():
-        kind = kind_of(function.vendor, function.pci_class)
+        kind = device_kind(function.vendor, function.pci_class)
         if kind != "other":
             yield PciDevice(
                 pci=function.pci,
@@ -144,7 +144,7 @@ def _read(host: Host, path: str) -> str:
         return ""
 
 
-def kind_of(vendor: str, pci_class: str) -> str:
+def device_kind(vendor: str, pci_class: str) -> str:
     """Of a device's `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
     if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
         return "gpu"

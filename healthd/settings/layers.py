@@ -20,7 +20,7 @@ from healthd.config import ConfigError, Layer, Settings, read_file
 from healthd.convert import ConvertError, load, nearest
 from healthd.data import data_folder
 from healthd.host import Host
-from healthd.machine.inventory import kind_of
+from healthd.machine.inventory import device_kind
 
 PROFILES = Path(data_folder("node_profiles"))
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
@@ -95,7 +95,7 @@ def _find(host: Host) -> str:
         product = host.read(PRODUCT_NAME) or ""
         gpus: dict[str, int] = {}
         for function in host.pci_functions():
-            if kind_of(function.vendor, function.pci_class) == "gpu" and not function.virtual:
+            if device_kind(function.vendor, function.pci_class) == "gpu" and not function.virtual:
                 pci_id = f"10de:{function.device[2:]}"
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd.host import PCI_DEVICES, Host
-from healthd.machine.inventory import kind_of
+from healthd.machine.inventory import device_kind
 from healthd.machine.mountinfo import MOUNTINFO, Mount, parse_all
 from healthd.nvml import NvmlError, NvmlGpu
 
@@ -119,7 +119,7 @@ CHECK_OF = {_nvlinks: "gpu_nvlink", _mig: "gpu_mig", _software: "gpu_software"}
 
 def _pci(host: Host, config: Mapping[str, Any]) -> Found:
     for function in host.pci_functions():
-        kind = kind_of(function.vendor, function.pci_class)
+        kind = device_kind(function.vendor, function.pci_class)
         if kind == "other" or function.virtual:
             continue
         if _text(host, f"{PCI_DEVICES}/{function.pci}/revision") == "0xff":

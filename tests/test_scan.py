@@ -463,7 +463,7 @@ def many(count: int) -> Iterable[Block]:
 
 
 def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
-    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES", "MOST_VERDICTS"):
+    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES", "MOST_MEANINGS"):
         monkeypatch.setattr(scan, bound, 100)
     monkeypatch.setattr(scan, "MESSAGES_BYTES", 100_000)
     monkeypatch.setattr(scan_table, "MOST_INCIDENTS", 50)

@@ -35,8 +35,8 @@ def _scan(args: argparse.Namespace) -> int:
         nonlocal worst
         blocks = _until_damaged(log_file.blocks(args.file), trouble)
         for one in scan.judged(scan.events(blocks, time.time(), tally), correlate_all()):
-            if one.verdict.severity > worst:
-                worst = one.verdict.severity
+            if one.meaning.severity > worst:
+                worst = one.meaning.severity
             yield one
 
     name = "standard input" if args.file == "-" else args.file

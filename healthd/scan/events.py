@@ -4,7 +4,7 @@
 
 Most lines of a log say what was said before, with other numbers. So a line is looked up by its skeleton (the line
 without digits and a-f): only a skeleton that is new is searched for the literals of the rules, and only lines that have
-one are taken apart. What a message says is parsed once and judged once, however often it comes (`Message`, `Verdict`):
+one are taken apart. What a message says is parsed once and judged once, however often it comes (`Message`, `Meaning`):
 a line more of it is counted. Memory is bounded whatever the log holds.
 
 An event is judged by the checks with what the log itself has shown of its machine: another machine's inventory is not
@@ -36,7 +36,7 @@ MOST_SAME = 10 * MOST_WAITING  # what their next lines are known by
 MOST_HOSTS = 2000
 MOST_DEVICES = 256  # of one host
 MOST_FAULTS = 5000  # whose last events are kept, to know a repeated one
-MOST_VERDICTS = 10_000
+MOST_MEANINGS = 10_000
 MESSAGES_BYTES = 4 << 20  # of the messages that are known, and as much of the lines
 MESSAGE_BYTES = 2000  # that one takes beside its text
 KEPT_OF_A_FAULT = 3
@@ -68,16 +68,16 @@ class Machine:
     boot: int = 0
     devices: dict[str, PciDevice] = field(default_factory=dict)
     same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message, fault and part
-    verdicts: dict[frozenset[str], dict[Message, Verdict]] = field(default_factory=dict)  # by the messages' slots
+    meanings: dict[frozenset[str], dict[Message, Meaning]] = field(default_factory=dict)  # by the messages' slots
 
     def learn(self, device: PciDevice, old: PciDevice | None) -> None:
         """What was judged by the devices of its slots has to be judged again."""
         self.devices[device.pci] = device
         if len(self.devices) == 1:
-            self.verdicts.clear()
+            self.meanings.clear()
         changed = {_slot(device.pci), _slot(device.upstream), _slot(old.upstream) if old else ""}
-        for slots in [slots for slots in self.verdicts if not slots.isdisjoint(changed)]:
-            del self.verdicts[slots]
+        for slots in [slots for slots in self.meanings if not slots.isdisjoint(changed)]:
+            del self.meanings[slots]
 
     def beside(self, message: Message) -> tuple[PciDevice, ...]:
         """The devices that a message names, in any of their functions, and those behind them."""
@@ -107,7 +107,7 @@ class Message:
     judged: str
     slots: frozenset[str]
     device: tuple[str, str] | None  # kind and port above, of event.pci
-    verdict: Verdict | None = None  # of which `middle` and `end` are for --json
+    meaning: Meaning | None = None  # of which `middle` and `end` are for --json
     middle: str = ""
     end: str = ""
 
@@ -142,7 +142,7 @@ class Seen:
         )
 
 
-class Verdict(NamedTuple):
+class Meaning(NamedTuple):
     """code, severity, clears   of the finding that rests on an event; kind/code, INFO, None where no check minds
     about   the parts that it names, with those above them; `part`: the one that it is shown with"""
 
@@ -155,31 +155,31 @@ class Verdict(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """An event with its verdict; `earlier`: those before it that it is worse by."""
+    """An event with its meaning; `earlier`: those before it that it is worse by."""
 
     seen: Seen
-    verdict: Verdict
+    meaning: Meaning
     earlier: Sequence[Seen]
     correlate: Correlate
 
     @property
     def code(self) -> str:
-        return self.verdict.code
+        return self.meaning.code
 
     @property
     def severity(self) -> Severity:
-        return self.verdict.severity
+        return self.meaning.severity
 
     @property
     def clears(self) -> Clears | None:
-        return self.verdict.clears
+        return self.meaning.clears
 
     @property
     def message(self) -> str:
         """One sentence for people. Most are never shown, so it is made when asked for."""
         event = self.seen.event
         events = (*(seen.event for seen in self.earlier), event)
-        finding = _worst(self.correlate(events, self.verdict.node), event)
+        finding = _worst(self.correlate(events, self.meaning.node), event)
         if finding is None:
             return event.text
         return re.sub(rf", {event.lines} lines| \({event.lines} lines\)", "", finding.message)  # counted here
@@ -599,63 +599,63 @@ _WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     """`correlate`: all checks' as one, with their settings."""
-    verdicts: dict[object, Verdict] = {}
-    before: OrderedDict[object, tuple[tuple[Seen, Verdict], ...]] = OrderedDict()
-    machines: dict[int, Machine] = {}  # that have verdicts
+    meanings: dict[object, Meaning] = {}
+    before: OrderedDict[object, tuple[tuple[Seen, Meaning], ...]] = OrderedDict()
+    machines: dict[int, Machine] = {}  # that have meanings
     kept = 0
     for seen in found:
         message, machine = seen.message, seen.machine
-        these = machine.verdicts.get(message.slots)
+        these = machine.meanings.get(message.slots)
         if these is None:
-            these = machine.verdicts[message.slots] = {}
-        verdict = these.get(message)
-        if verdict is None:
+            these = machine.meanings[message.slots] = {}
+        meaning = these.get(message)
+        if meaning is None:
             name = (message.judged, machine.beside(message), not machine.devices)
-            verdict = verdicts.get(name)
-            if verdict is None:
-                if len(verdicts) >= MOST_VERDICTS:
-                    verdicts.clear()
+            meaning = meanings.get(name)
+            if meaning is None:
+                if len(meanings) >= MOST_MEANINGS:
+                    meanings.clear()
                 node = Inventory(devices=tuple(machine.devices.values()))
-                verdict = verdicts[name] = _verdict(message, correlate, node)
+                meaning = meanings[name] = _meaning(message, correlate, node)
             kept += 1
-            if kept > MOST_VERDICTS:
+            if kept > MOST_MEANINGS:
                 for other in machines.values():
-                    other.verdicts.clear()
+                    other.meanings.clear()
                 machines.clear()
                 kept = 1
-                machine.verdicts[message.slots] = these = {}
-            these[message] = verdict
+                machine.meanings[message.slots] = these = {}
+            these[message] = meaning
             machines[id(machine)] = machine
         event = message.event
         earlier: tuple[Seen, ...] = ()
         if (event.kind, event.code) in _WORSE_AGAIN:
             key = (seen.host, seen.boot, event.kind, event.code, event.pci)
             those = before.pop(key, ())
-            before[key] = (*those, (seen, verdict))[-KEPT_OF_A_FAULT:]
-            worse = _worse_by(those, seen, verdict, correlate) if those else None
+            before[key] = (*those, (seen, meaning))[-KEPT_OF_A_FAULT:]
+            worse = _worse_by(those, seen, meaning, correlate) if those else None
             if worse is not None:
-                earlier, verdict = tuple(other for other, _ in those), worse
+                earlier, meaning = tuple(other for other, _ in those), worse
             if len(before) > MOST_FAULTS:
                 before.popitem(last=False)
-        yield Judged(seen, verdict, earlier, correlate)
+        yield Judged(seen, meaning, earlier, correlate)
 
 
-def _verdict(message: Message, correlate: Correlate, node: Inventory) -> Verdict:
+def _meaning(message: Message, correlate: Correlate, node: Inventory) -> Meaning:
     """Of one event alone: what a check thinks of it depends neither on who had the GPU nor on the time."""
     event = dataclasses.replace(message.event, pid=None, process=None, text="", sequence=1)
     finding = _worst(correlate((event,), node), event)
     about = parts(event, node)
     part = event.pci or next((word for word in sorted(about) if word != event.kind), "")
     if finding is None:
-        return Verdict(_code(event), Severity.INFO, None, about, part, node)
-    return Verdict(finding.code, finding.severity, finding.clears, about, part, node)
+        return Meaning(_code(event), Severity.INFO, None, about, part, node)
+    return Meaning(finding.code, finding.severity, finding.clears, about, part, node)
 
 
 def _worse_by(
-    earlier: Sequence[tuple[Seen, Verdict]], seen: Seen, alone: Verdict, correlate: Correlate
-) -> Verdict | None:
-    """The verdict where it is the repetition that a check minds: worse than each of them by itself."""
-    most = max(alone.severity, *(verdict.severity for _, verdict in earlier))
+    earlier: Sequence[tuple[Seen, Meaning]], seen: Seen, alone: Meaning, correlate: Correlate
+) -> Meaning | None:
+    """The meaning where it is the repetition that a check minds: worse than each of them by itself."""
+    most = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if most is Severity.CRITICAL:
         return None
     event = seen.event
@@ -709,10 +709,10 @@ def event_json(judged: Judged) -> dict[str, Any]:
 
 def event_line(judged: Judged) -> str:
     """event_json as a line. What all lines of a message share is written once."""
-    seen, verdict = judged.seen, judged.verdict
+    seen, meaning = judged.seen, judged.meaning
     message = seen.message
-    if verdict is not message.verdict:
-        message.verdict = verdict
+    if meaning is not message.meaning:
+        message.meaning = meaning
         whole = json.dumps(event_json(judged))
         message.middle = whole[whole.index('"kind": ') : whole.index('"count": ')]
         message.end = json.dumps(message.event.text)

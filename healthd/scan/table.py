@@ -160,7 +160,7 @@ class Open:
 
     def joined(self, one: Judged) -> list[Incident]:
         """Those that a new event belongs to."""
-        seen, about = one.seen, one.verdict.about
+        seen, about = one.seen, one.meaning.about
         near: Iterable[Incident]
         if len(about) == 1:
             (part,) = about
@@ -181,7 +181,7 @@ def _joined(open_ones: Iterable[Incident], one: Judged) -> list[Incident]:
     if not candidates:
         return candidates
     spans = [Span(old.about, old.last) for old in candidates]
-    return [candidates[place] for place in joins(spans, one.seen.message.event, one.verdict.about, one.seen.clock)]
+    return [candidates[place] for place in joins(spans, one.seen.message.event, one.meaning.about, one.seen.clock)]
 
 
 def summary(judged: Iterable[Judged]) -> Summary:
@@ -208,14 +208,14 @@ def summary(judged: Iterable[Judged]) -> Summary:
 
 
 def _place(here: Open, one: Judged, number: int) -> None:
-    seen, verdict = one.seen, one.verdict
+    seen, meaning = one.seen, one.meaning
     mine, *others = here.joined(one) or (None,)
     if mine is None:
-        mine = Incident(seen.host, seen.boot, number, verdict.about, seen.last_clock, seen)
+        mine = Incident(seen.host, seen.boot, number, meaning.about, seen.last_clock, seen)
         here.add(mine)
-    elif not verdict.about <= mine.about:
-        here.name(mine, verdict.about - mine.about)
-        mine.about |= verdict.about
+    elif not meaning.about <= mine.about:
+        here.name(mine, meaning.about - mine.about)
+        mine.about |= meaning.about
     for other in others:
         here.remove(other)
         here.name(mine, other.about - mine.about)
@@ -227,11 +227,11 @@ def _place(here: Open, one: Judged, number: int) -> None:
     if seen.last_clock > mine.last:
         mine.last = seen.last_clock
     mine.until = seen
-    old = mine.rows.get((verdict.code, verdict.part))
-    if old is not None and verdict.severity <= old.severity:
+    old = mine.rows.get((meaning.code, meaning.part))
+    if old is not None and meaning.severity <= old.severity:
         old.count += seen.count
     else:
-        _add(mine, Row(seen, one, verdict.code, verdict.part, verdict.severity, seen.count))
+        _add(mine, Row(seen, one, meaning.code, meaning.part, meaning.severity, seen.count))
 
 
 def _add(incident: Incident, row: Row) -> None:

@@ -23,6 +23,7 @@ from healthd.convert import (
     show,
 )
 from healthd.data import data_folder
+from healthd.errors import HealthdError
 from healthd.model import (
     Mode,
     RunName,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 _FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
-class ConfigError(Exception):
+class ConfigError(HealthdError):
     """One sentence for the person who wrote the file: file, setting, what is wrong."""
 
 

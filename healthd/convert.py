@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from healthd.errors import HealthdError
+
 T = TypeVar("T")
 
 
-class ConvertError(ValueError):
+class ConvertError(HealthdError, ValueError):
     """One sentence that names the place and what is wrong there."""
 
 

@@ -17,6 +17,8 @@ from ctypes import byref
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
+from healthd.errors import HealthdError
+
 
 class NvmlErrorKind(enum.Enum):
     """What an error means, by NVML's number for it."""
@@ -91,7 +93,7 @@ raw = object.__getattribute__
 UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 
-class NvmlError(Exception):
+class NvmlError(HealthdError):
     """One NVML call failed. `number` is NVML's own, `pci` is "" unless it is about one GPU whose address is known.
 
     `index` is NVML's index of that GPU (None: not about one GPU).

@@ -12,17 +12,18 @@ from typing import Any
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
+from healthd.errors import HealthdError
 
 SOCKET = "healthd.sock"  # as in status.py, which loads far more than a client needs
 PATIENCE_SECONDS = 5.0
 MAX_ANSWER_BYTES = 64 << 20
 
 
-class NoAnswer(Exception):
+class NoAnswer(HealthdError):
     """One sentence: why there is no answer of a daemon."""
 
 
-class RefusedByDaemon(Exception):
+class RefusedByDaemon(HealthdError):
     """One sentence of the daemon: why it does not do what was asked."""
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from healthd.errors import HealthdError
+
 if TYPE_CHECKING:
     from healthd.say.render import Page
 
@@ -15,7 +17,7 @@ OK, REFUSED, UNKNOWN, WRONG_USE, INTERRUPTED = 0, 1, 3, 64, 130
 OF_HEALTH = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown": 3}
 
 
-class Stop(Exception):
+class Stop(HealthdError):
     """The command ends here: one sentence for who typed it, and the exit status."""
 
     def __init__(self, sentence: str, status: int = WRONG_USE) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from healthd.convert import dump, load
+from healthd.errors import HealthdError
 from healthd.judge.condition import moved_end, shifted
 from healthd.model import (
     LONGEST_HOLD_SECONDS,
@@ -37,7 +38,7 @@ KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
 KEEP_CLEARED = 200
 
 
-class LedgerError(Exception):
+class LedgerError(HealthdError):
     """A ledger that cannot be read, in one sentence."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from healthd.errors import HealthdError
 from healthd.record.recording import NotRecorded, Player, Recorder, pack, unpack
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _as_library(library: Any) -> Any:
     return library
 
 
-class ReplayedError(Exception):
+class ReplayedError(HealthdError):
     """As pynvml's: `value` is NVML's number."""
 
     def __init__(self, number: int, words: str = "") -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from healthd.convert import ConvertError, dump, load
+from healthd.errors import HealthdError
 from healthd.machine import system
 from healthd.machine.files import replace_file
 from healthd.model import Outcome, RunName
@@ -36,11 +37,11 @@ MAX_BYTES = 64 << 20  # of JSON, uncompressed: what is read may be a bomb, and a
 Pack = Callable[[Any], Any]
 
 
-class NotRecorded(ValueError):
+class NotRecorded(HealthdError, ValueError):
     """This was not asked when the recording was made."""
 
 
-class RecordingError(Exception):
+class RecordingError(HealthdError):
     """A file that is no recording, in one sentence."""
 
 

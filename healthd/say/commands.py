@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from healthd.errors import HealthdError
 from healthd.judge import endings
 from healthd.judge.condition import LONGEST_WISH_SECONDS
 from healthd.judge.ledger import Pause
@@ -23,7 +24,7 @@ LATEST = 1e12  # seconds since the epoch: no clock stands later
 Reply = dict[str, Any]
 
 
-class CommandRefused(Exception):
+class CommandRefused(HealthdError):
     """One sentence: why a command is not carried out."""
 
 

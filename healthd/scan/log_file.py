@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
+from healthd.errors import HealthdError
+
 BLOCK = 1 << 20
 MAX_LINE = 16 << 10
 
@@ -20,7 +22,7 @@ _JOURNAL = b"LPKSHHRH"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class LogError(Exception):
+class LogError(HealthdError):
     """The log cannot be read, or not further: one sentence that names it."""
 
 

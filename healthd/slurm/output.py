@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
+from healthd.errors import HealthdError
 from healthd.model import NodeState
 from healthd.slurm.admin_comment import MAX_BYTES
 from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Argv, CommandResult
@@ -36,7 +37,7 @@ class Job:
     comment: str | None = ""
 
 
-class SlurmTrouble(Exception):
+class SlurmTrouble(HealthdError):
     """One sentence about Slurm."""
 
 

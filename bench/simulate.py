@@ -2,7 +2,7 @@
 
 First 10,000 nodes against a modelled slurmctld (modelled_slurmctld.py), then 1,000 against a real one, with real
 commands. Both times each node decides by healthd's own code, and only the clock is simulated (fleet.py). `--write` puts
-tables and plot into docs/fleet-limit.md. Exit status 1 if an aim is missed.
+the tables into docs/fleet-limit.md; scripts/fleet_limit_figure.py draws its picture. Exit status 1 if an aim is missed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_OF_THE_LIMIT = 1.2
 MOST_REQUESTS = 300.0
 WAVE_SECONDS = 30.0  # in which the wave must be drained
 BACK_SECONDS = 900.0  # in which all must be back when the file server is: two rounds, and one look
-PAGE, PLOT = REPOSITORY / "docs/fleet-limit.md", REPOSITORY / "docs/fleet-limit.svg"
+PAGE = REPOSITORY / "docs/fleet-limit.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,10 @@ class Outcome:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the fleet limit does to a cluster on a bad day.")
-    parser.add_argument("--write", action="store_true", help="write tables and plot into docs/fleet-limit.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/fleet-limit.md")
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--real-nodes", type=int, default=NODES_OF_A_REAL_ONE, help="0: without the real slurmctld")
     args = parser.parse_args()
-    random.seed(SEED)
-    # Ten thousand nodes read the same table again and again.
-    look.parse_fleet = functools.lru_cache(maxsize=4)(look.parse_fleet)  # type: ignore[assignment]
     names = [f"n{i:05d}" for i in range(args.nodes)]
     outcomes, missed = [], []
     for scenario in scenarios(names):
@@ -127,8 +124,12 @@ def main() -> int:
     for aim in missed:
         print(f"missed: {aim}")
     if args.write:
-        write(modelled, real, outcomes)
+        write(modelled, real)
     return 1 if missed else 0
+
+
+# Ten thousand nodes read the same table again and again.
+parse_fleet_once = functools.lru_cache(maxsize=4)(look.parse_fleet)
 
 
 def say(text: str) -> None:
@@ -163,7 +164,9 @@ def simulate(scenario: Scenario, names: list[str]) -> Outcome:
 
 
 def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> Outcome:
-    """Two hours after the file server came back all is over."""
+    """Two hours after the file server came back all is over. The same scenario plays the same each time."""
+    random.seed(SEED)
+    look.parse_fleet = parse_fleet_once  # type: ignore[assignment]
     begun, names = time.monotonic(), set(fleet.nodes)
     for fault in scenario.faults:
         fleet.break_with(fault)
@@ -266,7 +269,7 @@ def counted(cluster: SlurmCluster) -> int:
     return sum(number for name, number in cluster.sdiag_counts().items() if re.fullmatch(kinds, name))
 
 
-# --- tables and plot
+# --- tables
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -306,47 +309,7 @@ def text_plot(outcome: Outcome, width: int = 90, height: int = 12) -> str:
     return f"drained nodes over {hours:g} hours: {outcome.name}\n" + "\n".join(lines) + f"\n       +{'-' * width}\n"
 
 
-def svg(outcomes: Sequence[Outcome]) -> str:
-    """The same as a picture: one line a scenario, the limit dashed."""
-    width, height, left, bottom = 820, 330, 60, 40
-    top = 1.15 * max(max(o.drained) for o in outcomes)
-    hours = max(len(o.drained) for o in outcomes) * STEP / HOUR
-
-    def x(hour: float) -> float:
-        return left + hour / hours * (width - left - 10)
-
-    def y(value: float) -> float:
-        return height - bottom - value / top * (height - bottom - 10)
-
-    colours = ("#1f6fb4", "#c23b22", "#3a8f3a", "#8a5fb0")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for hour in range(int(hours) + 1):
-        parts.append(f'<text x="{x(hour):.0f}" y="{height - bottom + 16}" text-anchor="middle">{hour} h</text>')
-        parts.append(f'<path d="M{x(hour):.1f} {y(0):.1f}V{y(top):.1f}" stroke="#ddd"/>')
-    step = max(1, round(top / 5, -2 if top > 500 else -1))
-    for value in range(0, int(top), int(step)):
-        parts.append(f'<text x="{left - 6}" y="{y(value) + 4:.0f}" text-anchor="end">{value:,}</text>')
-        parts.append(f'<path d="M{left} {y(value):.1f}H{width - 10}" stroke="#ddd"/>')
-    limit = outcomes[0].shared_limit
-    parts.append(f'<path d="M{left} {y(limit):.1f}H{width - 10}" stroke="black" stroke-dasharray="6 4"/>')
-    parts.append(
-        f'<text x="{width - 14}" y="{y(limit) - 5:.0f}" text-anchor="end">limit for shared causes: {limit:,}</text>'
-    )
-    for number, o in enumerate(outcomes):
-        points = " ".join(f"{x((i + 1) * STEP / HOUR):.1f},{y(v):.1f}" for i, v in enumerate(o.drained))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colours[number]}" stroke-width="1.5"/>')
-        parts.append(
-            f'<text x="{left + 430}" y="{y(top) + 60 + 16 * number:.0f}" fill="{colours[number]}">{o.name}</text>'
-        )
-    parts.append(f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})">drained nodes</text></svg>')
-    return "\n".join(parts) + "\n"
-
-
-def write(modelled: str, real: str, outcomes: Sequence[Outcome]) -> None:
+def write(modelled: str, real: str) -> None:
     text = PAGE.read_text("utf-8")
     for name, content in (("modelled", modelled), ("real", real)):
         begin, end = f"<!-- {name}: make simulate -->\n", f"<!-- end of {name} -->"
@@ -354,8 +317,7 @@ def write(modelled: str, real: str, outcomes: Sequence[Outcome]) -> None:
             before, _, rest = text.partition(begin)
             text = before + begin + "\n" + content.strip() + "\n\n" + end + rest.partition(end)[2]
     PAGE.write_text(text, "utf-8")
-    PLOT.write_text(svg(outcomes[:4]), "utf-8")
-    say(f"{PAGE.relative_to(REPOSITORY)} and {PLOT.relative_to(REPOSITORY)} are written")
+    say(f"{PAGE.relative_to(REPOSITORY)} is written")
 
 
 if __name__ == "__main__":

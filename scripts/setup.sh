@@ -94,7 +94,7 @@ choose() { # print the Python that .venv is made with: python3 of the PATH if it
   echo /usr/bin/python3
 }
 
-make_venv() { # DIRECTORY PYTHON
+make_venv() { # DIRECTORY PYTHON EXTRAS
   local log
   log=$(mktemp)
   if ! "$1/bin/python" -c pass 2>/dev/null; then # absent, or its interpreter is gone
@@ -102,7 +102,7 @@ make_venv() { # DIRECTORY PYTHON
     "$2" -m venv --clear "$1"
   fi
   say "installing healthd and its tools into $1"
-  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[dev]' >"$log" 2>&1 </dev/null; then
+  if ! "$1/bin/python" -m pip install --quiet --disable-pip-version-check -e ".[$3]" >"$log" 2>&1 </dev/null; then
     tail -n 20 "$log" >&2
     die "pip install failed; its whole output is in $log"
   fi
@@ -114,7 +114,7 @@ case ${1:-} in
   venv)
     need "${BUILD_PACKAGES[@]}"
     python=$(choose)
-    make_venv .venv "$python" ;;
+    make_venv .venv "$python" dev,docs ;;
   make) need make ;;
   test-packages) need "${TEST_PACKAGES[@]}" ;;
   interpreters) interpreters ;;
@@ -122,6 +122,6 @@ case ${1:-} in
     need "${BUILD_PACKAGES[@]}"
     python=$(interpreters | awk -v wanted="${1#venv-}" '$1 == wanted { print $2 }')
     [ -n "$python" ] || die "no usable Python ${1#venv-} on this machine"
-    make_venv ".$1" "$python" ;;
+    make_venv ".$1" "$python" dev ;;
   *) sed -n '4,8s/^# *//p' "$0" >&2; exit 64 ;;
 esac

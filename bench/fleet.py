@@ -1,4 +1,4 @@
-"""A fleet of healthds on one clock: the real decisions (slurm.reconcile with policy.py and fleet_limit.py, and the
+"""A fleet of healthds on one clock: the real decisions (look.reconcile with policy.py and fleet_limit.py, and the
 driver's waits) of each node, in the order of time, against a slurmctld that is given.
 
 What is not simulated is the node: a fault is a condition that opens at the node's next round and ends at its second

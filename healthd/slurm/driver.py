@@ -1,4 +1,4 @@
-"""Drives slurm.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
+"""Drives look.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
 
 A Slurm that hangs, is away or refuses is never the node's trouble: the generator hears of it as a CommandResult, the
 daemon looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.

@@ -1,4 +1,4 @@
-"""Whether the fleet can spare this node: pure. One bad shared thing must not drain the cluster. slurm.py counts.
+"""Whether the fleet can spare this node: pure. One bad shared thing must not drain the cluster. look.py counts.
 
 the causes of a new drain       what happens
 ------------------------------  ------------------------------------------------------------------------------

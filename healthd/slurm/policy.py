@@ -1,4 +1,4 @@
-"""What to do with this node in Slurm: pure. slurm.py does it.
+"""What to do with this node in Slurm: pure. look.py does it.
 
 want                 whose drain stands now      decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------

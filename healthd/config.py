@@ -1,34 +1,19 @@
-"""The settings: TOML -> frozen dataclasses. A wrong key, type or unknown check stops the start with one sentence.
+"""The settings as frozen dataclasses, with their defaults and what each may be, and the files that they stand in.
 
-Setting by setting: defaults < profile of the machine's type < baseline of this node < healthd.toml < flags. The file is
-/etc/healthd/healthd.toml (conf/healthd.toml lists every setting at its default); what lies below it: layers.py.
+The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. How the effective settings
+come of it: settings/settle.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from healthd import toml
-from healthd.convert import (
-    ConvertError,
-    dump,
-    load,
-    nearest,
-    number,
-    show,
-)
-from healthd.data import data_folder
+from healthd.convert import ConvertError, show
 from healthd.errors import HealthdError
-from healthd.model import (
-    Mode,
-    RunName,
-    Severity,
-)
+from healthd.model import Mode, RunName, Severity
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -43,12 +28,6 @@ from healthd.plausible import (
 )
 from healthd.plausible import Period as Period  # what checks declare theirs with
 from healthd.plausible import Seconds as Seconds
-from healthd.text import printable
-
-if TYPE_CHECKING:
-    from healthd.settings.registry import Check
-
-_FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
 
 class ConfigError(HealthdError):
@@ -122,17 +101,6 @@ class FleetLimits:
     own_hardware_limit_percent: Percent = 30.0
     own_hardware_limit_at_least: Count = 5
     jitter_seconds: Seconds = 1800.0
-
-
-def _contradiction(limits: FleetLimits) -> str:
-    """Which limit contradicts which, "" = none: for a fault of the node's own no fewer than for a shared cause."""
-    for name, own, shared in (
-        ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
-        ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),
-    ):
-        if own < shared:
-            return f"own_hardware_{name}: must not be below fleet.{name}, is {number(own)} and that is {number(shared)}"
-    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,206 +196,9 @@ def checks_dir(table: Mapping[str, Any]) -> str:
     return found if isinstance(found, str) and not no_absolute_path(found) else ""
 
 
-def settle(
-    table: Mapping[str, Any],
-    source: str,
-    flags: Mapping[str, tuple[str, Any]],
-    known: Mapping[str, Check],
-    below: Below = lambda _settings: (),
-) -> Loaded:
-    """The effective settings. `flags`: dotted setting -> (flag as written, value). `known`: the checks there are.
-    `below`: the layers under the table, the lowest first.
-
-    Raises ConfigError with one sentence.
-    """
-    plain = {key: value for key, value in table.items() if key != "checks"}
-    origins = dict.fromkeys(_flat(plain), source)
-    for name, (flag, value) in flags.items():
-        origins[name] = flag
-        _put(plain, name, value)
-    with _named(source, origins):
-        if plain.get("node_name", "") == "":
-            plain["node_name"] = os.uname().nodename.partition(".")[0]
-        settings = load(Settings, _known_top_level(plain), "")
-        if problem := _contradiction(settings.fleet):
-            raise ConvertError(f"fleet.{problem}")
-        layers = [*below(settings), Layer(source, table.get("checks", {}))]
-    for layer in layers:  # what each says must be right by itself, so that the sentence names the right one
-        with _named(layer.source, {}):
-            _require_known(layer.checks, known)
-            _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
-    tables, layer_of = _laid(layers, known)
-    origins.update({place: layer.source for place, layer in layer_of.items()})
-    with _named(source, origins):
-        checks = _check_configs(tables, known, layer_of)
-    enabled = {name: config for name, config in checks.items() if config.enabled}
-    plain_tables = {name: {**dump(config), "name": name.instance} for name, config in enabled.items()}
-    disabled = {name: config for name, config in checks.items() if not config.enabled}
-    profile = next((layer.source for layer in layers if layer.guessed), "")
-    return Loaded(settings, enabled, plain_tables, origins, disabled, profile)
-
-
-@contextmanager
-def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
-    """What is wrong is said with the place that it came from."""
-    try:
-        yield
-    except ConvertError as error:
-        where = origins.get(str(error).partition(": ")[0], source)
-        sentence = printable(str(error))  # a key may hold a line end
-        raise ConfigError(f"{where}: {sentence}") from None
-
-
-def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
-    """The layers as one, setting by setting (a list or table that is a setting's value is replaced whole), and the
-    layer that each setting is from."""
-    tables: dict[str, Any] = {}
-    layer_of: dict[str, Layer] = {}
-    for layer in layers:
-        for name, table in layer.checks.items():
-            own = {f.name for f in dataclasses.fields(known[name].config)}
-            merged = tables.setdefault(name, {})
-            for key, value in table.items():
-                if known[name].per and key not in own:
-                    merged[key] = {**merged.get(key, {}), **value}
-                    layer_of.update({place_of(name, key, setting): layer for setting in ("name", *value)})
-                else:
-                    merged[key] = value
-                    layer_of[place_of(name, "", key)] = layer
-    return tables, layer_of
-
-
-def place_of(check: str, instance: str, setting: str) -> str:
-    return f'checks.{check}."{instance}".{setting}' if instance else f"checks.{check}.{setting}"
-
-
-def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
-    """The settings of one run that nobody wrote down. What its own table says goes before what stands beside it."""
-    found = []
-    for f in dataclasses.fields(check.config):
-        places = [place_of(check.name, i, f.name) for i in (instance, "")]
-        layer = next((layer_of[place] for place in places if place in layer_of), None)
-        if layer is not None and layer.guessed:
-            found.append(f.name)
-    return tuple(found)
-
-
-def require_what_is_named(loaded: Loaded) -> None:
-    """Files that the settings name and without which nothing can be looked at. Raises ConfigError."""
-    settings, origins = loaded.settings, loaded.origins
-    if not os.path.isdir(settings.root):
-        raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
-    fake = settings.nvml.fake
-    profiles = [name[:-5] for name in os.listdir(_FAKE_MACHINES) if name.endswith(".toml")]
-    if fake and fake not in profiles and not os.path.isfile(fake):
-        hint = nearest(fake, profiles)
-        raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')
-
-
-def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(Settings)} | {"checks"}
-    for key in plain:
-        if key not in names:
-            raise ConvertError(f'unknown setting "{key}"{nearest(key, names)}')
-    return plain
-
-
-def _require_known(tables: Any, known: Mapping[str, Check]) -> None:
-    if not isinstance(tables, Mapping):
-        raise ConvertError("checks: must be a table")
-    for name in tables:
-        if name not in known:
-            raise ConvertError(f'checks.{name}: there is no check "{name}"{nearest(name, known)}')
-
-
-def _check_configs(
-    tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
-) -> dict[RunName, CheckConfig]:
-    """Every run of the `known` checks."""
-    configs = {}
-    for name, check in known.items():
-        table = tables.get(name, {})
-        if not isinstance(table, Mapping):
-            raise ConvertError(f"checks.{name}: must be a table, is {show(table)}")
-        for instance, values in _instances(name, table, check):
-            where = f"checks.{name}" + (f'."{instance}"' if instance else "")
-            if "name" in values:
-                raise ConvertError(f"{where}.name: is set by the name of the table")
-            if "guessed" in values:
-                raise ConvertError(f'{where}: unknown setting "guessed"')
-            guessed = _guessed(check, instance, layer_of)
-            config = check.make_config({**values, "name": instance, "guessed": guessed}, where)
-            check.check_config(config, where)
-            configs[RunName(name, instance)] = config
-    return configs
-
-
-def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
-    """One run each: the check itself, or its named sub-tables, which inherit what stands beside them."""
-    if not check.per:
-        return [("", table)]
-    own = {f.name for f in dataclasses.fields(check.config)}
-    shared = {key: value for key, value in table.items() if key in own}
-    named = {key: value for key, value in table.items() if key not in own}
-    for key, value in named.items():
-        if not isinstance(value, Mapping):
-            raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
-        if not key.strip() or not key.isprintable():
-            raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
-    if not named:  # what no instance inherits is wrong all the same
-        check.make_config(shared, f"checks.{name}")
-    return [(key, {**shared, **value}) for key, value in named.items()]
-
-
 def listen_address(text: str, where: str) -> tuple[str, int] | None:
     """("127.0.0.1", 9478) of "127.0.0.1:9478", ("::1", 9478) of "[::1]:9478"; None of "off"."""
     if problem := no_address(text):
         raise ConvertError(f"{where}: {problem}")
     address, _, port = text.rpartition(":")
     return (address.strip("[]"), int(port)) if address else None
-
-
-def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. What stands where a table should be stays, for the error that it deserves."""
-    *path, last = dotted.split(".")
-    for name in path:
-        below = table.get(name, {})
-        if not isinstance(below, Mapping):
-            return
-        table[name] = dict(below)
-        table = table[name]
-    table[last] = value
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"kernel_log.source": "kmsg", ...} of nested tables."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def effective(loaded: Loaded) -> list[tuple[str, Any, str]]:
-    """(setting, value, origin) of every setting, for `healthd config show`."""
-    origins = dict(loaded.origins)
-    if loaded.profile:
-        origins["profile"] = f"{origins.get('profile', 'default')}: {loaded.profile}"
-    rows = [(name, value, origins.get(name, "default")) for name, value in _flat(_all_fields(loaded.settings)).items()]
-    for (check, instance), config in sorted({**loaded.checks, **loaded.disabled}.items()):
-        for setting, value in _all_fields(config).items():
-            origin = origins.get(place_of(check, instance, setting)) or origins.get(place_of(check, "", setting))
-            if setting not in ("name", "guessed") and value is not None:
-                for name, one in _flat({setting: value}).items():
-                    rows.append((place_of(check, instance, name), one, origin or "default"))
-    return rows
-
-
-def _all_fields(config: Any) -> dict[str, Any]:
-    out = {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        out[f.name] = _all_fields(value) if dataclasses.is_dataclass(value) else dump(value)
-    return out

@@ -20,7 +20,7 @@ from trees import FakeSystem, captured, gpus, pci_device, write
 from healthd.cli import baseline
 from healthd.cli.baseline import Present, as_toml, by_hand, drift
 from healthd.cli.main import main
-from healthd.config import Layer, Loaded, settle
+from healthd.config import Layer, Loaded
 from healthd.convert import dump, load
 from healthd.host import Host
 from healthd.machine.mountinfo import parse_all
@@ -29,6 +29,7 @@ from healthd.machine.system import FileStat
 from healthd.model import Severity
 from healthd.nvidia.fake_nvml import open_fake
 from healthd.settings.registry import built_in
+from healthd.settings.settle import settle
 from healthd.work import present
 from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut, worth_watching
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from healthd.config import Settings, effective, settle
+from healthd.config import Settings
 from healthd.settings.registry import built_in
+from healthd.settings.settle import effective, settle
 
 if sys.version_info >= (3, 11):
     import tomllib

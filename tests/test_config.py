@@ -14,20 +14,11 @@ from hypothesis import strategies as st
 
 from healthd import config
 from healthd.cli import flags
-from healthd.config import (
-    ConfigError,
-    FleetLimits,
-    Loaded,
-    Settings,
-    SlurmConfig,
-    effective,
-    listen_address,
-    read_file,
-    settle,
-)
+from healthd.config import ConfigError, FleetLimits, Loaded, Settings, SlurmConfig, listen_address, read_file
 from healthd.convert import ConvertError
 from healthd.model import Mode, Severity
 from healthd.settings.registry import built_in
+from healthd.settings.settle import effective, require_what_is_named, settle
 
 FILE = "/etc/healthd/healthd.toml"
 KNOWN = built_in()
@@ -202,12 +193,12 @@ def test_an_unreadable_file_is_named():
 def test_a_root_and_a_fake_machine_must_exist(tmp_path):
     given = {"root": ("--root", str(tmp_path / "none")), "nvml.fake": ("--fake-nvml", "dgx-h10")}
     with pytest.raises(ConfigError, match=r"^--root: root: there is no directory "):
-        config.require_what_is_named(settled("", given))
+        require_what_is_named(settled("", given))
     given["root"] = ("--root", str(tmp_path))
     with pytest.raises(ConfigError, match=r'no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
-        config.require_what_is_named(settled("", given))
+        require_what_is_named(settled("", given))
     given["nvml.fake"] = ("--fake-nvml", "dgx-h100")
-    config.require_what_is_named(settled("", given))
+    require_what_is_named(settled("", given))
 
 
 # --- what holds

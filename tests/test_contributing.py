@@ -13,8 +13,8 @@ import pytest
 from fakes import codes, findings
 from trees import write
 
-from healthd.config import settle
 from healthd.settings.registry import Check
+from healthd.settings.settle import settle
 
 if sys.version_info >= (3, 11):
     import tomllib

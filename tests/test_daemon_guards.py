@@ -18,7 +18,7 @@ import pytest
 
 from healthd import daemon as daemons
 from healthd import guard
-from healthd.config import Loaded, settle
+from healthd.config import Loaded
 from healthd.daemon import Daemon
 from healthd.judge import absorb, intake
 from healthd.judge.ledger import encode
@@ -27,6 +27,7 @@ from healthd.machine import wakeup
 from healthd.model import KernelEvent, Outcome, Severity
 from healthd.settings import registry
 from healthd.settings.registry import Check
+from healthd.settings.settle import settle
 from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from healthd.config import CheckConfig, Settings, settle
+from healthd.config import CheckConfig, Settings
 from healthd.convert import dump
 from healthd.settings.registry import built_in
+from healthd.settings.settle import settle
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fakes import NOW
 
-from healthd.config import KernelLogConfig, Settings, settle
+from healthd.config import KernelLogConfig, Settings
 from healthd.kernel.source import RawLine
 from healthd.model import (
     Clears,
@@ -21,6 +21,7 @@ from healthd.model import (
 )
 from healthd.settings import registry
 from healthd.settings.registry import Check
+from healthd.settings.settle import settle
 from healthd.work import once
 from healthd.work.results import began, result_of
 from healthd.work.runner import Reply, Request, Runner

@@ -18,13 +18,14 @@ from trees import pci_device, write
 from healthd.checks import gpu_count, ib_link, mount, services
 from healthd.cli import flags
 from healthd.cli.main import main
-from healthd.config import ConfigError, Layer, Loaded, Settings, effective, settle
+from healthd.config import ConfigError, Layer, Loaded, Settings
 from healthd.host import Host
 from healthd.model import Severity
 from healthd.say import render
 from healthd.settings import layers
 from healthd.settings.layers import Match, below
 from healthd.settings.registry import built_in
+from healthd.settings.settle import effective, settle
 
 if sys.version_info >= (3, 11):
     import tomllib

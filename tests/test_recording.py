@@ -27,7 +27,6 @@ from hypothesis import strategies as st
 from test_cli import Done, run, settings
 
 from healthd.cli import replay
-from healthd.config import settle
 from healthd.host import Host
 from healthd.kernel.source import RawLine
 from healthd.machine.program import Ran
@@ -40,6 +39,7 @@ from healthd.record.host import recording_host, replaying_host
 from healthd.record.nvml_recording import RecordedLibrary, ReplayedLibrary
 from healthd.record.recording import KernelLine, Notes, NotRecorded, Player, Recorder, Recording, RecordingError, Run
 from healthd.settings import registry
+from healthd.settings.settle import settle
 from healthd.work import once
 from healthd.work.runner import Runner
 from healthd.work.worker import Setup

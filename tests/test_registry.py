@@ -28,12 +28,11 @@ from healthd.config import (
     NvmlConfig,
     Settings,
     SlurmConfig,
-    effective,
-    settle,
 )
 from healthd.model import Finding, Inventory, KernelEvent, Severity
 from healthd.settings import registry, trial
 from healthd.settings.registry import Check
+from healthd.settings.settle import effective, settle
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
 

@@ -71,8 +71,9 @@ def _baseline_file(loaded: Loaded) -> str:
 
 def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
     """The tables of the file; None where there is none, or a wrong one that is to be replaced. Raises ConfigError."""
-    from healthd.config import ConfigError, settle
+    from healthd.config import ConfigError
     from healthd.settings.layers import checks_of
+    from healthd.settings.settle import settle
 
     if not os.path.exists(path):
         if args.write:
@@ -102,9 +103,10 @@ After a change of hardware or software: healthd baseline --diff, then healthd ba
 
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> int:
-    from healthd.config import parse_toml, settle
+    from healthd.config import parse_toml
     from healthd.machine.files import replace_file
     from healthd.say import render
+    from healthd.settings.settle import settle
 
     settle(parse_toml(text, path), path, {}, checks)  # never a file with which the daemon would not start
     if os.path.exists(path) and changes and not force:

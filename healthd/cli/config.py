@@ -26,12 +26,12 @@ def _config_show_arguments(parser: Parser) -> None:
 
 
 def _config_show(args: argparse.Namespace) -> int:
-    from healthd import config
     from healthd.say import render
+    from healthd.settings.settle import effective
 
     with wrong_settings_are_wrong_use():
         loaded, _ = load_settings(args)
-    rows = [row for row in config.effective(loaded) if not args.changed or row[2] != "default"]
+    rows = [row for row in effective(loaded) if not args.changed or row[2] != "default"]
     return say(render.settings(rows, page()))
 
 

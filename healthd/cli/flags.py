@@ -140,13 +140,14 @@ def load_settings(
     """
     from healthd import config
     from healthd.settings import layers, registry
+    from healthd.settings.settle import require_what_is_named, settle
 
     given = getattr(args, "config", None)
     file = given or DEFAULT_FILE
     table = config.read_file(file, required=given is not None)
     checks = registry.find(config.checks_dir(table) if checks_dir is None else checks_dir)
-    loaded = config.settle(table, file, overrides(args), checks, below or layers.below)
-    config.require_what_is_named(loaded)
+    loaded = settle(table, file, overrides(args), checks, below or layers.below)
+    require_what_is_named(loaded)
     return loaded, checks
 
 
@@ -155,11 +156,12 @@ def settings_elsewhere(args: argparse.Namespace) -> tuple[Loaded | None, dict[st
     none were. And the checks that there are here. Raises ConfigError."""
     from healthd import config
     from healthd.settings import registry
+    from healthd.settings.settle import settle
 
     file = args.config or DEFAULT_FILE
     table = config.read_file(file, required=args.config is not None)
     checks = registry.find(config.checks_dir(table))
-    return config.settle(table, file, {}, checks) if args.config is not None else None, checks
+    return settle(table, file, {}, checks) if args.config is not None else None, checks
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:

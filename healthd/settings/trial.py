@@ -13,7 +13,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from healthd.config import ConfigError
 from healthd.machine.program import Ran, run_program
@@ -52,9 +52,7 @@ def _why(ran: Ran, path: str, seconds: float) -> str:
     return f"its import ends the process with status {ran.status}" + (f": {words}" if words else "")
 
 
-def main() -> None:
-    from healthd.settings.registry import load_site
-
+def main(load_site: Callable[[str], object]) -> None:
     seconds, paths = float(sys.argv[1]), sys.argv[2:]
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the files print goes nowhere

@@ -4,7 +4,7 @@ SHELL := /bin/bash
 # End-to-end tests are root's: real Slurm, systemd, mounts. Their caches do not mix with the user's.
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 CACHE := /var/cache/healthd-tests
-AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
+AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode MYPY_CACHE_DIR=$(CACHE)/mypy HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
 # Side by side (tests/conftest.py): most tests wait.
 PYTEST := .venv/bin/python -m pytest -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
@@ -23,13 +23,13 @@ test: .venv/.stamp test-packages unit-others ## all tests, with a real Slurm and
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
 	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider
 
-check: .venv/.stamp ## lint, format, types and the design rules; seconds
+check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds
 	@echo "check: ruff, mypy, shellcheck, design"
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy --strict --no-error-summary
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
-	@.venv/bin/python -m pytest tests/test_design.py
+	@.venv/bin/python -m pytest tests/test_design.py tests/test_contract.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
 	@$(PYTEST) --ignore=tests/e2e

@@ -129,6 +129,13 @@ def test_a_mistake_of_a_check_is_told_of_the_file_that_has_settings_for_it(folde
         settle({}, "healthd.toml", {}, {"fan": check}, lambda _settings: [Layer("baseline.toml", {"fan": {}})])
 
 
+def test_a_name_that_is_almost_one_of_the_contract_is_warned_of_and_refuses_nothing(folder, caplog):
+    check = site(folder, "AFTER_EVENT = ('xid',)\nPERIOD = 3\nUSES = ''\nEXPLAINED = {}")
+    assert check.after_events == ()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{folder}/fan.py: AFTER_EVENT says nothing to healthd: is AFTER_EVENTS meant?"]
+
+
 FINDING = "Finding(Severity.WARNING, 'fan/hang', '', 'the fans do not answer'"
 
 

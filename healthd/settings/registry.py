@@ -17,16 +17,19 @@ import pkgutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from healthd.config import CheckConfig, ConfigError
+from healthd.contract import NAMES, Contract, declared
 from healthd.convert import ConvertError, dump, load, nearest
 from healthd.guard import KERNEL_LOG, drop, words
 from healthd.host import Host
 from healthd.machine import ownership
-from healthd.model import Explain, Finding, Inventory, KernelEvent, Repair
+from healthd.model import Explain, Finding, Inventory, KernelEvent, Observation, Repair
+from healthd.past import Past
 
 log = logging.getLogger("healthd")
 
@@ -38,33 +41,35 @@ RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/l
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check module and what it declares. `path` is "" for a built-in one."""
+    """A check module and what it declares (contract.py). `path` is "" for a built-in one."""
 
     name: str
     module: ModuleType
     path: str = ""
+    declares: Contract[Any] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "declares", declared(self.module))
 
     @property
     def config(self) -> type[CheckConfig]:
-        return getattr(self.module, "Config", CheckConfig)
+        return self.declares.Config
 
     @property
     def per(self) -> str:
-        """What there is one run for each of ("mount"), "" for a single run."""
-        return str(getattr(self.module, "PER", ""))
+        return self.declares.PER
 
     @property
     def uses(self) -> str:
-        return str(getattr(self.module, "USES", ""))
+        return self.declares.USES
 
     @property
     def when(self) -> str:
-        """ "idle": it comes round only while no job is on this node and none will come; "" = always."""
-        return str(getattr(self.module, "WHEN", ""))
+        return self.declares.WHEN
 
     @property
     def after_events(self) -> tuple[str, ...]:
-        return tuple(getattr(self.module, "AFTER_EVENTS", ()))
+        return tuple(self.declares.AFTER_EVENTS)
 
     @property
     def summary(self) -> str:
@@ -72,21 +77,27 @@ class Check:
 
     @property
     def runs(self) -> bool:
-        return hasattr(self.module, "run")
+        return self.declares.run is not None
 
     @property
     def listens(self) -> bool:
         """Whether it judges kernel events."""
-        return not self.path and hasattr(self.module, "correlate")
+        return not self.path and self.declares.correlate is not None
 
     def holds_resume(self, config: CheckConfig) -> bool:
         """Whether a drained node waits for this check where it cannot look: not for one that can only warn, nor for one
         that says so."""
-        return config.enforce and bool(getattr(self.module, "HOLDS_RESUME", True))
+        return config.enforce and self.declares.HOLDS_RESUME
 
     def resource(self, instance: str) -> str:
         """What a hung run bars: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
+
+    def run(self, host: Host, config: CheckConfig, past: Past) -> Iterable[Finding | Observation | Repair]:
+        """One run. Raises what the check raises."""
+        if self.declares.run is None:
+            raise TypeError(f"the check {self.name} only listens")
+        return self.declares.run(host, config, past)
 
     def correlate(
         self,
@@ -101,7 +112,7 @@ class Check:
         daemon, which would meet the same line again at each start. An event that it fails on (`unjudged`) keeps no
         other from being judged: each is then judged by itself.
         """
-        listen = None if self.path else getattr(self.module, "correlate", None)
+        listen = None if self.path else self.declares.correlate
         if listen is None:
             return None
         try:
@@ -121,7 +132,7 @@ class Check:
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""
-        listen = None if self.path else getattr(self.module, "repairs", None)
+        listen = None if self.path else self.declares.repairs
         if listen is None:
             return []
         try:
@@ -132,8 +143,8 @@ class Check:
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
         """What it means that a run did not answer for `seconds`."""
-        say: Callable[[CheckConfig, float], Iterable[object]] = getattr(self.module, "overdue", lambda *_: ())
         nothing: list[Finding] = []
+        say = self.declares.overdue
         return iter(self._asked("overdue", lambda: [self._finding(item) for item in say(config, seconds)], nothing))
 
     def _finding(self, item: object) -> Finding:
@@ -143,7 +154,7 @@ class Check:
 
     def explain(self, code: str) -> Explain | None:
         def ask() -> Explain | None:
-            by_code = getattr(self.module, "explain", None) or getattr(self.module, "EXPLAIN", {}).get
+            by_code = self.declares.explain or self.declares.EXPLAIN.get
             found = by_code(code)
             return None if found is None else load(Explain, dump(found))
 
@@ -153,21 +164,21 @@ class Check:
         """The text for what is no code of a finding, but named in the message of one: "nvlink5/149:4"."""
 
         def ask() -> Explain | None:
-            found = getattr(self.module, "explain_more", lambda _code: None)(code)
+            found = self.declares.explain_more(code)
             return None if found is None else load(Explain, dump(found))
 
         return self._asked("explain_more", ask, None)
 
     def known_more(self) -> list[str]:
         """Names that explain_more() knows."""
-        return self._asked("known_more", lambda: list(getattr(self.module, "known_more", list)()), [])
+        return self._asked("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
         """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
 
         def ask() -> list[str]:
-            known = getattr(self.module, "known_codes", None)
-            return [str(code) for code in (known() if known else sorted(getattr(self.module, "EXPLAIN", {})))]
+            known = self.declares.known_codes
+            return [str(code) for code in (known() if known else sorted(self.declares.EXPLAIN))]
 
         return self._asked("explain", ask, [])
 
@@ -189,7 +200,7 @@ class Check:
                 hint = renamed(code) or nearest(code, self.codes())
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
         with self._mistakes_of("validate()", where):
-            if problem := getattr(self.module, "validate", lambda _config: None)(config):
+            if problem := self.declares.validate(config):
                 raise ConvertError(f"{where}: {problem}")
 
     @contextmanager
@@ -268,9 +279,9 @@ def load_site(path: str) -> Check:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    check = Check(name, module, path)
     try:
         spec.loader.exec_module(module)
+        check = Check(name, module, path)
         problem = _misdeclared(check)
     except KeyboardInterrupt:
         raise
@@ -283,23 +294,30 @@ def load_site(path: str) -> Check:
 
 def _misdeclared(check: Check) -> str:
     """What is wrong with what a site's module declares, "" if nothing."""
-    module = check.module
-    if not callable(getattr(module, "run", None)):
+    declares = check.declares
+    if not callable(declares.run):
         return "has no run(host, config, past)"
     config = check.config
     if not (isinstance(config, type) and issubclass(config, CheckConfig) and dataclasses.is_dataclass(config)):
         return "Config must be a dataclass and a CheckConfig"
     for name in ("USES", "PER"):
-        if not isinstance(getattr(module, name, ""), str):
+        if not isinstance(getattr(declares, name), str):
             return f"{name} must be text"
-    if check.when not in ("", "idle"):
+    if declares.WHEN not in ("", "idle"):
         return 'WHEN must be "idle" or ""'
-    events = getattr(module, "AFTER_EVENTS", ())
+    events = declares.AFTER_EVENTS
     if not isinstance(events, tuple | list) or not all(isinstance(kind, str) for kind in events):
         return "AFTER_EVENTS must be a tuple of texts"
-    if not isinstance(getattr(module, "HOLDS_RESUME", True), bool):
+    if not isinstance(declares.HOLDS_RESUME, bool):
         return "HOLDS_RESUME must be True or False"
     return _redeclared(config)
+
+
+def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
+    """Names of a site's module that say nothing to healthd, and what they are too close to: AFTER_EVENT."""
+    for name in vars(check.module):
+        if name.isupper() and name not in NAMES and (close := get_close_matches(name, NAMES, n=1, cutoff=0.9)):
+            yield name, close[0]
 
 
 def _redeclared(config: type[CheckConfig]) -> str:
@@ -329,6 +347,8 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
         check = load_site(path)
         if check.name in checks:
             raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')
+        for name, meant in _misspelt(check) if bounded else ():
+            log.warning("%s: %s says nothing to healthd: is %s meant?", path, name, meant)
         checks[check.name] = check
     return checks
 

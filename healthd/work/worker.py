@@ -145,7 +145,7 @@ class Worker:
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
         error = ""
         try:
-            for item in check.module.run(self.host, config, Past(store, now, boot_id)):
+            for item in check.run(self.host, config, Past(store, now, boot_id)):
                 found[_kind(item, check.name)].append(item)
         except Exception as problem:  # a check does no catching: what stopped it is said here, once for all checks
             error = one_sentence(problem)

@@ -1,0 +1,69 @@
+"""What a check module may declare: each name, its type, and what stands for it where a module does not declare it.
+
+Nothing else of a module is read, and this is read once, when the check is found. A module needs `run` or `correlate`
+(a site's file: `run`). tests/test_contract.py has mypy hold each module of checks/ to the types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Explain, Finding, Inventory, KernelEvent, Observation, Repair
+from healthd.past import Past
+
+C = TypeVar("C", bound=CheckConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Contract(Generic[C]):
+    """In the daemon, at once: all but `run`. In the worker, with a deadline: `run`.
+
+    Config         its settings: a dataclass, each field with a default
+    PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
+    USES           what a run may hang in: "nvml", which all that use it share, or "" = in nothing that others need
+    WHEN           "idle": comes round only while healthd wants or holds a drain and Slurm shows the node drained and
+                   idle, and `healthd check` runs it only by its name; "" = always
+    AFTER_EVENTS   kinds of kernel events after which it runs at once
+    HOLDS_RESUME   whether a drained node waits for it where it cannot look
+    run            looks: what it finds, counts, and sees repaired. What it raises means that it could not look
+    validate       the sentence that refuses its settings; None or "" = they are right
+    overdue        what it means that a run has not answered for so many seconds
+    correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
+    repairs        the repairs that kernel events are evidence of; pure. Built-in checks only
+    EXPLAIN        code -> what it means, why it matters, what to do
+    explain        the same for codes that come by the number; goes before EXPLAIN
+    known_codes    the codes that `explain` has words for
+    explain_more   the text for a name that stands in messages only
+    known_more     the names that `explain_more` has words for
+    """
+
+    Config: type[C] = CheckConfig  # type: ignore[assignment]  # where a module has none, C is CheckConfig
+    PER: str = ""
+    USES: str = ""
+    WHEN: str = ""
+    AFTER_EVENTS: Sequence[str] = ()
+    HOLDS_RESUME: bool = True
+    run: Callable[[Host, C, Past], Iterable[Finding | Observation | Repair]] | None = None
+    validate: Callable[[C], str | None] = lambda config: None
+    overdue: Callable[[C, float], Iterable[Finding]] = lambda config, seconds: ()
+    correlate: Callable[[Sequence[KernelEvent], Inventory, C], Iterable[Finding]] | None = None
+    repairs: Callable[[Sequence[KernelEvent]], Iterable[Repair]] | None = None
+    EXPLAIN: Mapping[str, Explain] = field(default_factory=dict)
+    explain: Callable[[str], Explain | None] | None = None
+    known_codes: Callable[[], Iterable[str]] | None = None
+    explain_more: Callable[[str], Explain | None] = lambda name: None
+    known_more: Callable[[], Iterable[str]] = tuple
+
+
+NAMES = tuple(f.name for f in dataclasses.fields(Contract))
+
+
+def declared(module: ModuleType) -> Contract[Any]:
+    """What a module declares, unjudged: a site's may have other types."""
+    return Contract(**{name: getattr(module, name) for name in NAMES if hasattr(module, name)})

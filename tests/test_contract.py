@@ -1,0 +1,123 @@
+"""What a check declares is what contract.py says, by name and by type: a hook with a typo would never be asked."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.contract import NAMES, Contract, declared
+from healthd.settings import registry
+
+ROOT = Path(__file__).parents[1]
+CHECKS = registry.built_in()
+
+
+def says_nothing(source: str) -> list[str]:
+    """Public names at the top of a module that it does not read itself and that no one else does."""
+    tree = ast.parse(source)
+    made = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        made += [name.id for target in targets if target for name in ast.walk(target) if isinstance(name, ast.Name)]
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return sorted({name for name in made if name not in read and name not in NAMES and not name.startswith("_")})
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_each_public_name_of_a_check_is_declared_to_healthd_or_used_by_itself(name):
+    assert says_nothing((ROOT / f"checks/{name}.py").read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "typo",
+    [
+        'AFTER_EVENT = ("xid",)',
+        "HOLD_RESUME = False",
+        "USED: str = 'nvml'",
+        "A, PERS = 1, 2\nprint(A)",
+        "def corelate(events, node, config):\n    yield",
+        "class Configs: ...",
+    ],
+)
+def test_a_name_with_a_typo_is_found(typo):
+    assert len(says_nothing(f"{typo}\ndef run(host, config, past):\n    yield from ()")) == 1
+
+
+def test_each_name_has_its_line_of_meaning():
+    named = re.findall(r"(?m)^    (\w+) {2,}\S", Contract.__doc__ or "")
+    assert tuple(named) == NAMES
+
+
+def test_a_module_that_declares_nothing_has_the_defaults():
+    assert declared(ast) == Contract()
+
+
+# --- types
+
+
+WRONG = {
+    "Config": "Config = int",
+    "PER": "PER = 3",
+    "USES": "USES = ('nvml',)",
+    "WHEN": "WHEN = None",
+    "AFTER_EVENTS": "AFTER_EVENTS = (3,)",
+    "HOLDS_RESUME": "HOLDS_RESUME = 'no'",
+    "run": "def run(host: Host, config: Config) -> Iterator[Finding]: yield from ()",
+    "validate": "def validate(config: Config) -> bool: return True",
+    "overdue": "def overdue(config: str, seconds: float) -> Iterator[Finding]: yield from ()",
+    "correlate": "def correlate(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]: yield from ()",
+    "repairs": "def repairs(events: Sequence[KernelEvent]) -> Iterator[Finding]: yield from ()",
+    "EXPLAIN": "EXPLAIN = {'wrong/a': 'a text'}",
+    "explain": "def explain(code: int) -> Explain | None: return None",
+    "known_codes": "def known_codes() -> list[int]: return []",
+    "explain_more": "def explain_more(code: str) -> str: return ''",
+    "known_more": "def known_more(code: str) -> list[str]: return []",
+}
+HEAD = """\
+from collections.abc import Iterator, Sequence
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Explain, Finding, KernelEvent
+"""
+
+
+def held(module: str, names: list[str]) -> str:
+    """A line that mypy refuses where what a module declares has another type."""
+    config = f"{module}.Config" if "Config" in names else "CheckConfig"
+    return f"Contract[{config}]({', '.join(f'{name}={module}.{name}' for name in names)})"
+
+
+def declared_in(source: str) -> list[str]:
+    return [name for name in NAMES if re.search(rf"(?m)^(def |class )?{name}\b( =|:|\()", source)]
+
+
+def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_path):
+    lines = [HEAD, "from healthd.contract import Contract", f"from healthd.checks import {', '.join(CHECKS)}"]
+    for name, check in CHECKS.items():
+        names = declared_in((ROOT / f"checks/{name}.py").read_text("utf-8"))
+        assert {n for n in NAMES if hasattr(check.module, n)} - {*names} <= {"Config"}  # it may be CheckConfig
+        lines.append(held(name, names))
+    for name, wrong in WRONG.items():
+        config = [] if name == "Config" else ["class Config(CheckConfig): ..."]
+        (tmp_path / f"wrong_{name}.py").write_text("\n".join([HEAD, *config, wrong, ""]))
+        lines += [f"import wrong_{name}", held(f"wrong_{name}", ["Config", name] if config else [name])]
+    program = tmp_path / "program.py"
+    program.write_text("\n".join(lines))
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(program)]
+    environment = {**os.environ, "MYPYPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
+    text = program.read_text().splitlines()
+    refused = [text[int(line.split(":")[1]) - 1] for line in done.stdout.splitlines()]
+    assert refused == [line for line in text if "(Config=wrong_" in line], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_a_check_that_is_built_in_comes_round_always_or_on_an_idle_node(name):
+    assert CHECKS[name].when in ("", "idle")
+    assert CHECKS[name].runs or CHECKS[name].listens

@@ -24,11 +24,23 @@ from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.disks import ID_FILES, NO_DISKS, controller, whole
 from healthd.machine.mountinfo import MOUNTINFO, Mount, is_local, of_host, parse_all
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, Severity
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    LeftOut,
+    Observation,
+    Severity,
+)
 from healthd.past import Past
 
 USES = ""
 AFTER_EVENTS = ("nvme", "block", "fs")
+BASELINE = Baseline(("expected",), place=40)
 
 NVME = "/sys/class/nvme"
 BLOCK = "/sys/block"
@@ -336,6 +348,31 @@ def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
         return _Said(Severity.CRITICAL, "root_stopped", "/", words, "mount /", shared=shared)
     words = f"{mount.point} ({mount.fstype}) was {how} by the kernel"
     return _Said(Severity.DEGRADED, "stopped", mount.point, words, f"mount {mount.point}", shared=shared)
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    named = set()
+    for name in host.list(NVME):
+        path = f"{NVME}/{name}"
+        serial, state = host.told(f"{path}/serial"), host.told(f"{path}/state")
+        if host.told(f"{path}/transport") not in ("", "pcie") or not serial:
+            continue  # over the network: the array's matter
+        named.add(serial)
+        if state == "live":
+            yield Entry("block_device", "expected", key=serial, note=f"{name} {host.told(f'{path}/model')}".strip())
+        else:
+            yield LeftOut("block_device", f"{name} is {state or 'of unknown state'}", "expected", serial)
+    for name in host.list(BLOCK):
+        path = f"{BLOCK}/{name}"
+        comes_and_goes = host.told(f"{path}/removable") == "1" or "/usb" in (host.link_target(path) or "")
+        if name.startswith((*NO_DISKS, "nvme")) or comes_and_goes:
+            continue
+        told = (host.told(f"{path}/{file}") for file in ID_FILES)
+        known = next((text for text in told if text), "")
+        if known and known not in named:
+            named.add(known)  # of several paths to one disk the first
+            note = f"{name} {host.told(f'{path}/device/model')}".strip()
+            yield Entry("block_device", "expected", key=known, note=note)
 
 
 _DISK_TODO = (

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
 from healthd.past import Past
 
 USES = ""
+BASELINE = Baseline(("expected",), place=51)
 
 CPUS = "/sys/devices/system/cpu"
 GOVERNOR_TURNS = 4
@@ -144,6 +145,12 @@ def _read_governors(host: Host, policies: Sequence[str], unreadable: list[str]) 
         else:
             unreadable.append(f"governor of {policy}: {'is not there' if governor is None else 'is empty'}")
     return found
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    online = parse(host.read(f"{CPUS}/online") or "", f"{CPUS}/online")
+    offline = host.told(f"{CPUS}/offline")
+    yield Entry("cpu", "expected", len(online), note=f"online; offline: {offline}" if offline else "online")
 
 
 EXPLAIN = {

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.past import Past
 
 USES = ""
+BASELINE = Baseline(("expected",), place=60)
 
 MODE = re.compile(r"0?[0-7]{3}")
 
@@ -68,6 +69,25 @@ def _finding(what: str, path: str, message: str, config: Config) -> Finding:
     return Finding(
         Severity.DEGRADED, f"device_nodes/{what}", path, message, confirm_seconds=confirm, expects="expected"
     )
+
+
+# Without nvidia_uvm and its /dev/nvidia-uvm, -uvm-tools: where nvidia-modprobe loads it, that is with the first CUDA
+# program. If it were expected, a node would be drained after its reboot, get no CUDA program, and stay drained.
+NVIDIA_NODE = r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)"
+INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    for directory, names in (("/dev", NVIDIA_NODE), ("/dev/infiniband", INFINIBAND_NODE)):
+        for name in host.list(directory):
+            found = host.stat(f"{directory}/{name}") if re.fullmatch(names, name) else None
+            if found is None:
+                continue
+            path, mode = f"{directory}/{name}", stat.S_IMODE(found.mode)
+            if stat.S_ISCHR(found.mode) and mode <= 0o777:
+                yield Entry("device_nodes", "expected", f"{mode:04o}", path)
+            else:
+                yield LeftOut("device_nodes", "is no character device", "expected", path)
 
 
 EXPLAIN = {

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.machine.network_card import is_card
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
 from healthd.past import Past
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")
+BASELINE = Baseline(("expected_mbps", "expected_mtu"), place=31)
 
 NET = "/sys/class/net"
 NAME = re.compile(r"(?!\.{1,2}$)[^/\s:]{1,15}")
@@ -161,6 +163,33 @@ def _carrier(host: Host, name: str, config: Config, past: Past) -> Iterator[Find
         hours = config.carrier_changes_window_seconds / 3600
         message = f"interface {name} lost or found its carrier {changes:.0f} times within {hours:g} h"
         yield Finding(Severity.WARNING, "eth_link/flapping", name, message)
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    entries = {name: host.list(f"{NET}/{name}") for name in host.list(NET)}
+    bonds = {name for name, inside in entries.items() if "bonding" in inside}
+    members = {entry[6:] for name in bonds for entry in entries[name] if entry.startswith("lower_")}
+    for name in sorted(entries.keys() - members):  # eth_link looks at the members of a bond by itself
+        path = f"{NET}/{name}"
+        if name not in bonds and not is_card(host, path):
+            continue
+        if not NAME.fullmatch(name) or host.told(f"{path}/type") != "1" or "f" in host.told(f"{path}/phys_port_name"):
+            continue  # not Ethernet (ib_link has InfiniBand), or it stands for a virtual function ("pf0vf3", "pf0sf1")
+        try:
+            state = host.read(f"{path}/operstate") or ""
+            if not is_up(host, name, state):
+                yield LeftOut("eth_link", f"is {state}", "expected_mbps", name)
+                continue
+            speed = host.read(f"{path}/speed") or "0"
+        except (OSError, ValueError) as error:
+            yield LeftOut("eth_link", str(error), "expected_mbps", name)
+            continue
+        known = speed not in SPEED_UNKNOWN and speed.isascii() and speed.isdecimal()
+        note = "" if known else "the driver does not tell the speed"
+        yield Entry("eth_link", "expected_mbps", int(speed) if known else 0, name, note=note)
+        mtu = host.told(f"{path}/mtu")
+        if COUNT.fullmatch(mtu) and int(mtu):
+            yield Entry("eth_link", "expected_mtu", int(mtu), name)
 
 
 _TODO = (

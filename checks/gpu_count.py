@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
 from healthd.nvml import NvmlErrorKind
 from healthd.past import Past
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "pcie_hotplug", "pci_remove")
+BASELINE = Baseline(("expected",), place=10)
 
 DEAD_REVISION = "0xff"
 DEAD_WIDTHS = ("63", "255")  # all bits of the register, and what some kernels say for "unknown"
@@ -75,6 +76,18 @@ def _is_dead(host: Host, pci: str) -> bool:
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
     # Asleep its registers read as ones, too.
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    gpus = host.gpus()
+    unreachable = [str(error) for error in host.nvml.unreachable] if host.nvml_is_open else []
+    silent = sorted({*host.pci_gpus()} - {gpu.pci for gpu in gpus})
+    if unreachable or silent:
+        why = "; ".join(unreachable) or f"GPU {silent[0]} is on PCI and does not answer"
+        yield LeftOut("gpu_count", f"{len(gpus)} GPUs answer, but {why}", "expected")
+    elif gpus:
+        models = ", ".join(sorted({gpu.name for gpu in gpus}))
+        yield Entry("gpu_count", "expected", len(gpus), note=models)
 
 
 EXPLAIN = {

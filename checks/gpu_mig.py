@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
+BASELINE = Baseline(("mode", "instances"), place=12)
 MODES = {True: "on", False: "off", None: "not supported"}
 
 
@@ -55,6 +56,24 @@ def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
     elif config.instances >= 0 and (count := gpu.mig_instances() or 0) != config.instances:
         message = f"{count} MIG devices, the settings say {config.instances}"
         yield Finding(Severity.DEGRADED, "gpu_mig/instances", gpu.pci, message, expects="instances")
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    gpus = host.gpus()
+    modes = {gpu.mig_mode() for gpu in gpus}
+    if not modes:
+        return
+    mode = modes.pop()
+    if modes or (mode and mode[0] != mode[1]):
+        yield LeftOut("gpu_mig", "not all GPUs are in the same mode, or a change waits for a reset", "mode")
+    elif mode:
+        yield Entry("gpu_mig", "mode", "on" if mode[0] else "off", note="take it out if jobs change it")
+    if not modes and mode and mode[0]:
+        counts = {gpu.mig_instances() for gpu in gpus}
+        if len(counts) == 1 and None not in counts:
+            yield Entry("gpu_mig", "instances", counts.pop(), note="MIG devices on each GPU")
+        else:
+            yield LeftOut("gpu_mig", "GPUs have different numbers of MIG devices", "instances")
 
 
 EXPLAIN = {

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
 from healthd.nvml import Nvlink, NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
+BASELINE = Baseline(("links",), place=11)
 
 # Cards that have links without anything at their other end until somebody plugs in a bridge.
 BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
@@ -145,6 +146,18 @@ def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterat
     if bad:
         message = f"the bit error rate is above {config.bit_error_rate:g} ({', '.join(bad)})"
         yield Finding(Severity.WARNING, "gpu_nvlink/bit_errors", gpu.pci, message)
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    links = [gpu.nvlinks() or () for gpu in host.gpus() if not gpu.mig_enabled()]
+    active = sorted({sum(link.active for link in own) for own in links})
+    if len(active) > 1:
+        yield LeftOut("gpu_nvlink", f"some GPUs have {active[0]} active links, others {active[-1]}", "links")
+    elif active and active[0] < max(map(len, links)):
+        if active[0]:
+            yield LeftOut("gpu_nvlink", f"{active[0]} of {max(map(len, links))} links are active", "links")
+    elif active and active[0]:
+        yield Entry("gpu_nvlink", "links", active[0], note="active, on each GPU")
 
 
 _ERRORS_TODO = (

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.nvml import NvmlError, NvmlGpu
 from healthd.past import Past
 
 USES = "nvml"
+BASELINE = Baseline(("driver_version", "vbios"), place=13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,18 @@ def _most_common(versions: Sequence[str]) -> str:
     """Of equally many the newest: an old one is what an exchange brings."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (counts[version], version))
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    gpus = host.gpus()
+    driver = host.nvml.driver_version() if gpus else None
+    if driver:
+        yield Entry("gpu_software", "driver_version", driver)
+    versions = {gpu.vbios() for gpu in gpus}
+    if len(versions) > 1 and len({gpu.name for gpu in gpus}) == 1:
+        yield LeftOut("gpu_software", f"GPUs have different ones: {', '.join(map(str, versions))}", "vbios")
+    elif len(versions) == 1 and (version := versions.pop()):
+        yield Entry("gpu_software", "vbios", version)
 
 
 EXPLAIN = {

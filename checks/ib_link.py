@@ -15,11 +15,13 @@ from typing import NamedTuple
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.machine.network_card import is_card
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity, Worsens
 from healthd.past import Past
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib", "job_end")
+BASELINE = Baseline(("expected_gbps",), place=30)
 
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
@@ -128,6 +130,25 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             confirm_seconds=config.confirm_seconds,
             expects="expected_gbps",
         )
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    for device in host.list(infiniband.DEVICES):
+        if not is_card(host, f"{infiniband.DEVICES}/{device}"):
+            continue
+        for number in host.list(f"{infiniband.DEVICES}/{device}/ports"):
+            name, path = f"{device}/{number}", f"{infiniband.DEVICES}/{device}/ports/{number}"
+            try:
+                port = parse(name, *((host.read(f"{path}/{file}") or "") for file in ("state", "phys_state", "rate")))
+            except (OSError, ValueError) as error:
+                yield LeftOut("ib_link", str(error), "expected_gbps", name)
+                continue
+            if port.active:
+                told = host.told(f"{path}/link_layer") if port.told else "a speed that this kernel has no name for"
+                gbps = int(port.gbps) if port.gbps == int(port.gbps) else port.gbps
+                yield Entry("ib_link", "expected_gbps", gbps if port.told else 0, name, note=told)
+            else:
+                yield LeftOut("ib_link", f"is {port.words}", "expected_gbps", name)
 
 
 _CABLE_TODO = (

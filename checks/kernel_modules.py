@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.past import Past
 
 USES = ""
+BASELINE = Baseline(("expected",), place=61)
 
 MODULES = "/sys/module"
 NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
@@ -73,6 +74,31 @@ def problem(host: Host, name: str) -> str:
     if state not in ("live", "coming", "going"):
         raise ValueError(f"{MODULES}/{name}/initstate: not a state: {state[:40]!r}")
     return {"coming": "has not ended its start", "going": "is being unloaded"}.get(state, "")
+
+
+WITH_THE_FIRST_CUDA_PROGRAM = ("nvidia_uvm",)  # device_nodes.py says why
+USUAL = (
+    *("nvidia", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
+    *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
+)
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    """Of the modules that the settings or a profile name, and of the usual ones, those that are loaded and were so
+    since the boot."""
+    named = [name.replace("-", "_") for name in config.expected]
+    for name in dict.fromkeys((*named, *USUAL)):
+        if name in WITH_THE_FIRST_CUDA_PROGRAM:
+            continue
+        try:
+            wrong = problem(host, name)
+        except (OSError, ValueError) as error:
+            yield LeftOut("kernel_modules", str(error), "expected", name)
+            continue
+        if not wrong:
+            yield Entry("kernel_modules", "expected", key=name)
+        elif name in named:
+            yield LeftOut("kernel_modules", wrong, "expected", name)
 
 
 EXPLAIN = {

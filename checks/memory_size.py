@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
 from healthd.past import Past
 
 USES = ""
+BASELINE = Baseline(("expected_bytes",), place=50)
 
 MEMINFO = "/proc/meminfo"
 MEM_TOTAL = re.compile(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE | re.ASCII)
@@ -61,6 +62,11 @@ def parse(meminfo: str) -> int:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    size = parse(host.read(MEMINFO) or "")
+    yield Entry("memory_size", "expected_bytes", size, note=_gib(size))
 
 
 EXPLAIN = {

@@ -8,17 +8,19 @@ all nodes at once, so everything here is marked as shared.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.mountinfo import MOUNTINFO, Mount, parse_all
-from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity, Worsens
 from healthd.past import Past
 
 USES = ""
 PER = "mount"
+BASELINE = Baseline(("fstype", "read_only"), place=80)
 
 NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 
@@ -119,6 +121,69 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
         worsens=Worsens(config.hang_degraded_seconds, Severity.DEGRADED),
         shared_cause=True,
     )
+
+
+NETWORK = (
+    "afs|cifs|nfs4?|smb3|virtiofs|orangefs|pvfs2|panfs|gpfs|lustre|wekafs"
+    "|(fuse[.])?(beegfs|ceph|daos|glusterfs|juicefs|mfs|weka)"
+)
+LOCAL = "bcachefs|btrfs|ext[234]|f2fs|xfs|zfs"
+SHARES_DEVICES = ("btrfs", "zfs")  # one file system, mounted in several places
+COMES_AND_GOES = (
+    "/(proc|sys|dev|run|snap|media)(/.*)?"
+    "|/(tmp|var/tmp|var/run)/.+"
+    "|/var/lib/(containerd|containers|docker|enroot|kubelet|lxc|lxd|machines|nfs|rancher|snapd)(/.*)?"
+    "|/var/spool/(slurm|slurmd)/.+"
+    "|.*//deleted"
+)
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    mounts, wrong = parse_all(host.read(MOUNTINFO))
+    if wrong:
+        raise ValueError(wrong)
+    yield from worth_watching(mounts)
+
+
+def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
+    """The mounts that jobs may need and that are there whenever the node is up."""
+    uppermost = {mount.point: mount for mount in mounts}
+    automounted = {mount.point for mount in mounts if mount.fstype == "autofs"}
+    seen: set[str] = set()
+    for mount in sorted(uppermost.values(), key=lambda mount: (len(mount.point), mount.point)):
+        if not _is_lasting(mount) or not mount.point.isprintable() or mount.point != mount.point.strip():
+            continue
+        if any(above in automounted for above in _at_and_above(mount.point)):
+            yield LeftOut("mount", "automounted: add it by hand if jobs need it", instance=mount.point)
+            continue
+        if re.fullmatch(LOCAL, mount.fstype) and mount.fstype not in SHARES_DEVICES:
+            if mount.device in seen:
+                continue  # a bind mount of a part of it
+            seen.add(mount.device)
+        if mount.turned:
+            yield LeftOut("mount", f"the kernel has made it {mount.turned}", instance=mount.point)
+            continue
+        yield Entry("mount", "fstype", mount.fstype, instance=mount.point)
+        if mount.read_only or "ro" in mount.options:
+            yield Entry("mount", "read_only", True, instance=mount.point)
+
+
+def _is_lasting(mount: Mount) -> bool:
+    is_local = re.fullmatch(LOCAL, mount.fstype)
+    if not (is_local or re.fullmatch(NETWORK, mount.fstype)) or re.fullmatch(COMES_AND_GOES, mount.point):
+        return False
+    if is_local and mount.point.startswith("/etc/"):
+        return False  # how containers get /etc/hosts
+    is_loop = mount.device.startswith("7:")
+    is_users = any(option.startswith("user_id=") and option != "user_id=0" for option in mount.options)
+    return not is_loop and not is_users
+
+
+def _at_and_above(point: str) -> Iterator[str]:
+    while point:
+        yield point
+        point = point.rpartition("/")[0]
+    yield "/"
 
 
 EXPLAIN = {

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from healthd.config import CheckConfig, Seconds
-from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.host import PCI_DEVICES, Host
+from healthd.machine.inventory import device_kind
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
 from healthd.past import Past
 
 USES = ""
 AFTER_EVENTS = ("pcie_hotplug", "pci_remove")
+BASELINE = Baseline(("expected",), place=20)
 
 ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 MODEL = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
@@ -63,6 +65,18 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             confirm_seconds=config.confirm_seconds,
             expects="expected",
         )
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    for function in host.pci_functions():
+        kind = device_kind(function.vendor, function.pci_class)
+        if kind == "other" or function.virtual:
+            continue
+        if host.told(f"{PCI_DEVICES}/{function.pci}/revision") == "0xff":
+            yield LeftOut("pcie_devices", "dead on the bus: reads give all ones", "expected", function.pci)
+        else:
+            model = f"{function.vendor[2:]}:{function.device[2:]}"
+            yield Entry("pcie_devices", "expected", model, function.pci, note=kind)
 
 
 _BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."

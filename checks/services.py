@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
 from healthd.past import Past
 
 USES = ""
+BASELINE = Baseline(("required", "wanted"), place=70)
 
 UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+")
 PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
@@ -131,6 +132,34 @@ def _finding(severity: Severity, code: str, unit: str, message: str, required: b
         shared_cause=True,
         expects="required" if required else "wanted",
     )
+
+
+REQUIRED = ("slurmd.service", "munge.service", "nvidia-fabricmanager.service")
+WANTED = ("nvidia-persistenced.service",)
+SYSTEMCTL_SECONDS = 8.0  # less than the worker has for it
+
+
+def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
+    """Of the units that the settings or a profile name, and of the usual ones, those that are active."""
+    named = {"required": config.required, "wanted": config.wanted}
+    usual = {"required": REQUIRED, "wanted": WANTED}
+    whose = {_unit(unit): setting for group in (usual, named) for setting in group for unit in group[setting]}
+    ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *whose), SYSTEMCTL_SECONDS)
+    if ran is None:
+        return
+    if ran.status != 0:
+        raise RuntimeError(f"systemctl: exit status {ran.status}: {ran.stderr.strip()[:200]}")
+    asked_for = {_unit(unit) for units in named.values() for unit in units}
+    for unit, shown in zip(whose, parse(ran.stdout, [*whose]), strict=True):
+        if shown["ActiveState"] in ACTIVE:
+            yield Entry("services", whose[unit], key=unit)
+        elif shown["LoadState"] == "loaded" or unit in asked_for:
+            state = shown["ActiveState"] if shown["LoadState"] == "loaded" else shown["LoadState"]
+            yield LeftOut("services", f"is {state}", whose[unit], unit)
+
+
+def _unit(name: str) -> str:
+    return name if "." in name else f"{name}.service"
 
 
 _TODO = "systemctl status UNIT; journalctl -u UNIT -b. If the unit does not belong on this node, correct the settings."

@@ -14,7 +14,17 @@ from typing import Any, Generic, TypeVar
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Explain, Finding, Inventory, KernelEvent, Observation, Repair
+from healthd.model import (
+    Baseline,
+    Entry,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    LeftOut,
+    Observation,
+    Repair,
+)
 from healthd.past import Past
 
 C = TypeVar("C", bound=CheckConfig)
@@ -22,7 +32,7 @@ C = TypeVar("C", bound=CheckConfig)
 
 @dataclass(frozen=True, slots=True)
 class Contract(Generic[C]):
-    """In the daemon, at once: all but `run`. In the worker, with a deadline: `run`.
+    """In the worker, with a deadline: `run` and `baseline`. In the daemon, at once: everything else.
 
     Config         its settings: a dataclass, each field with a default
     PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
@@ -36,6 +46,8 @@ class Contract(Generic[C]):
     overdue        what it means that a run has not answered for so many seconds
     correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
     repairs        the repairs that kernel events are evidence of; pure. Built-in checks only
+    BASELINE       the settings that `healthd baseline` writes for it, and where
+    baseline       what they are on this node now. What it raises leaves the check out, with the reason
     EXPLAIN        code -> what it means, why it matters, what to do
     explain        the same for codes that come by the number; goes before EXPLAIN
     known_codes    the codes that `explain` has words for
@@ -54,6 +66,8 @@ class Contract(Generic[C]):
     overdue: Callable[[C, float], Iterable[Finding]] = lambda config, seconds: ()
     correlate: Callable[[Sequence[KernelEvent], Inventory, C], Iterable[Finding]] | None = None
     repairs: Callable[[Sequence[KernelEvent]], Iterable[Repair]] | None = None
+    BASELINE: Baseline | None = None
+    baseline: Callable[[Host, C], Iterable[Entry | LeftOut]] | None = None
     EXPLAIN: Mapping[str, Explain] = field(default_factory=dict)
     explain: Callable[[str], Explain | None] | None = None
     known_codes: Callable[[], Iterable[str]] | None = None

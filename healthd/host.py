@@ -93,6 +93,13 @@ class Host:
             self._shared[path] = (now, text)
         return text
 
+    def told(self, path: str) -> str:
+        """The same, "" where there is none or it cannot be read: for what is only told to people or passed over."""
+        try:
+            return self.read(path) or ""
+        except OSError:
+            return ""
+
     def list(self, path: str) -> list[str]:
         """The names in a directory, sorted; [] if there is none."""
         return sorted(self.names(path))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 
 class Severity(enum.IntEnum):
@@ -524,6 +524,41 @@ class SlurmMemory:
     hold: FleetHold | None = None
     uncounted: bool = False
     lifted: Lifted | None = None
+
+
+# --- what a node has, for its baseline
+
+
+class Baseline(NamedTuple):
+    """The settings of a check that `healthd baseline` writes, in their order. `place`: its table's among the others,
+    the lowest first."""
+
+    settings: tuple[str, ...]
+    place: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting, or one `key` of a setting that is a table, or one item (the `key`) of a setting that is a list.
+    `note`: what it is, for people."""
+
+    check: str
+    setting: str
+    value: Any = True
+    key: str = ""
+    instance: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What is not said, and why. `key` "": the whole setting; `setting` "": the whole check."""
+
+    check: str
+    why: str
+    setting: str = ""
+    key: str = ""
+    instance: str = ""
 
 
 # --- what the daemon's parts know of themselves

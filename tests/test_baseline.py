@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from story import Story
 from trees import FakeSystem, captured, gpus, pci_device, write
 
+from healthd.checks import services
+from healthd.checks.mount import worth_watching
 from healthd.cli import baseline
 from healthd.cli.baseline import Present, as_toml, by_hand, drift
 from healthd.cli.main import main
@@ -26,12 +28,11 @@ from healthd.host import Host
 from healthd.machine.mountinfo import parse_all
 from healthd.machine.program import Ran
 from healthd.machine.system import FileStat
-from healthd.model import Severity
+from healthd.model import Entry, LeftOut, Severity
 from healthd.nvidia.fake_nvml import open_fake
-from healthd.settings.registry import built_in
+from healthd.settings.registry import built_in, with_baseline
 from healthd.settings.settle import settle
 from healthd.work import present
-from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut, worth_watching
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,6 +40,7 @@ else:
     import tomli as tomllib
 
 KNOWN = built_in()
+WANTS = with_baseline(KNOWN)
 ADDRESSES = [
     *("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0", "0000:61:00.0"),
     *("0000:9d:00.0", "0000:c3:00.0", "0000:d1:00.0", "0000:df:00.0"),
@@ -77,8 +79,8 @@ def systemctl(**states: str) -> dict[tuple[str, ...], Ran | OSError]:
         return "\n\n".join(blocks) + "\n"
 
     properties = ",".join((*PROPERTIES, *MORE))
-    usual = (*present.REQUIRED, *present.WANTED)
-    asked = [usual, present.REQUIRED, present.REQUIRED[:2], (*present.REQUIRED[:2], *present.WANTED)]
+    usual = (*services.REQUIRED, *services.WANTED)
+    asked = [usual, services.REQUIRED, services.REQUIRED[:2], (*services.REQUIRED[:2], *services.WANTED)]
     return {("systemctl", "show", "-p", properties, *units): Ran(0, shown(units), "") for units in asked}
 
 
@@ -148,16 +150,20 @@ def interface(root: Path, name: str, state: str = "up", speed: str = "100000", d
 
 
 def seen(host: Host) -> Present:
-    """All parts, as the worker looks at them, through the plain data that it sends."""
+    """Every check, as the worker looks at them, through the plain data that it sends."""
     found: list[Entry | LeftOut] = []
-    for name in PARTS:
-        found += present.look(host, name, {})
+    for name in WANTS:
+        found += look(host, name)
     host.close_nvml()
     assert [load(type(item), dump(item)) for item in found] == found
     return Present(
         tuple(item for item in found if isinstance(item, Entry)),
         tuple(item for item in found if isinstance(item, LeftOut)),
     )
+
+
+def look(host: Host, name: str, **settings: Any) -> list[Entry | LeftOut]:
+    return present.look(host, KNOWN[name], KNOWN[name].config(**settings))
 
 
 def text_of(found: Present) -> str:
@@ -208,10 +214,10 @@ def test_a_node_becomes_settings(tmp_path):
 
 
 def test_every_setting_that_a_baseline_may_hold_exists():
-    for check, settings in SETTINGS.items():
+    for check, (settings, _) in WANTS.items():
         own = {field.name for field in dataclasses.fields(KNOWN[check].config)}
         assert {*settings} <= own, check
-    assert {check for part in PARTS.values() for check in part.checks} == {*SETTINGS}
+    assert {name for name, check in KNOWN.items() if check.declares.baseline} == {*WANTS}
 
 
 def test_nothing_of_a_node_is_nothing_in_the_file(tmp_path):
@@ -240,7 +246,7 @@ def worst(loaded: Loaded, host: Host) -> list[str]:
     """What the checks of a baseline find above INFO."""
     found = []
     for (name, instance), config in loaded.checks.items():
-        if name in SETTINGS and (KNOWN[name].per == "" or instance):
+        if name in WANTS and (KNOWN[name].per == "" or instance):
             found += [f for f in findings(KNOWN[name].module, host, config) if f.severity > Severity.INFO]
     host.close_nvml()
     return sorted(finding.code for finding in found)
@@ -332,8 +338,8 @@ def test_a_gpu_that_nvml_does_not_show_leaves_the_count_out(tmp_path):
 def test_a_driver_that_does_not_answer_leaves_nothing_else_out(tmp_path):
     host = node(tmp_path, 'library = "mismatch"')
     with pytest.raises(Exception, match=r"[Mm]ismatch"):
-        present.look(host, "GPUs", {})
-    assert present.look(host, "PCI", {})
+        look(host, "gpu_count")
+    assert look(host, "pcie_devices")
 
 
 @pytest.mark.parametrize(
@@ -366,7 +372,7 @@ def test_an_mtu_that_cannot_be_read_is_left_out_and_the_speed_is_not(tmp_path):
 def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with_the_reason(tmp_path):
     node(tmp_path)
     write(tmp_path, {"/sys/module/nvidia/initstate": "N/A\n"})
-    found = present.look(node(tmp_path), "kernel modules", {"expected": ["nvidia-peermem", "mlx5_ib", "nvidia-uvm"]})
+    found = look(node(tmp_path), "kernel_modules", expected=("nvidia-peermem", "mlx5_ib", "nvidia-uvm"))
     assert [item.key for item in found if isinstance(item, Entry)] == ["ib_uverbs", "rdma_cm"]
     assert [(item.key, item.why) for item in found if isinstance(item, LeftOut)] == [
         ("nvidia_peermem", "is being unloaded"),
@@ -378,20 +384,20 @@ def test_a_module_that_the_settings_name_and_that_is_not_loaded_is_left_out_with
 def test_a_systemctl_that_fails_leaves_the_services_out(tmp_path):
     from healthd.checks.services import MORE, PROPERTIES
 
-    argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *present.REQUIRED, *present.WANTED)
+    argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *services.REQUIRED, *services.WANTED)
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: Ran(1, "", "no bus\n")}))
     with pytest.raises(RuntimeError, match="exit status 1: no bus"):
-        present.look(host, "services", {})
+        look(host, "services")
 
 
 def test_services_that_a_profile_wants_are_asked_for_by_either_name(tmp_path):
     from healthd.checks.services import MORE, PROPERTIES
 
-    units = (*present.REQUIRED, *present.WANTED, "data.mount", "chrony.service")
+    units = (*services.REQUIRED, *services.WANTED, "data.mount", "chrony.service")
     blocks = "\n\n".join(f"Id={u}\nActiveState=active\nSubState=x\nLoadState=loaded\nResult=" for u in units)
     argv = ("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units)
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path), {argv: Ran(0, blocks, "")}))
-    found = present.look(host, "services", {"wanted": ["chrony", "slurmd"], "required": ["data.mount"]})
+    found = look(host, "services", wanted=("chrony", "slurmd"), required=("data.mount",))
     by_setting = {(item.setting, item.key) for item in found}
     assert {("wanted", "chrony.service"), ("required", "data.mount"), ("required", "munge.service")} <= by_setting
     assert ("wanted", "slurmd.service") in by_setting  # the settings' word goes before ours
@@ -470,9 +476,7 @@ def test_a_service_that_failed_is_left_out_and_one_that_is_not_installed_is_not_
 def test_a_device_file_that_is_none_is_left_out(tmp_path):
     host = Host(str(tmp_path), system=FakeSystem(str(tmp_path)))
     write(tmp_path, {"/dev/nvidia0": ""})
-    assert present.look(host, "device nodes", {}) == [
-        LeftOut("device_nodes", "is no character device", "expected", "/dev/nvidia0")
-    ]
+    assert look(host, "device_nodes") == [LeftOut("device_nodes", "is no character device", "expected", "/dev/nvidia0")]
 
 
 # --- mounts
@@ -787,9 +791,96 @@ def test_a_mount_that_does_not_answer_is_left_out(tree, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "# left out: mount /data: /data is not mounted" in text
     assert set(tomllib.loads(text)["checks"]["mount"]) == {"/", "/raid", "/software"}
-    monkeypatch.setattr(baseline, "MOUNT_SECONDS", 0.0)
-    assert main(["baseline", *tree]) == 0
-    assert re.search(r"# left out: mount /raid: .*0 s", capsys.readouterr().out)
-    monkeypatch.setattr(baseline, "MOUNTS_SECONDS", 0.0)
+    monkeypatch.setattr(baseline, "INSTANCES_SECONDS", 0.0)
     assert main(["baseline", *tree]) == 0
     assert "# left out: mount /raid: not asked: others took too long" in capsys.readouterr().out
+
+
+# --- a site's check
+
+
+SITE = """
+import time
+from dataclasses import dataclass
+from healthd.config import CheckConfig
+from healthd.model import Baseline, Entry, LeftOut
+
+PER = "shelf"
+BASELINE = Baseline(("disks",))
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    disks: int = 0
+
+
+def baseline(host, config):
+    yield Entry("shelf", "disks", 24, instance="front", note="in the rack")
+    yield Entry("shelf", "disks", 12, instance="rear")
+    yield LeftOut("shelf", "is dark", instance="side")
+
+
+def run(host, config, past):
+    if config.name == "rear":
+        time.sleep(5)
+    yield from ()
+"""
+
+
+@pytest.fixture
+def site(tree, tmp_path) -> Callable[[str], list[str]]:
+    """Flags for a site with one check, by its text."""
+
+    def make(text: str) -> list[str]:
+        folder = tmp_path / "checks.d"
+        folder.mkdir(mode=0o755, exist_ok=True)
+        (folder / "shelf.py").write_text(text)
+        (folder / "shelf.py").chmod(0o644)
+        (tmp_path / "healthd.toml").write_text(f'checks_dir = "{folder}"\n')
+        return [*tree, "--config", str(tmp_path / "healthd.toml")]
+
+    tmp_path.chmod(0o755)
+    return make
+
+
+def test_a_sites_check_has_its_tables_behind_ours_and_what_does_not_answer_it_is_left_out(site, monkeypatch, capsys):
+    monkeypatch.setattr(baseline, "INSTANCE_SECONDS", 1.0)
+    assert main(["baseline", *site(SITE)]) == 0
+    text = capsys.readouterr().out
+    assert list(tomllib.loads(text)["checks"])[-2:] == ["mount", "shelf"]
+    assert tomllib.loads(text)["checks"]["shelf"] == {"front": {"disks": 24}}
+    assert "# left out: shelf side: is dark\n# left out: shelf rear: no answer within 1 s\n" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('Entry("shelf", "disks", 24', 'Entry("mount", "fstype", 24', "neither an Entry nor a LeftOut of its BASELINE"),
+        ('Entry("shelf", "disks", 24', 'Entry("shelf", "enforce", 24', "neither an Entry nor a LeftOut"),
+        ("24,", "b'24',", "what it gave cannot be sent"),
+        ('yield LeftOut("shelf", "is dark", instance="side")', "raise OSError(5, 'no shelf')", "no shelf"),
+    ],
+)
+def test_what_a_sites_check_says_wrongly_leaves_it_out_and_no_other(site, capsys, old, new, why):
+    assert main(["baseline", *site(SITE.replace(old, new))]) == 0
+    text = capsys.readouterr().out
+    assert re.search(f"# left out: shelf: could not be looked at: .*{why}", text)
+    assert tomllib.loads(text)["checks"]["mount"]
+
+
+def test_a_name_of_a_sites_own_is_no_wish_for_a_baseline(site, capsys):
+    own = "BASELINE = 0.9\ndef baseline(points):\n    return 1 / 0\ndef run(host, config, past):\n    yield from ()\n"
+    assert main(["baseline", *site(own)]) == 0
+    assert "shelf" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("def baseline", "def base", "has BASELINE and no baseline(host, config)"),
+        ('("disks",)', '("discs",)', 'BASELINE names "discs", which Config has not'),
+    ],
+)
+def test_a_baseline_that_cannot_be_is_refused_when_the_check_is_loaded(site, capsys, old, new, why):
+    assert main(["baseline", *site(SITE.replace(old, new))]) == 64
+    assert capsys.readouterr().err.endswith(f"shelf.py: {why}\n")

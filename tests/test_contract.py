@@ -73,6 +73,8 @@ WRONG = {
     "overdue": "def overdue(config: str, seconds: float) -> Iterator[Finding]: yield from ()",
     "correlate": "def correlate(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]: yield from ()",
     "repairs": "def repairs(events: Sequence[KernelEvent]) -> Iterator[Finding]: yield from ()",
+    "BASELINE": "BASELINE = ('expected',)",
+    "baseline": "def baseline(host: Host) -> Iterator[Finding]: yield from ()",
     "EXPLAIN": "EXPLAIN = {'wrong/a': 'a text'}",
     "explain": "def explain(code: int) -> Explain | None: return None",
     "known_codes": "def known_codes() -> list[int]: return []",

@@ -104,6 +104,8 @@ CHECKS_MAY = {
     "machine.disks",
     "host",
     "machine.infiniband",
+    "machine.inventory",
+    "machine.network_card",
     "model",
     "machine.mountinfo",
     "nvidia.nvlink5_texts",

@@ -20,7 +20,7 @@ from story import Node, Story
 from healthd.convert import load
 from healthd.kernel.source import RawLine, event_of
 from healthd.machine.system import KernelClock
-from healthd.model import Gpu, Inventory
+from healthd.model import Entry, Gpu, Inventory
 from healthd.settings.registry import built_in
 from healthd.work import present
 
@@ -302,8 +302,9 @@ GONE["a device file"] = ("dev/nvidia3",)
 def set_up_by_a_baseline(machine: Machine) -> Node:
     """The checks of what the driver brings, with what `healthd baseline` finds on this machine."""
     found = {}
-    for part, check in (("kernel modules", "kernel_modules"), ("device nodes", "device_nodes")):
-        entries = [item for item in present.look(machine.now(), part, {}) if isinstance(item, present.Entry)]
+    for check in ("kernel_modules", "device_nodes"):
+        known = built_in()[check]
+        entries = [item for item in present.look(machine.now(), known, known.config()) if isinstance(item, Entry)]
         names = {entry.key: entry.value for entry in entries}
         found[check] = names if check == "device_nodes" else tuple(names)
     checks = {name: built_in()[name] for name in found}

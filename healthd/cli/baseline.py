@@ -1,6 +1,6 @@
 """`healthd baseline`: what this node has, as a settings file that the checks then enforce, and what has changed since.
 
-The worker looks (present.py), part by part with deadlines; this is what is made of it. Pure but for `take`.
+The worker looks (present.py), check by check with deadlines; this is what is made of it. Pure but for `take`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any, NamedTuple
 
 from healthd.config import CheckConfig, Loaded
 from healthd.convert import load
-from healthd.model import Outcome, RunName
-from healthd.settings.registry import Check
+from healthd.model import Entry, LeftOut, Outcome, RunName
+from healthd.settings.registry import Check, with_baseline
 from healthd.text import printable
 from healthd.work.once import CLOSE_NVML_SECONDS, ask
-from healthd.work.present import PARTS, SETTINGS, Entry, LeftOut
 from healthd.work.runner import Request, Runner
 
-PART_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # a driver that nobody holds opens for seconds a GPU
-MOUNT_SECONDS = 5.0
-MOUNTS_SECONDS = 60.0  # for all that are asked: when a file server is away many hang
+INSTANCE_SECONDS = 5.0
+INSTANCES_SECONDS = 60.0  # for all that are asked: when a file server is away many mounts hang
 NEAR = 0.03  # of a size in bytes: the kernel keeps another part for itself after each update
 COLUMN = 40
 
@@ -42,45 +41,52 @@ class Present:
 def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present:
     """Ask the worker. Ends within the deadlines, whatever hangs."""
     found: list[Entry | LeftOut] = []
-    for name, part in PARTS.items():
-        config = loaded.tables.get(RunName(part.config_of), {})
-        seconds = GPU_SECONDS if part.uses == "nvml" else PART_SECONDS
-        table = {"op": "baseline", "part": name, "config": config}
-        reply = ask(runner, Request(part.uses or f"baseline {name}", seconds, table))
+    silent: dict[str, str] = {}  # resource -> why it is not asked again
+    for name in with_baseline(checks):
+        resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
+        if runner.nvml_open and resource != "nvml":
+            ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+        seconds = GPU_SECONDS if resource == "nvml" else CHECK_SECONDS
+        table = {"op": "baseline", "check": name, "config": loaded.tables.get(RunName(name), {})}
+        reply = ask(runner, Request(resource, seconds, table))
         if reply.outcome is Outcome.COMPLETED:
             found += [load(Entry, entry) for entry in reply.table["entries"]]
             found += [load(LeftOut, left) for left in reply.table["left_out"]]
-        else:
-            found += [LeftOut(check, f"could not be looked at: {_why(reply.error, seconds)}") for check in part.checks]
-        if runner.nvml_open:
-            ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+            continue
+        why = silent.get(resource) or _why(reply.error, seconds)
+        if reply.outcome is Outcome.TIMED_OUT:
+            silent[resource] = why
+        found.append(LeftOut(name, f"could not be looked at: {why}"))
+    if runner.nvml_open:
+        ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
     entries = [item for item in found if isinstance(item, Entry)]
     left_out = [item for item in found if isinstance(item, LeftOut)]
-    broken = list(_broken_mounts(entries, checks, runner))
-    points = {left.instance for left in broken}
-    known = [entry for entry in entries if not (entry.check == "mount" and entry.instance in points)]
+    broken = list(_broken(entries, checks, runner))
+    instances = {(left.check, left.instance) for left in broken}
+    known = [entry for entry in entries if (entry.check, entry.instance) not in instances]
     return Present(tuple(known), (*left_out, *broken))
 
 
-def _broken_mounts(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runner) -> Iterator[LeftOut]:
-    """Those in which the check itself finds something, or that do not answer it."""
-    tables: dict[str, dict[str, Any]] = {}
+def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runner) -> Iterator[LeftOut]:
+    """Instances (mounts) in which the check itself finds something, or that do not answer it."""
+    tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
-        if entry.check == "mount":
-            tables.setdefault(entry.instance, {"name": entry.instance})[entry.setting] = entry.value
-    left = MOUNTS_SECONDS
-    for point, table in tables.items():
+        if checks[entry.check].per:
+            name = RunName(entry.check, entry.instance)
+            tables.setdefault(name, {"name": entry.instance})[entry.setting] = entry.value
+    left = INSTANCES_SECONDS
+    for (check, instance), table in tables.items():
         if left <= 0:
-            yield LeftOut("mount", "not asked: others took too long", instance=point)
+            yield LeftOut(check, "not asked: others took too long", instance=instance)
             continue
-        run = {"op": "run", "check": "mount", "instance": point, "config": table, "past": "", "boot_id": ""}
-        reply = ask(runner, Request(checks["mount"].resource(point), MOUNT_SECONDS, run))
+        run = {"op": "run", "check": check, "instance": instance, "config": table, "past": "", "boot_id": ""}
+        reply = ask(runner, Request(checks[check].resource(instance), INSTANCE_SECONDS, run))
         left -= reply.seconds
         problems = [finding["message"] for finding in reply.table.get("findings", ())]
         if reply.outcome is not Outcome.COMPLETED:
-            problems.append(_why(reply.error, MOUNT_SECONDS))
+            problems.append(_why(reply.error, INSTANCE_SECONDS))
         if problems:
-            yield LeftOut("mount", "; ".join(problems), instance=point)
+            yield LeftOut(check, "; ".join(problems), instance=instance)
 
 
 def _why(error: str, seconds: float) -> str:
@@ -93,9 +99,7 @@ def _why(error: str, seconds: float) -> str:
 def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
     """The file. What is left out stands in it as a comment, where it would have stood."""
     lines = [*(f"# {line}" for line in heading.splitlines())]
-    for check, settings in SETTINGS.items():
-        if check not in checks:
-            continue
+    for check, (settings, _) in with_baseline(checks).items():
         entries = [entry for entry in present.entries if entry.check == check]
         left_out = [left for left in present.left_out if left.check == check]
         if checks[check].per:
@@ -218,14 +222,16 @@ def _place(entry: Entry) -> Place:
 def _flat(
     tables: Mapping[str, Any], checks: Mapping[str, Check], of_baseline: bool = True
 ) -> Iterator[tuple[Place, Any]]:
+    wants = with_baseline(checks)
     for check, table in tables.items():
         own = {field.name for field in dataclasses.fields(checks[check].config)}
+        written = wants[check].settings if check in wants else ()
         for key, value in table.items():
             if checks[check].per and key not in own:
                 for setting, one in value.items():
-                    if (setting in SETTINGS.get(check, ())) == of_baseline and one is not False:
+                    if (setting in written) == of_baseline and one is not False:
                         yield (check, key, setting, ""), one
-            elif (not checks[check].per and key in SETTINGS.get(check, ())) == of_baseline:
+            elif (not checks[check].per and key in written) == of_baseline:
                 yield from _items(check, key, value)
 
 

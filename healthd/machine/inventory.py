@@ -38,8 +38,8 @@ def take(host: Host, gpus: bool) -> Inventory:
     return Inventory(
         gpus=found,
         devices=tuple(_devices(host)),
-        driver_version=driver_version or _read(host, "/sys/module/nvidia/version"),
-        dmi_product=_read(host, "/sys/class/dmi/id/product_name"),
+        driver_version=driver_version or host.told("/sys/module/nvidia/version"),
+        dmi_product=host.told("/sys/class/dmi/id/product_name"),
         disks=tuple(_disks(host)),
         mounts=tuple(_mounts(host)),
     )
@@ -61,7 +61,7 @@ def _minor(gpu: NvmlGpu) -> int | None:
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:
-    slots = {_read(host, f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
+    slots = {host.told(f"{SLOTS}/{slot}/address"): slot for slot in host.list(SLOTS)}
     name_of = _udev_names() if host.root == "" and host.exists(UDEV_DATABASE) else lambda pci: ""
     for function in host.pci_functions():
         kind = device_kind(function.vendor, function.pci_class)
@@ -80,8 +80,8 @@ def _devices(host: Host) -> Iterator[PciDevice]:
 
 def _disks(host: Host) -> Iterator[Disk]:
     for name in host.list(NVME):
-        is_local = (_read(host, f"{NVME}/{name}/transport") or "pcie") == "pcie"
-        pci = _read(host, f"{NVME}/{name}/address") if is_local else ""
+        is_local = (host.told(f"{NVME}/{name}/transport") or "pcie") == "pcie"
+        pci = host.told(f"{NVME}/{name}/address") if is_local else ""
         yield Disk(name, pci, _ids(host, f"{NVME}/{name}", ("serial",)))
     for name in host.list(BLOCK):
         if not name.startswith(NO_DISKS):
@@ -90,12 +90,12 @@ def _disks(host: Host) -> Iterator[Disk]:
 
 
 def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text for file in files if (text := _read(host, f"{path}/{file}"))))
+    return tuple(dict.fromkeys(text for file in files if (text := host.told(f"{path}/{file}"))))
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
     """Each file system on the node's own disks once: "/" if it is the root, else where it is mounted first."""
-    mounts, _ = mountinfo.parse_all(_read(host, mountinfo.MOUNTINFO) or None)
+    mounts, _ = mountinfo.parse_all(host.told(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
         is_own = mountinfo.of_host(mount) and not mountinfo.in_a_file(mount)
@@ -129,19 +129,11 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
     """Whether one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by the names that LVM keeps for
     their parts). An array that lost parts counts too: that it lost one too many, md and the file system say."""
-    if _read(host, f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
+    if host.told(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
-    if _read(host, f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
+    if host.told(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
         return True
-    return any(LVM_COPY.search(_read(host, f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
-
-
-def _read(host: Host, path: str) -> str:
-    """The text, "" where there is none: a device that is taken out while it is looked at gives errors."""
-    try:
-        return host.read(path) or ""
-    except OSError:
-        return ""
+    return any(LVM_COPY.search(host.told(f"{BLOCK_NAMES}/{part}/dm/name")) for part in below)
 
 
 def device_kind(vendor: str, pci_class: str) -> str:

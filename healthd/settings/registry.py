@@ -28,7 +28,7 @@ from healthd.convert import ConvertError, dump, load, nearest
 from healthd.guard import KERNEL_LOG, drop, words
 from healthd.host import Host
 from healthd.machine import ownership
-from healthd.model import Explain, Finding, Inventory, KernelEvent, Observation, Repair
+from healthd.model import Baseline, Entry, Explain, Finding, Inventory, KernelEvent, LeftOut, Observation, Repair
 from healthd.past import Past
 
 log = logging.getLogger("healthd")
@@ -129,6 +129,17 @@ class Check:
         if not failed:  # it fails on some of them together
             drop(KERNEL_LOG, mistake, f"check {self.name}")
         return [finding for found in alone for finding in found]
+
+    @property
+    def wants(self) -> Baseline | None:
+        """The settings that it wants in the node's baseline. What a site's module calls BASELINE may be its own."""
+        wants = self.declares.BASELINE
+        return wants if isinstance(wants, Baseline) else None
+
+    def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
+        """What the node has of that now. Raises what the check raises."""
+        say = self.declares.baseline if self.wants else None
+        return say(host, config) if say else ()
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
         """The repairs that kernel events are evidence of. Built-in checks only."""
@@ -310,6 +321,13 @@ def _misdeclared(check: Check) -> str:
         return "AFTER_EVENTS must be a tuple of texts"
     if not isinstance(declares.HOLDS_RESUME, bool):
         return "HOLDS_RESUME must be True or False"
+    if wants := check.wants:
+        own = {f.name for f in dataclasses.fields(config)}
+        if not callable(declares.baseline):
+            return "has BASELINE and no baseline(host, config)"
+        for setting in wants.settings:
+            if setting not in own:
+                return f'BASELINE names "{setting}", which Config has not'
     return _redeclared(config)
 
 
@@ -351,6 +369,12 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
             log.warning("%s: %s says nothing to healthd: is %s meant?", path, name, meant)
         checks[check.name] = check
     return checks
+
+
+def with_baseline(checks: Mapping[str, Check]) -> dict[str, Baseline]:
+    """The checks that a node's baseline has a table of, in the order of the file, and the settings in each."""
+    wants = {name: check.wants for name, check in checks.items() if check.wants}
+    return dict(sorted(wants.items(), key=lambda item: (item[1].place, item[0])))
 
 
 def explain(checks: Mapping[str, Check], code: str) -> Explain | None:

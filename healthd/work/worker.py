@@ -25,7 +25,7 @@ from healthd import past
 from healthd.config import CheckConfig
 from healthd.convert import dump, load
 from healthd.host import Host
-from healthd.model import Finding, Observation, Repair, RunName
+from healthd.model import Entry, Finding, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
 
@@ -189,10 +189,11 @@ class Worker:
         return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
 
     def do_baseline(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One part of what this node has now, for `healthd baseline`."""
-        from healthd.work.present import Entry, look
+        """What this node has now of what a check wants in its baseline."""
+        from healthd.work.present import look
 
-        found = look(self.host, request["part"], request["config"])
+        check = self._check(request["check"])
+        found = look(self.host, check, self._config(check, request["config"]))
         return {
             "entries": [dump(item) for item in found if isinstance(item, Entry)],
             "left_out": [dump(item) for item in found if not isinstance(item, Entry)],

@@ -66,7 +66,7 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
         return USABLE, "another one runs"
     finally:
         os.close(lock)
-    if not expires.isdigit() or now >= int(expires):
+    if not expires.isdecimal() or now >= int(expires):
         return NO_VERDICT, "the verdict is old: healthd does not run, or hangs"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
 

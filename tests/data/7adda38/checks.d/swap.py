@@ -1,0 +1,28 @@
+"""Whether an idle node swaps, or has a GPU that does not answer."""
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Clears, Explain, Finding, Severity
+from healthd.nvml import NvmlError, NvmlErrorKind
+from healthd.past import Past
+
+Config = CheckConfig
+USES = "nvml"
+WHEN = "idle"
+
+
+def run(host: Host, config: CheckConfig, past: Past):
+    for gpu in host.gpus():
+        try:
+            gpu.temperature()
+        except NvmlError as error:
+            if error.kind is NvmlErrorKind.GPU_LOST:
+                yield Finding(Severity.WARNING, "swap/gpu", gpu.pci, "does not answer")
+    for line in (host.read("/proc/swaps") or "").splitlines()[1:]:
+        yield Finding(Severity.WARNING, "swap/used", line.split()[0], "is in use")
+
+
+EXPLAIN = {
+    "swap/used": Explain(Severity.WARNING, Clears.PASS, "The node swaps.", "It is slow.", "smem -rs swap"),
+    "swap/gpu": Explain(Severity.WARNING, Clears.PASS, "A GPU is silent.", "Its jobs fail.", "dmesg"),
+}

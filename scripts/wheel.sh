@@ -26,4 +26,6 @@ list=$(cd "$work" && venv/bin/healthd list) || die "healthd list failed"
 for check in checks/[a-z]*.py; do
   grep -qw "$(basename "$check" .py)" <<<"$list" || die "healthd list does not know $check"
 done
+echo "wheel: running each command"
+wrong=$(.venv/bin/python tests/wheel_commands.py "$work/venv") || die "$wrong"
 echo "wheel: $(cd dist && echo *.whl) works, $(.venv/bin/python -m zipfile --list dist/*.whl | tail -n +2 | wc -l) files, $(stat -c %s dist/*.whl) bytes"

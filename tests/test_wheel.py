@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from wheel_commands import COMMANDS
 from wheel_files import LIMIT_BYTES, ROOT, strangers
+
+from healthd.cli.main import FAMILIES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,3 +73,7 @@ def test_each_package_of_the_tree_is_told_to_setuptools() -> None:
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = [Path(folder) for folder, _, names in os.walk(ROOT / "healthd", followlinks=True) if "__init__.py" in names]
     assert sorted(told) == sorted(".".join(folder.relative_to(ROOT).parts) for folder in there)
+
+
+def test_the_installed_wheel_is_tried_with_each_command() -> None:
+    assert set(COMMANDS) == set(FAMILIES)

@@ -1,0 +1,92 @@
+"""Runs each command of an installed healthd once, in a folder of its own, and says what is wrong: nothing.
+
+python tests/wheel_commands.py ENVIRONMENT     ENVIRONMENT/bin/healthd is what runs
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+SECONDS = 60.0
+NODE = ("--root", "tree", "--fake-nvml", "dgx-h100", "--profile", "none", "--baseline", "baseline.toml")
+DAEMON = ("--runtime-dir", "run")
+XID = "Jun  1 12:00:00 n1 kernel: NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
+
+# In this order, beside a daemon. command -> (its arguments, its exit status). That of `run` is told at its end.
+COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
+    "run": ((*NODE, *DAEMON, "--state-dir", "state", "--kernel-log", "log", "--listen", "off", "--interval", "1"), 0),
+    "status": (DAEMON, 2),
+    "ack": (("gpu_xid/79", "--for", "1h", "--why", "known", *DAEMON), 0),
+    "pause": (("--for", "1h", "--why", "a driver", *DAEMON), 0),
+    "resume-checks": (DAEMON, 0),
+    "repaired": (("gpu_xid/79", *DAEMON), 0),
+    "hook epilog": (DAEMON, 0),
+    "hook healthcheck": (DAEMON, 0),
+    "check": (("gpu_count", "gpu_ecc", *NODE), 0),
+    "record": (("node.rec", "gpu_count", *NODE), 0),
+    "baseline": (("--write", *NODE), 0),
+    "config check": (("healthd.toml",), 0),
+    "config show": (NODE, 0),
+    "explain": (("gpu_xid/79",), 0),
+    "list": ((), 0),
+    "scan": (("log",), 2),
+}
+
+
+def wrong(environment: Path) -> Iterator[str]:
+    """A sentence for each command that is not tried here or does not end as it should."""
+    names = "from healthd.cli.main import FAMILIES; print(*FAMILIES, sep=chr(10))"
+    python, healthd = (str(environment / "bin" / name) for name in ("python", "healthd"))
+    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as folder:
+        there = subprocess.run([python, "-c", names], cwd=folder, capture_output=True, text=True, check=True)
+        yield from (f"{name}: is not tried" for name in there.stdout.splitlines() if name not in COMMANDS)
+        _make_node(Path(folder))
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run([healthd, *words], cwd=folder, capture_output=True, text=True, timeout=SECONDS)
+
+        arguments, status = COMMANDS["run"]
+        with open(f"{folder}/daemon.log", "w") as said:
+            daemon = subprocess.Popen([healthd, "run", *arguments], cwd=folder, stderr=said)
+            try:
+                _until(lambda health: health != 3, lambda: run("status", *DAEMON).returncode, daemon)
+                Path(folder, "log").write_text(XID)
+                _until(lambda health: health == 2, lambda: run("status", *DAEMON).returncode, daemon)
+                for name, (words, expected) in COMMANDS.items():
+                    if name != "run":
+                        done = run(*name.split(), *words)
+                        if done.returncode != expected or "Traceback" in done.stderr:
+                            yield f"{name}: exit status {done.returncode}, not {expected}: {done.stdout}{done.stderr}"
+            finally:
+                daemon.terminate()
+            ended = daemon.wait(SECONDS)
+            told = Path(said.name).read_text()
+            if ended != status or "Traceback" in told:
+                yield f"run: exit status {ended}, not {status}: {told}"
+
+
+def _make_node(folder: Path) -> None:
+    """A machine with nothing in it but what is made up."""
+    (folder / "tree/proc/1").mkdir(parents=True)
+    (folder / "tree/proc/self").mkdir()
+    (folder / "tree/proc/1/stat").write_text(f"1 (init) S 0 {'0 ' * 48}\n")
+    (folder / "tree/proc/self/mountinfo").write_text("22 1 8:2 / / rw - ext4 /dev/sda2 rw\n")
+    (folder / "healthd.toml").write_text('mode = "observe"\n')
+    (folder / "log").write_text("")
+
+
+def _until(reached: Callable[[int], bool], status: Callable[[], int], daemon: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not reached(status()) and time.monotonic() < deadline and daemon.poll() is None:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    found = list(wrong(Path(sys.argv[1])))
+    print("\n".join(found), end="\n" if found else "")
+    sys.exit(1 if found else 0)

@@ -4,7 +4,7 @@ HealthdError
 ├── ConvertError (ValueError)   convert.py                   plain data is not what it should be
 ├── ConfigError                 config.py                    a setting, or the file that it is in
 ├── NvmlError                   nvml.py                      a call of NVML has failed
-├── LedgerError                 judge/ledger.py              what was remembered cannot be read
+├── LedgerError                 judge/ledger_file.py         what was remembered cannot be read
 ├── SlurmTrouble                slurm/output.py              Slurm is away, refuses, or prints what nobody expects
 ├── RecordingError              record/recording.py          a file is no recording
 ├── NotRecorded (ValueError)    record/recording.py          this was not asked when the recording was made

@@ -10,7 +10,7 @@ import pytest
 from test_memory import NOW, STANDING
 
 from healthd.judge import absorb, endings, verdict
-from healthd.judge.ledger import decode, encode
+from healthd.judge.ledger_file import decode, encode
 from healthd.judge.memory import Memory
 from healthd.model import (
     CheckResult,

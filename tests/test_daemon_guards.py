@@ -21,7 +21,7 @@ from healthd import guard
 from healthd.config import Loaded
 from healthd.daemon import Daemon
 from healthd.judge import absorb, intake
-from healthd.judge.ledger import encode
+from healthd.judge.ledger_file import encode
 from healthd.kernel.source import RawLine, event_of
 from healthd.machine import wakeup
 from healthd.model import KernelEvent, Outcome, Severity

@@ -20,22 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from healthd.judge import ledger as ledgers
-from healthd.judge.ledger import (
-    KEEP_CLEARED,
-    KEEP_CLEARED_SECONDS,
-    Ledger,
-    LedgerError,
-    Pause,
-    after_clock_step,
-    decode,
-    decode_past,
-    encode,
-    encode_past,
-    read_text,
-    set_aside,
-    with_conditions,
-)
+from healthd.judge import ledger_file
+from healthd.judge.ledger import KEEP_CLEARED, KEEP_CLEARED_SECONDS, Ledger, Pause, after_clock_step, with_conditions
+from healthd.judge.ledger_file import LedgerError, decode, decode_past, encode, encode_past, read_text, set_aside
 from healthd.machine.files import replace_file
 from healthd.model import (
     Clears,
@@ -292,7 +279,8 @@ def test_a_file_that_is_set_aside_can_be_looked_at(tmp_path: Path) -> None:
 
 WRITER = """
 import sys
-from healthd.judge.ledger import Ledger, decode, encode, read_text
+from healthd.judge.ledger import Ledger
+from healthd.judge.ledger_file import decode, encode, read_text
 from healthd.machine.files import replace_file
 path = sys.argv[1]
 ledger = decode(read_text(path), path)
@@ -306,7 +294,7 @@ while True:
 
 def test_a_kill_between_or_within_writes_leaves_the_old_ledger_or_the_new_one(tmp_path: Path) -> None:
     """The length of `mode` says whether a ledger is one of those that were written."""
-    path = str(tmp_path / ledgers.FILE)
+    path = str(tmp_path / ledger_file.FILE)
     replace_file(path, encode(dataclasses.replace(FULL, next_sequence=1, mode="")))
     dice = random.Random(7)
     reached = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd import past
-from healthd.judge import ledger as ledgers
+from healthd.judge import ledger_file
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
 from healthd.model import (
@@ -76,7 +76,7 @@ def recalled(
 
 
 def write(directory: Path, ledger: Ledger) -> None:
-    (directory / ledgers.FILE).write_text(ledgers.encode(ledger))
+    (directory / ledger_file.FILE).write_text(ledger_file.encode(ledger))
 
 
 # --- recall
@@ -84,7 +84,7 @@ def write(directory: Path, ledger: Ledger) -> None:
 
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
-    disk = Disk(ledger=ledgers.encode(Ledger(born=2.0)))
+    disk = Disk(ledger=ledger_file.encode(Ledger(born=2.0)))
     assert recalled(tmp_path, disk).ledger == LIVE
     assert disk.reads == 0
 
@@ -92,7 +92,7 @@ def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> No
 def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -> None:
     before = Memory(str(tmp_path), lambda: NOW)
     before.set_past("pcie_aer", STORE)
-    disk = Disk(ledger=ledgers.encode(LIVE), past=ledgers.encode_past(before.past))
+    disk = Disk(ledger=ledger_file.encode(LIVE), past=ledger_file.encode_past(before.past))
     memory = recalled(tmp_path, disk)
     assert memory.ledger == LIVE
     assert memory.past == before.past
@@ -110,29 +110,29 @@ def test_without_either_a_new_one_begins_and_trusts_only_what_it_sees_itself(tmp
 def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    (tmp_path / ledgers.FILE).write_text(text)
-    memory = recalled(tmp_path, Disk(ledger=ledgers.encode(LIVE)))
+    (tmp_path / ledger_file.FILE).write_text(text)
+    memory = recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE)))
     assert memory.ledger == LIVE
-    assert (tmp_path / f"{ledgers.FILE}.unreadable").read_text() == text
+    assert (tmp_path / f"{ledger_file.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
-    assert f"{ledgers.FILE}.unreadable" in record.getMessage()
+    assert f"{ledger_file.FILE}.unreadable" in record.getMessage()
 
 
 @pytest.mark.parametrize("text", ["garbage", "", None, '{"version": 0}'])
 def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: Path, text: str | None) -> None:
-    (tmp_path / ledgers.FILE).write_text("garbage")
+    (tmp_path / ledger_file.FILE).write_text("garbage")
     assert recalled(tmp_path, Disk(ledger=text)).ledger.born == NOW
 
 
 def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
-    (tmp_path / ledgers.FILE).write_text("")
-    assert recalled(tmp_path, Disk(ledger=ledgers.encode(LIVE))).ledger == LIVE
+    (tmp_path / ledger_file.FILE).write_text("")
+    assert recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE))).ledger == LIVE
 
 
 def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, LIVE)
-    (tmp_path / ledgers.PAST_FILE).write_text("garbage")
+    (tmp_path / ledger_file.PAST_FILE).write_text("garbage")
     memory = recalled(tmp_path)
     assert (memory.ledger, memory.past) == (LIVE, {})
     assert "counters begin anew" in caplog.text
@@ -303,13 +303,13 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
 def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.save()
-    with open(tmp_path / ledgers.FILE, encoding="utf-8") as before:
+    with open(tmp_path / ledger_file.FILE, encoding="utf-8") as before:
         memory.change(mode="drain")
         memory.save()
-        assert ledgers.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
-    assert ledgers.decode((tmp_path / ledgers.FILE).read_text(), "").mode == "drain"
-    assert sorted(os.listdir(tmp_path)) == [ledgers.FILE]
-    assert (tmp_path / ledgers.FILE).stat().st_mode & 0o777 == 0o600
+        assert ledger_file.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
+    assert ledger_file.decode((tmp_path / ledger_file.FILE).read_text(), "").mode == "drain"
+    assert sorted(os.listdir(tmp_path)) == [ledger_file.FILE]
+    assert (tmp_path / ledger_file.FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: Path) -> None:

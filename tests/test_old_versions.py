@@ -14,7 +14,7 @@ from test_cli import run
 
 from healthd.config import effective, read_file, settle
 from healthd.convert import dump
-from healthd.judge import ledger
+from healthd.judge import ledger_file
 from healthd.settings import registry
 
 
@@ -32,7 +32,7 @@ def is_in(wanted: Any, found: Any) -> bool:
 
 def test_its_ledger_is_read_with_all_that_is_in_it():
     text = (OLD / "ledger.json").read_text()
-    found = ledger.decode(text, "ledger.json")
+    found = ledger_file.decode(text, "ledger.json")
     assert is_in(json.loads(text), dump(found))
     assert {c.code: c.state.value for c in (*found.conditions, *found.cleared)} == {
         "eth_link/down": "acknowledged",
@@ -50,7 +50,7 @@ def test_its_ledger_is_read_with_all_that_is_in_it():
 
 def test_its_counters_past_is_read():
     text = (OLD / "past.json").read_text()
-    assert ledger.decode_past(text, "past.json") == json.loads(text)
+    assert ledger_file.decode_past(text, "past.json") == json.loads(text)
 
 
 # --- a recording

@@ -76,17 +76,18 @@ def _no_kernel_log(tally: Tally) -> str:
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
     """All built-in checks that listen, with their own settings."""
-    from healthd.judge import absorb
+    from healthd.guard import KERNEL_LOG, drop
+    from healthd.judge import intake
     from healthd.settings import registry
 
     checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
 
+    def unjudged(event: KernelEvent, error: Exception) -> None:
+        drop(KERNEL_LOG, error, event.text)
+
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
-        return [
-            absorb.as_configured(finding, config)
-            for check, config in checks
-            for finding in check.correlate(events, node, config) or ()
-        ]
+        found = (intake.found_by(check, config, events, node, unjudged) for check, config in checks)
+        return [finding for mine in found for finding in mine]
 
     return correlate
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from healthd.config import CheckConfig
@@ -123,14 +124,18 @@ def findings_of(
             settled.setdefault(condition.key, []).append(condition)
     every = {}
     for check, config in listeners:
-
-        def judge(some: Sequence[KernelEvent], check: Listens = check, config: CheckConfig = config) -> list[Finding]:
-            found = check.correlate(some, node, config, unjudged) or () if some else ()
-            return [absorb.as_configured(finding, config) for finding in found]
-
+        judge = partial(found_by, check, config, node=node, unjudged=unjudged)
         if found := _of_live_and_of_history(events, judge, settled):
             every[check.name] = found
     return every
+
+
+def found_by(
+    check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory, unjudged: Unjudged
+) -> list[Finding]:
+    """What one check finds in these events, at the site's severity. `unjudged` is told of one that it fails on."""
+    found = check.correlate(events, node, config, unjudged) if events else ()
+    return [absorb.as_configured(finding, config) for finding in found or ()]
 
 
 Judge = Callable[[Sequence[KernelEvent]], "list[Finding]"]

@@ -1,21 +1,14 @@
 """What healthd remembers: conditions, events, the kernel log's cursor, what it wrote into Slurm, counters' past.
 
-The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block; each save replaces it whole,
-so a kill -9 leaves the last one or the new one. An event's count and the cursor behind it are in one save: after a
-restart it is counted once. A copy goes to STATE_DIR through the worker, since a commit to a dying disk can hang.
+An event's count and the cursor behind it are in one value: after a restart it is counted once. Pure.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from healthd.convert import dump, load
-from healthd.errors import HealthdError
 from healthd.judge.condition import moved_end, shifted
 from healthd.model import (
     LONGEST_HOLD_SECONDS,
@@ -27,19 +20,12 @@ from healthd.model import (
     KernelEvent,
     SlurmMemory,
 )
-from healthd.past import decode as decode_store
 
 VERSION = 1
-FILE = "ledger.json"
-PAST_FILE = "past.json"
 KEEP_EVENTS_SECONDS = 24 * 3600.0
 KEEP_EVENTS = 500
 KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
 KEEP_CLEARED = 200
-
-
-class LedgerError(HealthdError):
-    """A ledger that cannot be read, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,60 +136,3 @@ def shifted_hold(hold: FleetHold, seconds: float, since: float, until: float) ->
     if not since <= hold.since <= until:
         return hold
     return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)
-
-
-# --- as text
-
-
-def encode(ledger: Ledger) -> str:
-    return json.dumps(dump(ledger), separators=(",", ":"))
-
-
-def decode(text: str, where: str) -> Ledger:
-    """Raises LedgerError in one sentence."""
-    try:
-        data = json.loads(text)
-        if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
-            raise LedgerError(f"{where}: is of version {data['version']}, this healthd reads version {VERSION}")
-        return load(Ledger, data)
-    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
-        raise LedgerError(f"{where}: is not a ledger: {error}") from None
-
-
-def encode_past(past: Mapping[str, str]) -> str:
-    """`past`: check -> its store of counters, as the worker encoded it (past.py)."""
-    return json.dumps(past, separators=(",", ":"))
-
-
-def decode_past(text: str, where: str) -> dict[str, str]:
-    """Raises LedgerError where a store in it could not be read by the worker either."""
-    try:
-        past = json.loads(text)
-        if not isinstance(past, dict) or not all(isinstance(store, str) for store in past.values()):
-            raise ValueError("must be a table of texts")
-        for store in past.values():
-            decode_store(store)
-    except (ValueError, RecursionError) as error:
-        raise LedgerError(f"{where}: is not a store of counters: {error}") from None
-    return past
-
-
-# --- as files
-
-
-def read_text(path: str) -> str | None:
-    """A file's text; None if there is none. Raises LedgerError where it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise LedgerError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def set_aside(path: str) -> str:
-    """Move a file that cannot be read out of the way, for a person to look at. Returns its new name."""
-    aside = f"{path}.unreadable"
-    os.replace(path, aside)
-    return aside

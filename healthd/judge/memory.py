@@ -10,15 +10,16 @@ from typing import Any
 
 from healthd import guard, past
 from healthd.guard import LEDGER
-from healthd.judge import endings
+from healthd.judge import endings, ledger_file
 from healthd.judge import ledger as ledgers
-from healthd.judge.ledger import Ledger, LedgerError
+from healthd.judge.ledger import Ledger
+from healthd.judge.ledger_file import LedgerError
 from healthd.machine.files import replace_file
 from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
 
 log = logging.getLogger("healthd")
 
-NAMES = (ledgers.FILE, ledgers.PAST_FILE)
+NAMES = (ledger_file.FILE, ledger_file.PAST_FILE)
 
 
 class Memory:
@@ -55,12 +56,12 @@ class Memory:
 
         `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
         """
-        with guard.at(LEDGER, self._path(ledgers.FILE)):
+        with guard.at(LEDGER, self._path(ledger_file.FILE)):
             if (live := self._live()) is not None:
                 try:
                     self._go_on_from(live, boot_id, mode)
                 except Exception:
-                    log.error("the ledger is kept as %s", ledgers.set_aside(self._path(ledgers.FILE)))
+                    log.error("the ledger is kept as %s", ledger_file.set_aside(self._path(ledger_file.FILE)))
                     raise
                 return
         with guard.at(LEDGER, "the copy of the ledger"):
@@ -88,12 +89,12 @@ class Memory:
         self.change(mode=mode.value)
 
     def _live(self) -> Ledger | None:
-        ledger = self._decoded(ledgers.FILE, self._text(ledgers.FILE))
-        return ledger if ledger is not None and self._past_from(self._text(ledgers.PAST_FILE)) else None
+        ledger = self._decoded(ledger_file.FILE, self._text(ledger_file.FILE))
+        return ledger if ledger is not None and self._past_from(self._text(ledger_file.PAST_FILE)) else None
 
     def _text(self, name: str) -> str | None:
         try:
-            return ledgers.read_text(self._path(name))
+            return ledger_file.read_text(self._path(name))
         except LedgerError as error:
             log.error("%s", error)
             return None
@@ -102,16 +103,16 @@ class Memory:
         if not text:
             return None
         try:
-            return ledgers.decode(text, self._path(name))
+            return ledger_file.decode(text, self._path(name))
         except LedgerError as error:
-            aside = ledgers.set_aside(self._path(name))
+            aside = ledger_file.set_aside(self._path(name))
             log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
             return None
 
     def _past_from(self, text: str | None) -> bool:
         """Take the counters' past. One that cannot be read costs only the past: rules that ask for growth wait."""
         try:
-            self.past = ledgers.decode_past(text, self._path(ledgers.PAST_FILE)) if text else {}
+            self.past = ledger_file.decode_past(text, self._path(ledger_file.PAST_FILE)) if text else {}
         except LedgerError as error:
             log.error("%s; counters begin anew", error)
             self.past = {}
@@ -119,12 +120,12 @@ class Memory:
 
     def _copied(self, read_copy: Callable[[], dict[str, str | None]]) -> Ledger | None:
         texts = read_copy()
-        text = texts.get(ledgers.FILE)
+        text = texts.get(ledger_file.FILE)
         if not text:
             return None
-        self._past_from(texts.get(ledgers.PAST_FILE))
+        self._past_from(texts.get(ledger_file.PAST_FILE))
         try:
-            return ledgers.decode(text, "the copy of the ledger")
+            return ledger_file.decode(text, "the copy of the ledger")
         except LedgerError as error:
             log.error("%s; beginning a new one", error)
             self.copy_unread = True
@@ -221,9 +222,9 @@ class Memory:
         node that cannot remember can still drain."""
         try:
             if self.ledger is not self._saved:
-                replace_file(self._path(ledgers.FILE), ledgers.encode(self.ledger))
+                replace_file(self._path(ledger_file.FILE), ledger_file.encode(self.ledger))
             if self._past_unsaved:
-                replace_file(self._path(ledgers.PAST_FILE), ledgers.encode_past(self.past))
+                replace_file(self._path(ledger_file.PAST_FILE), ledger_file.encode_past(self.past))
         except OSError as error:
             if not self.save_failed:
                 log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)

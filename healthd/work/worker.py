@@ -202,7 +202,7 @@ class Worker:
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: what is there could not be
         read at the start, and goes aside for a person instead of being replaced."""
-        from healthd.judge.ledger import read_text, set_aside
+        from healthd.judge.ledger_file import read_text, set_aside
         from healthd.machine.files import remove_leftovers, replace_file
 
         os.makedirs(request["to"], mode=0o700, exist_ok=True)
@@ -224,7 +224,7 @@ class Worker:
 
     def do_load_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """The texts of files in the state directory."""
-        from healthd.judge.ledger import read_text
+        from healthd.judge.ledger_file import read_text
 
         return {"texts": {name: read_text(os.path.join(request["from"], name)) for name in request["names"]}}
 

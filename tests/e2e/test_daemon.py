@@ -22,7 +22,7 @@ import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
 from requirements import require, require_root
 
-from healthd.judge.ledger import decode, encode
+from healthd.judge.ledger_file import decode, encode
 from healthd.model import FleetHold, SlurmMemory
 
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")

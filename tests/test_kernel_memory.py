@@ -1,33 +1,23 @@
 """What lines about memory and processors say: machine checks, EDAC, pages with bad data, records of the firmware."""
 
-import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import LINES, fields, messages
 
 from healthd.kernel.fold import fold_events
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent
-
-DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
-LINES = [json.loads(line) for line in DATA.strip().split("\n")]
 
 
 def folded(text: str) -> list[KernelEvent]:
     """The faults of this family that lines of one second are."""
-    stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
-    read = [event_of(RawLine(1000.0, each.text), "b") for each in stripped if each is not None]
+    read = [event_of(RawLine(1000.0, message), "b") for message in messages(text)]
     recent, _, _ = fold_events((), [event for event in read if event is not None], 1)
     return [event for event in recent if event.kind == "mce_edac"]
-
-
-def fields(event: KernelEvent) -> dict[str, str]:
-    return dict(event.fields)
 
 
 def code(text: str) -> str:

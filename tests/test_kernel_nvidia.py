@@ -1,42 +1,25 @@
 """What lines of NVIDIA's drivers say. Captured lines: tests/data/kernel_lines.jsonl, each with its public source."""
 
-import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import LINES, captured, events, fields
 
 from healthd.kernel.lines import nvidia, nvidia_driver
 from healthd.kernel.lines.rule import pci_address
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
 from healthd.model import KernelEvent
 from healthd.nvidia import codes
 
-DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
-LINES = [json.loads(line) for line in DATA.strip().split("\n")]
 KINDS = ("xid", "sxid", "gpu_fallen_off_bus", "gsp", "nvlink")
-
-
-def events(text: str) -> list[KernelEvent]:
-    stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
-    return [event for s in stripped if s is not None and (event := parse(s.text)) is not None]
 
 
 def one(text: str) -> KernelEvent:
     event = parse(text)
     assert event is not None
     return event
-
-
-def captured(*kinds: str) -> list[object]:
-    return [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] in kinds]
-
-
-def fields(event: KernelEvent) -> dict[str, str]:
-    return dict(event.fields)
 
 
 # A program's text that quotes an Xid is not the driver's line, wherever in it the Xid stands.

@@ -7,30 +7,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import captured, events
 
 from healthd.kernel.lines.rule import pci_address
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
 from healthd.model import KernelEvent
 
 DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
 LINES = [json.loads(line) for data in DATA for line in data.read_text("utf-8").splitlines()]
 
 
-def events(text: str) -> list[KernelEvent]:
-    stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
-    return [event for s in stripped if s is not None and (event := parse(s.text)) is not None]
-
-
-def captured(*kinds: str) -> list[object]:
-    return [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] in kinds]
-
-
-def fields(event: KernelEvent) -> dict[str, str]:
-    return dict(event.fields)
-
-
-@pytest.mark.parametrize("row", captured("benign"))
+@pytest.mark.parametrize("row", captured("benign", lines=LINES))
 def test_a_line_without_a_fault_is_no_event(row):
     assert events(row["text"]) == []
 

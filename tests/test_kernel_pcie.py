@@ -1,31 +1,18 @@
 """What lines about PCI Express say: errors (AER, DPC, firmware first) and hotplug slots."""
 
-import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import captured, events, fields, messages
 
 from healthd.kernel.fold import fold_events
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent
 
-DATA = (Path(__file__).parent / "data/kernel_lines.jsonl").read_text("utf-8")
-LINES = [json.loads(line) for line in DATA.strip().split("\n")]
 PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
-
-
-def messages(text: str) -> list[str]:
-    stripped = [strip_prefix(line, time.time()) for line in text.split("\n")]
-    return [each.text for each in stripped if each is not None]
-
-
-def events(text: str) -> list[KernelEvent]:
-    return [event for message in messages(text) if (event := parse(message)) is not None]
 
 
 def folded(text: str) -> list[KernelEvent]:
@@ -37,14 +24,6 @@ def folded(text: str) -> list[KernelEvent]:
 def one(text: str) -> KernelEvent:
     (event,) = events(text)
     return event
-
-
-def fields(event: KernelEvent) -> dict[str, str]:
-    return dict(event.fields)
-
-
-def captured(kind: str) -> list[object]:
-    return [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] == kind]
 
 
 def severity_of(expected: dict[str, object]) -> str:

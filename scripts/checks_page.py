@@ -1,4 +1,6 @@
-"""Writes docs/checks.md, and the list of checks in README.md, from the checks themselves. Run it after a check changes.
+"""Writes from the checks themselves: docs/checks.md, the list in README.md, and which checks docs/peers.md has not.
+
+Run it after a check changes.
 
 Order and headings are those of conf/healthd.toml. tests/test_checks_page.py fails where a page is older than the code.
 """
@@ -17,6 +19,7 @@ from healthd.settings import registry  # noqa: E402
 from healthd.settings.registry import Check  # noqa: E402
 
 SAMPLE, PAGE, README = ROOT / "conf/healthd.toml", ROOT / "docs/checks.md", ROOT / "README.md"
+PEERS = ROOT / "docs/peers.md"
 LIST = re.compile(r"(?s)(?<=<!-- checks: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
 HEAD = """\
 # The checks
@@ -116,10 +119,21 @@ def readme(checks: dict[str, Check], text: str) -> str:
     return LIST.sub(lambda _: "\n".join([*lines, ""]), text)
 
 
+ALONE = re.compile(r"(?s)(?<=<!-- not compared: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
+
+
+def peers(checks: dict[str, Check], text: str) -> str:
+    compared = ALONE.sub("", text)
+    alone = [f"`{name}`" for name in checks if not re.search(rf"`{name}[`/.]", compared)]
+    said = f"Not compared with theirs yet: {', '.join(alone)}." if alone else "Each check of healthd stands in a table."
+    return ALONE.sub(lambda _: f"{said}\n", text)
+
+
 def main() -> int:
     checks = registry.built_in()
     PAGE.write_text(page(checks), "utf-8")
     README.write_text(readme(checks, README.read_text("utf-8")), "utf-8")
+    PEERS.write_text(peers(checks, PEERS.read_text("utf-8")), "utf-8")
     return 0
 
 

@@ -108,6 +108,7 @@ class Machine:
                 **{f"{cpu}/cpufreq/policy{n}/scaling_governor": "performance\n" for n in range(4)},
                 "/proc/1/stat": f"1 (systemd) S {' '.join(['0'] * 48)}\n",
                 "/proc/sys/kernel/random/boot_id": "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11\n",
+                "/proc/sys/fs/file-nr": "9504\t0\t9223372036854775807\n",
                 f"{NVME}/state": "live\n",
                 f"{NVME}/serial": "S64GNE0R000001\n",
                 "/sys/block/nvme0n1/wwid": "eui.1\n",

@@ -1,8 +1,9 @@
-"""docs/checks.md and the list of checks in README.md say what the checks say."""
+"""docs/checks.md, the list of checks in README.md and what docs/peers.md has not compared are what the checks say."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,15 @@ def test_the_list_in_the_readme_is_what_the_checks_say():
     assert PAGES.LIST.search(text)
     assert text == PAGES.readme(CHECKS, text), AGAIN
     assert f"\n{len(CHECKS)} checks; " in text
+
+
+def test_the_page_of_the_peers_names_the_checks_that_it_has_not():
+    text = (ROOT / "docs/peers.md").read_text("utf-8")
+    assert PAGES.ALONE.search(text)
+    assert text == PAGES.peers(CHECKS, text), AGAIN
+    more = PAGES.peers({**CHECKS, "fan": CHECKS["cpu"], "lid": CHECKS["cpu"]}, text)
+    assert re.search(r"\nNot compared with theirs yet: .*`fan`, `lid`\.\n", more)
+    assert PAGES.peers(CHECKS, more) == text
 
 
 def test_every_check_has_its_place_under_a_heading():

@@ -77,7 +77,7 @@ def test_what_is_to_be_considered_goes_somewhere():
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_each_check_of_healthd_stands_beside_a_peers(name):
+def test_each_check_of_healthd_stands_beside_a_peers_or_is_said_not_to(name):
     assert re.search(rf"`{name}[`/.]", PAGE)
 
 

@@ -1,0 +1,91 @@
+"""Writes a new check: the example of CONTRIBUTING.md under another name, its test, its table, and the written pages.
+
+    .venv/bin/python scripts/new_check.py NAME [--under HEADING]
+
+HEADING is one of conf/healthd.toml. What is there then is whole, and its tests pass: change it from there. Ends with 64
+and one sentence where the name or the heading is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SAMPLE = ROOT / "conf/healthd.toml"
+EXAMPLE = "open_files"
+LONGEST = 24  # characters of a name: its lines stay within 120
+COLUMN = 40  # of the comments in the sample settings
+USAGE = 64
+
+
+def example() -> tuple[str, str, str]:
+    """The check, its test and its table, as CONTRIBUTING.md shows them."""
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    check, test = re.findall(r"(?s)```python\n(.*?)```", text)[:2]
+    (table,) = re.findall(r"(?s)```toml\n(.*?)```", text)
+    return check, test, table
+
+
+def problem(name: str) -> str:
+    """Why this is no name for a new check, "" if it is one."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        return f'"{name}" is no name for a check: write small letters, digits and "_", as in "disk_space"'
+    if len(name) > LONGEST:
+        return f'"{name}" is too long for a check: {LONGEST} characters at most'
+    for path in (f"checks/{name}.py", f"tests/test_{name}.py"):
+        if (ROOT / path).exists():
+            return f'the name "{name}" is taken: there is {path}'
+    return ""
+
+
+def settings(text: str, table: str, heading: str) -> str:
+    """The sample settings with a table at the end of what stands under the heading. Raises ValueError."""
+    headings = re.findall(r"(?m)^# --- (.*)$", text)
+    known = headings[headings.index("checks") + 1 :]
+    if heading not in known:
+        raise ValueError(f'conf/healthd.toml has no heading "{heading}": there are {", ".join(known)}')
+    start = text.index(f"# --- {heading}\n")
+    end = text.find("\n# --- ", start)
+    above, below = (text[:end], text[end:]) if end >= 0 else (text, "")
+    return f"{above.rstrip()}\n\n{table.rstrip()}\n{below}"
+
+
+def named(text: str, name: str) -> str:
+    return re.sub(rf"\b{EXAMPLE}\b", name, text)
+
+
+def aligned(table: str) -> str:
+    """Its comments stand where those of the file do."""
+    halves = (line.partition("  #") for line in table.splitlines())
+    return "\n".join(f"{left.rstrip().ljust(COLUMN)}#{right}" for left, _, right in halves)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write a new check, to be changed.")
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--under", metavar="HEADING", default="host", help="of conf/healthd.toml (default: host)")
+    args = parser.parse_args()
+    check, test, table = (named(text, args.name) for text in example())
+    wrong = problem(args.name)
+    try:
+        sample = settings(SAMPLE.read_text("utf-8"), aligned(table), args.under)
+    except ValueError as error:
+        wrong = wrong or str(error)
+    if wrong:
+        print(f"new_check: {wrong}", file=sys.stderr)
+        return USAGE
+    files = {f"checks/{args.name}.py": check, f"tests/test_{args.name}.py": test, "conf/healthd.toml": sample}
+    for path, text in files.items():
+        (ROOT / path).write_text(text, "utf-8")
+    subprocess.run([sys.executable, ROOT / "scripts/checks_page.py"], check=True)
+    print("\n".join(f"{path}: written" for path in [*files, "docs/checks.md, docs/peers.md and README.md"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""scripts/new_check.py: what it writes is a check with its test, its table and its pages, and nothing is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MADE = (".git", ".venv*", ".*_cache", ".hyp*", ".cov*", "__pycache__", "build", "dist", "wheels", "*.egg-info")
+NAME = "fan_speed"
+TESTS = ("design", "contract", "contributing", "checks_page", "sample_settings", "conf", "peers", "docs", "man")
+PYTEST = ("pytest", "-p", "no:cacheprovider", "-n", "0")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of this checkout, its links as links."""
+    copy = tmp_path_factory.mktemp("new_check") / "healthd"
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
+    return copy
+
+
+def run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "MYPY_CACHE_DIR": f"{tree}/.mypy_cache"}
+    for name in [name for name in environment if name.startswith(("PYTEST_", "COV_", "COVERAGE_"))]:
+        del environment[name]
+    command = [sys.executable, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tree, env=environment)
+
+
+def new_check(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(tree, "scripts/new_check.py", *words)
+
+
+def written(tree: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime for path in tree.rglob("*") if path.suffix in (".py", ".md", ".toml")}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["Fan"],
+            '"Fan" is no name for a check: write small letters, digits and "_", as in "disk_space"',
+        ),
+        (["fan-speed"], '"fan-speed" is no name for a check'),
+        (["../fan"], '"../fan" is no name for a check'),
+        (["class"], '"class" is no name for a check'),
+        (["f" * 25], "is too long for a check: 24 characters at most"),
+        (["mount"], 'the name "mount" is taken: there is checks/mount.py'),
+        (["registry"], 'the name "registry" is taken: there is tests/test_registry.py'),
+        ([NAME, "--under", "fans"], 'conf/healthd.toml has no heading "fans": there are GPU, PCI Express, network, '),
+    ],
+)
+def test_a_wrong_name_or_heading_is_one_sentence_and_writes_nothing(tree, words, sentence):
+    before = written(tree)
+    done = new_check(tree, *words)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (64, "", 1)
+    assert done.stderr.startswith("new_check: ")
+    assert sentence in done.stderr
+    assert written(tree) == before
+
+
+def test_what_it_writes_passes_what_holds_the_checks(tree, tmp_path):
+    made = tmp_path / "healthd"
+    shutil.copytree(tree, made, symlinks=True)
+    done = new_check(made, NAME, "--under", "storage")
+    assert (done.returncode, done.stderr) == (0, "")
+    settings = (made / "conf/healthd.toml").read_text()
+    assert settings.index("[checks.filesystem]") < settings.index(f"[checks.{NAME}]") < settings.index("# --- host")
+    for words in (["ruff", "check", "--quiet", "."], ["ruff", "format", "--quiet", "--diff", "."]):
+        assert run(made, "-m", *words).stdout == ""
+    types = run(made, "-m", "mypy", "--strict", "--no-error-summary")
+    assert (types.stdout, types.returncode) == ("", 0)
+    files = [f"tests/test_{name}.py" for name in (*TESTS, NAME)]
+    tests = run(made, "-m", *PYTEST, *files)
+    assert tests.returncode == 0, tests.stdout
+    for file, which in (("mutations", NAME), ("normal_life", "healthy or boot")):
+        some = run(made, "-m", *PYTEST, f"tests/test_{file}.py", "-k", which)
+        assert some.returncode == 0, some.stdout
+    looked = run(made, "-m", "healthd", "check", NAME, "--config", "conf/healthd.toml", "--root", "/")
+    assert f"\n{NAME}  completed" in looked.stdout, looked.stderr

@@ -20,7 +20,7 @@ from healthd.text import printable
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are folded
+INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are coalesced
 SAME_FAULT_SECONDS = 60.0  # one fault is said by Xids and in words, at once or when a call notices it
 
 # What is no finding of its own beside one of these on the same GPU (or on one that a line does not name).

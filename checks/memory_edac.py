@@ -37,7 +37,7 @@ CONTROLLER = re.compile(r"mc[0-9]+")
 DIMM = re.compile(r"(?:dimm|rank)[0-9]+")
 ROW = re.compile(r"csrow[0-9]+")
 DAY = 24 * 3600.0
-INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
+INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
 WORDS = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",

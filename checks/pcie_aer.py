@@ -43,7 +43,7 @@ LOGGED = {
 RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
 RECOVERY_SECONDS = 60.0  # links are given so long to come back
 BOOT_SECONDS = 300.0  # what is logged so soon after a boot may be logged at each: probes of devices that start
-INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are folded
+INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 

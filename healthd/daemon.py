@@ -29,14 +29,14 @@ from typing import Any
 import healthd
 from healthd import guard
 from healthd.config import ConfigError, Loaded, Settings
-from healthd.guard import METRICS, REMOVALS
+from healthd.guard import HOT_UNPLUG, METRICS
 from healthd.host import Host
 from healthd.judge import absorb, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.listener import Listener
 from healthd.machine.files import remove_leftovers
+from healthd.machine.hot_unplug import hot_unplug
 from healthd.machine.lock import holds, lock
-from healthd.machine.removals import removals
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
 from healthd.model import Health, Mode, Outcome, Verdict
 from healthd.say import commands, service
@@ -149,7 +149,7 @@ class Daemon:
             lambda kind: self.looking.look_after(kind),
             self.now,
         )
-        self.removals = removals(settings.root)
+        self.hot_unplug = hot_unplug(settings.root)
         self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, self.monotonic)
         self.publisher = Publisher(settings)
         self.judge()
@@ -197,7 +197,7 @@ class Daemon:
     def wait(self) -> None:
         """Sleep until something can be read, a deadline passes, or something is due."""
         known, worker = self.memory.ledger, self.looking.runner
-        others = (self.hearing, self.removals, self.control)
+        others = (self.hearing, self.hot_unplug, self.control)
         ends = [c.ack.until for c in known.conditions if c.ack]  # epoch seconds, the rest is monotonic
         ends += [known.pause.until] if known.pause else []
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
@@ -245,8 +245,8 @@ class Daemon:
         if request is not None and request != self.looking.runner.request:
             self.looking.rounds.task(request)  # what is being read would otherwise be read, and counted, twice
         removed: list[str] = []
-        with guard.at(REMOVALS):
-            removed = self.removals.read()
+        with guard.at(HOT_UNPLUG):
+            removed = self.hot_unplug.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
             self.looking.renew_inventory_soon()
@@ -308,7 +308,7 @@ class Daemon:
         if self.memory.unsaved or round_ended:
             self.memory.save()
         drain = self.hand.keeps_jobs_out(self.verdict)
-        quarantined = self.looking.runner.barred
+        quarantined = self.looking.runner.quarantined
         shown = (self.verdict, self.hand.decision, self.hand.status, self.hearing.kernel.status, quarantined)
         if self.publisher.has_news((*shown, drain, known.pause, known.slurm, self.settings.mode)) or round_ended:
             until = self.now() + 3 * self.settings.interval_seconds
@@ -356,14 +356,14 @@ class Daemon:
             slurm=self.hand.status,
             kernel_log=hearing.kernel.status,
             incidents=hearing.standing_incidents(),
-            sources=(*hearing.kernel.sources, *self.removals.sources),
+            sources=(*hearing.kernel.sources, *self.hot_unplug.sources),
             round=looking.rounds.status,
             inventory=known.inventory,
             pause=known.pause,
             commands=dict(self.commanded),
             # Observed, the node waits for nothing; the wait itself goes on where the mode is changed back.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
-            barred=runner.barred,
+            quarantined=runner.quarantined,
             workers_started_total=runner.started_total,
             workers_abandoned_total=runner.abandoned_total,
             ledger_copy_failures_total=looking.copy_failures,

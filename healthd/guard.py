@@ -20,7 +20,7 @@ log = logging.getLogger("healthd")
 
 # What a person may meet in metrics and troubles.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
-REMOVALS, METRICS = "device_removals", "metrics"
+HOT_UNPLUG, METRICS = "device_removals", "metrics"
 SHOWN_SECONDS = 24 * 3600.0  # a trouble stands for so long after the last one was dropped
 MOST_TOLD = 200  # places in the program whose mistake was written down; more would be a log of its own
 

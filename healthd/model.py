@@ -180,7 +180,7 @@ class KernelEvent:
     kind      xid, sxid, pcie_aer, mlx5, ... (kernel_lines/ lists them)
     code      the number within the kind ("79"), "" where there is none
     pci       the address in sysfs form, "" if the line has none
-    time      of the first line; `last_time` of the last one; `lines` how many were folded into it
+    time      of the first line; `last_time` of the last one; `lines` how many were coalesced into it
     sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
     history   it was in the log before healthd ever looked at it: known, but no news
     fields    what else was parsed: (("link", "28"), ("fatal", "true"))

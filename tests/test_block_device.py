@@ -16,7 +16,7 @@ from healthd.checks import block_device
 from healthd.checks.block_device import EXPLAIN, Config, validate
 from healthd.host import Host
 from healthd.judge import endings
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.machine.system import FileStat, Tree
 from healthd.model import Clears, Disk, Finding, Inventory, LocalMount, PciDevice, Severity
@@ -352,7 +352,7 @@ def event(text, at=0.0):
 
 
 def said(*lines, config=BASELINE, seconds=10.0) -> list[Finding]:
-    recent, _, _ = fold_events((), [event(line, 1000.0 + seconds * n) for n, line in enumerate(lines)], 1)
+    recent, _, _ = coalesce_events((), [event(line, 1000.0 + seconds * n) for n, line in enumerate(lines)], 1)
     return list(block_device.correlate(recent, HELD, config))
 
 
@@ -455,7 +455,7 @@ def test_a_disk_goes_with_its_controller_by_the_card_where_their_numbers_differ(
         "nvme nvme0: Removing after probe failure status: -19",
         "print_req_error: I/O error, dev nvme1n1, sector 8",
     ]
-    events, _, _ = fold_events((), [event(line) for line in lines], 1)
+    events, _, _ = coalesce_events((), [event(line) for line in lines], 1)
     (finding,) = block_device.correlate(events, Inventory(disks=disks), Config())
     assert (finding.code, finding.subject, finding.events) == ("block_device/nvme", "0000:04:00.0", (1, 2))
 
@@ -478,7 +478,7 @@ def test_a_disk_behind_a_network_may_be_lost_on_every_node_at_once(line, shared)
 
 def test_without_an_inventory_only_what_is_wrong_by_itself_drains():
     lines = [IO_ERROR.format("sda"), "EXT4-fs (dm-0): Remounting filesystem read-only", RESET_FAILED]
-    events, _, _ = fold_events((), [event(line) for line in lines], 1)
+    events, _, _ = coalesce_events((), [event(line) for line in lines], 1)
     found = block_device.correlate(events, Inventory(), Config())
     assert [(f.code, f.severity) for f in found] == [
         ("block_device/io_error", Severity.WARNING),

@@ -89,7 +89,7 @@ def test_a_line_with_which_every_step_fails_is_told_all_the_same(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(intake, "fold_events", raises)
+        broken.setattr(intake, "coalesce_events", raises)
         daemon.hearing.hear([xid(79), xid(48)])
     found = daemon.memory.conditions["kernel/unread", ""]
     assert (found.state.value, found.severity.name, found.count) == ("open", "WARNING", 2)
@@ -139,7 +139,7 @@ def test_what_slurm_says_of_jobs_and_devices_that_go_cost_the_turn_nothing(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon.hearing.job_at_source, "step", raises)
-    monkeypatch.setattr(daemon.removals, "read", raises)
+    monkeypatch.setattr(daemon.hot_unplug, "read", raises)
     daemon.listen()
     assert dict(guard.dropped) == {"slurm": 1, "device_removals": 1}
 

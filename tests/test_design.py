@@ -31,7 +31,15 @@ PURE: dict[str, set[str]] = {
     "judge.absorb": {"config", "judge.condition", "model", "text"},
     "judge.endings": {"judge.condition", "model"},
     "judge.ledger": {"judge.condition", "model"},
-    "judge.intake": {"config", "judge.absorb", "judge.endings", "judge.ledger", "kernel.fold", "kernel.parse", "model"},
+    "judge.intake": {
+        "config",
+        "judge.absorb",
+        "judge.endings",
+        "judge.ledger",
+        "kernel.coalesce",
+        "kernel.parse",
+        "model",
+    },
     "judge.verdict": {"judge.condition", "model"},
     "slurm.fleet_limit": {"config", "model"},
     "slurm.policy": {"config", "model", "slurm.reason"},
@@ -59,7 +67,7 @@ PURE: dict[str, set[str]] = {
     "machine.disks": set(),
     "machine.cgroup": set(),
     "say.render": {"text"},
-    "kernel.fold": {"kernel.lines.rule", "model"},
+    "kernel.coalesce": {"kernel.lines.rule", "model"},
     "kernel.parse": {"guard", "kernel.lines", "kernel.lines.*", "model"},
     "kernel.lines.rule": {"model"},
     **{
@@ -68,7 +76,7 @@ PURE: dict[str, set[str]] = {
     },
     "kernel.prefix": {"guard"},
     "judge.incidents": {"model"},
-    "scan.events": {"judge.incidents", "kernel.fold", "kernel.parse", "kernel.prefix", "model"},
+    "scan.events": {"judge.incidents", "kernel.coalesce", "kernel.parse", "kernel.prefix", "model"},
     "scan.table": {"judge.incidents", "model", "say.render", "scan.events"},
     "kernel.repeats": set(),
     "nvidia.recovery": {"model"},
@@ -152,7 +160,7 @@ LAZY = {
     ),
     "prometheus_client": ({"say.metrics"}, set()),
     "psutil": ({"cli.running"}, set()),
-    "pyudev": ({"machine.inventory", "machine.removals"}, set()),
+    "pyudev": ({"machine.inventory", "machine.hot_unplug"}, set()),
     "systemd": ({"kernel.journal", "say.service"}, set()),
 }
 

@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import filesystem
 from healthd.checks.filesystem import EXPLAIN, Config, correlate
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, LocalMount, Severity
 
@@ -36,7 +36,7 @@ def event(text: str, at: float = 0.0):
 def found(*lines: str) -> list[Finding]:
     """Findings of lines, ten seconds apart."""
     events = [event(line, 1000.0 + 10 * number) for number, line in enumerate(lines)]
-    recent, _, _ = fold_events((), events, 1)
+    recent, _, _ = coalesce_events((), events, 1)
     findings = list(correlate(recent, NODE, Config()))
     for finding in findings:
         explain = EXPLAIN[finding.code]

@@ -7,7 +7,7 @@ from story import Story
 
 from healthd.checks import gpu_xid
 from healthd.checks.gpu_xid import Config, correlate, explain
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
 from healthd.nvidia import codes
@@ -24,7 +24,7 @@ def found(*lines, node=NODE, config=None, boots=None, times=None):
     times = times or [1000.0 + 10 * n for n in range(len(lines))]
     boots = boots or ["b"] * len(lines)
     events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
     return list(correlate(recent, node, config or Config()))
 
 

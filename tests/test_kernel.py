@@ -7,7 +7,7 @@ from story import Story
 
 from healthd.checks import kernel
 from healthd.checks.kernel import EXPLAIN, RULES, Config, correlate
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 
@@ -20,7 +20,7 @@ def found(*lines, times=None, boots=None):
     times = times or [1000.0 + n / 10 for n in range(len(lines))]
     boots = boots or ["b"] * len(lines)
     events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
     return list(correlate(recent, NODE, Config()))
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
 from healthd.kernel.source import RawLine, event_of
@@ -29,9 +29,9 @@ def fields(text):
     return dict(parse(text).fields)
 
 
-def folded(*lines):
+def coalesced(*lines):
     events = [event_of(RawLine(1000.0 + n / 100, line), "b") for n, line in enumerate(lines)]
-    return list(fold_events((), [event for event in events if event is not None], 1)[0])
+    return list(coalesce_events((), [event for event in events if event is not None], 1)[0])
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in CAPTURED])
@@ -162,7 +162,7 @@ def test_what_is_no_fault_of_the_kernel_is_no_event(text):
 
 
 def test_the_driver_at_fault_becomes_known_from_the_line_that_says_where_it_happened():
-    (oops,) = folded(
+    (oops,) = coalesced(
         "BUG: unable to handle page fault for address: ffffa26487064230",
         "#PF: supervisor read access in kernel mode",
         "Oops: 0000 [#1] PREEMPT SMP PTI",
@@ -221,7 +221,7 @@ def test_the_cgroup_of_the_victim_is_kept_where_its_names_leave_no_doubt():
 
 
 def test_the_lines_of_one_kill_are_one_event_with_its_victim_and_cgroup():
-    events = folded(
+    events = coalesced(
         "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
         OOM_KILL.format("task_0", JOB, JOB, "python3"),
         "Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, anon-rss:1kB, file-rss:0kB",
@@ -234,7 +234,7 @@ def test_the_lines_of_one_kill_are_one_event_with_its_victim_and_cgroup():
 def test_tasks_that_hang_at_the_same_time_are_one_event():
     lines = [f"INFO: task a{n}:{n} blocked for more than {120 + n} seconds." for n in range(10)]
     more = "INFO: task a0:0 is blocked on a mutex likely owned by task b:9."
-    assert [(event.code, event.pid, event.lines) for event in folded(*lines, more)] == [("hung", 0, 11)]
+    assert [(event.code, event.pid, event.lines) for event in coalesced(*lines, more)] == [("hung", 0, 11)]
 
 
 @pytest.mark.parametrize(

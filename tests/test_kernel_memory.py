@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, fields, messages
 
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent
 
 
-def folded(text: str) -> list[KernelEvent]:
+def coalesced(text: str) -> list[KernelEvent]:
     """The faults of this family that lines of one second are."""
     read = [event_of(RawLine(1000.0, message), "b") for message in messages(text)]
-    recent, _, _ = fold_events((), [event for event in read if event is not None], 1)
+    recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
     return [event for event in recent if event.kind == "mce_edac"]
 
 
@@ -39,7 +39,7 @@ CAPTURED = {
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in LINES if row["kind"] == "mce_edac"])
 def test_captured_errors_are_one_event_each(row):
-    (event,) = folded(row["text"])
+    (event,) = coalesced(row["text"])
     assert (event.code, fields(event)) == CAPTURED[row["id"]]
 
 
@@ -97,7 +97,7 @@ def test_machine_checks_in_words(text, expected):
 
 
 def test_what_amds_decoder_prints_of_an_error_is_one_event():
-    (event,) = folded(
+    (event,) = coalesced(
         "[Hardware Error]: Uncorrected, software containable error.\n"
         "[Hardware Error]: CPU:24 (17:31:0) MC17_STATUS[-|UE|MiscV|AddrV|-|-|SyndV|UECC]: 0xbc2040000400011b\n"
         "[Hardware Error]: Error Addr: 0x00000007d41b7940\n"
@@ -140,7 +140,7 @@ EDAC sbridge MC1: ADDR ee30a0000
 EDAC sbridge MC1: MISC 900040004001e8c
 EDAC sbridge MC1: PROCESSOR 0:306e4 TIME 1519356496 SOCKET 1 APIC 20
 EDAC MC1: 1 CE memory scrubbing error on CPU_SrcID#1_Ha#0_Chan#0_DIMM#0 (channel:0 slot:0 page:0xee30a0)"""
-    assert {event.code for event in folded(lines)} == {"corrected"}
+    assert {event.code for event in coalesced(lines)} == {"corrected"}
 
 
 def test_pci_errors_that_edac_polls_for_name_the_device():
@@ -191,7 +191,7 @@ def test_a_firmwares_record_is_one_event_with_its_section(severity):
         "  DIMM location: CPU 1 DIMM 5",
     ]
     for before in ("{1}[Hardware Error]: ", "[Hardware Error]: {1}"):
-        (event,) = folded("\n".join(before + line for line in block))
+        (event,) = coalesced("\n".join(before + line for line in block))
         assert (event.code, event.lines) == (severity, 8)
         assert fields(event)["section"] == "memory error"
     assert code(f"{{1}}[Hardware Error]: severity: 2, {severity}") == severity  # Linux 3.10

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
 from healthd.kernel.source import RawLine, event_of
@@ -253,15 +253,15 @@ def test_the_lines_of_a_health_report_are_two_events_and_a_storm_of_commands_is_
         "print_health_info:450:(pid 0): ext_synd 0x8b1c",
     ]
     events = [event_of(RawLine(1000.0 + n / 1e3, CARD + line), "b") for n, line in enumerate(report)]
-    folded, _, _ = fold_events((), events, 1)
-    assert [event.code for event in folded] == ["health", "health"]
-    assert sum(event.lines for event in folded) == len(report)
-    assert len(folded) == 2
+    coalesced, _, _ = coalesce_events((), events, 1)
+    assert [event.code for event in coalesced] == ["health", "health"]
+    assert sum(event.lines for event in coalesced) == len(report)
+    assert len(coalesced) == 2
     storm = [
         event_of(RawLine(1000.0 + n / 1e3, f"{CARD}eq:55:(pid 0): CQ error on CQN 0x{n:x}, syndrome 0x1"), "b")
         for n in range(100)
     ]
-    assert [event.lines for event in fold_events((), storm, 1)[0]] == [100]
+    assert [event.lines for event in coalesce_events((), storm, 1)[0]] == [100]
 
 
 # --- user text, garbage, time

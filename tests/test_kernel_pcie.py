@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import captured, events, fields, messages
 
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.parse import parse
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import KernelEvent
@@ -15,10 +15,10 @@ from healthd.model import KernelEvent
 PORT, NIC = "0000:00:1d.3", "0000:06:00.0"
 
 
-def folded(text: str) -> list[KernelEvent]:
+def coalesced(text: str) -> list[KernelEvent]:
     """The faults that lines of one second are."""
     read = [event_of(RawLine(1000.0, message), "b") for message in messages(text)]
-    return list(fold_events((), [event for event in read if event is not None], 1)[0])
+    return list(coalesce_events((), [event for event in read if event is not None], 1)[0])
 
 
 def one(text: str) -> KernelEvent:
@@ -33,7 +33,7 @@ def severity_of(expected: dict[str, object]) -> str:
 
 @pytest.mark.parametrize("row", captured("pcie_aer"))
 def test_captured_errors_are_read_with_their_severity_device_and_bits(row):
-    found, expected = folded(row["text"]), row["expected"]
+    found, expected = coalesced(row["text"]), row["expected"]
     assert {event.kind for event in found} == {"pcie_aer"}
     if "device" in expected:
         assert expected["device"] in {event.pci for event in found}
@@ -65,7 +65,7 @@ mlx5_core {NIC}: AER: can't recover (no error_detected callback)"""
 
 
 def test_all_lines_of_one_error_are_one_event_that_knows_who_reported_it_and_what_it_was():
-    (event,) = folded(AN_ERROR)
+    (event,) = coalesced(AN_ERROR)
     assert (event.code, event.pci, event.lines) == ("nonfatal", NIC, 6)
     assert fields(event) == {
         "reporter": PORT,
@@ -175,9 +175,9 @@ tg3 {NIC}: AER: TLP Header: 40000001 0000030f 90028090 00000000"""
 
 
 def test_what_the_firmware_heard_first_is_one_uncorrected_error():
-    (event,) = folded(FIRMWARE_FIRST)
+    (event,) = coalesced(FIRMWARE_FIRST)
     assert (event.code, event.pci, event.lines, fields(event)["bit"]) == ("nonfatal", NIC, 5, "UnsupReq")
-    assert [each.code for each in folded("\n".join(FIRMWARE_FIRST.split("\n")[:3]))] == ["detail"]
+    assert [each.code for each in coalesced("\n".join(FIRMWARE_FIRST.split("\n")[:3]))] == ["detail"]
 
 
 @pytest.mark.parametrize("before", ["{7}[Hardware Error]:", "[Hardware Error]: {7}"])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.fold import key
+from healthd.kernel.coalesce import key
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
-from healthd.kernel.repeats import folded, head
+from healthd.kernel.repeats import coalesced, head
 from healthd.kernel.source import RawLine, unrepeated
 from healthd.nvidia import codes
 
@@ -60,9 +60,9 @@ def test_what_tells_links_units_and_actions_apart_has_no_head() -> None:
     ],
 )
 def test_a_program_that_quotes_an_xid_is_no_repeat(line: str) -> None:
-    assert folded(f"{line}\n".encode() * 3).first == []
+    assert coalesced(f"{line}\n".encode() * 3).first == []
     kernels = b"NVRM: Xid (PCI:0000:3b:00): 79, pid=2\n"
-    first, rest = folded(f"{line}\n".encode() * 2 + kernels * 3)
+    first, rest = coalesced(f"{line}\n".encode() * 2 + kernels * 3)
     assert first == [(kernels[:-1], 3)], "also where it quotes the very one that repeats"
     assert rest == f"{line}\n".encode() * 2
 
@@ -89,7 +89,7 @@ LINES = st.one_of(
 
 @given(st.lists(LINES, max_size=60))
 def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_wrote_it(lines: list[bytes]) -> None:
-    first, rest = folded(b"".join(line + b"\n" for line in lines))
+    first, rest = coalesced(b"".join(line + b"\n" for line in lines))
     others = rest.split(b"\n")[:-1]
     assert sum(count for _, count in first) + len(others) == len(lines)
     for line, count in first:
@@ -109,14 +109,14 @@ def test_every_line_is_a_repeat_or_in_the_rest_and_the_prefix_knows_the_kernel_w
 def test_what_has_no_head_is_counted_where_it_says_the_same(text: str) -> None:
     lines = b"".join(f"Nov  1 15:00:00 n1 kernel: [  12.{place:06}] {text}\n".encode() for place in range(1000))
     other = f"Nov  1 15:00:00 n1 kernel: [  13.000000] {text}, and more\n".encode()
-    first, rest = folded(other + lines)
+    first, rest = coalesced(other + lines)
     assert [(message(line), count) for line, count in first] == [(f"{text}, and more", 1), (text, 1000)]
     assert rest == b""
 
 
 def test_what_is_a_state_is_read_in_its_order() -> None:
     states = [b"mlx5_core 0000:1b:00.0 ib0: Link down\n", b"mlx5_core 0000:1b:00.0 ib0: Link up\n"]
-    assert folded(b"".join(states * 100)).first == []
+    assert coalesced(b"".join(states * 100)).first == []
 
 
 def said(line: bytes) -> str:

@@ -14,7 +14,7 @@ from trees import captured, write
 from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
 from healthd.host import Host
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 from healthd.past import Past
@@ -282,7 +282,7 @@ def event(line, at=1000.0):
 
 
 def heard(*lines, apart=0.0):
-    recent, _, _ = fold_events((), [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)], 1)
+    recent, _, _ = coalesce_events((), [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)], 1)
     return list(memory_edac.correlate(recent, Inventory(), Config()))
 
 
@@ -409,7 +409,7 @@ def test_a_storm_of_errors_is_judged_in_time_that_grows_with_their_number():
     import time
 
     events = tuple(event(line, 1000.0 + 6 * n) for n in range(1000) for line in (UE, EXCEPTION))
-    recent, _, _ = fold_events((), events, 1)
+    recent, _, _ = coalesce_events((), events, 1)
     began = time.process_time()
     for _ in range(10):
         list(memory_edac.correlate(recent, Inventory(), Config()))

@@ -167,7 +167,7 @@ def troubled() -> Snapshot:
         decision=Drain("healthd: gpu_xid/79 ...", requeue=True),
         slurm=SlurmStatus(owner="ours", read_at=NOW, trouble=HOSTILE, commands={("scontrol update", "ok"): 2}),
         pause=Pause(NOW + 60, "driver upgrade", "root"),
-        barred={"nvml": 4711, f"mount {HOSTILE}": 4712},
+        quarantined={"nvml": 4711, f"mount {HOSTILE}": 4712},
         workers_started_total=3,
         workers_abandoned_total=2,
         ledger_copy_failures_total=1,

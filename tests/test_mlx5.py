@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
 from healthd.checks.mlx5 import EXPLAIN, RULES, Config, correlate
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 
@@ -23,7 +23,7 @@ def found(*lines, times=None):
     """Findings of correlate for kernel messages, a tenth of a second apart unless `times` says else."""
     times = times or [1000.0 + n / 10 for n in range(len(lines))]
     events = [event_of(RawLine(t, line), "b") for t, line in zip(times, lines, strict=True)]
-    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
     return list(correlate(recent, NODE, Config()))
 
 

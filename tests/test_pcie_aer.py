@@ -14,7 +14,7 @@ from trees import AER_NAMES, PCI, aer, captured, pci_device
 from healthd.checks import pcie_aer
 from healthd.checks.pcie_aer import TOTALS, Config, parse
 from healthd.host import Host
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
@@ -230,7 +230,7 @@ def event(line, at=1000.0):
 
 def heard(*lines, node=NODE, apart=0.0):
     read = [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)]
-    recent, _, _ = fold_events((), read, 1)
+    recent, _, _ = coalesce_events((), read, 1)
     return list(pcie_aer.correlate(recent, node, Config()))
 
 

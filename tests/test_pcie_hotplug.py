@@ -7,7 +7,7 @@ from story import Story
 
 from healthd.checks import pcie_hotplug
 from healthd.checks.pcie_hotplug import EXPLAIN, Config, correlate
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
@@ -34,7 +34,7 @@ def event(line):
 
 
 def found(*lines, node=NODE):
-    recent, _, _ = fold_events((), [event(line) for line in lines], 1)
+    recent, _, _ = coalesce_events((), [event(line) for line in lines], 1)
     return list(correlate(recent, node, Config()))
 
 

@@ -214,7 +214,7 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
     assert by_name["hangs"].outcome is Outcome.TIMED_OUT
     assert by_name["gpu_1"].outcome is Outcome.STUCK
     assert by_name["a"].outcome is Outcome.COMPLETED
-    assert list(one.runner.barred) == ["nvml"]
+    assert list(one.runner.quarantined) == ["nvml"]
 
     assert one.go_for(0.4) == []
     assert one.wakes < 5, "who waits for a hung worker sleeps"

@@ -81,7 +81,7 @@ def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
 
     yield make
     for runner in made:
-        lost = list(runner.barred.values())
+        lost = list(runner.quarantined.values())
         runner.close(2.0)
         for pid in lost:
             with contextlib.suppress(ProcessLookupError):
@@ -167,9 +167,9 @@ def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
 ) -> None:
     reply = ask(runner, request(check, resource))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
-    until(runner, lambda: not runner.barred)  # what may be in the driver is not killed, but ends by itself
+    until(runner, lambda: not runner.quarantined)  # what may be in the driver is not killed, but ends by itself
     assert ask(runner, request("fine", resource)).outcome is Outcome.COMPLETED
-    assert runner.barred == {}
+    assert runner.quarantined == {}
 
 
 def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: Runner) -> None:
@@ -211,7 +211,7 @@ def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner) -
 
 def test_a_worker_that_hangs_up_is_killed(runner: Runner) -> None:
     assert ask(runner, request("hangs_up")).outcome is Outcome.FAILED
-    assert runner.barred == {}
+    assert runner.quarantined == {}
 
 
 def test_an_unknown_check_is_one_sentence(runner: Runner) -> None:
@@ -229,7 +229,7 @@ def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(runner: Run
     assert reply is not None
     assert (reply.outcome, reply.error) == (Outcome.TIMED_OUT, "no answer within 0.5 s")
     assert start_time(hung) is None
-    assert runner.barred == {}
+    assert runner.quarantined == {}
     assert ask(runner, request("hangs", timeout_seconds=0.5)).outcome is Outcome.TIMED_OUT
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
 
@@ -243,7 +243,7 @@ def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
     assert reply is not None
     assert reply.outcome is Outcome.TIMED_OUT
     assert runner.abandoned_total == 1
-    assert runner.barred == {"nvml": hung}
+    assert runner.quarantined == {"nvml": hung}
     assert signals_pending(hung) == 0
     assert start_time(hung) is not None
 
@@ -253,7 +253,7 @@ def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
 
     go_on.touch()
-    until(runner, lambda: not runner.barred)
+    until(runner, lambda: not runner.quarantined)
     assert start_time(hung) is None
     assert ask(runner, request("fine", "nvml")).outcome is Outcome.COMPLETED
 
@@ -270,9 +270,9 @@ def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
     reply = runner.step()
     assert reply is not None
     assert reply.outcome is Outcome.TIMED_OUT
-    assert runner.barred == {"nvml": hung}
+    assert runner.quarantined == {"nvml": hung}
     assert signals_pending(hung) == 0
-    until(runner, lambda: not runner.barred)
+    until(runner, lambda: not runner.quarantined)
 
 
 def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner], tmp_path: Path) -> None:
@@ -284,11 +284,11 @@ def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner
     assert first.step() is not None
 
     second = runners()
-    assert second.barred == {"nvml": hung}
+    assert second.quarantined == {"nvml": hung}
     assert ask(second, request("fine", "nvml")).outcome is Outcome.STUCK
     assert signals_pending(hung) == 0
     go_on.touch()
-    until(second, lambda: not second.barred)
+    until(second, lambda: not second.quarantined)
     assert ask(second, request("fine", "nvml")).outcome is Outcome.COMPLETED
 
 
@@ -298,14 +298,14 @@ def test_a_worker_at_work_is_known_to_the_daemon_after_a_kill(runners: Callable[
     first = runners()
     first.send(request("waits_for_file", "nvml", name=str(go_on)))
     second = runners()
-    assert second.barred == {"nvml": worker_pid(first)}
+    assert second.quarantined == {"nvml": worker_pid(first)}
     go_on.touch()
 
 
 def test_a_pid_that_another_process_has_now_bars_nothing(runners: Callable[..., Runner], tmp_path: Path) -> None:
     other = Identity(os.getpid(), start_time(os.getpid()) + 1, "nvml")  # type: ignore[operator]
     (tmp_path / WORKERS_FILE).write_text(json.dumps([dump(other)]))
-    assert runners().barred == {}
+    assert runners().quarantined == {}
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"pid": "1"}]', "null", "\0\0"])
@@ -313,7 +313,7 @@ def test_a_list_of_workers_that_was_cut_off_bars_nothing(
     runners: Callable[..., Runner], tmp_path: Path, text: str
 ) -> None:
     (tmp_path / WORKERS_FILE).write_text(text)
-    assert runners().barred == {}
+    assert runners().quarantined == {}
 
 
 # --- the end
@@ -369,7 +369,7 @@ def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner
     reply = ask(runner, Request("nvml", 10, {"op": "close_nvml"}))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "OSError: nvmlShutdown failed")
     assert not runner.nvml_open
-    assert runner.barred == {}
+    assert runner.quarantined == {}
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
     assert runner.started_total == 2
 

@@ -7,7 +7,7 @@ from story import Story
 
 from healthd.checks import sxid
 from healthd.checks.sxid import Config, correlate, explain, known_codes
-from healthd.kernel.fold import fold_events
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 from healthd.nvidia import codes
@@ -26,7 +26,7 @@ def found(*lines, times=None, boots=None, config=None):
     times = times or [1000.0 + 10 * n for n in range(len(lines))]
     boots = boots or ["b"] * len(lines)
     events = [event_of(RawLine(t, text), b) for t, text, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = fold_events((), [event for event in events if event is not None], 1)
+    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
     return list(correlate(recent, Inventory(), config or Config()))
 
 

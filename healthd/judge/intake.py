@@ -1,9 +1,9 @@
 """The one way in: what was heard or seen becomes conditions. Pure: the ledger before, the ledger after.
 
-    kernel events -> folded -> judged by the checks that listen, at the site's severity -> absorbed -> what they repair
-    the result of a check's run                                                         -> absorbed -> what it repairs
+    kernel events -> coalesced -> judged by each check that listens, as the site wants it -> absorbed -> repairs
+    the result of a check's run                                                           -> absorbed -> repairs
 
-The daemon, `healthd check` and the tests' stories all take in by it. A log of another machine (scan/) is folded and
+The daemon, `healthd check` and the tests' stories all take in by it. A log of another machine (scan/) is coalesced and
 judged by the same steps.
 """
 
@@ -17,7 +17,7 @@ from typing import Protocol
 from healthd.config import CheckConfig
 from healthd.judge import absorb, endings
 from healthd.judge.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
-from healthd.kernel.fold import fold_events, newest_of_each
+from healthd.kernel.coalesce import coalesce_events, newest_of_each
 from healthd.kernel.parse import UNREAD, as_unread
 from healthd.model import CheckResult, Condition, ConditionKey, Finding, Inventory, KernelEvent, Outcome, Repair
 
@@ -74,7 +74,7 @@ def heard(
 
     `named`: the events, those touched with the jobs at their source.
     """
-    events, touched, sequence = fold_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS)
+    events, touched, sequence = coalesce_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS)
     known = (*ledger.conditions, *ledger.cleared)
     events, findings, mistakes = _judged(named(events, touched), listeners, ledger.inventory, known)
     by_sequence = {event.sequence: event for event in events}

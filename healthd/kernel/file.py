@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from healthd.kernel.prefix import Stripped, strip_prefix
-from healthd.kernel.repeats import BULK_BYTES, folded
+from healthd.kernel.repeats import BULK_BYTES, coalesced
 from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
 
 CHUNK = 256 << 10
@@ -327,7 +327,7 @@ def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[b
     then taken whole or not at all."""
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
-        first, rest = folded(data[:end])
+        first, rest = coalesced(data[:end])
         if first:
             others, used, _ = split_lines(rest, limit - len(first), False)
             if used == len(rest):

@@ -45,7 +45,7 @@ def head(text: str) -> str:
     return match[0] if match is not None else ""
 
 
-def folded(lines: bytes) -> Repeats:
+def coalesced(lines: bytes) -> Repeats:
     """Complete lines of a log, each with its newline, in one pass of the regular expression engine (1 us a line)."""
     parts = _LINE.split(lines)  # what is between two repeats, the head of one or all of its text, what is between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))

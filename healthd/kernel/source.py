@@ -3,7 +3,7 @@
 A source never blocks, gives at most `limit` lines a call, and has a `cursor`: plain data that is stored together
 with what was made of the lines, so that after a restart every line is given exactly once.
 
-What a line says is parse.parse; what of it is one fault is fold.fold_events.
+What a line says is parse.parse; what of it is one fault is coalesce.coalesce_events.
 """
 
 from __future__ import annotations

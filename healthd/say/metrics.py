@@ -204,8 +204,8 @@ def _decision(s: Snapshot) -> Iterator[Metric]:
 
 
 def _workers(s: Snapshot) -> Iterator[Metric]:
-    barred = [({"resource": resource}, 1.0) for resource in s.barred]
-    yield _gauge("resource_barred", "A lost worker still hangs in it: checks that use it cannot run.", barred)
+    quarantined = [({"resource": resource}, 1.0) for resource in s.quarantined]
+    yield _gauge("resource_barred", "A lost worker still hangs in it: checks that use it cannot run.", quarantined)
     yield _counter("workers_started_total", "Worker processes started.", [({}, s.workers_started_total)])
     yield _counter("workers_abandoned_total", "Workers that were overdue.", [({}, s.workers_abandoned_total)])
     copies = "Copies of the ledger to the state directory that failed."

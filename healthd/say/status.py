@@ -65,7 +65,7 @@ class Snapshot:
     pause: Pause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
     fleet_hold: FleetHold | None = None
-    barred: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0
     ledger_copy_failures_total: int = 0
@@ -171,7 +171,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "sources": [dataclasses.asdict(source) for source in s.sources],
         "round": dataclasses.asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
-        "barred": dict(s.barred),
+        "barred": dict(s.quarantined),
         "troubles": list(s.troubles),
         "dropped": dict(s.dropped),
         "inventory": dataclasses.asdict(s.inventory),

@@ -1,6 +1,6 @@
-"""What happened, by a log of any machine: its kernel lines, found fast, folded, and judged as the daemon would have.
+"""What happened, by a log of any machine: its kernel lines, found fast, coalesced, judged as the daemon would have.
 
-    blocks of lines -> those that may matter -> without prefix -> kernel events -> folded -> judged, in the file's order
+    blocks of lines -> those that may matter -> without prefix -> kernel events -> coalesced -> judged, in file order
 
 Most lines of a log say what was said before, with other numbers. So a line is looked up by its skeleton (the line
 without digits and a-f): only a skeleton that is new is searched for the literals of the rules, and only lines that have
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from healthd.judge.incidents import parts
-from healthd.kernel import fold as kernel_fold
+from healthd.kernel import coalesce as coalescing
 from healthd.kernel import parse as kernel_parse
 from healthd.kernel.prefix import Stripped, strip_prefix
 from healthd.model import Clears, Finding, Inventory, KernelEvent, PciDevice, Severity
@@ -97,7 +97,7 @@ class Message:
     """What the lines with one text say, parsed once.
 
     event    without time, boot and count
-    fault    kernel_fold.key, part: kernel_fold.part, as strings: they are looked up for each line
+    fault    coalescing.key, part: coalescing.part, as strings: they are looked up for each line
     judged   all of the event that a check's judgement may depend on, beside what is known of the devices in `slots`
     """
 
@@ -401,8 +401,8 @@ def _message(event: KernelEvent) -> Message:
     reporter = dict(event.fields).get("reporter", "")
     return Message(
         event,
-        fault=repr(kernel_fold.key(event)),
-        part=repr(kernel_fold.part(event)),
+        fault=repr(coalescing.key(event)),
+        part=repr(coalescing.part(event)),
         judged=repr((event.kind, event.code, event.pci, event.fields)),
         slots=frozenset(map(_slot, [event.pci, *(value for _, value in event.fields if ":" in value)])) - {""},
         device=(kind, reporter if reporter != event.pci else "") if event.pci else None,
@@ -410,13 +410,13 @@ def _message(event: KernelEvent) -> Message:
 
 
 def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
-    """Events in the order of their first lines; each is given once it can grow no more. Lines of one fault are folded
-    as the daemon does (kernel/fold.py); one that says the same word for word is only counted."""
+    """Events in the order of their first lines; each is given once it can grow no more. Lines of one fault become one
+    event as in the daemon (kernel/coalesce.py); one that says the same word for word is only counted."""
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
     grown = _Known(MOST_SAME)
     known = 0
-    within = kernel_fold.WITHIN_SECONDS
+    within = coalescing.WITHIN_SECONDS
     for number, uptime, epoch, host, lines, message in _messages(blocks, now, tally):
         machine = machines.get(host) or _machine(machines, host)
         clock = _clock(machine, uptime, epoch)
@@ -455,7 +455,7 @@ def _folded(
     """The event that a new message was counted into."""
     for name in (message.fault, message.part):
         seen = same.get(name)
-        if seen is None or seen.left or abs(clock - seen.last_clock) > kernel_fold.WITHIN_SECONDS:
+        if seen is None or seen.left or abs(clock - seen.last_clock) > coalescing.WITHIN_SECONDS:
             continue
         old = seen.message
         try:
@@ -475,7 +475,7 @@ def _folded(
 
 def _grown(old: Message, new: Message) -> Message | None:
     """What both say together, None if they are two faults."""
-    event = kernel_fold.fold(old.event, new.event)
+    event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
     event = dataclasses.replace(event, lines=1)

@@ -90,7 +90,7 @@ class Check:
         return config.enforce and self.declares.HOLDS_RESUME
 
     def resource(self, instance: str) -> str:
-        """What a hung run bars: NVML as a whole, otherwise this run's own."""
+        """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(self, host: Host, config: CheckConfig, past: Past) -> Iterable[Finding | Observation | Repair]:

@@ -49,7 +49,7 @@ class Rounds:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._barred: set[str] = set(runner.barred)
+        self._quarantined: set[str] = set(runner.quarantined)
         self._running = False
         self._began = 0.0
         self._due_of: list[ScheduledRun] = []
@@ -110,8 +110,8 @@ class Rounds:
         """Go on. What ended since the last step: usually nothing or one reply."""
         ended = []
         reply = self._runner.step()
-        before, self._barred = self._barred, set(self._runner.barred)
-        self._look_where_freed(before - self._barred)
+        before, self._quarantined = self._quarantined, set(self._runner.quarantined)
+        self._look_where_freed(before - self._quarantined)
         if reply is not None:
             ended.append(reply)
         self._queue_what_is_due()
@@ -167,8 +167,8 @@ class Rounds:
 
     def _task(self, resource: str = "") -> Request | None:
         """The next task (for that resource) that can be done now: nothing hangs in its resource."""
-        barred = self._runner.barred
-        fits = (e for e in self._tasks if e.resource not in barred and resource in ("", e.resource))
+        quarantined = self._runner.quarantined
+        fits = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(fits, None)
 
     def _take(self, task: Request | None) -> Request | None:

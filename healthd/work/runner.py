@@ -2,7 +2,7 @@
 
 A worker that hangs inside the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and
 120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until it is
-gone what it hangs in is barred: requests for it are STUCK at once, so there is one lost worker a resource at most.
+gone what it hangs in is quarantined: requests for it are STUCK at once, so there is one lost worker a resource at most.
 
 Nothing here blocks: the socket is non-blocking, children are looked at through pidfds in the daemon's one wait.
 """
@@ -147,7 +147,7 @@ class Runner:
             yield lost.pidfd, False
 
     @property
-    def barred(self) -> dict[str, int]:
+    def quarantined(self) -> dict[str, int]:
         """resource -> pid of the lost worker that is still hung in it."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost}
 
@@ -168,11 +168,11 @@ class Runner:
     # --- requests
 
     def send(self, request: Request) -> Reply | None:
-        """Begin a request. A Reply at once if it cannot be begun: its resource is barred, or no worker starts."""
+        """Begin a request. A Reply at once if it cannot be begun: its resource is quarantined, or no worker starts."""
         assert self._request is None, "one request at a time"
         self._forget_ended()
-        if request.resource in self.barred:
-            pid = self.barred[request.resource]
+        if request.resource in self.quarantined:
+            pid = self.quarantined[request.resource]
             return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
         self._discard_unfit()
         try:
@@ -414,7 +414,7 @@ class Runner:
             self._written = workers
 
     def _adopt_lost(self) -> None:
-        """Workers of an earlier daemon that still live: what they hang in stays barred."""
+        """Workers of an earlier daemon that still live: what they hang in stays quarantined."""
         try:
             with open(self._workers_file, encoding="utf-8") as file:
                 known = [load(Identity, item) for item in json.load(file)]

@@ -9,7 +9,7 @@ mce_edac; part = what is named ("mc0", "device1", a PCI address), dimm, bank, se
     process_killed, page_recovered, page_not_recovered    what the kernel made of a page with bad data
     pci_parity                    PCI parity and system errors, polled for by EDAC or by an NMI
     last_boot                     what the firmware kept of the last boot (BERT)
-    detail                        a further line of one of these; kernel/fold.py adds it to the one beside it
+    detail                        a further line of one of these; kernel/coalesce.py adds it to the one beside it
 
 A machine check's status register says what it is: bit 61 (UC) uncorrected, bit 57 (PCC) the processor's context is
 corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled: an

@@ -14,8 +14,8 @@ pcie_aer       pci = the device that is blamed; reporter = the port that heard o
 
 One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
 registers, bits and TLP header. The first two have the severity and are one event, for both blame the device; the
-others are `detail`, which kernel/fold.py adds to the event beside them. None makes a second fault, and alone they judge
-nothing.
+others are `detail`, which kernel/coalesce.py adds to the event beside them. None makes a second fault, and alone they
+judge nothing.
 
 Where the firmware hears errors first (APEI), the kernel prints registers without "PCIe Bus Error": whether there is
 "aer_uncor_severity" tells uncorrected errors from corrected ones, and that the kernel goes on tells that they are not

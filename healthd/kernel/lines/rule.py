@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from healthd.model import KernelEvent
 
-# The code of further lines of a fault, which by themselves say no more than that there is one: kernel/fold.py adds them
-# to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
+# The code of further lines of a fault, which by themselves say no more than that there is one: kernel/coalesce.py adds
+# them to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
 DETAIL = "detail"
 FURTHER = "further"  # a field: the same, of a line that also has the code of its fault
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from healthd.host import Host
-from healthd.machine.removals import RETRY_SECONDS, Removals, removals
+from healthd.machine.hot_unplug import RETRY_SECONDS, HotUnplug, hot_unplug
 from tests.e2e.requirements import require, require_root
 
 
@@ -39,19 +39,19 @@ def _is_host_bridge(pci: str) -> bool:
     return Path(f"/sys/bus/pci/devices/{pci}/class").read_text().startswith("0x0600")
 
 
-def socket_of(heard: Removals) -> int:
+def socket_of(heard: HotUnplug) -> int:
     ((descriptor, _),) = heard.waits()
     return descriptor
 
 
 def test_a_captured_tree_has_no_removals(tmp_path: Path) -> None:
-    heard = removals(str(tmp_path))
+    heard = hot_unplug(str(tmp_path))
     assert (heard.read(), list(heard.waits()), list(heard.sources)) == ([], [], [])
     assert heard.deadline == float("inf")
 
 
 def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str) -> None:
-    heard = removals("/")
+    heard = hot_unplug("/")
     assert heard.read() == []
     say(bridge, "change")
     say(bridge, "remove")
@@ -64,7 +64,7 @@ def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str
 
 def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge: str) -> None:
     """The real overflow (ENOBUFS): poll(2) would report it for ever to who does not take it from the socket."""
-    heard = removals("/")
+    heard = hot_unplug("/")
     with socket.socket(fileno=os.dup(socket_of(heard))) as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # some versions of libudev ask for 128 MiB
     for _ in range(3000):
@@ -80,7 +80,7 @@ def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge
 
 def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge: str) -> None:
     """Another socket in its place, at its end: libudev itself ends the program if its descriptor is closed."""
-    heard = removals("/")
+    heard = hot_unplug("/")
     one, other = socket.socketpair()
     other.close()
     os.dup2(one.fileno(), socket_of(heard))
@@ -100,7 +100,7 @@ def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:
         tried.append(now)
         raise OSError("no netlink here")
 
-    heard = Removals(refused, lambda: now)
+    heard = HotUnplug(refused, lambda: now)
     for failures in range(1, len(RETRY_SECONDS) + 2):
         assert (len(tried), heard.status.restarts_total, heard.status.up) == (failures, failures, False)
         assert heard.status.trouble == "no netlink here"

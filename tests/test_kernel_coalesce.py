@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.kernel.fold import fold, fold_events, newest_of_each
+from healthd.kernel.coalesce import coalesce, coalesce_events, newest_of_each
 from healthd.model import KernelEvent
 
 
@@ -13,14 +13,14 @@ def xid(code="95", pci="0000:3b:00.0", at=0.0, boot="b", **fields):
 
 
 def test_the_same_fault_within_five_seconds_is_one_event_with_a_count():
-    recent, touched, following = fold_events((), [xid(at=0), xid(at=4), xid(at=8.5)], 1)
+    recent, touched, following = coalesce_events((), [xid(at=0), xid(at=4), xid(at=8.5)], 1)
     (event,) = recent
     assert (event.lines, event.time, event.last_time, event.sequence) == (3, 0.0, 8.5, 1)
     assert (touched, following) == ((1,), 2)
 
 
 def test_the_same_fault_after_five_seconds_is_another_event():
-    recent, touched, following = fold_events((), [xid(at=0), xid(at=5.1)], 7)
+    recent, touched, following = coalesce_events((), [xid(at=0), xid(at=5.1)], 7)
     assert [event.sequence for event in recent] == [7, 8]
     assert (touched, following) == ((7, 8), 9)
 
@@ -28,12 +28,12 @@ def test_the_same_fault_after_five_seconds_is_another_event():
 def test_different_faults_are_never_one_event():
     different = [xid(), xid("48"), xid(pci="0000:5e:00.0"), xid(boot="c"), xid(link="3"), xid(link="4")]
     different += [xid("154", recovery_to="1"), xid("154", recovery_to="0"), KernelEvent("sxid", "95", "0000:3b:00.0")]
-    recent, _, _ = fold_events((), different, 1)
+    recent, _, _ = coalesce_events((), different, 1)
     assert len(recent) == len(different)
 
 
 def test_what_varies_between_lines_of_one_fault_does_not_part_them():
-    assert fold(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
+    assert coalesce(xid("74", link="3", register="0x1"), xid("74", link="3", register="0x2")) is not None
 
 
 def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):
@@ -42,60 +42,60 @@ def aer(code, at=0.0, pci="0000:3b:00.0", kind="pcie_aer", **fields):
 
 def test_a_further_line_goes_to_the_fault_beside_it_before_or_after_and_tells_what_it_names():
     for lines in ((aer("fatal"), aer("detail", 1, bit="MalfTLP")), (aer("detail", bit="MalfTLP"), aer("fatal", 1))):
-        ((event,), touched, _) = fold_events((), lines, 1)
+        ((event,), touched, _) = coalesce_events((), lines, 1)
         assert (event.code, event.lines, event.time, event.last_time) == ("fatal", 2, 0, 1)
         assert (event.fields, touched) == ((("bit", "MalfTLP"),), (1,))
 
 
 def test_further_lines_alone_are_one_event_and_make_no_fault_of_two():
-    recent, _, _ = fold_events((), [aer("detail", 0), aer("detail", 1), aer("corrected", 2), aer("fatal", 3)], 1)
+    recent, _, _ = coalesce_events((), [aer("detail", 0), aer("detail", 1), aer("corrected", 2), aer("fatal", 3)], 1)
     assert [(event.code, event.lines) for event in recent] == [("corrected", 3), ("fatal", 1)]
 
 
 def test_a_further_line_of_another_part_kind_or_time_stays_alone():
     apart = [aer("detail", 1, pci="0000:5e:00.0"), aer("detail", 1, kind="mce_edac"), aer("detail", 9)]
-    recent, _, _ = fold_events((), [aer("fatal"), *apart], 1)
+    recent, _, _ = coalesce_events((), [aer("fatal"), *apart], 1)
     assert len(recent) == 4
 
 
 def test_two_records_of_the_firmware_are_two_faults_with_their_own_lines():
     lines = [aer(code, record=number) for number in "12" for code in ("recoverable", "detail")]
-    recent, _, _ = fold_events((), lines, 1)
+    recent, _, _ = coalesce_events((), lines, 1)
     assert [(dict(event.fields)["record"], event.lines) for event in recent] == [("1", 2), ("2", 2)]
 
 
 def test_an_event_that_was_stored_before_grows_and_is_touched():
-    recent, _, following = fold_events((), [xid(at=0)], 1)
-    recent, touched, following = fold_events(recent, [xid("48", at=1), xid(at=2)], following)
+    recent, _, following = coalesce_events((), [xid(at=0)], 1)
+    recent, touched, following = coalesce_events(recent, [xid("48", at=1), xid(at=2)], following)
     assert [(event.code, event.lines) for event in recent] == [("95", 2), ("48", 1)]
     assert set(touched) == {1, 2}
     assert following == 3
 
 
 def test_old_events_are_forgotten():
-    recent, _, following = fold_events((), [xid(at=0)], 1)
-    recent, touched, _ = fold_events(recent, [xid(at=1000)], following, keep_seconds=999)
+    recent, _, following = coalesce_events((), [xid(at=0)], 1)
+    recent, touched, _ = coalesce_events(recent, [xid(at=1000)], following, keep_seconds=999)
     assert [event.sequence for event in recent] == [2]
     assert touched == (2,)
 
 
 def test_what_is_read_together_is_kept_together_however_old_until_the_next_call():
     weekend = [xid("119", at=0), xid("13", at=2 * 86400.0)]
-    recent, touched, following = fold_events((), weekend, 1, keep_seconds=86400.0)
+    recent, touched, following = coalesce_events((), weekend, 1, keep_seconds=86400.0)
     assert ([event.code for event in recent], touched) == (["119", "13"], (1, 2))
-    recent, _, _ = fold_events(recent, [xid("13", at=2 * 86400.0 + 60)], following, keep_seconds=86400.0)
+    recent, _, _ = coalesce_events(recent, [xid("13", at=2 * 86400.0 + 60)], following, keep_seconds=86400.0)
     assert [event.sequence for event in recent] == [2, 3]
 
 
 def test_the_job_of_a_process_does_not_part_the_lines_of_one_fault():
-    assert fold(xid("95", job="1"), xid("95", job="2")) is not None
+    assert coalesce(xid("95", job="1"), xid("95", job="2")) is not None
 
 
 def test_a_storm_that_goes_on_for_days_pushes_out_no_other_fault():
     recent, following = (xid("79", pci="0000:5e:00.0", at=0.0),), 2
     for hour in range(20):
         storm = [xid(at=hour * 600 + n * 6.0) for n in range(100)]
-        recent, _, following = fold_events(recent, storm, following)
+        recent, _, following = coalesce_events(recent, storm, following)
         recent = newest_of_each(recent, 50)
     assert len(recent) == 50
     assert recent[0].code == "79"
@@ -107,10 +107,10 @@ def test_a_storm_of_a_million_lines_is_one_event_and_delays_no_other():
     recent, following = (), 1
     began = time.perf_counter()
     for _ in range(100):
-        recent, _, following = fold_events(recent, batch, following)
+        recent, _, following = coalesce_events(recent, batch, following)
     spent = time.perf_counter() - began
     assert recent[0].lines == 100_000
-    recent, touched, _ = fold_events(recent, [*batch, xid("79", at=1.0)], following)
+    recent, touched, _ = coalesce_events(recent, [*batch, xid("79", at=1.0)], following)
     assert [(event.code, event.lines) for event in recent] == [("95", 101_000), ("79", 1)]
     assert len(touched) == 2
     assert spent < 10  # 1 s here: 10 us a line
@@ -121,7 +121,7 @@ EVENTS = st.lists(st.builds(xid, st.sampled_from(["13", "48", "79"]), st.just("0
 
 @given(EVENTS, st.integers(1, 10))
 def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
-    recent, touched, following = fold_events((), incoming, 1)
+    recent, touched, following = coalesce_events((), incoming, 1)
     assert sum(event.lines for event in recent) == len(incoming)
     assert [event.sequence for event in recent] == list(range(1, following))
     assert set(touched) == set(range(1, following))
@@ -135,7 +135,7 @@ def test_what_is_kept_is_bounded_and_every_line_counts_once(incoming, most):
 @pytest.mark.parametrize("others", [1, 500, 1280, 5000])
 def test_what_is_new_is_all_there_to_be_judged_however_much_came_with_it(others):
     burst = [xid("79"), *(xid("31", pci=f"{n:04x}:00:00.0") for n in range(others))]
-    recent, touched, following = fold_events((), burst, 1)
+    recent, touched, following = coalesce_events((), burst, 1)
     assert (len(recent), len(touched), following) == (others + 1, others + 1, others + 2)
 
 
@@ -144,7 +144,7 @@ def disk(code, name, at=0.0):
 
 
 def test_a_further_line_goes_to_the_disk_that_it_names_not_to_another_one():
-    recent, _, _ = fold_events(
+    recent, _, _ = coalesce_events(
         (), [disk("timeout", "nvme0"), disk("timeout", "nvme1", 1), disk("detail", "nvme0", 2)], 1
     )
     assert [(dict(event.fields)["controller"], event.lines) for event in recent] == [("nvme0", 2), ("nvme1", 1)]

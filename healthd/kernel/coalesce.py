@@ -47,7 +47,7 @@ def key(event: KernelEvent) -> Key:
     return (event.boot_id, event.kind, event.code, event.pci, fields)
 
 
-def fold(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
+def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
     details = is_detail(event) + is_detail(new)
     if event.history != new.history or (part(event) != part(new) if details == 1 else key(event) != key(new)):
@@ -85,7 +85,7 @@ def _record(event: KernelEvent) -> str:
     return next((value for name, value in event.fields if name == "record"), "")
 
 
-def fold_events(
+def coalesce_events(
     recent: tuple[KernelEvent, ...],
     incoming: Sequence[KernelEvent],
     next_sequence: int,
@@ -103,7 +103,7 @@ def fold_events(
     touched: dict[int, None] = {}
     for new in incoming:
         for place in (newest.get(key(new)), beside.get(part(new))):
-            if place is not None and (grown := fold(events[place], new)) is not None:
+            if place is not None and (grown := coalesce(events[place], new)) is not None:
                 events[place] = grown
                 break
         else:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from healthd.guard import REMOVALS, drop
+from healthd.guard import HOT_UNPLUG, drop
 from healthd.machine.inventory import pci_of
 from healthd.model import SourceStatus
 
@@ -21,7 +21,7 @@ RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
 HEARD = ("pci", "net", "infiniband", "nvme")
 
 
-class Removals:
+class HotUnplug:
     """Devices that the kernel reports as removed, over netlink: also where no udevd runs.
 
     A socket that lost messages (ENOBUFS) or died is thrown away for a new one: at once, then ever more slowly.
@@ -68,7 +68,7 @@ class Removals:
                     removed.add(pci_of(device.device_path))
         except Exception as error:
             if not isinstance(error, OSError | ValueError):  # pyudev's word for EINVAL is ValueError
-                drop(REMOVALS, error)
+                drop(HOT_UNPLUG, error)
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()
@@ -113,8 +113,8 @@ class Removals:
         self.status = replace(self.status, up=False, trouble=trouble, restarts_total=restarts)
 
 
-def removals(root: str) -> Removals:
-    return Removals() if root.rstrip("/") else Removals(_monitor)
+def hot_unplug(root: str) -> HotUnplug:
+    return HotUnplug() if root.rstrip("/") else HotUnplug(_monitor)
 
 
 def _monitor() -> Any:

@@ -277,7 +277,7 @@ class Daemon:
     def judge(self) -> None:
         """The verdict, anew only where something changed that it rests on: this is asked after every check."""
         known, looking = self.memory.ledger, self.looking
-        rests_on = (known.conditions, known.trusted_since, looking.jobs(), looking.turns)
+        rests_on = (known.conditions, known.trusted_since, looking.scheduled(), looking.turns)
         if rests_on != self.judged:
             self.judged = rests_on
             names, configured = looking.judged_by(), self.configured

@@ -33,24 +33,24 @@ FAR = 100_000.0  # no check comes round again by itself in a test
 INVENTORY = Request("nvml", 10.0, {"op": "inventory", "gpus": True})
 
 
-def job(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> ScheduledRun:
+def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> ScheduledRun:
     return ScheduledRun(check, "", uses or check, interval, timeout)
 
 
 class Node:
-    """Rounds over `jobs`, with a clock that can be put forward."""
+    """Rounds over `scheduled`, with a clock that can be put forward."""
 
-    def __init__(self, directory: Path, *jobs: ScheduledRun, round_timeout: float = 60.0) -> None:
+    def __init__(self, directory: Path, *scheduled: ScheduledRun, round_timeout: float = 60.0) -> None:
         self.go_on = directory / "go-on"
         checks = directory / "checks"
         checks.mkdir(mode=0o755)
         for name in ("a", "b", "gpu_1", "gpu_2", "slow", "hangs"):
             (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on)))
         self.ahead = 0.0
-        self.jobs = list(jobs)
+        self.scheduled = list(scheduled)
         self.runner = Runner(Setup(fake_nvml="dgx-h100", checks_dir=str(checks)), "", self.monotonic)
         self.rounds = Rounds(
-            self.runner, "n1", round_timeout, lambda: self.jobs, self.request_of, time.time, self.monotonic
+            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_of, time.time, self.monotonic
         )
         self.wakes = 0
 
@@ -89,10 +89,10 @@ class Node:
             self.wakes += 1
         return ended
 
-    def freed(self, *jobs: ScheduledRun) -> None:
-        """What hung goes on. From now on there are `jobs`, and they may look again: what hung had little time."""
-        self.jobs = list(jobs)
-        self.ahead = max(2 * job.timeout_seconds for job in jobs)
+    def freed(self, *scheduled: ScheduledRun) -> None:
+        """What hung goes on. From now on there are `scheduled`, and they may look again: what hung had little time."""
+        self.scheduled = list(scheduled)
+        self.ahead = max(2 * run.timeout_seconds for run in scheduled)
         self.go_on.touch()
 
     def round(self) -> list[Reply]:
@@ -111,8 +111,8 @@ def words(replies: list[Reply]) -> list[str]:
 def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(*jobs: ScheduledRun, **settings: float) -> Node:
-        made.append(Node(tmp_path, *jobs, **settings))
+    def make(*scheduled: ScheduledRun, **settings: float) -> Node:
+        made.append(Node(tmp_path, *scheduled, **settings))
         return made[-1]
 
     yield make
@@ -121,7 +121,12 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         one.runner.close(2.0)
 
 
-A, B, GPU_1, GPU_2 = job("a"), job("b"), job("gpu_1", "nvml"), job("gpu_2", "nvml")
+A, B, GPU_1, GPU_2 = (
+    a_run("a"),
+    a_run("b"),
+    a_run("gpu_1", "nvml"),
+    a_run("gpu_2", "nvml"),
+)
 
 
 def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node: Callable[..., Node]) -> None:
@@ -193,7 +198,7 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
 def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_hang(
     node: Callable[..., Node],
 ) -> None:
-    one = node(A, job("hangs", timeout=1000.0), B, round_timeout=100.0)
+    one = node(A, a_run("hangs", timeout=1000.0), B, round_timeout=100.0)
     before = one.go(lambda: (asked := one.runner.request) is not None and asked.table["check"] == "hangs")
     one.ahead = 100.0
     one.go_on.touch()
@@ -208,7 +213,7 @@ def test_a_round_that_is_out_of_time_ends_without_its_last_checks_which_did_not_
 def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_free(
     node: Callable[..., Node], caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = node(A, job("hangs", "nvml", timeout=0.3), job("gpu_1", "nvml", timeout=0.3))
+    one = node(A, a_run("hangs", "nvml", timeout=0.3), a_run("gpu_1", "nvml", timeout=0.3))
     by_name = dict(zip(words(ended := one.round()), ended, strict=True))
     assert words(ended) == ["hangs", "gpu_1", "a"]
     assert by_name["hangs"].outcome is Outcome.TIMED_OUT
@@ -220,7 +225,7 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
     assert one.wakes < 5, "who waits for a hung worker sleeps"
 
     with caplog.at_level(logging.INFO, "healthd"):
-        one.freed(A, job("hangs", "nvml"), GPU_1)
+        one.freed(A, a_run("hangs", "nvml"), GPU_1)
         freed = one.round()
     assert words(freed) == ["hangs", "gpu_1", "close_nvml"]
     assert {reply.outcome for reply in freed} == {Outcome.COMPLETED}
@@ -228,7 +233,7 @@ def test_a_hung_driver_stops_the_gpu_checks_only_and_they_look_again_once_it_is_
 
 
 def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: Callable[..., Node]) -> None:
-    one = node(job("hangs", "nvml", timeout=0.4))
+    one = node(a_run("hangs", "nvml", timeout=0.4))
     began = one.monotonic()
     one.round()
     one.go_on.touch()
@@ -237,17 +242,17 @@ def test_a_check_that_takes_just_longer_than_it_may_is_not_run_in_a_storm(node: 
 
 
 def test_an_task_into_a_hung_driver_waits_without_a_busy_loop_until_it_is_free(node: Callable[..., Node]) -> None:
-    one = node(job("hangs", "nvml", timeout=0.3))
+    one = node(a_run("hangs", "nvml", timeout=0.3))
     one.round()
     one.rounds.task(INVENTORY)
     assert one.go_for(0.4) == []
     assert one.wakes < 5
-    one.freed(job("hangs", "nvml"))
+    one.freed(a_run("hangs", "nvml"))
     assert words(one.round()) == ["hangs", "inventory", "close_nvml"]
 
 
 def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., Node], tmp_path: Path) -> None:
-    one = node(job("slow"))
+    one = node(a_run("slow"))
     one.rounds.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
@@ -280,16 +285,16 @@ def test_where_no_worker_starts_the_round_ends_all_the_same(
 
 
 def test_a_check_that_the_settings_no_longer_have_is_not_run(node: Callable[..., Node]) -> None:
-    one = node(job("slow"), A, B)
+    one = node(a_run("slow"), A, B)
     assert one.rounds.step() == []
     one.rounds.look_early(A.name, one.monotonic())
-    one.jobs = [job("slow"), B]
+    one.scheduled = [a_run("slow"), B]
     one.rounds.forget([("slow", ""), ("b", "")])
     assert words(one.round()) == ["slow", "b"]
 
 
 def test_a_check_with_a_short_interval_comes_round_by_itself(node: Callable[..., Node]) -> None:
-    one = node(job("a", interval=0.2), B)
+    one = node(a_run("a", interval=0.2), B)
     began = one.monotonic()
     ended = one.go(lambda: one.rounds.status.number == 5)
     assert one.monotonic() - began >= 0.6

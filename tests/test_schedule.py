@@ -14,7 +14,7 @@ INTERVALS = st.floats(0.5, 7 * 86400.0)
 TIMES = st.floats(0, 1e7)
 
 
-def job(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
+def a_run(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
     return ScheduledRun(check, "", uses, interval, 10.0)
 
 
@@ -31,18 +31,18 @@ def test_the_nodes_of_a_cluster_are_spread_over_the_interval():
 
 
 def test_what_never_ran_is_due_at_once():
-    assert due_at(job("mount"), None, "n") == 0.0
+    assert due_at(a_run("mount"), None, "n") == 0.0
 
 
 @given(NODES, INTERVALS, TIMES)
 def test_the_next_run_is_a_tenth_of_an_interval_to_one_and_a_tenth_after_the_last(node, interval, last_run):
-    at = due_at(job("mount", interval=interval), last_run, node)
+    at = due_at(a_run("mount", interval=interval), last_run, node)
     assert 0.09 * interval <= at - last_run <= 1.11 * interval
 
 
 @given(NODES, st.floats(10, 3600), TIMES)
 def test_the_runs_of_a_node_come_at_its_phase(node, interval, last_run):
-    one = job("mount", interval=interval)
+    one = a_run("mount", interval=interval)
     first = due_at(one, last_run, node)
     offset = (first - phase(node, interval)) / interval
     assert abs(offset - round(offset)) < 1e-6
@@ -50,31 +50,36 @@ def test_the_runs_of_a_node_come_at_its_phase(node, interval, last_run):
 
 
 def test_checks_of_one_interval_stay_in_one_round_although_they_run_one_after_another():
-    first, second = job("gpu_ecc", "nvml"), job("mount")
+    first, second = a_run("gpu_ecc", "nvml"), a_run("mount")
     begun = due_at(first, 1000.0, "n")
     assert due_at(first, begun, "n") == due_at(second, begun + 4, "n")
 
 
 def test_checks_of_the_driver_come_first_and_otherwise_the_order_holds():
-    jobs = [job("mount"), job("gpu_ecc", "nvml"), job("exec"), job("gpu_count", "nvml")]
-    assert [j.check for j in due(jobs, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
+    scheduled = [
+        a_run("mount"),
+        a_run("gpu_ecc", "nvml"),
+        a_run("exec"),
+        a_run("gpu_count", "nvml"),
+    ]
+    assert [j.check for j in due(scheduled, {}, {}, "n", 0.0)] == ["gpu_ecc", "gpu_count", "mount", "exec"]
 
 
 def test_what_ran_is_not_due_before_its_round():
-    one = job("mount")
+    one = a_run("mount")
     at = due_at(one, 1000.0, "n")
     assert due([one], {one.name: 1000.0}, {}, "n", at - 1) == []
     assert due([one], {one.name: 1000.0}, {}, "n", at) == [one]
 
 
 def test_what_is_wanted_early_is_due_then():
-    one = job("mount")
+    one = a_run("mount")
     assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1009.0) == []
     assert due([one], {one.name: 1000.0}, {one.name: 1010.0}, "n", 1010.0) == [one]
 
 
 def test_a_wish_for_later_does_not_put_off_the_round():
-    one = job("mount")
+    one = a_run("mount")
     at = due_at(one, 1000.0, "n")
     assert due([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
 
@@ -88,12 +93,12 @@ RUNS = st.lists(st.tuples(st.floats(1, 3600), st.none() | st.floats(0, 1e6), st.
 
 @given(RUNS, NODES)
 def test_something_is_due_when_next_due_says_so_and_not_before(runs, node):
-    jobs = [job(f"c{number}", interval=interval) for number, (interval, _, _) in enumerate(runs)]
-    last = {j.name: ran for j, (_, ran, _) in zip(jobs, runs, strict=True) if ran is not None}
-    early = {j.name: wish for j, (_, _, wish) in zip(jobs, runs, strict=True) if wish is not None}
-    at = next_due(jobs, last, early, node)
+    scheduled = [a_run(f"c{number}", interval=interval) for number, (interval, _, _) in enumerate(runs)]
+    last = {j.name: ran for j, (_, ran, _) in zip(scheduled, runs, strict=True) if ran is not None}
+    early = {j.name: wish for j, (_, _, wish) in zip(scheduled, runs, strict=True) if wish is not None}
+    at = next_due(scheduled, last, early, node)
     if at == float("inf"):
-        assert jobs == []
+        assert scheduled == []
     else:
-        assert due(jobs, last, early, node, at)
-        assert not due(jobs, last, early, node, at - 1e-3 - abs(at) * 1e-9)
+        assert due(scheduled, last, early, node, at)
+        assert not due(scheduled, last, early, node, at - 1e-3 - abs(at) * 1e-9)

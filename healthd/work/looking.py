@@ -68,9 +68,8 @@ class Looking:
         self._now = now
         self._monotonic = monotonic
         self._host = Host(settings.root)
-        self._jobs: dict[
-            tuple[bool, bool], list[ScheduledRun]
-        ] = {}  # by whether the driver is unheld, whether it is idle
+        # by (the driver is unheld, this node is idle)
+        self._scheduled: dict[tuple[bool, bool], list[ScheduledRun]] = {}
         self._overdue_since: dict[RunName, float] = {}
         self._is_without_jobs, self._looked_for_jobs_at = False, -FOREVER
         self._inventory_at = -FOREVER
@@ -79,7 +78,7 @@ class Looking:
             runner,
             settings.node_name,
             settings.round_timeout_seconds,
-            self.jobs,
+            self.scheduled,
             self._request_of,
             now,
             monotonic,
@@ -89,21 +88,21 @@ class Looking:
     def reconfigure(self, configured: Configured) -> None:
         self.configured = configured
         self.runner.renew()  # the site's checks may be new
-        self._jobs.clear()
+        self._scheduled.clear()
         self.rounds.forget(configured.runs)
         self.results = {name: result for name, result in self.results.items() if name in configured.runs}
 
     # --- what comes round
 
-    def jobs(self) -> list[ScheduledRun]:
+    def scheduled(self) -> list[ScheduledRun]:
         """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
         GPU, and closing it wipes the volatile ECC counts."""
         unheld, idle = self._driver_is_unheld, self.is_idle()
-        if (unheld, idle) not in self._jobs:
-            self._jobs[unheld, idle] = list(self._make_jobs(unheld, idle))
-        return self._jobs[unheld, idle]
+        if (unheld, idle) not in self._scheduled:
+            self._scheduled[unheld, idle] = list(self._make_scheduled(unheld, idle))
+        return self._scheduled[unheld, idle]
 
-    def _make_jobs(self, unheld: bool, idle: bool) -> Iterator[ScheduledRun]:
+    def _make_scheduled(self, unheld: bool, idle: bool) -> Iterator[ScheduledRun]:
         settings = self.configured.settings
         for name, config in self.configured.runs.items():
             check = self.configured.check(name)
@@ -117,11 +116,11 @@ class Looking:
     def judged_by(self) -> list[RunName]:
         """What the node's health rests on."""
         drained = self._is_drained()
-        return [job.name for job in self.jobs() if drained or not self.configured.checks[job.check].when]
+        return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
     def concerned(self, kind: str) -> list[RunName]:
         """The checks that look at once after an event of this kind."""
-        return [job.name for job in self.jobs() if kind in self.configured.checks[job.check].after_events]
+        return [run.name for run in self.scheduled() if kind in self.configured.checks[run.check].after_events]
 
     def look_after(self, kind: str) -> None:
         """An event of this kind came."""
@@ -288,13 +287,13 @@ class Looking:
         self.rounds.ended = False
         self._driver_is_unheld = self.is_driver_unheld()
 
-    def _request_of(self, job: ScheduledRun) -> dict[str, Any]:
+    def _request_of(self, run: ScheduledRun) -> dict[str, Any]:
         return {
             "op": "run",
-            "check": job.check,
-            "instance": job.instance,
-            "config": self.configured.loaded.tables[job.name],
-            "past": self._memory.past.get(str(job.name), ""),
+            "check": run.check,
+            "instance": run.instance,
+            "config": self.configured.loaded.tables[run.name],
+            "past": self._memory.past.get(str(run.name), ""),
             "boot_id": self._memory.ledger.boot_id,
         }
 

@@ -131,7 +131,7 @@ def _run_all(
     loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_id: str, recording: Recording | None
 ) -> tuple[list[CheckResult], list[Run]]:
     """GPU checks first, and the driver closed right after them."""
-    jobs = [
+    scheduled = [
         ScheduledRun(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
         for (name, instance), config in loaded.checks.items()
         if checks[name].runs
@@ -139,12 +139,12 @@ def _run_all(
     began = time.monotonic()
     silent_since: dict[str, float] = {}  # resource -> when the run began that hangs in it
     results, runs = [], []
-    for job in schedule.due(jobs, {}, {}, "", 0.0):
-        if job.uses != "nvml":
+    for run in schedule.due(scheduled, {}, {}, "", 0.0):
+        if run.uses != "nvml":
             _close_nvml(runner)
-        table = {"op": "run", "check": job.check, "instance": job.instance, "config": loaded.tables[job.name]}
-        request = Request(job.uses, job.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
-        then = recording.run_of(job.name) if recording else None
+        table = {"op": "run", "check": run.check, "instance": run.instance, "config": loaded.tables[run.name]}
+        request = Request(run.uses, run.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
+        then = recording.run_of(run.name) if recording else None
         if then is not None and not then.answered:
             reply = Reply(request, then.outcome, then.seconds, {}, then.error)
         elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
@@ -153,13 +153,13 @@ def _run_all(
             reply = ask(runner, request)
         now = time.monotonic()
         if reply.outcome is Outcome.TIMED_OUT and reply.seconds:
-            silent_since.setdefault(job.uses, now - reply.seconds)
-        silent = now - silent_since.get(job.uses, now)
+            silent_since.setdefault(run.uses, now - reply.seconds)
+        silent = now - silent_since.get(run.uses, now)
         ended = time.time()
         if then is not None:
             reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
-        results.append(result_of(checks[job.check], loaded.checks[job.name], reply, ended - reply.seconds, silent))
-        runs.append(Run(*job.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
+        results.append(result_of(checks[run.check], loaded.checks[run.name], reply, ended - reply.seconds, silent))
+        runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
     _close_nvml(runner)
     return results, runs
 

@@ -26,14 +26,14 @@ FOREVER = float("inf")
 
 
 class Rounds:
-    """`jobs` says what comes round; `request_of` makes the worker's request for one."""
+    """`scheduled` says what comes round; `request_of` makes the worker's request for one."""
 
     def __init__(
         self,
         runner: Runner,
         node_name: str,
         round_timeout_seconds: float,
-        jobs: Callable[[], list[ScheduledRun]],
+        scheduled: Callable[[], list[ScheduledRun]],
         request_of: Callable[[ScheduledRun], dict[str, Any]],
         now: Callable[[], float],
         monotonic: Callable[[], float],
@@ -41,7 +41,7 @@ class Rounds:
         self._runner = runner
         self._node_name = node_name
         self._round_timeout_seconds = round_timeout_seconds
-        self._jobs = jobs
+        self._scheduled = scheduled
         self._request_of = request_of
         self._now = now
         self._monotonic = monotonic
@@ -69,10 +69,10 @@ class Rounds:
     def _next_due(self) -> float:
         """When something is due (monotonic): worked out again only when what it follows from has changed, for this is
         asked after every check of a round."""
-        jobs = self._jobs()
-        if jobs is not self._due_of:
-            self._due_of = jobs
-            self._due_at = schedule.next_due(jobs, self._last_runs, self._early, self._node_name)
+        scheduled = self._scheduled()
+        if scheduled is not self._due_of:
+            self._due_of = scheduled
+            self._due_at = schedule.next_due(scheduled, self._last_runs, self._early, self._node_name)
         return self._due_at
 
     # --- wishes
@@ -83,8 +83,8 @@ class Rounds:
         self._due_of = []
 
     def look_now(self) -> None:
-        for job in self._jobs():
-            self.look_early(job.name, self._monotonic())
+        for run in self._scheduled():
+            self.look_early(run.name, self._monotonic())
 
     def look_after_event(self, names: Iterable[RunName]) -> None:
         """An event concerns these checks: they look now, but a storm of events does not run them in a storm."""
@@ -100,7 +100,7 @@ class Rounds:
 
     def forget(self, configured: Iterable[RunName]) -> None:
         known = set(configured)
-        self._queue = deque(job for job in self._queue if job.name in known)
+        self._queue = deque(run for run in self._queue if run.name in known)
         self._early = {name: at for name, at in self._early.items() if name in known}
         self._due_of = []
 
@@ -129,37 +129,37 @@ class Rounds:
     def _look_where_freed(self, freed: set[str]) -> None:
         for resource in sorted(freed - {""}):
             log.info("the worker that hung in %s has ended", resource)
-        for job in self._jobs() if freed else ():
-            if job.uses in freed:
+        for run in self._scheduled() if freed else ():
+            if run.uses in freed:
                 # Not at once again and again, where a check takes just longer than it may.
-                again_at = self._last_runs.get(job.name, -FOREVER) + 2 * job.timeout_seconds
-                self.look_early(job.name, max(self._monotonic(), again_at))
+                again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
+                self.look_early(run.name, max(self._monotonic(), again_at))
 
     def _queue_what_is_due(self) -> None:
         now = self._monotonic()
         if now < self._next_due():
             return
-        queued = {job.name for job in self._queue}
-        due = schedule.due(self._jobs(), self._last_runs, self._early, self._node_name, now)
-        new = [job for job in due if job.name not in queued]
+        queued = {run.name for run in self._queue}
+        due = schedule.due(self._scheduled(), self._last_runs, self._early, self._node_name, now)
+        new = [run for run in due if run.name not in queued]
         if not new:
             return
         if not self._running:
             self._running, self._began = True, now
             self.status = dataclasses.replace(self.status, number=self.status.number + 1, started=self._now())
-        for job in new:
-            self._last_runs[job.name] = now
-            self._early.pop(job.name, None)
+        for run in new:
+            self._last_runs[run.name] = now
+            self._early.pop(run.name, None)
         self._due_of = []
-        self._queue = deque(sorted([*self._queue, *new], key=lambda job: job.uses != "nvml"))
+        self._queue = deque(sorted([*self._queue, *new], key=lambda run: run.uses != "nvml"))
 
     def _next(self) -> Request | Reply | None:
         """NVML is closed when its checks and tasks are done, before anything else; then checks, then tasks."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
             return self._take(self._task("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
-            job = self._queue.popleft()
-            request = Request(job.uses, job.timeout_seconds, self._request_of(job))
+            run = self._queue.popleft()
+            request = Request(run.uses, run.timeout_seconds, self._request_of(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
             return request

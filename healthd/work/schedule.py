@@ -33,11 +33,11 @@ def phase(node_name: str, interval_seconds: float) -> float:
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
 
 
-def due_at(job: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """When the job comes round: at once if it never ran, else at the node's phase, at least a tenth of it on."""
+def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
+    """When the run comes round: at once if it never ran, else at the node's phase, at least a tenth of it on."""
     if last_run is None:
         return 0.0
-    interval = job.interval_seconds
+    interval = run.interval_seconds
     offset = phase(node_name, interval)
     rounds = (last_run - offset) // interval + 1
     at = offset + rounds * interval
@@ -45,7 +45,7 @@ def due_at(job: ScheduledRun, last_run: float | None, node_name: str) -> float:
 
 
 def due(
-    jobs: Iterable[ScheduledRun],
+    runs: Iterable[ScheduledRun],
     last_runs: Mapping[RunName, float],
     early: Mapping[RunName, float],
     node_name: str,
@@ -53,24 +53,24 @@ def due(
 ) -> list[ScheduledRun]:
     """What to run now, GPU checks first (the worker holds NVML only for them), and otherwise in the order given.
 
-    `early`: jobs that are wanted before their round, and when.
+    `early`: runs that are wanted before their round, and when.
     """
     wanted = [
-        job
-        for job in jobs
-        if min(due_at(job, last_runs.get(job.name), node_name), early.get(job.name, float("inf"))) <= now
+        run
+        for run in runs
+        if min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) <= now
     ]
-    return sorted(wanted, key=lambda job: job.uses != "nvml")
+    return sorted(wanted, key=lambda run: run.uses != "nvml")
 
 
 def next_due(
-    jobs: Iterable[ScheduledRun],
+    runs: Iterable[ScheduledRun],
     last_runs: Mapping[RunName, float],
     early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
     """When `due` next has something; infinity if never."""
     return min(
-        (min(due_at(job, last_runs.get(job.name), node_name), early.get(job.name, float("inf"))) for job in jobs),
+        (min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) for run in runs),
         default=float("inf"),
     )

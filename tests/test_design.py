@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,7 +174,7 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("slurm",),
     ("record", "say"),
     ("work",),
-    ("daemon", "scan"),
+    ("daemon", "scan", "fleet", "failslow"),
     ("cli",),
 )
 # What lies in a room and is a word all the same: a check reaches them through its Host.
@@ -188,7 +188,7 @@ KNOW_CHECKS = {"settings.registry"}
 KNOW_THEIR_PLACE = {"data"}
 
 # Nothing in these folders imports that module: reports over a cluster's history know no daemon.
-NEVER = {"fleet.*": {"daemon", "work.*", "say.service"}}
+NEVER = {folder: {"daemon", "work.*", "say.service"} for folder in ("fleet.*", "failslow.*")}
 
 
 class Import(NamedTuple):
@@ -371,9 +371,20 @@ def test_a_package_that_costs_start_up_time_is_imported_late_and_in_one_place(pa
     assert [f"{i} at its top" for i in found if i.at_top and i.module not in at_top] == []
 
 
+def never(folder: str, imports: Iterable[Import]) -> list[str]:
+    """Those of the imports that no module of this folder may have."""
+    return [str(i) for i in imports if (what := own(i.what)) and matches(what, NEVER[folder])]
+
+
 @pytest.mark.parametrize("folder", sorted(NEVER))
 def test_what_only_reads_history_knows_no_daemon(folder: str) -> None:
-    assert [str(i) for i in of(folder) if own(i.what) in NEVER[folder]] == []
+    assert never(folder, of(folder)) == []
+
+
+def test_a_report_that_knows_the_daemon_or_the_worker_is_found() -> None:
+    wrong, right = ("healthd.work.runner", "healthd.daemon"), ("healthd.model", "healthd.judge.incidents")
+    imports = [Import("fleet.mttf", line, what, True) for line, what in enumerate((*wrong, *right), 1)]
+    assert never("fleet.*", imports) == [str(one) for one in imports[:2]]
 
 
 LOADED = f"import sys; print(*sorted({set(LAZY)!r} & set(sys.modules)))"

@@ -28,7 +28,7 @@ from healthd.model import (
 from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
-from healthd.slurm.policy import Owner, Policy
+from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy
 
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
@@ -656,6 +656,14 @@ def test_a_drain_that_another_one_overtook_is_taken_back() -> None:
     assert (done.report.memory.reason, done.report.memory.uncounted) == ("", False)
     assert done.report.memory.hold is not None
     assert isinstance(done.report.decision, Leave)
+
+
+def test_a_drain_that_was_refused_and_is_no_longer_wanted_is_looked_for_until_it_cannot_be_under_way() -> None:
+    refused = look(CRITICAL, [sinfo("idle"), NOT_ALLOWED]).report.memory
+    soon = look(REPAIRED, [sinfo("idle")], refused, now=lambda: NOW + 1)
+    assert not soon.report.settled
+    later = look(REPAIRED, [sinfo("idle")], soon.report.memory, now=lambda: NOW + IN_FLIGHT_SECONDS + 1)
+    assert (later.report.settled, later.report.look_at) == (True, 0.0)
 
 
 def test_a_daemon_that_died_before_it_counted_again_does_so() -> None:

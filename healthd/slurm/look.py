@@ -194,7 +194,8 @@ class _Look:
         concerned = bool(verdict.causes or self.memory.reason)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if trouble else self.memory.hold
-        waits = hold is not None or self.memory.uncounted
+        may_stand = concerned or bool(self.memory.writing)  # not a drain that was refused, and is no longer wanted
+        waits = hold is not None or (self.memory.uncounted and may_stand)
         settled = not trouble and not self.jobs_left and not waits and (steady or not concerned)
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
         return ReconcileReport(

@@ -177,7 +177,7 @@ class Repair:
 class KernelEvent:
     """What one kernel line (or several lines of one fault) says.
 
-    kind      xid, sxid, pcie_aer, mlx5, ... (kernel_lines/ lists them)
+    kind      xid, sxid, pcie_aer, mlx5, ... (kernel/lines/ lists them)
     code      the number within the kind ("79"), "" where there is none
     pci       the address in sysfs form, "" if the line has none
     time      of the first line; `last_time` of the last one; `lines` how many were coalesced into it
@@ -336,7 +336,8 @@ class Verdict:
     fault_time    when the newest CRITICAL cause was last seen happening (jobs that started later are not its
                   victims); 0 without one
     unknown       why the node cannot be called healthy: one sentence for each check that could not look
-    may_resume    every check that a resume waits for completed clean and no condition >= DEGRADED is open
+    may_resume    every check that a resume waits for completed clean, and no condition >= DEGRADED stands that nobody
+                  has acknowledged
     """
 
     health: Health

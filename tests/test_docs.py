@@ -63,6 +63,25 @@ def test_a_file_that_is_named_exists(page):
     assert [name for name in named if not (ROOT / name).exists() and "open_files" not in name] == []
 
 
+SOURCES = sorted(
+    [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py"), *(ROOT / "docs/adr").glob("*.md")]
+)
+BY_NAME = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.(?:py|csv))(?![\w/])")  # "parse.py", "kernel/lines/nvidia.py"
+THERE = {
+    str(path.relative_to(ROOT))
+    for top in ("healthd", "checks", "tests", "scripts", "bench")
+    for path in (ROOT / top).rglob("*.*")
+}
+THERE |= {path.name for path in ROOT.glob("*.py")}
+OF_OTHERS = {"NAME.py", "checks/NAME.py", "healthd/checks/NAME.py", "open_files.py", "checks/open_files.py"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_a_file_that_code_or_a_record_names_exists(source):
+    named = {name for name in BY_NAME.findall(source.read_text("utf-8")) if not name.startswith("http")} - OF_OTHERS
+    assert {name for name in named if not any(path == name or path.endswith(f"/{name}") for path in THERE)} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_a_link_leads_somewhere(page):
     for target, anchor in LINK.findall(page.read_text("utf-8")):

@@ -14,9 +14,10 @@ import pytest
 
 TEXT = (Path(__file__).parents[1] / "docs/writing-a-check.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", TEXT, re.DOTALL)
-SHORT, FULL = (block for kind, block in BLOCKS if kind == "python")
+SHORT, FULL, FOR_EACH = (block for kind, block in BLOCKS if kind == "python")
 SCRIPT = next(block for kind, block in BLOCKS if kind == "sh")
-TABLES = [block for kind, block in BLOCKS if kind == "toml"]
+TABLES = [block for kind, block in BLOCKS if kind == "toml" and "scratch" not in block]
+FOLDERS = next(block for kind, block in BLOCKS if kind == "toml" and "scratch" in block)
 CONSOLES = [block for kind, block in BLOCKS if kind == "console"]
 SENTENCES = dict(re.findall(r"(?m)^\| (.*?) \| `(.*)` \|$", TEXT))
 SWAPS = "Filename\t\tType\t\tSize\t\tUsed\t\tPriority\n/dev/sda2       partition\t8388604\t\t{}\t\t-2\n"
@@ -67,6 +68,17 @@ def site(tmp_path: Path) -> Site:
     made.swaps(2 << 20)
     made.configure("".join(TABLES))
     return made
+
+
+def test_a_check_for_each_folder_runs_once_for_each_table(site: Site) -> None:
+    site.put(site.folder / "checks.d/scratch.py", FOR_EACH, 0o644)
+    (site.folder / "tree/data").mkdir()
+    site.configure(FOLDERS)
+    found = site.healthd("check", "scratch", "--root", f"{site.folder}/tree")
+    assert "warning  scratch/missing /scratch" in found
+    assert "scratch/missing /data" not in found
+    site.configure(FOLDERS.replace("60.0", "-1"))
+    assert 'checks.scratch."/data".settle_seconds: must not be negative' in site.healthd("check", "scratch")
 
 
 def without_times(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel_lines/, one file a family.
+"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel/lines/, a file a family.
 
 Every rule is anchored at the start of the kernel's message: process names and cgroup paths inside a message are
 user text, and a program that quotes an Xid in its own log line is not the driver. A new form is a new row of its

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 BULK_BYTES = 32 << 10  # so much at once is a storm or a backlog; less is read line by line
 
-# Xid 74 and 144-150 name a link, 154 an action: kernel_lines/nvidia.py makes fields of them.
+# Xid 74 and 144-150 name a link, 154 an action: kernel/lines/nvidia.py makes fields of them.
 _XID = r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): (?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},"
 _HEAD = re.compile(_XID)
 _WHOLE = (

@@ -16,7 +16,7 @@ from healthd.kernel.repeats import head
 from healthd.model import KernelEvent
 
 LINES_PER_READ = 1000
-SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside what folding allows
+SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside coalesce.WITHIN_SECONDS
 
 Cursor = dict[str, Any] | None
 

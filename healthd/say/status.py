@@ -3,7 +3,7 @@
 Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, then the daemon closes.
 
     {"command": "status"}                                        -> {"status": {...as status_json...}}
-    {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "cleared 1 condition: ..."}
+    {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "repaired: ..."}
     {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "resume-checks"}                                 -> {"done": "..."}

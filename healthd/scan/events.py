@@ -313,7 +313,7 @@ def _minute(date: bytes, now: float) -> float | None:
 
 
 def _journal_entry(line: bytes) -> Stripped | None:
-    """A line of journalctl -o json, as kernel_journal reads the journal itself."""
+    """A line of journalctl -o json, as kernel/journal.py reads the journal itself."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -97,8 +97,8 @@ class ReconcileReport:
     settled       nothing is left to do now. Otherwise look again, with backoff
     look_at       when to look again at a drain that waits for the fleet or is over, epoch seconds; 0 = not by itself
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
-    acknowledged  an operator resumed the node: event-latched causes last seen up to `acknowledged_before` (when the
-                  drain was last read) are known to them. The verdict that this look was made for is out of date
+    acknowledged  an operator resumed the node: what the kernel log told up to `acknowledged_before` (when the drain
+                  was last read) is known to them. The verdict that this look was made for is out of date
     requeued      jobs that were requeued in this look; those of them that are `held` wait for `scontrol release`
     spared        running jobs that a requeue was wanted for but cannot be: (job, why)
     """

@@ -140,10 +140,10 @@ def _run_all(
     silent_since: dict[str, float] = {}  # resource -> when the run began that hangs in it
     results, runs = [], []
     for run in schedule.due(scheduled, {}, {}, "", 0.0):
-        if run.uses != "nvml":
+        if run.resource != "nvml":
             _close_nvml(runner)
         table = {"op": "run", "check": run.check, "instance": run.instance, "config": loaded.tables[run.name]}
-        request = Request(run.uses, run.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
+        request = Request(run.resource, run.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
         then = recording.run_of(run.name) if recording else None
         if then is not None and not then.answered:
             reply = Reply(request, then.outcome, then.seconds, {}, then.error)
@@ -153,8 +153,8 @@ def _run_all(
             reply = ask(runner, request)
         now = time.monotonic()
         if reply.outcome is Outcome.TIMED_OUT and reply.seconds:
-            silent_since.setdefault(run.uses, now - reply.seconds)
-        silent = now - silent_since.get(run.uses, now)
+            silent_since.setdefault(run.resource, now - reply.seconds)
+        silent = now - silent_since.get(run.resource, now)
         ended = time.time()
         if then is not None:
             reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds

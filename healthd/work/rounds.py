@@ -130,7 +130,7 @@ class Rounds:
         for resource in sorted(freed - {""}):
             log.info("the worker that hung in %s has ended", resource)
         for run in self._scheduled() if freed else ():
-            if run.uses in freed:
+            if run.resource in freed:
                 # Not at once again and again, where a check takes just longer than it may.
                 again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
                 self.look_early(run.name, max(self._monotonic(), again_at))
@@ -151,15 +151,15 @@ class Rounds:
             self._last_runs[run.name] = now
             self._early.pop(run.name, None)
         self._due_of = []
-        self._queue = deque(sorted([*self._queue, *new], key=lambda run: run.uses != "nvml"))
+        self._queue = deque(sorted([*self._queue, *new], key=lambda run: run.resource != "nvml"))
 
     def _next(self) -> Request | Reply | None:
         """NVML is closed when its checks and tasks are done, before anything else; then checks, then tasks."""
-        if self._runner.nvml_open and not (self._queue and self._queue[0].uses == "nvml"):
+        if self._runner.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._take(self._task("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
             run = self._queue.popleft()
-            request = Request(run.uses, run.timeout_seconds, self._request_of(run))
+            request = Request(run.resource, run.timeout_seconds, self._request_of(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
             return request

@@ -15,11 +15,11 @@ from healthd.model import RunName
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
-    """One run of a check that comes round: `uses` is the resource that it may hang in."""
+    """One run of a check that comes round, and the `resource` that it may hang in."""
 
     check: str
     instance: str
-    uses: str
+    resource: str
     interval_seconds: float
     timeout_seconds: float
 
@@ -60,7 +60,7 @@ def due(
         for run in runs
         if min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) <= now
     ]
-    return sorted(wanted, key=lambda run: run.uses != "nvml")
+    return sorted(wanted, key=lambda run: run.resource != "nvml")
 
 
 def next_due(

@@ -35,7 +35,7 @@ _VARIES = frozenset(
     ]
 )
 
-# What a part is known by where a line has no PCI address.
+# The fields that name a part where a line has no PCI address.
 _PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 
 Key = tuple[object, ...]
@@ -59,7 +59,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     known = {name for name, _ in fault.fields}
     learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
     if fault is new and fault.kind == "oops":
-        learnt = ()  # where the kernel was before it is of a WARNING: an oops says it below
+        learnt = ()  # a place named before the oops is a WARNING's: an oops names its own below
     return dataclasses.replace(
         fault,
         time=event.time,
@@ -75,13 +75,13 @@ def is_detail(event: KernelEvent) -> bool:
 
 
 def part(event: KernelEvent) -> Key:
-    """What a detail shares with its fault. Those of an SXid have its code too."""
+    """What a detail shares with its fault. The details of an SXid also share its code."""
     named = tuple(item for item in event.fields if item[0] in _PARTS)
     return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
 
 def _record(event: KernelEvent) -> str:
-    """The number of a firmware's error record ("{2}[Hardware Error]: ..."): each is a fault of its own."""
+    """The number of a firmware's error record ("{2}[Hardware Error]: ..."): each record is a fault of its own."""
     return next((value for name, value in event.fields if name == "record"), "")
 
 
@@ -91,11 +91,11 @@ def coalesce_events(
     next_sequence: int,
     keep_seconds: float = KEEP_SECONDS,
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
-    """(recent events, sequences of those that are new or grew, next sequence).
+    """(recent events, sequences of the events that are new or grew, next sequence).
 
-    Only the newest event of a fault can grow, so this is linear. What is new here is never too old: after a weekend
-    without healthd Friday's fault is read together with Sunday's, and must be judged once. Nor is it too much: the
-    caller judges all of it, and only then forgets what is beyond his bound (newest_of_each()).
+    Only the newest event of a fault can grow, so this is linear. A new event is kept whatever its age: after a weekend
+    without healthd, Friday's fault is read together with Sunday's and must be judged once. All new events are kept:
+    the caller judges them all, and only then drops those beyond its bound (newest_of_each()).
     """
     events = list(recent)
     newest = {key(event): place for place, event in enumerate(events)}
@@ -118,8 +118,8 @@ def coalesce_events(
 
 
 def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEvent, ...]:
-    """At most `most` of the events, which have been judged. The oldest of the most frequent fault go first: a storm
-    never pushes out another fault, unless there are more faults than places."""
+    """At most `most` of the events, which have been judged. The most frequent fault loses its oldest events first: a
+    storm never pushes out another fault, unless there are more faults than places."""
     if len(events) <= most:
         return events
     allowed = _level(Counter(key(event) for event in events), most)
@@ -133,7 +133,7 @@ def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEv
 
 
 def _level(counts: Counter[Key], most: int) -> int:
-    """How many events each fault may keep so that all together are at most `most`; at least one."""
+    """How many events each fault may keep (at least one) so that all faults together keep at most `most`."""
     left, level = most, 0
     sizes = sorted(counts.values())
     for place, size in enumerate(sizes):

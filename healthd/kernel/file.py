@@ -18,7 +18,7 @@ from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
 
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
-MAX_LINE = 16 << 10  # of a longer one the beginning is given
+MAX_LINE = 16 << 10  # bytes; a longer line is cut to its beginning
 FINGERPRINT = 256  # bytes before our place that must still be the same
 ROTATED_SECONDS = 600.0  # how long a writer may still write to the file that was moved away
 MAX_FILES = 3
@@ -32,10 +32,10 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that f
 class FollowedFile:
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
-    The first start reads from the beginning (as history). So is what was still unread of an earlier boot, up to the
-    first line that must be of this one: a reboot ended those faults. A file that was moved away is read on for a
-    while: its writer learns of the move only later. inotify says when to read; where a file system does not tell
-    (NFS), the caller's own rounds do.
+    The first start reads the file from its beginning, as history. Unread lines of an earlier boot are history too, up
+    to the first line that must be of this boot: the reboot ended their faults. A file that was moved away is read on
+    for a while: its writer learns of the move only later. inotify says when to read; where the file system does not
+    tell it (NFS), the caller's own rounds do.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class FollowedFile:
         self._tails: list[Tail] = []
         places = _places(cursor)
         self._boot_id = boot_id
-        # Of the lines that are read next, until this boot's begin. Older cursors do not say.
+        # The boot of the lines that are read next, until this boot's begin. Older cursors do not name it.
         self._boot_of_lines = str(cursor.get("boot_id", boot_id)) if cursor and places is not None else boot_id
         for place in places or ():
             self._resume(*place)
@@ -76,7 +76,7 @@ class FollowedFile:
         return {"files": files, "boot_id": self._boot_of_lines}
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        del gap, left  # files have none
+        del gap, left  # a file has no gaps
 
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
@@ -104,14 +104,14 @@ class FollowedFile:
         except OSError:
             if not lines:
                 raise
-            self.pending = True  # these first: the cursor is behind them
+            self.pending = True  # give these lines first: the cursor is behind them
         if not self.pending:
             lines += self._leave_rotated()
-            self._boot_of_lines = self._boot_id  # what was there when it was opened is read
+            self._boot_of_lines = self._boot_id  # all that the file held when it was opened is read
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
-        """Whether there is more in it than may be read at once."""
+        """Whether the file holds more than may be read at once."""
         if tail.truncated():
             self._notes.append(f"{self._path} was truncated: read again from its beginning")
             self.rotations += 1
@@ -138,8 +138,8 @@ class FollowedFile:
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines)
 
     def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Whether a line is of the boot before. Called for each old line in turn: this boot's begin with the kernel's
-        own first lines, or with a date after the start."""
+        """Whether a line is of an earlier boot. Called for each old line in turn: the lines of this boot begin with the
+        kernel's own first ones, or with a date after its start."""
         if self._boot_of_lines != self._boot_id:
             booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
             if found.text.startswith(FIRST_OF_A_BOOT) or (found.epoch is not None and found.epoch >= booted):
@@ -167,7 +167,7 @@ class FollowedFile:
         self._inotify.watch(tail.fd)
 
     def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
-        """Open the file that the cursor speaks of again, also under the name that rotation gave it since."""
+        """Open the file of the cursor again, also under the name that rotation has given it since."""
         for path in _siblings(self._path, inode):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
@@ -195,10 +195,9 @@ class FollowedFile:
 
 
 class Fifo:
-    """A fifo, opened for writing too, so that writers come and go without its end being seen.
+    """A fifo. It is opened for writing too, so that the reader sees no end when writers come and go.
 
-    What is in it is always news: the time of a line is when it is read. There is nothing to come back to, so
-    it has no cursor.
+    Its lines are always news: the time of a line is when it is read. A fifo cannot be read again, so it has no cursor.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -236,7 +235,7 @@ class Fifo:
                 break
             except OSError:
                 if lines:
-                    break  # these first
+                    break  # give these lines first
                 raise
         else:
             self.pending = True
@@ -272,30 +271,30 @@ class Tail:
         self.offset = offset
         self.fingerprint = fingerprint
         self.skipping = skipping  # the rest of a line that was too long
-        self.old_bytes = old_bytes  # what was there when the file was opened: its lines may be old
+        self.old_bytes = old_bytes  # the file's size when it was opened: lines before that place may be old
         self.rotated_at = 0.0
 
     def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
-        """(complete lines, each with how many it stands for, whether they were there when it was opened, whether there
-        may be more at once)."""
+        """(complete lines, each with how many it stands for; whether the file held them when it was opened; whether
+        more can be read at once)."""
         if limit <= 0:
             return [], False, True
         left = self.old_bytes - self.offset
         data = os.pread(self.fd, min(CHUNK, left) if left > 0 else CHUNK, self.offset)
         if data[:1] == b"\0" and not self.skipping:
-            # A file that was cut under a writer who keeps his place begins with a hole: no part of the line after it.
+            # A file that was cut under a writer that keeps its place begins with a hole, which is part of no line.
             hole = len(data)
             data = data.lstrip(b"\0")
             self.offset += hole - len(data)
             if not data:
                 return [], False, True
-        if left > 0:  # each of these has a time of its own
+        if left > 0:  # each old line has a time of its own
             found, used, self.skipping = split_lines(data, limit, self.skipping)
             lines = [(text, 1) for text in found]
         else:
             lines, used, self.skipping = counted_lines(data, limit, self.skipping)
         self.offset += used
-        if used == 0 and left > 0:  # the last line was half written then
+        if used == 0 and left > 0:  # the last line was half written when the file was opened
             self.old_bytes = 0
             return [], False, True
         return lines, left > 0, used > 0
@@ -304,7 +303,7 @@ class Tail:
         return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
 
     def truncated(self) -> bool:
-        """Whether what stood before our place is no longer there: truncated, or another file's inode reused."""
+        """Whether the bytes before our place are no longer there: truncated, or the inode is another file's now."""
         return self.offset > 0 and self._fingerprint() != self.fingerprint
 
     def rewind(self) -> None:
@@ -323,8 +322,8 @@ class Tail:
 
 
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
-    """As split_lines(), each line with how many repeats it stands for. Only much at once is searched for repeats, and
-    then taken whole or not at all."""
+    """As split_lines(), each line with how many repeats it stands for. Only a large `data` is searched for repeats, and
+    is then taken whole or not at all."""
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
         first, rest = coalesced(data[:end])
@@ -337,12 +336,12 @@ def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[b
 
 
 def is_cut(line: bytes) -> bool:
-    """Whether it is the beginning of one that is too long for a kernel's."""
+    """Whether this is only the beginning of a line: it is too long for a kernel line."""
     return len(line) >= MAX_LINE
 
 
 def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
-    """(lines, bytes used, whether the rest of a line that is too long is still to be skipped).
+    """(lines, bytes used, whether the rest of a too long line is still to be skipped).
 
     At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
     """
@@ -368,8 +367,8 @@ def _usec(found: Stripped) -> int | None:
 
 
 def when(found: Stripped, now: float, modified: float) -> float:
-    """Epoch seconds of an old line from its prefix; where that has none, or one that cannot be true, the time at
-    which the file was last written."""
+    """Epoch seconds of an old line, from its prefix. Where the prefix has no time, or one that cannot be true: when
+    the file was last written."""
     uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     if found.epoch is not None:
         return min(found.epoch, now)
@@ -379,7 +378,7 @@ def when(found: Stripped, now: float, modified: float) -> float:
 
 
 def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
-    """The places of a cursor that a FollowedFile left, None if it is none."""
+    """The places in a cursor that a FollowedFile left; None if it is no such cursor."""
     try:
         files: Any = cursor["files"] if cursor else None
         return [(int(i), max(0, int(o)), int(f), bool(s)) for i, o, f, s in files[:MAX_FILES]]
@@ -388,7 +387,7 @@ def _places(cursor: Cursor) -> list[tuple[int, int, int, bool]] | None:
 
 
 def _siblings(path: str, inode: int) -> list[str]:
-    """Files beside `path` whose names begin like it and that have this inode ("kern.log.1")."""
+    """Files beside `path` that have this inode and a name that begins like its own ("kern.log.1")."""
     folder, name = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
@@ -420,7 +419,7 @@ class Inotify:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        """Raises OSError where the folder is gone or another: no new file would be heard of."""
+        """Raises OSError if the folder is gone or replaced: a new file would go unnoticed."""
         if self.fd is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The kernel's lines in the systemd journal: to fill what the ring buffer lost, or as a source of its own.
+"""The kernel's lines in the systemd journal: they replace what the ring buffer lost, or are a source of their own.
 
 journald writes a line 400 to 500 ms after the kernel, and its reader wakes for every service's lines: that is
 why the live source is /dev/kmsg. read_journal() may block on a dying disk: it is called in the worker.
@@ -16,7 +16,7 @@ from healthd.kernel.source import LINES_PER_READ, Cursor, Gap, RawLine
 
 
 class JournalLine(NamedTuple):
-    """time: epoch seconds; usec: of the kernel's log clock, the same number as in /dev/kmsg; cursor: the journal's."""
+    """time: epoch seconds; usec: the kernel's log clock, the same number as in /dev/kmsg; cursor: the journal's."""
 
     time: float
     text: str
@@ -29,11 +29,11 @@ def read_journal(
 ) -> list[JournalLine]:
     """Kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
 
-    [] also where there is no journal. Raises OSError if it cannot be read.
+    [] also where there is no journal. Raises OSError if the journal cannot be read.
     """
     reader = _open(boot_id)
     try:
-        # Sought by when journald received a line, which is never before the kernel wrote it.
+        # The seek goes by the time at which journald received a line: never before the kernel wrote it.
         reader.seek_monotonic(since_usec / 1e6, boot_id.replace("-", ""))
         wanted = (line for line in _lines(reader, accept_injected) if line.usec > since_usec)
         return list(itertools.islice(itertools.takewhile(lambda line: line.usec < until_usec, wanted), limit))
@@ -44,7 +44,7 @@ def read_journal(
 def _open(boot_id: str) -> Any:
     from systemd import journal
 
-    # As received: bytes and text, no conversion of fields that are not read.
+    # Fields stay as received, bytes and text: nothing is converted that is not read.
     reader = journal.Reader(converters={"MESSAGE": _text, "SYSLOG_IDENTIFIER": _text})
     reader.add_match(_TRANSPORT="kernel")
     if boot_id:
@@ -53,7 +53,7 @@ def _open(boot_id: str) -> Any:
 
 
 def journal_invalidated() -> int:
-    """What process() returns where files of the journal were added or removed (sd_journal_process(3))."""
+    """The value that process() returns after journal files were added or removed (sd_journal_process(3))."""
     from systemd import journal
 
     return int(journal.INVALIDATE)
@@ -74,8 +74,8 @@ def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
 def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
     """One journal entry as a line; None if the kernel did not write it.
 
-    A line that a program wrote to /dev/kmsg has another facility, and journald split "NVRM: Xid ..." into an
-    identifier and the rest: put together again here.
+    A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid ..." into an
+    identifier and the rest: here they are joined again.
     """
     message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
     facility = entry.get("SYSLOG_FACILITY", KERNEL)
@@ -90,7 +90,7 @@ def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | No
 
 
 class JournalSource:
-    """The journal as live source, from this boot's start or from where the cursor stands."""
+    """The journal as the live source, from this boot's start or from the cursor's place."""
 
     def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
         self.pending = True
@@ -108,7 +108,7 @@ class JournalSource:
         self._resumed = False
         try:
             self._reader.seek_cursor(self._place)
-        except (OSError, ValueError):  # of another journal, or none at all: ""
+        except (OSError, ValueError):  # the cursor is another journal's, or none ("")
             self._place, self._first = "", True
             self._reader.seek_head()
 
@@ -129,13 +129,13 @@ class JournalSource:
                 entry = self._reader.get_next()
             except OSError:
                 if lines:
-                    self.pending = True  # these first: the cursor is behind them
+                    self.pending = True  # give these lines first: the cursor is behind them
                     break
                 raise
             if not entry:
                 self._first = False
                 break
-            # After seek_cursor the next entry is the one of the cursor itself, if it still exists.
+            # After seek_cursor the next entry is the cursor's own, if it still exists.
             if not self._resumed and self._place and self._reader.test_cursor(self._place):
                 self._resumed = True
                 continue

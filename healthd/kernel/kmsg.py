@@ -1,6 +1,6 @@
 """/dev/kmsg, the live source: 0.05 ms from the kernel to the reader.
 
-What the ring buffer no longer holds it names in `gaps`, for the journal.
+`gaps` names the lines that the ring buffer no longer holds, for the journal to fill.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_GAPS = 16
 class Kmsg:
     """/dev/kmsg, one record a read.
 
-    The log clock counts like CLOCK_MONOTONIC but is not disciplined by NTP: over months of uptime they part by
-    minutes. So each time the ring has been read empty, the next record, which is read as it is written, sets
-    the offset between log clock and wall clock anew. What was there at the start is dated by CLOCK_MONOTONIC.
+    The log clock counts like CLOCK_MONOTONIC but NTP does not discipline it: over months of uptime the two drift apart
+    by minutes. So each time the ring buffer has been read empty, the next record, which is read as it is written, sets
+    the offset between log clock and wall clock anew. Records from before the start are dated by CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Kmsg:
         return self._gaps
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
-        """The journal gave what it has of this gap (or has none of it), all but what is `left`."""
+        """The journal gave the lines that it has in this gap (perhaps none), except those in `left`."""
         self._gaps = tuple(g for g in (left if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
@@ -80,12 +80,12 @@ class Kmsg:
                 if self._sequence < self._must_have and not lines:
                     raise OSError(errno.ENODATA, "it is open, but gives no lines that others get") from None
                 break
-            except BrokenPipeError:  # the ring overtook us: the next read gives the oldest record that is left
+            except BrokenPipeError:  # the ring overtook us: the next read gives the oldest record left
                 self.overruns += 1
                 continue
             except OSError:
                 if lines:
-                    break  # these first: the cursor is behind them
+                    break  # give these lines first: the cursor is behind them
                 raise
             record = parse_record(data)
             if record is None:
@@ -120,12 +120,12 @@ class Kmsg:
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
     def listen_in(self) -> None:
-        """Once a round: what a second descriptor was given since the last time, this one must have after its next read.
+        """Once a round: what a second descriptor heard since the last one, this one must have after its next read.
 
-        A reader that is open but deaf shows in no other way: no line and no error look like a quiet machine.
+        Nothing else shows that an open reader is deaf: without a line or an error, the machine just looks quiet.
         """
         if self._witness >= 0:
-            for _ in range(2):  # the first gives EPIPE where the ring went round since
+            for _ in range(2):  # the first read gives EPIPE if the ring has wrapped since
                 try:
                     record = parse_record(os.read(self._witness, MAX_RECORD))
                 except BrokenPipeError:
@@ -158,7 +158,7 @@ class _Place(NamedTuple):
 
 
 def _place(cursor: Cursor) -> _Place | None:
-    """What a cursor that a Kmsg left says, None if it is none."""
+    """The place in a cursor that a Kmsg left; None if it is no such cursor."""
     if not cursor:
         return None
     try:

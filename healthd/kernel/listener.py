@@ -1,4 +1,4 @@
-"""Keeps a kernel log source open and read: one that dies is noticed, counted, and opened again with backoff."""
+"""Keeps a kernel log source open and reads it: a source that dies is counted and opened again, with backoff."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger("healthd.kernel.source")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
-READ_SECONDS = 0.05  # how long a storm is read on before what was read counts and others get their turn
-LINES_AT_ONCE = 4000  # kept meanwhile, repeats not counted
+READ_SECONDS = 0.05  # a storm is read for so long at most; then its lines are processed and others get a turn
+LINES_AT_ONCE = 4000  # kept in that time, repeats not counted
 
 
 class Listener:
-    """`cursor` continues an earlier one's. What it says is KernelEvents; what it knows of itself is its status."""
+    """It gives KernelEvents, and a status about itself. `cursor` is where an earlier listener stopped."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Listener:
         self._retry_at = 0.0
         self._gap_failures = 0
         self._gap_waits = False
-        self._before = (0, 0, 0, 0)  # counted by sources that died
+        self._before = (0, 0, 0, 0)  # what sources that died had counted
         self._last_read = 0.0
         self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
         self.journal = SourceStatus("journal", up=True)
@@ -61,7 +61,7 @@ class Listener:
 
     @property
     def deadline(self) -> float:
-        """When to look without being woken: to open it again, or because there is more than one read's worth."""
+        """When to look without being woken: to open the source again, or because one read did not take all."""
         if self._source is None:
             return float("inf") if self._spec == "off" else self._retry_at
         return 0.0 if self._source.pending else float("inf")
@@ -72,7 +72,7 @@ class Listener:
 
     @property
     def sources(self) -> Iterator[SourceStatus]:
-        """What is listened to here, for the metrics: nothing where the log is switched off."""
+        """The sources that are listened to, for the metrics: none where the log is switched off."""
         k = self.status
         if self._spec == "off":
             return
@@ -91,7 +91,7 @@ class Listener:
             yield self.journal
 
     def read(self) -> list[KernelEvent]:
-        """The events in what is there now; of a storm, in what READ_SECONDS give."""
+        """The events in the lines that are there now; in a storm, in those that READ_SECONDS allow to read."""
         if self._source is None and self._monotonic() >= self._retry_at:
             self._open()
         source = self._source
@@ -121,14 +121,14 @@ class Listener:
         self._count(sum(count for count, _ in read), sum(event.lines for event in events))
         return events
 
-    # --- what the ring buffer lost, for the journal to fill
+    # --- lines that the ring buffer lost, for the journal to fill
 
     def gap(self) -> Gap | None:
-        """What to ask the journal for now."""
+        """The gap to ask the journal about now."""
         return self._source.gaps[0] if self._source and self._source.gaps and not self._gap_waits else None
 
     def filled(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
-        """The events in what the journal has of a gap. `limit` lines are not all of it: what follows them is left."""
+        """The events in the lines that the journal has of a gap. `limit` lines are not all: the rest stays a gap."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if self._source is not None:
@@ -137,7 +137,7 @@ class Listener:
         return self._events(unrepeated(line._replace(history=gap.history) for line in lines))
 
     def not_filled(self, gap: Gap, why: str) -> None:
-        """The journal could not be read. Once more in the next round, but not for ever."""
+        """The journal could not be read. It is tried again in the next round, but not for ever."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
@@ -160,7 +160,7 @@ class Listener:
 
     def close(self) -> None:
         if self._source is not None:
-            with contextlib.suppress(OSError):  # its descriptor may be what is wrong with it
+            with contextlib.suppress(OSError):  # the descriptor itself may be broken
                 self._source.close()
 
     def _open(self) -> None:
@@ -170,7 +170,7 @@ class Listener:
             self._source = open_source(self._spec, self._root, self._cursor, self._accept_injected, self._now)
         except Exception as error:
             if not isinstance(error, OSError | ImportError):
-                self._cursor = None  # what an earlier daemon left may be what it stumbled over
+                self._cursor = None  # the cursor that an earlier daemon left may be the cause
             self._failed(f"{self._spec}: {_why(error)}")
             return
         self.status = dataclasses.replace(self.status, alive=not self._source.missing, trouble=self._source.missing)
@@ -189,7 +189,7 @@ class Listener:
         log.error("kernel log cannot be read, trying again in %g s: %s", wait, trouble)
 
     def _counted(self) -> tuple[int, int, int, int]:
-        """lost, overruns, malformed, rotations: of all sources since the start."""
+        """(lost, overruns, malformed, rotations) of all sources since the start."""
         source = self._source
         if source is None:
             return self._before
@@ -219,7 +219,7 @@ class Listener:
 
 
 def _why(error: Exception) -> str:
-    """What a source's error says; one that no source should give is healthd's own mistake, and told with its place."""
+    """The text of a source's error. An error that no source should raise is healthd's own mistake: with its place."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):

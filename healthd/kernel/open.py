@@ -21,13 +21,13 @@ def open_source(
 ) -> Source:
     """The source named by `--kernel-log`: "kmsg", "journal", or the path of a file or fifo to follow.
 
-    `cursor` is what an earlier source of any kind left: one that does not fit is as none. A path need not exist
-    yet, its directory must. Raises OSError where it cannot be opened (no root, no such directory).
+    `cursor` is what an earlier source of any kind left: one that does not fit counts as none. A path need not exist
+    yet, but its directory must. Raises OSError if the source cannot be opened (no root, no such directory).
     """
     boot_id = Host(root).boot_id()
     if spec == "kmsg":
         return Kmsg(root.rstrip("/") + "/dev/kmsg", boot_id, cursor, accept_injected, now)
-    # Late: who reads /dev/kmsg needs no ctypes and no journal.
+    # Late imports: reading /dev/kmsg needs no ctypes and no journal.
     if spec == "journal":
         from healthd.kernel.journal import JournalSource
 

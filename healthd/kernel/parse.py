@@ -1,10 +1,10 @@
-"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel/lines/, a file a family.
+"""What a line of the kernel says: parse(text) -> KernelEvent, pure. The forms are in kernel/lines/, one file a family.
 
 Every rule is anchored at the start of the kernel's message: process names and cgroup paths inside a message are
 user text, and a program that quotes an Xid in its own log line is not the driver. A new form is a new row of its
-family's RULES; among those that share a literal the first that matches counts.
+family's RULES; among rows that share a literal the first that matches counts.
 
-Some of the kernel's own lines begin with such text all the same: what it says of a process, "NAME[PID]: segfault at".
+Some of the kernel's own lines begin with user text all the same: those about a process, "NAME[PID]: segfault at".
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RULES: tuple[Rule, ...] = (
 LITERALS: dict[str, tuple[Rule, ...]] = {
     literal: tuple(rule for rule in RULES if literal in rule.needs) for rule in RULES for literal in rule.needs
 }
-# A process may be called "Xid (0): 79, a" (15 characters, any). What these lines say is at most about memory, or
-# the end of a device.
+# A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with its name report at most a fault
+# of memory, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
 # mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
 # mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
@@ -45,11 +45,11 @@ _USER_TEXT_FIRST = re.compile(
 )
 
 
-UNREAD = "unread"  # the kind of a line that a rule makes a mistake with: it may be any fault's, so people are told
+UNREAD = "unread"  # the kind of a line on which a rule fails: the line may be of any fault, so people are told
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
-    """The event that a kernel message (without any prefix) reports, None if it reports none that matters here.
+    """The event that a kernel message (without any prefix) reports; None if it reports nothing that matters here.
 
     `literals`: those of LITERALS that the caller has not ruled out, in their order.
     """
@@ -61,7 +61,7 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:
-    """The same lines, where it is a later step that makes a mistake with what they say."""
+    """The same lines as an unread event, for a later step that fails on what they say."""
     return replace(event, kind=UNREAD, code="", pci="", fields=())
 
 

@@ -1,7 +1,7 @@
 """What stands before the kernel's message: records of /dev/kmsg, and the prefixes of log files. Pure.
 
-/dev/kmsg is the source to trust: its facility says who wrote a line. In a file anybody who may write to syslog
-can pretend to be the kernel (`logger -t kernel`); lines that name another program are at least left out.
+/dev/kmsg is the source to trust: its facility says who wrote a line. In a file, anybody who may write to syslog
+can pretend to be the kernel (`logger -t kernel`); only lines that name another program can be left out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ class Record(NamedTuple):
 
 
 class Stripped(NamedTuple):
-    """A kernel message of a file. Of its time: `uptime` since boot or `epoch`, None if the line has no such.
+    """A kernel message in a file.
 
-    host: the machine that the prefix names, "" if none. lines: how many it stands for.
+    The line's time: `uptime`, seconds since boot, or `epoch`; None where the line has none.
+    host: the machine that the prefix names, "" if none. lines: how many lines it stands for.
     """
 
     text: str
@@ -46,7 +47,7 @@ _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 @never_raises(KERNEL_LOG)
 def parse_record(data: bytes) -> Record | None:
-    r"""b"4,123,456789,-;text\n KEY=value\n" -> Record; None if it is no record. \xNN stands for one byte."""
+    r"""b"4,123,456789,-;text\n KEY=value\n" -> Record; None if `data` is no record. \xNN stands for one byte."""
     match = _RECORD.match(data)
     if match is None:
         return None
@@ -61,7 +62,7 @@ _UPTIME = re.compile(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
 # [Fri Aug 30 11:43:09 2024]      dmesg -T
 _CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
 # [2023-06-22 21:55:31.352446]    serial consoles; [...] elided in documents
-# [May19 19:57] and [  +0.000127]    dmesg -H: no time that could be told
+# [May19 19:57] and [  +0.000127]    dmesg -H: a time that cannot be read back
 _CONSOLE = re.compile(
     r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\."
     r"| *\+\d{1,10}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ?"
@@ -78,12 +79,12 @@ _SYSLOG = re.compile(r"((?!\d+ )[^\W_]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(
 _FULL = re.compile(r"[^\W\d_]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
 _DAY = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
 _UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
-_DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # who wrote the line is named behind them
+_DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the name of the line's writer follows these
 # "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
 # and syslog-ng the hosts that a line came through: "local@node17", "node17/relay".
 _HOST_TAG = re.compile(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
-# "Sep 18 20:07:01 NVRM: Xid ...": who quotes a log cuts host and "kernel:" off. No user's line looks so: with the host
-# cut off (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
+# "Sep 18 20:07:01 NVRM: Xid ...": people who quote a log cut off host and "kernel:". No user's line looks like this:
+# without its host (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
 _WITHOUT_TAG = re.compile(_SYSLOG.pattern + "NVRM: ")
 _RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
 _RFC5424_TAG = re.compile(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
@@ -110,7 +111,7 @@ _REPEATED = re.compile(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 @never_raises(KERNEL_LOG)
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
-    """The kernel's message in a line of a log file, None if another program wrote the line.
+    """The kernel's message in a line of a log file; None if another program wrote the line.
 
     `now` (epoch seconds) tells the year of a syslog date. `injected` admits lines with the priority of another
     facility (drills and tests).
@@ -159,12 +160,12 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
 
 
 def _named(tag: re.Match[str]) -> str:
-    """The host before the tag; RFC 5424 has "-" for none."""
+    """The host before the tag; RFC 5424 writes "-" for none."""
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
-    """(rest, epoch, whether the date is of a form that is followed by who wrote the line)."""
+    """(rest, epoch, whether the name of the line's writer follows this form of date)."""
     for pattern in _DATES:
         if found := pattern.match(text):
             named = pattern is not _ISO or found[7] != ","
@@ -188,7 +189,7 @@ def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | N
 
 
 def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float | None:
-    """Epoch seconds of a matched date, None if it is no date. Without a zone it is local time."""
+    """Epoch seconds of a matched date; None if it is no date. A date without a zone is local time."""
     try:
         if pattern is _UNIX:
             return float(found[1])
@@ -211,7 +212,7 @@ def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float 
 
 
 def _syslog_epoch(found: re.Match[str], now: float) -> float:
-    """A date without a year is the latest such date that is not after tomorrow."""
+    """Epoch seconds of a date without a year: the latest one that is not after tomorrow."""
     month = MONTHS.index(found[1].lower()) + 1
     day, hour, minute, second = (int(word) for word in found.groups()[1:5])
     year = time.localtime(now).tm_year
@@ -238,7 +239,7 @@ def _local(year: int, month: int, day: int, hour: int, minute: int, second: floa
 
 @functools.lru_cache(maxsize=64)
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
-    """Lines of a storm are of one minute, and mktime is slow."""
+    """Epoch seconds. Cached: the lines of a storm share a minute, and mktime is slow."""
     return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
 
 

@@ -1,9 +1,9 @@
-"""Lines that repeat are counted before they are parsed: what makes a storm of a million lines cheap. Pure.
+"""Lines that repeat are counted before they are parsed: this makes a storm of a million lines cheap. Pure.
 
-Two Xids with the same head (which GPU, which code) are one fault, whatever pid, channel or registers follow: only the
-codes whose further words tell faults apart (a link, a unit, a recovery action) have no head here. Of these, of SXids
-and of PCI Express's errors only lines that say the same word for word are one. Anything that this file does not know is
-read line by line, as always: of what is a state (a link that is down, or up again) the order counts.
+Two Xids with the same head (which GPU, which code) are one fault, whatever pid, channel or registers follow. Codes
+whose further words tell faults apart (a link, a unit, a recovery action) have no head here: those Xids, SXids and PCI
+Express errors are one fault only if their lines are equal word for word. Every other line is read one by one, as
+always: where lines tell a state (a link is down, or up again), their order counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-BULK_BYTES = 32 << 10  # so much at once is a storm or a backlog; less is read line by line
+BULK_BYTES = 32 << 10  # this much at once is a storm or a backlog; less is read line by line
 
 # Xid 74 and 144-150 name a link, 154 an action: kernel/lines/nvidia.py makes fields of them.
 _XID = r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): (?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},"
@@ -21,8 +21,8 @@ _WHOLE = (
     rb"(?:NVRM: Xid \(PCI:[0-9A-Fa-f:]{7,16}\): (?:74|14[4-9]|150),|nvidia-nvswitch\d{1,3}: SXid \(PCI:"
     rb"|(?:pcieport|nvidia|mlx5_core|nvme) [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: |PCIe Bus Error: |  ))"
 )
-# What surely is the kernel's own line in a file: its text alone, after dmesg's time, or after a date, a host and
-# "kernel:" (kernel/prefix.py knows more forms; these are what syslog daemons write).
+# A line in a file that surely is the kernel's own: its text alone, after dmesg's time, or after a date, a host and
+# "kernel:" (kernel/prefix.py knows more forms; syslog daemons write these).
 _LINE = re.compile(
     rb"^(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.:+Z-]{0,24})"
     rb" [\w.-]{1,64} kernel: )?"
@@ -32,22 +32,22 @@ _LINE = re.compile(
 
 
 class Repeats(NamedTuple):
-    """`first`: the first line of each head, or of those that say the same, whole, with how many there are. `rest`: all
-    other lines, in order."""
+    """`first`: the first whole line of each head, or of lines with equal text, with their number. `rest`: all other
+    lines, in order."""
 
     first: list[tuple[bytes, int]]
     rest: bytes
 
 
 def head(text: str) -> str:
-    """What a message (without prefix) shares with every line of the same fault; "" if that takes a parser to tell."""
+    """What a message (without prefix) shares with every line of the same fault; "" if only a parser can tell."""
     match = _HEAD.match(text)
     return match[0] if match is not None else ""
 
 
 def coalesced(lines: bytes) -> Repeats:
     """Complete lines of a log, each with its newline, in one pass of the regular expression engine (1 us a line)."""
-    parts = _LINE.split(lines)  # what is between two repeats, the head of one or all of its text, what is between, ...
+    parts = _LINE.split(lines)  # text between repeats, a repeat's head or its whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:
         return Repeats([], lines)

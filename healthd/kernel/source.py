@@ -1,9 +1,9 @@
-"""What each source of the kernel's lines is, and what it gives: kmsg, journal and file are the sources there are.
+"""What a source of the kernel's lines is, and what it gives. The sources are kmsg, journal and file.
 
 A source never blocks, gives at most `limit` lines a call, and has a `cursor`: plain data that is stored together
-with what was made of the lines, so that after a restart every line is given exactly once.
+with the events made of the lines, so that after a restart every line is given exactly once.
 
-What a line says is parse.parse; what of it is one fault is coalesce.coalesce_events.
+parse.parse tells what a line says; coalesce.coalesce_events tells which lines are one fault.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthd.kernel.repeats import head
 from healthd.model import KernelEvent
 
 LINES_PER_READ = 1000
-SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside coalesce.WITHIN_SECONDS
+SAME_SECONDS = 1.0  # lines of one head within this are counted as one: short beside coalesce's window
 
 Cursor = dict[str, Any] | None
 
@@ -25,9 +25,9 @@ class RawLine(NamedTuple):
     """One message of the kernel without its prefix.
 
     time      epoch seconds, never later than when it was read
-    history   it was in the log before healthd ever looked at it (no cursor): known, but no news
-    usec      of the kernel's log clock in this boot, where the source knows it
-    lines     how many lines of the same fault this stands for, the last of them at `last_time`
+    history   the line was in the log before healthd ever looked at it (no cursor): known, but no news
+    usec      the kernel's log clock in this boot, where the source knows it
+    lines     how many lines of the same fault this line stands for; the last was at `last_time`
     """
 
     time: float
@@ -42,7 +42,7 @@ class Gap(NamedTuple):
     """Lines that the ring buffer lost: those between two times of the kernel's log clock, both exclusive.
 
     `since_usec` 0 is the boot's start. The journal may still have them: journal.read_journal.
-    history   as of a line: they were written before healthd ever looked
+    history   as in RawLine: the lines were written before healthd ever looked
     """
 
     since_usec: int
@@ -52,12 +52,12 @@ class Gap(NamedTuple):
 
 class Source(Protocol):
     """pending: read() stopped at its limit, call it again without waiting. notes: what a person should know, taken by
-    take_notes(). missing: why there is nothing to read yet, "" if there is.
+    take_notes(). missing: why there is nothing to read yet; "" if there is something.
 
-    overruns: how often lines were lost; lost: how many, where that is known; rotations: how often the file became
-    another or was cut; malformed: what was read and is no record, or has no line's length.
+    overruns: how often lines were lost; lost: how many lines, where that is known; rotations: how often the file was
+    replaced or cut; malformed: how often the data was no record, or too long for a line.
 
-    read() raises OSError only if it has nothing to give: what was read before the error comes first.
+    read() raises OSError only if it has no lines to give: lines that were read before the error come first.
     """
 
     pending: bool
@@ -101,10 +101,10 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
 
 
 def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
-    """The lines of one read with those that repeat an earlier one counted into it: a parser sees each once.
+    """The lines of one read. A line that repeats an earlier one is counted into it, so that a parser sees each once.
 
-    Xids of one head wherever they stand; of other lines only the next one: between two "not responding" there may be
-    an "OK", and the order tells what is so now.
+    An Xid may repeat any earlier one of its head; any other line only the line just before it: between two "not
+    responding" there may be an "OK", and the order tells the present state.
     """
     kept: list[RawLine] = []
     places: dict[tuple[str, bool], int] = {}

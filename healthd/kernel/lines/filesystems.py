@@ -1,17 +1,17 @@
 """File systems: local ones that stop after errors, and servers that do not answer.
 
-    fs   of a local one, `device` as the kernel calls it ("sda3", "dm-17"), `fs` its type:
+    fs   of a local file system: `device` as the kernel calls it ("sda3", "dm-17"), `fs` its type:
            remount_ro, shutdown, journal_abort   the kernel stopped it: nothing can be written there any more
-           error, io_error, corruption           it goes on as it is mounted to (errors=)
+           error, io_error, corruption           it goes on as its mount option errors= says
            mount_failed
            error_count, memory, warning          worth knowing
-         of a server, `server` its name, `fs` nfs, lockd, cifs, lustre, ceph, ...:
+         of a server: `server` its name, `fs` nfs, lockd, cifs, lustre, ceph, ...:
            not_responding, evicted               it does not answer, or threw this client out
            ok                                    it answers again
            request_timeout, client_error, lbug   what a client says of itself
            detail                                a further line of one of these
 
-What people chose (process names, paths, host names) stands behind what is matched here, or is `server`, of which at
+Names that people chose (of processes, paths, hosts) stand behind the text that is matched here, or are `server`: at
 most 255 characters without blanks are read. Sources: Linux 3.10 to 6.12, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
 xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to 2.15, ptlrpc/import.c.
 """
@@ -72,7 +72,7 @@ def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _of_device(match, code, fs.lower(), of_error or device)
 
 
-# Aborting journal on device sda3-8.        the inode of the journal behind "-", ":" in 2.6
+# Aborting journal on device sda3-8.        the journal's inode follows "-" (":" in 2.6)
 # JBD2: Error -5 detected when updating journal superblock for sda3-8.
 _JOURNAL = re.compile(
     rf"(?:Aborting journal on device|JBD2?: .{{0,80}}? (?:superblock for|flushing file data on)) {DEVICE}(:\d{{1,10}})?"
@@ -193,7 +193,7 @@ _NFS = re.compile(
     r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
     rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
     r"|directory .{1,200} contains a readdir loop|Stale|stale"
-    # A function's name alone is no fault: with rpcdebug all of them tell what they do.
+    # A function's name alone is no fault: with rpcdebug all functions tell what they do.
     r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
     re.S,
 )
@@ -265,7 +265,7 @@ _CEPH_SAYS = _worded(
 )
 
 # beegfs: python(1234): Messaging (RPC): Communication error: Receive timed out from: beegfs-storage node1 [ID: 1]
-# Before the message stands the name of the process that asked.
+# The name of the process that asked stands before the message.
 _BEEGFS = re.compile(
     r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable"
     r"|Configuration error)",
@@ -276,7 +276,7 @@ _GPFS = re.compile(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[E
 
 
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    # Another monitor takes the place of the one that is lost.
+    # Another monitor takes the place of a lost one.
     server = "mon" if match[1] == "mon" else match[1] + match[2]
     return _of_server(match, _code_of(match[3], _CEPH_SAYS), "ceph", f"ceph {server}")
 

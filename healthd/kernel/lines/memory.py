@@ -1,23 +1,23 @@
 """Memory and processors: machine checks, EDAC, memory that the kernel gives up, what the firmware reports (APEI).
 
-mce_edac; part = what is named ("mc0", "device1", a PCI address), dimm, bank, section, record; pid and process
-    corrected, logged             nothing is lost; logged = the kernel only says that something was
+mce_edac; part = the name in the line ("mc0", "device1", a PCI address), dimm, bank, section, record; pid and process
+    corrected, logged             nothing is lost; logged = the kernel only says that it logged something
     deferred                      data is bad and nobody has used it yet
     uncorrected, fatal            data is lost; the processor's state, too: the kernel panics
     left_over                     found in a register without an exception: of the last boot, or of no consequence
     recoverable, fatal, corrected, info    with `record`: the severity in a firmware's record of an error
     process_killed, page_recovered, page_not_recovered    what the kernel made of a page with bad data
-    pci_parity                    PCI parity and system errors, polled for by EDAC or by an NMI
-    last_boot                     what the firmware kept of the last boot (BERT)
+    pci_parity                    PCI parity and system errors, from EDAC's polling or an NMI
+    last_boot                     an error that the firmware kept from the last boot (BERT)
     detail                        a further line of one of these; kernel/coalesce.py adds it to the one beside it
 
 A machine check's status register says what it is: bit 61 (UC) uncorrected, bit 57 (PCC) the processor's context is
-corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled: an
-uncorrected one is then mostly what the last boot left in the register, which is read when the kernel starts, or memory
-that a scrubber found bad and nobody has used; a live one that corrupts the context is an exception and a panic.
+corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled. A
+polled uncorrected error was mostly left in the register by the last boot (the kernel reads it at its start), or is
+memory that a scrubber found bad and nobody has used; a live one that corrupts the context is an exception and a panic.
 
-A firmware's record is a block of lines, "{2}[Hardware Error]: " before each; its section may be a PCIe error: then
-pcie.py has events with the same number. Records without a number are the last boot's.
+A firmware's record is a block of lines that begin with "{2}[Hardware Error]: ". Its section may be a PCIe error: then
+pcie.py has events with the same number. Records without a number are of the last boot.
 
 Formats: Linux 3.10 to 6.16: arch/x86/kernel/cpu/mce/{core,severity}.c, drivers/edac/{edac_mc,edac_device,mce_amd,
 edac_pci_sysfs}.c and the chips' drivers, mm/memory-failure.c, drivers/firmware/efi/cper.c, drivers/acpi/apei.
@@ -78,7 +78,7 @@ _MCE_CODES = {
     "Corrected error, no action": "corrected",
     "Deferred error, no action": "deferred",
     "Uncorrected, software": "uncorrected",
-    # It panics before mce_amd prints a live one: this is what the last boot left.
+    # The kernel panics before mce_amd prints a live one: this one is left over from the last boot.
     "System Fatal error": "left_over",
 }
 
@@ -88,7 +88,7 @@ def _mce_says(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code)
 
 
-# --- firmware's records, and all that else stands behind "[Hardware Error]:"
+# --- firmware's records, and everything else that stands behind "[Hardware Error]:"
 
 # {2}[Hardware Error]: event severity: corrected
 # {1}[Hardware Error]: severity: 2, corrected                                         (3.10)
@@ -124,7 +124,7 @@ def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
 # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x... ...)
 # EDAC MC0: CE page 0x6, offset 0x80, grain 8, syndrome 0x0, row 0, channel 1, label "DIMM_B1": amd64_edac   (to 3.5)
 # EDAC MC0: UE - no information available: ...; EDAC MC0: UE row 0, channel-a= 0 channel-b= 1 labels "-": ...
-# "EDAC MC0: 1 UE" can be the name of a process: no line of one goes on like EDAC's.
+# "EDAC MC0: 1 UE" can be the name of a process: no line that begins with a process's name goes on like EDAC's.
 _EDAC = re.compile(
     r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?! ?[(\[:/'])(?:(?! on )[^\n]){0,200}?"
     r"(?: on ((?:(?! \()[^\n]){1,64}) \(|, labels? \"([^\"\n]{1,64})\"|$|(?= - ))"
@@ -190,7 +190,7 @@ def _soft_offline(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, DETAIL)
 
 
-# Each literal costs every line of a log that is scanned: few, which several forms share.
+# Each literal is sought in every line of a scanned log: so there are few, and forms share them.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),

@@ -1,24 +1,24 @@
 """Network cards: mlx5 in all its forms, InfiniBand, bonds, links of other drivers that went down.
 
-    mlx5   what NVIDIA's driver says of its card, and bonds: on GPU nodes these are of its ports, and people file their
-           lines together, as one fault gives both
+    mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond is made of the card's ports, and
+           people file their lines together, as one fault gives both
     ib     InfiniBand's own lines, and those of other network cards (mlx4, EFA, any Ethernet driver)
 
 Codes of both:
 
-    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand say that it is up again
+    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand say that a port is up again
     bond_down        a bond without any member that is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
-    health_recovery  the driver stops and restarts a card: what led to it says more
+    health_recovery  the driver stops and restarts a card: the lines that led to it say more
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
     command_timeout  the firmware did not answer; command
-    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request: often an application's doing
+    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often by an application
     detail           the rest of a health report
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
-Silent: cables that are plugged or not, ACCESS_REG and QUERY_* that a firmware does not know, what a slot says of its
-power, bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
+Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know, a slot's power,
+bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
 drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
 """
 
@@ -111,7 +111,7 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
     if code == "link":
         code = _LINK_CODES[(found.pop("link") or "").lower()]
     if code == "health_fatal" and found.get("error") in ("3", "4"):
-        # The card was switched off or is being reset: so for virtual functions that are taken away, and mlxfwreset.
+        # The card was switched off or is being reset: virtual functions that are taken away and mlxfwreset do this.
         code = "health_recovery"
     name = match[2] or match[3]
     role = "ibdev" if match[3] or (name and name.startswith("mlx5_")) or "port" in found else "netdev"
@@ -136,7 +136,7 @@ def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
-# The end of the line belongs to it: a process may be called "a: b Link down".
+# The pattern holds the line's end, since a process may be called "a: b Link down".
 _LINK_DOWN = re.compile(
     rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
     r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"

@@ -2,7 +2,7 @@
 
     xid                 code = number; process, pid; link, unit, fatal, ... where the message has them
     sxid                code = number; switch, fatal, link
-    gpu_fallen_off_bus  code "fallen_off_bus" (beside or without an Xid 79); "gpu_is_lost": what fails after that; or
+    gpu_fallen_off_bus  code "fallen_off_bus" (beside or without an Xid 79); "gpu_is_lost": calls that fail after it; or
                         "rm_init_failed": the driver could not initialise a GPU; status = its three numbers
 
 Formats: the driver's own (open-gpu-kernel-modules: kernel_rc.c, osinit.c, osapi.c, common_nvswitch.h), older ones from
@@ -17,11 +17,11 @@ from healthd.kernel.lines.rule import FURTHER, PCI, Rule, event
 from healthd.model import KernelEvent
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
-# Within "(...)" the address may be masked in pasted logs: then it is what follows "PCI:", and no address. The first
-# drivers gave none ("NVRM: Xid: 13, ..."), or bus and device only ("(0001:00)").
+# Pasted logs may mask the address within "(...)": then what follows "PCI:" is no address. The first drivers gave no
+# address ("NVRM: Xid: 13, ..."), or only bus and device ("(0001:00)").
 # journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
-# A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: all
-# that is asked for here is longer, or of letters where the kernel goes on with the pid.
+# A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: the
+# text matched here is longer, or has letters where the kernel goes on with the pid.
 _XID = re.compile(
     r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
     r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
@@ -48,7 +48,7 @@ def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _who(rest: str) -> tuple[int | None, str | None, str]:
-    """(pid, process, message) from what follows the number: "pid=12, name=python3, Ch 00000008"."""
+    """(pid, process, message) from the text after the number: "pid=12, name=python3, Ch 00000008"."""
     pid, process = None, None
     match = _PID.match(rest)
     if match is not None:
@@ -75,7 +75,7 @@ _NVLINK5 = re.compile(
     r"Link\s{1,8}(-?\d{1,3})(?:\s{1,8}\((0x[0-9a-f]{1,8})\s{1,8}(0x[0-9a-f]{1,8}))?",
     re.I,
 )
-# To Hopper. The seven words: NVIDIA's catalogue says what the bits of the first, third, fourth and fifth mean.
+# GPUs up to Hopper. NVIDIA's catalogue says what the bits of the first, third, fourth and fifth of seven words mean.
 #   NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
 #   NVLink: Failed to train link 3 to remote PCI:0000:08:00          (a link that is not up)
 _NVLINK4 = re.compile(
@@ -113,8 +113,8 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
 
 
 def _asks_for_reset(words: list[str]) -> bool:
-    """Bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue). A field of its
-    own: two lines that differ in it are two faults."""
+    """Bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue). It has a field
+    of its own: two lines that differ in it are two faults."""
     return len(words) > 3 and bool(int(words[3], 16) >> 18 & 1)
 
 
@@ -123,8 +123,8 @@ _GSP_INSTANCE = re.compile(r" from GPU(\d{1,3}) GSP!")
 
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
-# Two or more further lines of one event follow, between those of other switches ("Severity 0 Engine instance 60 ...",
-# "Data {0x0000003c, ...}"): field `further`, so that they are counted into it. Alone, they still name switch and code.
+# Two or more further lines of one event follow, among those of other switches ("Severity 0 Engine instance 60 ...",
+# "Data {0x0000003c, ...}"): the field `further` has them counted into it. Alone, they still name switch and code.
 _SXID = re.compile(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
@@ -144,7 +144,7 @@ def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
 # NVRM: The NVIDIA GPU 0000:b3:00.0 / NVRM: (PCI ID: 10de:26b5) installed in this system has / NVRM: fallen off
 # the bus and is not responding to commands.                  (at probe: one record of three lines)
 # NVRM: GPU 0000:01:00.0: GPU is lost, skipping PM event / NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from
-# the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from ... (what fails from then on, often hundreds of lines)
+# the bus [NV_ERR_GPU_IS_LOST] (0x0000000F) returned from ... (calls that fail from then on, often hundreds of lines)
 # NVRM: GPU0 _intrServiceStallCommonCheckBegin: Failed GPU reg read : 0xffffffff. Check whether ...
 # NVRM: _threadNodeCheckTimeout: API_GPU_ATTACHED_SANITY_CHECK failed!
 _SHORT_PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)"

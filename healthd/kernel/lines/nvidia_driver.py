@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says in its own words, without an Xid: of the GPU's system processor (GSP), and of NVLink.
+"""What NVIDIA's driver says in its own words, without an Xid, about the GPU's system processor (GSP) and NVLink.
 
     gsp     code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers and history
             after one of them; message: anything else. Field gpu: the driver's number of the GPU, where there is one
@@ -20,8 +20,8 @@ _GSP_WORDS = re.compile(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
-# In the order in which they are asked: a line of a boot may say "timeout" as well. "Failed to boot GSP." is no end: the
-# driver tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
+# The first match counts: a line of a boot may say "timeout" as well. "Failed to boot GSP." is not the end: the driver
+# tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
 _GSP_CODES = (
     ("pmu_halted", re.compile(r"PMU has halted", re.I)),
     ("crash", re.compile(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
@@ -84,7 +84,7 @@ def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, limited_pci or load_pci or "", (("gpu", index),))
 
 
-# A watchdog's report has no Xid, and is printed bare: GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3
+# A watchdog's report has no Xid and no prefix: GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3
 _WATCHDOG = re.compile(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
 
 
@@ -105,7 +105,7 @@ def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "reset_required" if match[2] else "message", "", (("gpu", match[1]),))
 
 
-# What follows a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
+# Lines that follow a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
 # NVRM: GPU4 RPC history (CPU -> GSP): / NVRM:      0    76   GSP_RM_CONTROL        0x0000000020801813 ...
 _DUMP = re.compile(
     r"NVRM: (?:GPU(\d{1,3}) )?(?:GSP RPC buffer contains function|RPC (?:event )?history \(CPU|kflcnCoreDump\w{0,32}: "
@@ -118,7 +118,7 @@ def _dump(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
-# What is printed as an error and is none: "Fabric base addr 8000000000 is assigned to GPU 3".
+# Printed as an error, but none: "Fabric base addr 8000000000 is assigned to GPU 3".
 _KNVLINK = re.compile(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
 _NVLINK_FAULT = re.compile(
     r"fail|\berror|unable|unavailable|time(?:d ?)?-?out|lost|dropp|degraded|bad state|doesn't have|out of memory"
@@ -155,7 +155,7 @@ def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
 def _nvlink_fault(
     kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
 ) -> KernelEvent | None:
-    """None for what is no fault: these functions also say what they did."""
+    """None if the line is no fault: these functions also say what they did."""
     if not _NVLINK_FAULT.search(text):
         return None
     code = "rx_detect" if re.search("Rx ?Det", text, re.I) else "training" if _TRAINING.search(text) else "error"

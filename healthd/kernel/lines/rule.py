@@ -8,21 +8,21 @@ from typing import NamedTuple
 
 from healthd.model import KernelEvent
 
-# The code of further lines of a fault, which by themselves say no more than that there is one: kernel/coalesce.py adds
-# them to the fault of the same kind and part beside them, and what they name (`bit`, `section`) becomes known of it.
+# The code of further lines of a fault. By themselves they only say that there is one: kernel/coalesce.py adds them to
+# the fault of the same kind and part beside them, and the fault takes the fields that they name (`bit`, `section`).
 DETAIL = "detail"
-FURTHER = "further"  # a field: the same, of a line that also has the code of its fault
+FURTHER = "further"  # a field: marks a further line that also has the code of its fault
 
-MAX_TEXT = 1024  # of the message that an event keeps: a kernel record can be 8 kB
+MAX_TEXT = 1024  # characters of the message that an event keeps: a kernel record can be 8 kB
 
 
 class Rule(NamedTuple):
     """One form of message.
 
-    needs    literals of which one is in every message that the pattern can match: what has none of any rule's is not
-             looked at further. Make them rare in a log: "Xid (", not "error"
-    pattern  matched at the message's start: what stands inside is user text
-    build    the event; None = not one after all
+    needs    every message that the pattern can match has one of these literals; a message with no rule's literal is not
+             looked at further. Choose literals that are rare in a log: "Xid (", not "error"
+    pattern  matched at the message's start: the text inside may be a user's
+    build    makes the event; None = the message is none after all
     """
 
     kind: str
@@ -36,10 +36,10 @@ PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # to be put in
 
 
 def pci_address(text: str) -> str:
-    """Any way that drivers write a PCI address, as sysfs does: "PCI:0000:1B:00" -> "0000:1b:00.0".
+    """A PCI address in any form that drivers write, in the form of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
 
-    An Xid has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
-    bus ("0001:00"). "" if it is no address (masked, cut).
+    An Xid's address has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
+    bus ("0001:00"). "" if `text` is no address (masked, cut).
     """
     match = _ADDRESS.fullmatch(text)
     if match is None:
@@ -59,7 +59,7 @@ def event(
     pid: int | None = None,
     process: str | None = None,
 ) -> KernelEvent:
-    """The event of a line. `pci` as the line has it; fields that are None are left out."""
+    """The event of a line. `pci` is as the line writes it; fields that are None are left out."""
     return KernelEvent(
         kind=kind,
         code=code,

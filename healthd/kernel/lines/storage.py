@@ -1,10 +1,10 @@
 """Disks: NVMe controllers, the block layer, SCSI, ATA, RAID.
 
-    nvme   code dead            the driver gave the controller up, or it is gone from the bus (all bits of CSTS set)
+    nvme   code dead            the driver gave up the controller, or it is gone from the bus (all bits of CSTS set)
                 controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   it may recover
                 path_error, path_restored   NVMe over a network, or one of several paths
                 detail          a further line of one of these
-           controller = "nvme0", or pci where the line has only that; csts
+           controller = "nvme0", or pci where the line has only the address; csts
     block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
                 target_error, reservation, space   the device refused a command
                 beyond_end      somebody asked for sectors that the device does not have (any more)
@@ -14,7 +14,7 @@
                 detail          a further line of one of these
            device = as the kernel calls it ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
 
-Floppies are silent: virtual machines have one that is none. Sources: Linux 3.10 to 6.12, drivers/nvme/host,
+Floppies are silent: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 6.12, drivers/nvme/host,
 block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
 """
 
@@ -104,7 +104,7 @@ def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, namespace, *numbers = match.groups()
     opcode, kind_of_status, status = (int(number, 16) for number in numbers)
     if namespace is None:
-        # What a controller does not know (invalid opcode, field or log page) is asked at each boot.
+        # Each boot asks for things that a controller does not know (invalid opcode, field or log page).
         asked = kind_of_status == 1 or (kind_of_status == 0 and status in (0x1, 0x2, 0xB))
         return None if asked else event("nvme", match, "admin_error", fields=(("controller", controller),))
     if opcode not in _OPERATIONS:  # discards, reservations
@@ -136,7 +136,7 @@ _STATUSES = {
 }
 
 
-# What a device may refuse: the block layer asks once and then no more.
+# Operations that a device may refuse: the block layer asks once and then no more.
 _OPTIONAL = frozenset({"DISCARD", "SECURE_ERASE", "WRITE_SAME", "WRITE_ZEROES"})
 
 
@@ -170,7 +170,7 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
-# Before it stands the name of the process that asked, from 5.14 on.
+# From 5.14 on, the name of the process that asked stands before it.
 _BEYOND = re.compile(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
 
 
@@ -255,7 +255,7 @@ _ADAPTER_SAYS = _worded(
             r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
             "controller_fault",
         ),
-        # Of the links and drives (originator PL), of RAID (IR); not what its own firmware says of each odd request.
+        # About links and drives (originator PL) or RAID (IR); not what its own firmware says of each odd request.
         (r"log_info\(0x3[12]", "detail"),
     )
 )

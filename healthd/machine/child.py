@@ -1,5 +1,5 @@
-"""One command of another program, run beside everything else: started, watched through its pipes, bounded, never
-waited for. `subprocess.run(timeout=)` waits for ever for a child in D state; this leaves it.
+"""One command, run beside everything else: it is started, watched through its pipes, bounded, and never waited for.
+`subprocess.run(timeout=)` waits for ever for a child in D state; this leaves it behind.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
 MAX_OUTPUT_BYTES = 1 << 20
-TRAMPOLINE = "/usr/bin/env"  # execs the rest of its argv; status 127 where there is no such program
-READS_PER_STEP = 32  # of 64 KiB: one that floods does not keep us from the rest
+TRAMPOLINE = "/usr/bin/env"  # execs the rest of its argv; status 127 = there is no such program
+READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes does not hold up everything else
 
-_left: set[int] = set()  # killed, and not gone when last looked: each would stay a zombie
+_left: set[int] = set()  # pids of killed children that had not ended when last looked at: future zombies
 
 
 def _is_gone(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
-        return True  # somebody else asked first
+        return True  # somebody else reaped it first
 
 
 class Child:
     """argv, running, with `environment` added to ours. `step` says whether it ended, or its deadline (monotonic
-    seconds) passed: status None then.
+    seconds) passed: its status is None then.
 
     Raises OSError from the constructor if there is no such program.
     """
@@ -43,8 +43,8 @@ class Child:
         self.started = monotonic()
         self.status: int | None = None
         self._monotonic = monotonic
-        # Through a program on the local disk: ours waits until the exec of the first one is over, and one on a file
-        # server that is gone (a PATH with it in front is enough) would take that for ever.
+        # Through a program on the local disk: Popen waits until the first exec is over, and the exec of a program on a
+        # lost file server (a PATH that begins with it is enough) would take for ever.
         self._process = subprocess.Popen(
             (TRAMPOLINE, "--", *argv),
             stdin=subprocess.DEVNULL,
@@ -67,17 +67,17 @@ class Child:
             yield descriptor, False
 
     def step(self) -> bool:
-        """Read what is there. True when it is over: it exited, or it is overdue, was killed and is left."""
+        """Read what its pipes hold. True when it is over: it exited, or was overdue, is killed and left behind."""
         self._read()
         self.status = self._process.poll()
         if self.status is not None:
-            self._read()  # what it wrote last; a grandchild that keeps the pipe open is not waited for
+            self._read()  # its last words; a grandchild that keeps the pipe open is not waited for
             self._close()
             return True
         if self._monotonic() < self.deadline:
             return False
         self._process.kill()
-        self._process.returncode = -signal.SIGKILL  # for Popen it is over: in D state its end may take days
+        self._process.returncode = -signal.SIGKILL  # Popen takes it as ended: in D state its end may take days
         _left.add(self._process.pid)
         self._close()
         return True

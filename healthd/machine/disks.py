@@ -1,11 +1,11 @@
-"""What the kernel's names of disks say: partitions, paths and controllers. Pure."""
+"""The kernel's names of disks, partitions, paths and controllers, and what they say. Pure."""
 
 from __future__ import annotations
 
 import re
 
-NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # what stands for something else, or is empty
-ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: what tells one disk from all others
+NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # they stand for something else, or are empty
+ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: they tell a disk from all others
 
 # A partition's number follows a "p" where the disk's own name ends with a digit (Linux, block/partitions/core.c).
 _PARTITION = re.compile(
@@ -16,7 +16,7 @@ _NVME = re.compile(r"(nvme\d+)(?:c\d+)?n\d+")
 
 
 def whole(name: str) -> str:
-    """The disk that a name belongs to: "nvme0n1" of "nvme0n1p1" and of the path "nvme0c1n1", "sda" of "sda3"."""
+    """The disk that a name belongs to: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for "sda3"."""
     match = _PARTITION.fullmatch(name)
     disk = (match[1] or match[2]) if match else name
     path = _PATH.fullmatch(disk)
@@ -24,6 +24,6 @@ def whole(name: str) -> str:
 
 
 def controller(name: str) -> str:
-    """The NVMe controller of a disk ("nvme0" of "nvme0n1"), "" if it has none."""
+    """The NVMe controller of a disk ("nvme0" for "nvme0n1"); "" if it has none."""
     match = _NVME.fullmatch(whole(name))
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Devices that are taken out while the node runs: heard from the kernel, over netlink."""
+"""Hot-unplug: the kernel tells over netlink which devices are taken out while the node runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ HEARD = ("pci", "net", "infiniband", "nvme")
 
 
 class HotUnplug:
-    """Devices that the kernel reports as removed, over netlink: also where no udevd runs.
+    """Devices that the kernel reports as removed, over netlink: this works without udevd.
 
-    A socket that lost messages (ENOBUFS) or died is thrown away for a new one: at once, then ever more slowly.
+    A socket that lost messages (ENOBUFS) or died is replaced by a new one: at once, then with growing delays.
     """
 
     def __init__(
         self, open_monitor: Callable[[], Any] | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`open_monitor`: pyudev's, started; raises OSError or ImportError. A captured tree has none."""
+        """`open_monitor` gives pyudev's, started; it raises OSError or ImportError. A captured tree has none."""
         self._open_monitor = open_monitor
         self._monotonic = monotonic
         self._monitor: Any = None
@@ -52,13 +52,13 @@ class HotUnplug:
 
     @property
     def deadline(self) -> float:
-        """When to look without being woken: to open it again."""
+        """When to look without being woken: to open the socket again."""
         waits = self._open_monitor is not None and self._monitor is None
         return self._retry_at if waits else float("inf")
 
     def read(self) -> list[str]:
-        """PCI addresses of what was removed since the last call (of the card, where its port or disk went); "" stands
-        for what may have been removed unheard."""
+        """PCI addresses of the devices removed since the last call (a port or disk gives its card's address); "" stands
+        for devices that may have been removed unheard."""
         if self.deadline <= self._monotonic():
             self._open()
         removed = set()
@@ -67,12 +67,12 @@ class HotUnplug:
                 if device.action == "remove":
                     removed.add(pci_of(device.device_path))
         except Exception as error:
-            if not isinstance(error, OSError | ValueError):  # pyudev's word for EINVAL is ValueError
+            if not isinstance(error, OSError | ValueError):  # pyudev raises ValueError for EINVAL
                 drop(HOT_UNPLUG, error)
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()
-        removed.discard("")  # of no PCI device
+        removed.discard("")  # a device below no PCI device
         if self._monitor is not None:
             self._failures = 0 if not self._missed else self._failures
             self.status = replace(self.status, last_read=time.time())
@@ -91,7 +91,7 @@ class HotUnplug:
         self.status = replace(self.status, up=True, trouble="")
 
     def _lost(self, error: Exception) -> None:
-        """pyudev does not say why: the socket knows, if it is still one."""
+        """pyudev does not say why: the socket knows, if it is still open."""
         why = 0
         try:
             with socket.socket(fileno=os.dup(self._monitor.fileno())) as monitor:

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports as sysfs shows them (Linux, sysfs-class-infiniband): what they are called, what they count.
+"""InfiniBand and RoCE ports as sysfs shows them (Linux, sysfs-class-infiniband): their names and their counters.
 
 A port is written "mlx5_0/1": device and number.
 """
@@ -14,8 +14,8 @@ from healthd.host import Host
 
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
-NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # what drivers that lack a counter answer
-NO_COUNTERS = "N/A (no PMA)"  # what older kernels print then
+NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
+NO_COUNTERS = "N/A (no PMA)"  # what older kernels print instead
 _PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
 _COUNT = re.compile(r"[0-9]{1,19}")
 _UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
@@ -26,13 +26,13 @@ def ports(host: Host) -> list[str]:
 
 
 def path(port: str, name: str) -> str:
-    """Of a file of a port: "state", "counters/link_downed"."""
+    """The path of a port's file `name`: "state", "counters/link_downed"."""
     device, _, number = port.partition("/")
     return f"{DEVICES}/{device}/ports/{number}/{name}"
 
 
 def misnamed(setting: str, names: Iterable[str]) -> str | None:
-    """The sentence that refuses what is no port in a setting."""
+    """The sentence that refuses a setting with a name that is no port."""
     for name in names:
         if not _PORT.fullmatch(name):
             return f'{setting}: "{name}" is no port: write device/number, as in "mlx5_0/1"'
@@ -42,8 +42,8 @@ def misnamed(setting: str, names: Iterable[str]) -> str | None:
 def count(host: Host, file: str) -> int | None:
     """A counter; None: there is none, or the driver does not tell it. Raises OSError, ValueError.
 
-    Its reading has no `bits`: these counters stop at their end, and a smaller value means that somebody set them to 0
-    (perfquery -R, a reload of the driver), never that they went round.
+    Its reading has no `bits`: these counters stop at their maximum, and a smaller value means that somebody set them to
+    0 (perfquery -R, a reload of the driver), never that they wrapped.
     """
     try:
         text = host.read_shared(file)
@@ -59,8 +59,8 @@ def count(host: Host, file: str) -> int | None:
 
 
 def settled_seconds(host: Host, boot_seconds: float) -> float:
-    """For how long the links have been trained: since `boot_seconds` after the boot. What ports counted before that is
-    no fault. Raises OSError, ValueError.
+    """Seconds since the links were trained, which is taken as `boot_seconds` after the boot. Errors that ports counted
+    before are no fault. Raises OSError, ValueError.
     """
     text = host.read_shared("/proc/uptime")
     if text is None:

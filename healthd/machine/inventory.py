@@ -1,5 +1,5 @@
-"""What this node has: PCI devices, disks and what is mounted from them from sysfs, GPUs from NVML, names from udev
-where it runs.
+"""What this node has: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev where it
+runs.
 
 Faults are keyed by PCI address; the rest is for people and for rules that ask which port or which model.
 PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
@@ -26,11 +26,11 @@ BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
 LVM_COPY = re.compile(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
-LAYERS = 8  # of device mapper and RAID over each other; no machine has so many
+LAYERS = 8  # of device mapper and RAID, one over another; no machine has so many
 
 
 def take(host: Host, gpus: bool) -> Inventory:
-    """The inventory now (in the worker: NVML may hang). `gpus`: also ask NVML; where it cannot be asked there are none.
+    """The inventory now (in the worker: NVML may hang). `gpus`: ask NVML too; if it cannot be asked there are none.
 
     Devices that nobody asks for (bridges, USB, ...) are left out.
     """
@@ -57,7 +57,7 @@ def _minor(gpu: NvmlGpu) -> int | None:
     try:
         return gpu.minor()
     except NvmlError:
-        return None  # of this one GPU it is not known which jobs hold it
+        return None  # for this one GPU nobody knows which jobs hold it
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:
@@ -94,7 +94,7 @@ def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
-    """Each file system on the node's own disks once: "/" if it is the root, else where it is mounted first."""
+    """Each file system on the node's own disks, once: the root as "/", any other where it is mounted first."""
     mounts, _ = mountinfo.parse_all(host.told(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
@@ -109,13 +109,13 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
 
 
 def _device_of(host: Host, mount: mountinfo.Mount) -> str:
-    """As the kernel's log calls it. Btrfs and others have a number of their own: they are known by their source."""
+    """The device, as the kernel's log calls it. Btrfs and others have their own numbers: their source names it."""
     link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Disk -> whether others stand in for it wherever the device needs it."""
+    """Disk -> whether other disks stand in for it wherever the device needs it."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole(device): False}
@@ -128,7 +128,7 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
     """Whether one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by the names that LVM keeps for
-    their parts). An array that lost parts counts too: that it lost one too many, md and the file system say."""
+    their parts). An array that lost parts counts too: md and the file system say if it lost one too many."""
     if host.told(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
     if host.told(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
@@ -137,7 +137,7 @@ def _has_copies(host: Host, device: str, below: list[str]) -> bool:
 
 
 def device_kind(vendor: str, pci_class: str) -> str:
-    """Of a device's `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
+    """The kind that sysfs' `vendor` ("0x10de") and `class` ("0x030200") tell: gpu, nvswitch, nic, nvme or other."""
     if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
         return "gpu"
     if vendor == NVIDIA and pci_class.startswith("0x0680"):
@@ -148,7 +148,7 @@ def device_kind(vendor: str, pci_class: str) -> str:
 
 
 def pci_of(device_path: str) -> str:
-    """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" none."""
+    """The PCI device that a device belongs to, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" = none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
     return parts[-1] if parts else ""
 

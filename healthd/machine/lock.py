@@ -1,4 +1,4 @@
-"""One daemon a runtime directory: who has the lock in it."""
+"""One daemon for each runtime directory: it holds the lock there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lock(runtime_dir: str) -> int:
 
 
 def holds(descriptor: int, runtime_dir: str) -> bool:
-    """Whether the lock is still the one that lies in the runtime directory."""
+    """Whether the runtime directory still holds this lock's file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(os.path.join(runtime_dir, "lock")))
     except OSError:

@@ -1,4 +1,4 @@
-"""What a network device is, of those that sysfs shows: a card, or something that software makes and takes away."""
+"""Whether a network device in sysfs is a card, or something that software makes and takes away."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from healthd.host import Host
 
 
 def is_card(host: Host, path: str) -> bool:
-    """Whether a device of /sys/class is below PCI, virtio or the like. Not software (bridges, veth, rxe), not SR-IOV
-    functions, not USB: the BMC has a network card there that comes and goes."""
+    """Whether a device of /sys/class is below PCI, virtio or the like. Software (bridges, veth, rxe), SR-IOV functions
+    and USB are none: on USB the BMC has a network card that comes and goes."""
     device = host.link_target(f"{path}/device")
     usb = device is not None and re.fullmatch(r"[0-9]+-[0-9.]+:[0-9.]+", device.rpartition("/")[2])
     return device is not None and not usb and host.link_target(f"{path}/device/physfn") is None

@@ -1,5 +1,5 @@
-"""Whose a file is that healthd runs as root: it must be root's, or of the user that healthd runs as, and nobody else's
-to write, like the directory that it is in, along every symbolic link."""
+"""Who owns a file that healthd runs as root. It must belong to root or to the user that healthd runs as, and nobody
+else may write to it; so must its directory, along every symbolic link."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST_LINKS = 40  # as the kernel follows
 
 
 def problem(host: Host, path: str) -> tuple[str, str] | None:
-    """The first file or directory that others could have written, and why; None = there is none. Always of this
-    machine, whatever tree the host looks at: that is where it is run. What is not there is no problem. Raises OSError.
+    """The first file or directory that others could have written, and why; None = there is none. It looks at this
+    machine, whatever tree the host has: the file is run here. A missing file is no problem. Raises OSError.
     """
     myself = host.stat("/proc/self", anywhere=True)
     owners = {0, myself.uid if myself else 0}
@@ -28,8 +28,8 @@ def problem(host: Host, path: str) -> tuple[str, str] | None:
 
 
 def _files(host: Host, path: str) -> Iterator[str]:
-    """The file and its directory; then the same of what it is a link to. ".." stays in a name: the kernel knows where
-    it leads if the directory is itself a link."""
+    """The file and its directory; then those of the file that it links to. ".." stays in a name: the kernel knows
+    where it leads if the directory is itself a link."""
     for _ in range(MOST_LINKS):
         yield path
         yield posixpath.dirname(path)

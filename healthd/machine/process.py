@@ -1,8 +1,8 @@
 """Processes of Slurm jobs: which job a process belongs to, and which jobs hold a GPU.
 
-In the daemon, at the moment of a kernel line, since the process may be gone a second later. So only what cannot hang is
-read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), never a file through
-/proc/PID/fd (its file system would be asked), only the link's text. A job that opens a file of its own named
+The daemon asks at the moment of a kernel line, since the process may be gone a second later. So only files that cannot
+hang are read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), and of /proc/PID/fd
+only the links' text, never a file behind one (its file system would be asked). A job that opens a file of its own named
 ".../dev/nvidia3" is named, too: that accuses nobody else.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from healthd.machine.cgroup import job_in
 
-LOOK_SECONDS = 0.1  # a node may have 100,000 processes: what was found until then counts
-DEPTH = 8  # job, step, user, task, and what a job makes below its own
+LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found until then count
+DEPTH = 8  # job, step, user, task, and the cgroups that a job makes below its own
 CGROUP = "sys/fs/cgroup"
-# Where cgroups hang: v2, v2 beside v1, and the v1 controllers that Slurm's plugins use (proctrack, then task).
+# Where cgroups are mounted: v2, v2 beside v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
 
 def job_of(pid: int, root: str) -> str | None:
-    """The job by the cgroup of a process, "" = it is in none; None: there is no such process."""
+    """The job of a process, by its cgroup; "" = it is in none; None: there is no such process."""
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return job_in(file.read(65536))
@@ -47,7 +47,7 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 
 def has_no_jobs(root: str) -> bool:
-    """Whether Slurm's cgroups show that no process of a job is here. Where Slurm uses none, nobody knows: False."""
+    """Whether Slurm's cgroups show that no process of a job is here. False where Slurm uses none: nobody knows."""
     top = os.path.join(root, CGROUP)
     used = any(
         not directory.endswith(".service")
@@ -100,8 +100,8 @@ def _directories(path: str) -> Iterator[os.DirEntry[str]]:
 def jobs_holding(
     minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> dict[int, tuple[str, ...]]:
-    """By minor number, the jobs of whose `processes` (pid -> job) one has /dev/nvidiaMINOR open. With shared GPUs and
-    MIG these are several."""
+    """Minor number -> the jobs that hold /dev/nvidiaMINOR open by one of their `processes` (pid -> job). Shared GPUs
+    and MIG have several."""
     names = {f"{minor}": minor for minor in minors}
     holding: dict[int, set[str]] = {minor: set() for minor in minors}
     until = now() + LOOK_SECONDS
@@ -116,7 +116,7 @@ def jobs_holding(
 
 
 def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
-    """Which of /dev/nvidiaN, by N, a process has open. In a container the path is the one in there."""
+    """The N of each /dev/nvidiaN that a process has open. In a container the path is the container's."""
     descriptors = f"{root.rstrip('/')}/proc/{pid}/fd"
     found: set[str] = set()
     try:
@@ -124,7 +124,7 @@ def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
             try:
                 link = os.readlink(f"{descriptors}/{descriptor}")
             except OSError:
-                continue  # closed meanwhile
+                continue  # it was closed meanwhile
             number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")[2]
             if number in wanted:
                 found.add(number)

@@ -1,6 +1,6 @@
-"""One program, run to its end by the worker, within a deadline: what checks ask (ipmitool, a site's own scripts).
+"""One program that a check asks (ipmitool, a site's own script): the worker runs it to its end, within a deadline.
 
-The daemon's own commands are child.py's, which waits for nothing.
+The daemon runs its own commands by child.py, which waits for nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# All that the program gets, beside what it is given; stdin is empty, the directory is /.
+# The program's whole environment, apart from what the caller adds; stdin is empty, the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
 ENDING_SECONDS = 1.0  # how long a killed program is waited for, twice
 
 
 class Ran(NamedTuple):
-    """`status`: the exit status, or minus the signal that ended it. The first 64 KiB of what it wrote."""
+    """`status`: the exit status, or minus the signal that ended it. Of its output, the first 64 KiB."""
 
     status: int
     stdout: str
@@ -29,8 +29,8 @@ class Ran(NamedTuple):
 
 
 def run_program(argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Ran:
-    """Raises OSError, or TimeoutError when it is too slow; it and what it started are killed then, and left alone if
-    even that does not end them.
+    """Raises OSError, or TimeoutError if the program is too slow: then it and the processes it started are killed, and
+    left behind if even that does not end them.
     """
     process = subprocess.Popen(
         argv,
@@ -53,9 +53,9 @@ def run_program(argv: Sequence[str], seconds: float, environment: Mapping[str, s
 
 
 def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """What it writes until it ends or the deadline passes: 64 KiB each are kept, the rest is read and dropped.
+    """Its output until it ends or the deadline passes: 64 KiB of each pipe are kept, the rest is read and dropped.
 
-    Its end counts, not that of the pipes: a child that it left in the background may hold them open for ever.
+    The program's end counts, not the pipes': a child that it left in the background may hold them open for ever.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -81,12 +81,12 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping it: until then nobody else can have its number, so that its group can be killed safely."""
+    """Whether it ended. It is not reaped yet: until then no other process has its pid, so killing its group is safe."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program and what it left in its process group; wait for it, but not for long."""
+    """End the program and its process group; wait for it, but not for long."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: left behind

@@ -1,6 +1,6 @@
 """What a Host stands on: this machine, or a tree of files below a root. recording.py has the third kind, a recording.
 
-Paths are absolute as on the node. Whatever the kernel refuses is the OSError that it gave.
+Paths are absolute as on the node. An OSError is the one that the kernel gave.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FileStat(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """What unprivileged users may still use. File systems that count no inodes (btrfs) have 0 of them."""
+    """The space that unprivileged users may still use. File systems that count no inodes (btrfs) have 0 of them."""
 
     size_bytes: int
     available_bytes: int
@@ -34,7 +34,7 @@ class FileSystem(NamedTuple):
 
 
 class KernelClock(NamedTuple):
-    """adjtimex(2): whether something disciplines the clock, how far off it is believed to be, and at most."""
+    """adjtimex(2): whether something disciplines the clock, its estimated and its greatest error."""
 
     synchronised: bool
     offset_seconds: float
@@ -44,11 +44,11 @@ class KernelClock(NamedTuple):
 class System(Protocol):
     def read(self, path: str) -> bytes: ...
     def names(self, path: str) -> list[str]:
-        """Of what is in a directory, in no order."""
+        """The names in a directory, in no order."""
         ...
 
     def scan(self, path: str) -> list[tuple[str, int]]:
-        """(name, inode number) of the same."""
+        """(name, inode number) of each entry in a directory."""
         ...
 
     def readlink(self, path: str, anywhere: bool = False) -> str: ...
@@ -61,7 +61,7 @@ class System(Protocol):
 
 
 class Tree:
-    """The files below `root`, "" for this machine. A tree has neither programs to ask nor a clock: those are None.
+    """The files below `root`; "" is this machine. A tree has neither programs to ask nor a clock: those are None.
     `anywhere`: a program of this machine is meant, whatever the root."""
 
     def __init__(self, root: str) -> None:
@@ -71,7 +71,7 @@ class Tree:
         # Not open(): a round reads a thousand small files, and making an object for each costs more than the read.
         file = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # In pieces: for one read of 4 MiB or more /proc/sys answers ENOMEM.
+            # In pieces: /proc/sys answers one read of 4 MiB or more with ENOMEM.
             data = piece = os.read(file, READ_BYTES)
             if path.startswith("/sys/") and len(piece) < READ_BYTES:
                 return data  # sysfs gives an attribute whole, and there are a thousand of them
@@ -103,7 +103,7 @@ class Tree:
         return FileSystem(found.f_blocks * block, found.f_bavail * block, found.f_files, found.f_favail)
 
     def run(self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool) -> Ran | None:
-        """None: there is no such program, or it would tell of another machine than the tree's (not `anywhere`)."""
+        """None: there is no such program, or it would tell of this machine instead of the tree's (not `anywhere`)."""
         if self._root and not anywhere:
             return None
         try:
@@ -127,7 +127,7 @@ def adjtimex() -> KernelClock:
             ("maxerror", ctypes.c_long),  # microseconds
             ("esterror", ctypes.c_long),
             ("status", ctypes.c_int),
-            ("rest", ctypes.c_char * 256),  # more than what follows
+            ("rest", ctypes.c_char * 256),  # room for all further fields
         )
 
     timex = Timex()

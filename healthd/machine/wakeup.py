@@ -1,4 +1,4 @@
-"""The one wait of a process, and the signals that end it."""
+"""The one place where a process waits, and the signals that end the wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import signal
 from collections.abc import Iterable
 
 FOREVER = float("inf")
-LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes no longer one than 24 days
+LONGEST_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes at most 24 days
 
 
 def wake_on_signals() -> int:
-    """A descriptor that gets one byte a signal: SIGTERM, SIGINT, SIGHUP."""
+    """A descriptor that gets one byte for each signal: SIGTERM, SIGINT, SIGHUP."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -21,7 +21,7 @@ def wake_on_signals() -> int:
 
 
 def signals(descriptor: int) -> bytes:
-    """The signals that came since they were last asked for."""
+    """The signals that came since the last call."""
     try:
         return os.read(descriptor, 64)
     except BlockingIOError:
@@ -29,7 +29,7 @@ def signals(descriptor: int) -> bytes:
 
 
 def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
-    """Sleep until one of the descriptors can be read (or written, where that is wanted), at most `seconds`. Those."""
+    """The descriptors that can be read (or written, where wanted). It sleeps until there is one, at most `seconds`."""
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))

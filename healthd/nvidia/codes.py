@@ -14,7 +14,7 @@ from healthd.data import data_folder
 
 
 class XidFact(NamedTuple):
-    """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" where the catalogue gives none."""
+    """`action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...); "" where the catalogue gives none."""
 
     code: int
     mnemonic: str
@@ -55,7 +55,7 @@ class Nvlink5Fact(NamedTuple):
 
 
 def xid_numbers() -> list[int]:
-    """Of all Xids in the catalogue, those that are not reserved or unused."""
+    """All Xids in the catalogue that are not reserved or unused."""
     return sorted(code for code, fact in _xids().items() if fact.description not in ("", "Reserved", "Unused"))
 
 
@@ -72,7 +72,7 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """What bits of the registers of an Xid 74 mean. `word`: 0 = first."""
+    """Some bits in the registers of an Xid 74, and what they mean. `word`: 0 = first."""
 
     word: int
     bits: frozenset[int]
@@ -111,7 +111,7 @@ def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:
 
 
 def sub_code(intr_info: int) -> int:
-    """Of the first register word of an Xid 144-150: bits 25 to 20."""
+    """Bits 25 to 20 of the first register word of an Xid 144-150."""
     return intr_info >> 20 & 0x3F
 
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 put = object.__setattr__  # see nvml.raw
 
-# Answered from what NVML noted of the GPU when it was opened: works for a GPU that is gone from the bus, too.
+# NVML answers these from what it noted when it was opened: they work for a GPU that is gone from the bus, too.
 FROM_MEMORY = frozenset(
     {
         "nvmlDeviceGetHandleByIndex",
@@ -53,7 +53,7 @@ FROM_MEMORY = frozenset(
 )
 
 NO_BIT_ERRORS = 0xFFF  # 15e-255
-# By field, the setting that holds its counts by link; "" counts nothing.
+# Field -> the setting that holds its counts by link; "" counts nothing.
 LINK_FIELDS = {
     LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
     LinkCounters.NVLINK5: {
@@ -67,12 +67,12 @@ _opens = itertools.count()  # random failures differ from round to round
 
 
 def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
-    """NVML as the scenario has it at this moment. Raises ConvertError, and NvmlError where nvmlInit fails."""
+    """NVML as the scenario has it at this moment. Raises ConvertError, or NvmlError if nvmlInit fails."""
     return Nvml.open(library(profile_or_file, now))
 
 
 def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeLibrary:
-    """The same before nvmlInit."""
+    """The functions of that NVML, before nvmlInit."""
     scenario, start = fake_scenario.read(profile_or_file)
     machine, gpus = fake_scenario.state(scenario, now() - start)
     return FakeLibrary(machine, fake_scenario.addresses(scenario), gpus)
@@ -186,7 +186,7 @@ class FakeLibrary:
         return f"GPU-{handle.index:08x}-0000-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """In the order of the PCI addresses, as the driver gives them."""
+        """Numbers in the order of the PCI addresses, as the driver gives them."""
         self._ask("nvmlDeviceGetMinorNumber", handle)
         return handle.index
 
@@ -370,7 +370,7 @@ def _supported(value: T | None) -> T:
 
 
 def _trouble(part: Machine | Gpu, call: str) -> None:
-    """Sleep or die, if that is what this call does here."""
+    """Sleep or die, if the scenario says so for this call."""
     if part.hang == call:
         time.sleep(part.hang_seconds)
     if part.crash == call:
@@ -383,8 +383,8 @@ def _address(pci: str) -> tuple[int, int, int]:
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
-    """One ECC counter, by nvml.h's numbers. Most locations are not supported on Ampere and later; with MIG the GPU does
-    not tell what it counted since the driver was loaded."""
+    """One ECC counter, by nvml.h's numbers. Ampere and later do not support most locations; with MIG the GPU does not
+    tell what it counted since the driver was loaded."""
     if not gpu.ecc or location not in (2, 7) or (gpu.mig and counter_type == VOLATILE):
         _fail("NotSupported")
     counter = ("volatile", "aggregate")[counter_type]

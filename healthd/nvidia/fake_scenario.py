@@ -21,7 +21,7 @@
 
 Seconds count from `start` (seconds since the epoch) or, without it, from when the file was last modified: so a
 timeline goes on when the worker is replaced, and rewriting the file starts it again. The file is read at every
-open, once a round. Whatever is wrong in it is one ConvertError sentence that names the file and the setting.
+open, once a round. An error in it is one ConvertError sentence that names the file and the setting.
 """
 
 from __future__ import annotations
@@ -95,17 +95,17 @@ class Gpu:
 
     gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; it is named,
                 but every question to it answers GpuIsLost; or ResetRequired
-    ecc_*       counters; without ECC (`ecc = false`) they are not supported, as are the volatile ones and the rows'
-                with `mig`. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
+    ecc_*       counters. They are not supported without ECC (`ecc = false`), the volatile ones and the rows' not
+                with `mig` either. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
     remap_histogram   banks with all, many, some, few, no spare rows
     unrepairable_memory   the driver's flag (590 and later)
     retired_single_bit, retired_double_bit   pages, before Ampere
-    fabric_health, fabric_summary   where these are not set the driver refuses the newer versions of the structure
-    temperature_margin, temperature_slowdown_margin   degrees that are left, and at how many the hardware slows down
+    fabric_health, fabric_summary   if these are not set the driver refuses the newer versions of the structure
+    temperature_margin, temperature_slowdown_margin   degrees that are left; at how many the hardware slows down
     utilization_percent, power_limit_watts, power_default_watts, slowdown_*_seconds   as their names say
     inforom     false: its checksums are wrong
-    processes   ids of those that hold a context
-    mig, mig_pending, mig_devices   now, after the next reset (not set: as now), and how many
+    processes   ids of the processes that hold a context
+    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); how many devices
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
     nvlink_ber  bit error rates by link: {4 = 1e-5}
     unsupported, unsupported_fields, errors   calls and field ids that answer NotSupported, and any other error
@@ -183,7 +183,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What holds for the whole machine (see the top of this file)."""
+    """The settings of the whole machine (see the top of this file)."""
 
     driver_version: str = ""
     library: Library = Library.FINE
@@ -197,7 +197,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Scenario(Machine):
-    """A scenario file. Tables are kept as they are written: what is not written comes from the profile."""
+    """A scenario file. Tables are kept as written: settings that they lack come from the profile."""
 
     profile: str = ""
     pci: tuple[str, ...] = ()
@@ -208,7 +208,7 @@ class Scenario(Machine):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A healthy machine: `gpu` holds the settings of each of the GPUs at the addresses `pci`."""
+    """A healthy machine: every GPU at the addresses `pci` has the settings `gpu`."""
 
     driver_version: str
     pci: tuple[str, ...]
@@ -217,7 +217,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The part of an [[at]] entry that is not a setting: for which GPU (None: the machine), and from when on."""
+    """The part of an [[at]] entry that is no setting: its GPU (None: the machine), and the time from which it holds."""
 
     seconds: float
     gpu: int | None = None
@@ -230,7 +230,7 @@ def profiles() -> list[str]:
 
 @functools.cache
 def profile(name: str) -> Profile:
-    """Raises ConvertError for a name that is none."""
+    """Raises ConvertError if there is no profile of this name."""
     if name not in profiles():
         raise ConvertError(f'profile: there is no "{name}"{nearest(name, profiles())}')
     return load(Profile, toml.parse((PROFILES / f"{name}.toml").read_text("utf-8")), name)
@@ -266,7 +266,7 @@ def parse(text: str) -> Scenario:
 
 
 def check(data: object) -> Scenario:
-    """The same from what was in the file."""
+    """As `parse`, from the plain data of a file."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -276,12 +276,12 @@ def check(data: object) -> Scenario:
 
 
 def addresses(scenario: Scenario) -> tuple[str, ...]:
-    """Where the machine's GPUs are on PCI, by NVML's index, those that are gone from NVML included."""
+    """The PCI addresses of the machine's GPUs, by NVML's index, including those that are gone from NVML."""
     return scenario.pci or profile(scenario.profile).pci
 
 
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
-    """The machine and its GPUs when `elapsed` seconds have passed."""
+    """The machine and its GPUs after `elapsed` seconds."""
     base = profile(scenario.profile)
     machine = {name: getattr(scenario, name) for name in _names(Machine)}
     machine["driver_version"] = machine["driver_version"] or base.driver_version
@@ -300,7 +300,7 @@ def _names(settings: type) -> list[str]:
 
 
 def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
-    """Each [[at]] entry: when, what it changes, and where that stands."""
+    """Each [[at]] entry: when it holds, what it changes, and its place in the file."""
     for number, entry in enumerate(scenario.at):
         when = load(When, {k: v for k, v in entry.items() if k in ("seconds", "gpu")}, f"at[{number}]")
         settings = {k: v for k, v in entry.items() if k not in ("seconds", "gpu")}
@@ -308,7 +308,7 @@ def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """What the types alone do not show. Raises ConvertError for what they do."""
+    """The problems that types alone do not show. Raises ConvertError for those that they show."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
             yield f'pci[{number}]: must be another address like "0000:1b:00.0", is "{address}"'
@@ -337,7 +337,7 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
 
 
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
-    """`links_before`: how many NVLinks the GPU has where this table does not say."""
+    """`links_before`: how many NVLinks the GPU has if this table does not say it."""
     gpu = load(Gpu, table, where)
     yield from _trouble_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
@@ -366,7 +366,7 @@ def _links(scenario: Scenario, index: str) -> int:
 
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
-    """Every number in a GPU's settings with its name, but for those that have limits of their own."""
+    """(name, number) of a GPU's settings, except those with limits of their own."""
     for f in dataclasses.fields(gpu):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]

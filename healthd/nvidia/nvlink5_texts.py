@@ -25,7 +25,7 @@ _TODO = (
     "status is the second word in parentheses in journalctl -k. nvidia-smi nvlink -s and -e show the links. After the "
     "drain reset the GPU; a link that fails again points to cable, switch or GPU: look at both ends."
 )
-# NVIDIA's action at once, and what to look into then.
+# NVIDIA's immediate action, and what to look into after it.
 _AT_ONCE = {
     "RESET_GPU": "reset the GPU",
     "IGNORE": "nothing at once",
@@ -58,7 +58,7 @@ _WORDS = (
 
 
 def explain(code: str) -> Explain | None:
-    """ "nvlink5/149:4" one sub-code, "nvlink5/149" the sub-codes of one Xid, "nvlink5" the Xids. None if it is none."""
+    """ "nvlink5/149:4": one sub-code, "nvlink5/149": those of one Xid, "nvlink5": the Xids. None if `code` is none."""
     match = _CODE.fullmatch(code)
     if match is None:
         return None
@@ -71,7 +71,7 @@ def explain(code: str) -> Explain | None:
 
 
 def known() -> list[str]:
-    """Every name that the table has an answer for."""
+    """Every name that `explain` has an answer for."""
     subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
     return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
@@ -105,7 +105,7 @@ def _rows(xid: int, sub: int) -> Explain:
 
 
 def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
-    """One for all rows that differ in their status only."""
+    """One line for all rows that differ only in their status."""
     statuses: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         same = (_units([row]), _severity(row), _action(row), _impact(row))
@@ -122,14 +122,14 @@ def _of(xid: int) -> list[Nvlink5Fact]:
 
 
 def _text(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
-    """At its worst: CRITICAL where a row is answered with a reset."""
+    """The text for the worst row: CRITICAL if one asks for a reset."""
     worst = any(row.action == "RESET_GPU" for row in rows)
     severity = Severity.CRITICAL if worst else Severity.WARNING
     return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, _TODO.format(xid=xid))
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:
-    """ "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names where drivers differ."""
+    """ "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names if drivers differ."""
     named = dict.fromkeys(
         f"{row.units[0]} (or {' or '.join(row.units[1:])})" if len(row.units) > 1 else row.units[0] for row in rows
     )

@@ -1,4 +1,4 @@
-"""What the driver asks to be done with a GPU: a number that Xid 154 and NVML's field 230 (nvml.h) share."""
+"""The recovery action that the driver asks for a GPU: Xid 154 and NVML's field 230 (nvml.h) share its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Action(NamedTuple):
     words: str
 
 
-# 0 asks for nothing. What concerns other nodes, or other GPUs too, warns.
+# 0 asks for nothing. An action that concerns other nodes, or also other GPUs, warns.
 ACTIONS: Mapping[int, Action] = {
     1: Action("gpu_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
     2: Action("node_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the node"),
@@ -28,4 +28,4 @@ ACTIONS: Mapping[int, Action] = {
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
 UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this healthd does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # asked for, and no longer: it was done
+RESETS = frozenset({1, 2, 4, 6, 7})  # if no longer asked for, it was done

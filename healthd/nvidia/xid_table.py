@@ -1,7 +1,7 @@
 """What an Xid means for a node: how bad it is, and what ends it.
 
-Rules: NVIDIA's Xid catalogue (facts/xid.csv) gives each code an immediate action, and the action the severity. What
-resets or loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn.
+Rules: NVIDIA's Xid catalogue (facts/xid.csv) gives each code an immediate action, and the action gives the severity. A
+code that resets or loses the GPU is CRITICAL; one that an application causes never drains a node; unknown codes warn.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from healthd.nvidia import codes
 
 # RESTART_BM and RESTART_VM.
 GONE = frozenset({79, 151})
-# RESET_GPU; and 48 (uncorrectable error), whose workflow of its own ends with a reset.
+# RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset.
 RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 # gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid.
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
 # WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv says which unit's error resets the GPU.
 NVLINK5 = range(144, 151)
-# WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines say, and by earlier ones.
+# WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines and earlier lines say.
 NVLINK, RECOVERY = 74, 154
 
 
 class Meaning(NamedTuple):
-    """of_application   an application caused it: what ends with time ends sooner"""
+    """of_application   an application caused it: a condition that ends with time ends sooner"""
 
     severity: Severity
     clears: Clears
@@ -32,7 +32,7 @@ class Meaning(NamedTuple):
 
 
 def meaning(event: KernelEvent) -> Meaning:
-    """Of one line alone. What only several tell (74), and the recovery action (154), is not in it: they warn here."""
+    """The meaning of one line alone. 74, which takes several lines, and the recovery action (154) only warn here."""
     code = int(event.code)
     fact = codes.xid(code)
     if code in GONE:
@@ -52,7 +52,7 @@ def meaning(event: KernelEvent) -> Meaning:
 
 
 def worst(code: int) -> Meaning:
-    """Of any line of this code."""
+    """The worst meaning of any line of this code."""
     if code in (NVLINK, RECOVERY) or code in NVLINK5:
         return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
     return meaning(KernelEvent("xid", str(code)))

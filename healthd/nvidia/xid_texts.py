@@ -1,6 +1,6 @@
-"""What `healthd explain gpu_xid/CODE` says: NVIDIA's catalogue in the words of who is woken at night.
+"""What `healthd explain gpu_xid/CODE` says: NVIDIA's catalogue in words for the engineer who is woken at night.
 
-Written by hand for the codes that drain or that are seen most, for the others made from the catalogue's action.
+Texts of the codes that drain or that are seen most are written by hand; the others come from the catalogue's action.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _NAMED: dict[str, Text] = {
         "fabric. If it comes with each program that starts: restart the fabric manager on the drained node, or reboot.",
     ),
 }
-# How they are judged at their worst; the others like a GPU that is gone.
+# How these codes are judged at their worst; the other codes are judged like a GPU that is gone.
 _WORST = {
     "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
     "nvlink": (Severity.WARNING, Clears.GPU_RESET),
@@ -209,7 +209,7 @@ _OTHER = (
 
 
 def explain(name: str) -> Explain | None:
-    """`name` is what follows "gpu_xid/": "79", "fallen_off_bus"."""
+    """`name` is the part after "gpu_xid/": "79", "fallen_off_bus"."""
     if name in _NAMED:
         return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name])
     if name.isascii() and name.isdecimal() and len(name) < 5:

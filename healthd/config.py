@@ -1,7 +1,7 @@
-"""The settings as frozen dataclasses, with their defaults and what each may be, and the files that they stand in.
+"""The settings as frozen dataclasses, with their defaults and allowed values, and the files that hold them.
 
-The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. How the effective settings
-come of it: settings/settle.py.
+The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. settings/settle.py makes
+the effective settings of it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from healthd.plausible import (
     no_absolute_path,
     no_address,
 )
-from healthd.plausible import Period as Period  # what checks declare theirs with
+from healthd.plausible import Period as Period  # checks declare their periods with it
 from healthd.plausible import Seconds as Seconds
 
 
@@ -43,8 +43,8 @@ class CheckConfig:
     clear_after       completed runs in a row without the finding that end a condition which clears by PASS
     enforce           false caps everything the check finds at WARNING
     severity          another severity for one code: {"gpu_ecc/disabled": "info"}
-    guessed           the settings that a profile of the machine's type gave, not a person ("name": there is such an
-                      instance at all); set when settings are read
+    guessed           the settings that a profile of the machine's type gave, not a person ("name": the profile gave
+                      the whole instance); set when settings are read
     """
 
     name: str = ""
@@ -59,8 +59,8 @@ class CheckConfig:
 
 @dataclass(frozen=True, slots=True)
 class NvmlConfig:
-    """fake: a profile or a scenario file instead of the driver. unheld_interval_seconds: how far apart the rounds of
-    GPU checks are where nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC).
+    """fake: a profile or a scenario file instead of the driver. unheld_interval_seconds: the time between rounds of GPU
+    checks while nobody else holds the driver (opening it costs seconds a GPU, closing it wipes volatile ECC counts).
     """
 
     fake: FileOrName = ""
@@ -69,7 +69,7 @@ class NvmlConfig:
 
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
-    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: what root wrote counts (drills)."""
+    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: root's own lines count (drills)."""
 
     source: FileOrName = "kmsg"
     accept_injected: bool = False
@@ -78,8 +78,8 @@ class KernelLogConfig:
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
     """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
-    be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: the jobs
-    that a CRITICAL fault hit are told so in theirs."""
+    be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: whether
+    a job that a CRITICAL fault hit is told so in its AdminComment."""
 
     command_seconds: Period = 30.0
     requeue_again_seconds: Seconds = 90.0
@@ -89,7 +89,7 @@ class SlurmConfig:
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """How many nodes of a partition healthd may hold drained: so many percent of them, and so many at least.
+    """How many nodes of a partition healthd may hold drained: a percentage of them, but at least a given number.
 
     limit_*         for causes that nodes share
     own_hardware_*  for a fault of the node itself
@@ -105,7 +105,7 @@ class FleetLimits:
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector, "" for none."""
+    """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector; "" = none."""
 
     listen: Address = "127.0.0.1:9478"
     textfile: FileOrName = ""
@@ -113,7 +113,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """profile: "auto", "none", a name of conf/profiles or a path. baseline_file: "" for none."""
+    """profile: "auto", "none", a name of conf/profiles or a path. baseline_file: "" = none."""
 
     mode: Mode = Mode.OBSERVE
     node_name: NodeName = ""
@@ -134,7 +134,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """[checks.*] from one place. `guessed`: it says what such a machine usually has, not what this one has."""
+    """The [checks.*] of one source. `guessed`: it says what such machines usually have, not what this one has."""
 
     source: str
     checks: Any
@@ -149,8 +149,8 @@ class Loaded:
     """Settings and where each came from: `origins` maps "kernel_log.source" and 'checks.mount."/data".fstype' to the
     file, flag or profile; absent: default.
 
-    checks: the Configs of those that are enabled. tables: the plain tables, for the worker.
-    disabled: the Configs of the others. profile: the source of what was guessed, "" = none.
+    checks: the Configs of the enabled checks. tables: their plain tables, for the worker.
+    disabled: the Configs of the other checks. profile: the source of the guessed settings, "" = none.
     """
 
     settings: Settings
@@ -162,7 +162,7 @@ class Loaded:
 
 
 def read_file(path: str, required: bool) -> dict[str, Any]:
-    """The plain table of a TOML file; {} where there is none and none is required."""
+    """The plain table of a TOML file; {} if there is no file and none is required."""
     try:
         with open(path, "rb") as file:
             return parse_toml(file.read(), path)
@@ -183,7 +183,7 @@ def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
 
 
 def runtime_dir(table: Mapping[str, Any], source: str) -> str:
-    """Where the daemon with these settings has its socket; whatever else is wrong in them does not matter here."""
+    """The directory of the socket of a daemon with these settings; other errors in them do not matter here."""
     found = table.get("runtime_dir", Settings().runtime_dir)
     if not isinstance(found, str):
         raise ConfigError(f"{source}: runtime_dir: must be text, is {show(found)}")
@@ -191,13 +191,13 @@ def runtime_dir(table: Mapping[str, Any], source: str) -> str:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """Where the site's checks are: they must be known before the table can be judged. "" where that is wrong."""
+    """The directory of the site's checks, needed before the table can be judged; "" if that setting is wrong."""
     found = table.get("checks_dir", Settings().checks_dir)
     return found if isinstance(found, str) and not no_absolute_path(found) else ""
 
 
 def listen_address(text: str, where: str) -> tuple[str, int] | None:
-    """("127.0.0.1", 9478) of "127.0.0.1:9478", ("::1", 9478) of "[::1]:9478"; None of "off"."""
+    """("127.0.0.1", 9478) for "127.0.0.1:9478", ("::1", 9478) for "[::1]:9478"; None for "off"."""
     if problem := no_address(text):
         raise ConvertError(f"{where}: {problem}")
     address, _, port = text.rpartition(":")

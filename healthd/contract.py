@@ -1,6 +1,6 @@
-"""What a check module may declare: each name, its type, and what stands for it where a module does not declare it.
+"""What a check module may declare: each name, its type, and its default where a module does not declare it.
 
-Nothing else of a module is read, and this is read once, when the check is found. A module needs `run` or `correlate`
+Nothing else of a module is read, and it is read once, when the check is found. A module needs `run` or `correlate`
 (a site's file: `run`). tests/test_contract.py has mypy hold each module of checks/ to the types.
 """
 
@@ -32,26 +32,26 @@ C = TypeVar("C", bound=CheckConfig)
 
 @dataclass(frozen=True, slots=True)
 class Contract(Generic[C]):
-    """In the worker, with a deadline: `run` and `baseline`. In the daemon, at once: everything else.
+    """`run` and `baseline` are called in the worker, with a deadline; everything else in the daemon, at once.
 
     Config         its settings: a dataclass, each field with a default
     PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
-    USES           what a run may hang in: "nvml", which all that use it share, or "" = in nothing that others need
-    WHEN           "idle": comes round only while healthd wants or holds a drain and Slurm shows the node drained and
+    USES           what a run may hang in: "nvml", which all its users share; "" = nothing that other checks need
+    WHEN           "idle": it runs only while healthd wants or holds a drain and Slurm shows the node drained and
                    idle, and `healthd check` runs it only by its name; "" = always
     AFTER_EVENTS   kinds of kernel events after which it runs at once
-    HOLDS_RESUME   whether a drained node waits for it where it cannot look
-    run            looks: what it finds, counts, and sees repaired. What it raises means that it could not look
+    HOLDS_RESUME   whether a drained node stays drained while the check cannot look
+    run            looks, and yields what it finds, counts, and sees repaired. An exception means that it could not look
     validate       the sentence that refuses its settings; None or "" = they are right
-    overdue        what it means that a run has not answered for so many seconds
+    overdue        what it means when a run has not answered for so many seconds
     correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
     repairs        the repairs that kernel events are evidence of; pure. Built-in checks only
     BASELINE       the settings that `healthd baseline` writes for it, and where
-    baseline       what they are on this node now. What it raises leaves the check out, with the reason
+    baseline       the values of those settings on this node now. An exception leaves the check out, with the reason
     EXPLAIN        code -> what it means, why it matters, what to do
-    explain        the same for codes that come by the number; goes before EXPLAIN
+    explain        the same for codes that come in numbers; asked before EXPLAIN
     known_codes    the codes that `explain` has words for
-    explain_more   the text for a name that stands in messages only
+    explain_more   the text for a name that stands only in messages
     known_more     the names that `explain_more` has words for
     """
 
@@ -79,5 +79,5 @@ NAMES = tuple(f.name for f in dataclasses.fields(Contract))
 
 
 def declared(module: ModuleType) -> Contract[Any]:
-    """What a module declares, unjudged: a site's may have other types."""
+    """What a module declares, not yet judged: a site's module may have wrong types."""
     return Contract(**{name: getattr(module, name) for name in NAMES if hasattr(module, name)})

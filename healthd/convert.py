@@ -1,7 +1,7 @@
 """Plain data (from TOML or JSON) <-> frozen dataclasses, strictly: no coercion, every error names its place.
 
-Used for the settings, the ledger, and the messages between daemon and worker. Measured against pydantic, msgspec
-and cattrs in docs/adr/0003: the two that are as quick to start accept "100" for a number or a misspelt key.
+The settings, the ledger, and the messages between daemon and worker go through it. docs/adr/0003 compares it with
+pydantic, msgspec and cattrs: the two that start as quickly accept "100" for a number or a misspelt key.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ConvertError(HealthdError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must be beyond its type, declared with it: Annotated[float, Rule(problem)]. problem: what is wrong
-    with a value of the type ("must not be negative, is -1"), "" = nothing."""
+    """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)]. problem: what is
+    wrong with a value of the type ("must not be negative, is -1"); "" = nothing."""
 
     problem: Callable[[Any], str]
 
@@ -46,7 +46,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def load(cls: type[T], data: object, where: str = "") -> T:
     """Make a `cls` from plain data. `where` is the place that errors name ("checks.mount").
 
-    To put the places together costs more than all the rest: it is done only when something is wrong.
+    Building the places costs more than everything else: it is done only when something is wrong.
     """
     loader = _loader(typing.cast(Any, cls))
     try:
@@ -55,12 +55,12 @@ def load(cls: type[T], data: object, where: str = "") -> T:
         return typing.cast(T, loader(data, where))
 
 
-Loader = Callable[[Any, "str | None"], Any]  # the place: None while it is not asked for
+Loader = Callable[[Any, "str | None"], Any]  # the place is None until it is needed
 
 
 @functools.cache
 def _loader(kind: Any) -> Loader:
-    """What turns plain data into a `kind`, built once per type: a round converts hundreds of observations."""
+    """The function that turns plain data into a `kind`, built once per type: a round converts hundreds of values."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _union_loader(kind)
@@ -91,7 +91,7 @@ def _union_loader(kind: Any) -> Loader:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     one = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # a site's check may note what it likes
+    rules = [note for note in notes if isinstance(note, Rule)]  # a site's check may add notes of its own
 
     def load_ruled(data: Any, where: str | None) -> Any:
         value = one(data, where)
@@ -109,7 +109,7 @@ def _dataclass_loader(cls: type) -> Loader:
     loaders: dict[str, Loader] = {}
 
     def load_dataclass(data: Any, where: str | None) -> Any:
-        if not loaders:  # at the first use, not before: a class may contain itself
+        if not loaders:  # built at the first use: a class may contain itself
             loaders.update({f.name: _loader(hints[f.name]) for f in dataclasses.fields(cls)})
         table = _table(data, where)
         if not table.keys() <= loaders.keys():
@@ -143,7 +143,7 @@ def _tuple_loader(kind: Any) -> Loader:
         if len(items) != len(loaders):
             raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
         if where is None and is_exact and tuple(map(type, items)) == args:
-            return tuple(items)  # the labels of hundreds of observations
+            return tuple(items)  # fast path: the labels of hundreds of observations
         if where is None:
             return tuple([one(value, None) for one, value in zip(loaders, items, strict=True)])
         pairs = zip(loaders, items, strict=True)
@@ -191,7 +191,7 @@ def _plain_loader(kind: Any) -> Loader:
                 _must_be_text(data, where)
             if found is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, is {data}")
-            if found is int and data.bit_length() > 64:  # what computes with it would raise, at some other place
+            if found is int and data.bit_length() > 64:  # computing with it would raise elsewhere
                 raise ConvertError(f"{where}: must be a number of at most 64 bits, is {show(data)}")
             return data
         if kind is float and found is int:
@@ -213,8 +213,8 @@ def _plain_loader(kind: Any) -> Loader:
 
 
 def _must_be_text(data: str, where: str | None) -> None:
-    """JSON can name half a character (\\ud800), which nothing can write. What stands for a byte of a path that is no
-    UTF-8 (os.fsdecode) can be written back."""
+    """JSON can name half a character (\\ud800), which nothing can write. The half characters that os.fsdecode makes of
+    a path's bytes that are no UTF-8 can be written back."""
     try:
         data.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -238,7 +238,7 @@ def show(data: object) -> str:
 
 
 def number(value: float) -> str:
-    """As a person would write it: 30 of 30.0."""
+    """The number as a person would write it: 30 for 30.0."""
     return f"{value:g}" if isinstance(value, float) else show(value)
 
 
@@ -270,7 +270,7 @@ def dump(value: Any) -> Any:
 
 @functools.cache
 def _dumper(cls: Any) -> Dumper:
-    """What turns a value of this very class into plain data, built once per class as loaders are."""
+    """The function that turns a value of exactly this class into plain data, built once per class like the loaders."""
     if issubclass(cls, enum.Enum):
         return lambda value: value.name.lower()
     if dataclasses.is_dataclass(cls):

@@ -1,4 +1,4 @@
-"""Where the data lies that comes with the program.
+"""Where the data that comes with the program lies.
 
 facts/                  NVIDIA's codes; a running daemon reads them late, so they stay here
 node_profiles/          what machines of a type have, a link to conf/profiles
@@ -11,5 +11,5 @@ import os
 
 
 def data_folder(name: str) -> str:
-    """The path of one of them: "facts", "nvidia/fake_machines"."""
+    """The path of one of these folders: "facts", "nvidia/fake_machines"."""
     return os.path.join(os.path.dirname(__file__), name)

@@ -1,4 +1,4 @@
-"""The errors that healthd raises: each is one sentence for a person. Those of Python (OSError) stay what they are.
+"""The errors that healthd raises: each is one sentence for a person. Python's own errors (OSError) stay as they are.
 
 HealthdError
 ├── ConvertError (ValueError)   convert.py                   plain data is not what it should be
@@ -11,7 +11,7 @@ HealthdError
 ├── ReplayedError               record/nvml_recording.py     NVML failed when the recording was made
 ├── LogError                    scan/log_file.py             a log cannot be read, or not further
 ├── CommandRefused              say/commands.py              the daemon does not carry out what a person asks
-├── RefusedByDaemon             cli/control.py               the same, as the client is told it
+├── RefusedByDaemon             cli/control.py               the same refusal, on the client's side
 ├── NoAnswer                    cli/control.py               no daemon answers
 └── Stop                        cli/terminal.py              a command ends here, with this exit status
 """
@@ -20,4 +20,4 @@ from __future__ import annotations
 
 
 class HealthdError(Exception):
-    """The root of them."""
+    """The root of these errors."""

@@ -1,6 +1,6 @@
-"""No input ends the daemon. What comes from outside (a request, a kernel line, the worker's answer, Slurm's text, a
-file) is refused in a sentence by whoever reads it. A guard stands behind each of these boundaries for what its reader
-did not think of: that one thing is dropped, counted and shown, and the log gets the traceback once.
+"""No input ends the daemon. The reader of an input (a request, a kernel line, the worker's answer, Slurm's text, a
+file) refuses a bad one in a sentence. Behind each of these boundaries stands a guard for inputs that its reader did not
+think of: the one input is dropped, counted and shown, and the log gets the traceback once.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from healthd.text import printable
 
 log = logging.getLogger("healthd")
 
-# What a person may meet in metrics and troubles.
+# The boundaries, as metrics and troubles name them.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
 HOT_UNPLUG, METRICS = "device_removals", "metrics"
-SHOWN_SECONDS = 24 * 3600.0  # a trouble stands for so long after the last one was dropped
-MOST_TOLD = 200  # places in the program whose mistake was written down; more would be a log of its own
+SHOWN_SECONDS = 24 * 3600.0  # a trouble is shown for so long after the last drop
+MOST_TOLD = 200  # at most so many places in the program are logged; more would flood the log
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Of this process since its start, like its log: by boundary how many, and when and why the last one.
+# Since the start of this process: how many inputs each boundary dropped, and when and why it dropped the last one.
 dropped: Counter[str] = Counter()
 _last: dict[str, tuple[float, str]] = {}
 _told: set[tuple[str, str, str, int]] = set()
 
 
 def drop(boundary: str, error: Exception, what: object = "") -> None:
-    """Count a mistake, show it from now on, and log it with its traceback: once for each place in the program that
-    raises. `what`: the input, for the log."""
+    """Count a mistake, show it from now on, and log it with its traceback, once for each place in the program that
+    raises it. `what`: the input, for the log."""
     dropped[boundary] += 1
     _last[boundary] = (time.time(), words(error))
     *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
@@ -48,15 +48,15 @@ def drop(boundary: str, error: Exception, what: object = "") -> None:
 
 @contextmanager
 def at(boundary: str, what: object = "") -> Iterator[None]:
-    """`with guard.at(SOCKET, request):` what raises in it is dropped."""
+    """`with guard.at(SOCKET, request):` an exception inside drops the input."""
     try:
         yield
-    except Exception as error:  # not what is meant to end the program: a signal, an exit
+    except Exception as error:  # not BaseException: a signal or an exit ends the program
         drop(boundary, error, what)
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
-    """For a function that reads text of others, the first argument: what it stumbles over is nothing that it knows."""
+    """For a function whose first argument is text from outside: where it fails, it gives None as for unknown text."""
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
         @functools.wraps(read)
@@ -73,7 +73,7 @@ def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P,
 
 
 def troubles(now: float) -> Iterator[str]:
-    """One sentence for each boundary at which something was dropped of late."""
+    """One sentence for each boundary that dropped an input of late."""
     for boundary, (when, why) in _last.items():
         if now - when < SHOWN_SECONDS:
             count = dropped[boundary]
@@ -85,7 +85,7 @@ def words(error: BaseException) -> str:
     """ "ValueError: not a number", on one line of bounded length, whatever the input put into it."""
     try:
         text = printable(str(error)[:200])
-    except Exception:  # an error of others may fail to tell itself
+    except Exception:  # a foreign error may fail in its own __str__
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""Host: all that a check may touch. The same class on this machine, on a captured tree, and with a fake NVML."""
+"""Host: everything that a check may touch. The class is the same on this machine, a captured tree and a fake NVML."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
-    """What never changes of a PCI function while it is there. `upstream`: the port above it, "" on a root bus;
+    """The facts of a PCI function that never change while it is there. `upstream`: the port above it, "" on a root bus;
     `virtual`: an SR-IOV function, which has no link of its own."""
 
     pci: str
@@ -39,12 +39,12 @@ class PciFunction(NamedTuple):
 
 class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
-    `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing says so.
-    `system`: what answers instead of the files below `root`. `nvml_stands_in`: what `open_nvml` opens is not the
-    machine's own (None: it never is). `shared_seconds`: what several checks ask for is asked again after so long, not
-    for each check of a round.
+    `driver_was_held`: whether somebody else held the driver when NVML was opened; None where nothing tells.
+    `system`: what answers instead of the files below `root`. `nvml_stands_in`: whether `open_nvml` opens another NVML
+    than the machine's own (None: it always does). `shared_seconds`: a reading that several checks share is taken again
+    after so long, not for each check of a round.
 
-    Errors of files are the OSError that the kernel gave; a file that is not there is None from `read`.
+    A file's error is the OSError that the kernel gave; `read` gives None for a file that is not there.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Host:
             raise
 
     def read_shared(self, path: str) -> str | None:
-        """The same for a file that several checks read: once for all checks of a round."""
+        """As `read`, for a file that several checks want: it is read once for all checks of a round."""
         at, text = self._shared.get(path, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
@@ -94,7 +94,7 @@ class Host:
         return text
 
     def told(self, path: str) -> str:
-        """The same, "" where there is none or it cannot be read: for what is only told to people or passed over."""
+        """As `read`, but "" if the file is missing or unreadable: for text that is only shown or may be missing."""
         try:
             return self.read(path) or ""
         except OSError:
@@ -105,7 +105,7 @@ class Host:
         return sorted(self.names(path))
 
     def names(self, path: str) -> builtins.list[str]:
-        """The same in no order."""
+        """As `list`, in no order."""
         try:
             return self._system.names(path)
         except OSError as error:
@@ -114,14 +114,14 @@ class Host:
             raise
 
     def exists(self, path: str) -> bool:
-        """Also for a symbolic link: whether what it points at is there."""
+        """Whether a file is there; for a symbolic link, whether its target is."""
         try:
             return self.stat(path) is not None
         except OSError:
             return False
 
     def stat(self, path: str, anywhere: bool = False) -> FileStat | None:
-        """None if there is nothing there. `anywhere`: of this machine, where `run` would run it."""
+        """None if nothing is there. `anywhere`: look at this machine, where `run` would run it."""
         try:
             return self._system.stat(path, True) if anywhere else self._system.stat(path)
         except OSError as error:
@@ -130,7 +130,7 @@ class Host:
             raise
 
     def link_target(self, path: str, anywhere: bool = False) -> str | None:
-        """Where a symbolic link points (as written), None if it is none."""
+        """Where a symbolic link points (as written); None if the path is none."""
         try:
             return self._system.readlink(path, True) if anywhere else self._system.readlink(path)
         except OSError:
@@ -144,8 +144,8 @@ class Host:
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
     ) -> Ran | None:
-        """Run a program that tells of this machine. None: it is not installed, or a tree or recording stands in for
-        the machine; with `anywhere` it is run all the same. Raises TimeoutError, OSError."""
+        """Run a program that reads this machine. None: it is not installed, or a tree or recording stands in for the
+        machine; with `anywhere` it is run all the same. Raises TimeoutError, OSError."""
         return self._system.run(argv, seconds, environment or {}, anywhere)
 
     def clock(self) -> KernelClock | None:
@@ -155,8 +155,8 @@ class Host:
     # PCI
 
     def pci_functions(self) -> tuple[PciFunction, ...]:
-        """Every PCI function, by address; the same tuple for as long as nothing comes or goes. Each is read once for as
-        long as it is there: its inode number in sysfs is another when it comes back."""
+        """Every PCI function, by address; the same tuple as long as none comes or goes. Each function is read only once
+        while it is there: when it comes back, its inode number in sysfs is another."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = self._pci_entries()
@@ -181,7 +181,7 @@ class Host:
         return PciFunction(pci, vendor, model, pci_class, upstream_of(self.link_target(device) or ""), virtual)
 
     def _pci_number(self, path: str) -> str:
-        """ "0x10de"; "" if the function is being taken out. Raises ValueError: what it is must not be guessed."""
+        """ "0x10de"; "" if the function is being taken out. Raises ValueError: the number must not be guessed."""
         text = self.read(path)
         if text is not None and not PCI_NUMBER.fullmatch(text):
             raise ValueError(f"{path}: not a number as in 0x10de: {text[:40]!r}")
@@ -191,7 +191,7 @@ class Host:
 
     @property
     def nvml(self) -> Nvml:
-        """The NVML of this node, opened now if it is not open. Raises NvmlError where it cannot be opened."""
+        """The NVML of this node, opened now if it is not open. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
             from healthd.nvml import NvmlError, NvmlErrorKind, open_real
 
@@ -199,7 +199,7 @@ class Host:
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
-                # The library stays loaded for as long as this process lives, whatever driver comes.
+                # The library stays loaded as long as this process lives, whichever driver comes.
                 self.nvml_is_outdated = error.kind is NvmlErrorKind.MISMATCH
                 raise
         return self._nvml
@@ -216,7 +216,7 @@ class Host:
     def driver_is_held(self) -> bool | None:
         """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
         if self._nvml_stands_in and not self.root:
-            return None  # the NVML that stands in is not this machine's
+            return None  # the stand-in NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
         if not references.lstrip("-").isdecimal():
             return None
@@ -234,7 +234,7 @@ class Host:
             raise
 
     def each_gpu(self, look: Callable[[NvmlGpu], Iterable[T]]) -> Iterator[T]:
-        """What `look` gives of each GPU that answers. One that fails hides no other: its error is raised at the end."""
+        """What `look` gives for each GPU that answers. One that fails hides none: its error is raised at the end."""
         from healthd.nvml import NvmlError
 
         failed: list[NvmlError | ValueError] = []
@@ -253,8 +253,8 @@ class Host:
     def pci_gpus(self) -> Iterator[str]:
         """PCI addresses of the GPUs that NVML should show, as sysfs has them.
 
-        Not those that vfio-pci or nouveau have. One without any driver is a fault (the driver is missing, or refused
-        it), but for a VGA card (class 0300) on a machine where nothing else says that NVIDIA's driver belongs on it.
+        GPUs of vfio-pci or nouveau are left out. A GPU without any driver is a fault (the driver is missing, or refused
+        it), except a VGA card (class 0300) on a machine where nothing else says that NVIDIA's driver belongs there.
         """
         found = list(self._nvidia_devices())
         wanted = self.exists("/proc/driver/nvidia") or any(driver == "nvidia" for _pci, _class, driver in found)
@@ -265,7 +265,7 @@ class Host:
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
         """(PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller).
 
-        Not the SR-IOV functions that a GPU makes for virtual machines: on their host NVML does not show them.
+        SR-IOV functions that a GPU makes for virtual machines are left out: NVML on the host does not show them.
         """
         for function in self.pci_functions():
             is_gpu = function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302"))

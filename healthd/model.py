@@ -23,9 +23,9 @@ class Severity(enum.IntEnum):
 
 
 class Health(enum.Enum):
-    """What the node is. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
+    """The node's health. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
 
-    A known fault that drains wins over what could not be looked at; what could not be looked at wins over
+    A known fault that drains wins over a check that could not look; a check that could not look wins over
     warnings and over healthy.
     """
 
@@ -48,7 +48,7 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"  # raised, crashed, or answered nonsense
     TIMED_OUT = "timed_out"  # its deadline passed
-    STUCK = "stuck"  # not started: what it uses is held by a worker that is still hung
+    STUCK = "stuck"  # not started: a worker that still hangs holds what the check uses
 
 
 class Clears(enum.Enum):
@@ -68,7 +68,7 @@ class ObservationKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One number that was read. Named as a Prometheus metric without the `healthd_` prefix (base units;
+    """One number that was read. Its name is a Prometheus metric's without the `healthd_` prefix (base units;
     counters end in `_total`). `bits` is the width at which a counter wraps or sticks (None: 64-bit or unknown).
     """
 
@@ -89,14 +89,14 @@ class Worsens:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How bad a check found something, whatever the site's settings make of it."""
+    """How bad a check found something, before the site's settings changed it."""
 
     severity: Severity
     worsens: Worsens | None = None
 
 
 class RunName(NamedTuple):
-    """What runs: a check, and which of its instances ("" where it has none)."""
+    """The name of a run: a check, and one of its instances ("" if it has none)."""
 
     check: str
     instance: str = ""
@@ -106,7 +106,7 @@ class RunName(NamedTuple):
 
 
 class ConditionKey(NamedTuple):
-    """What a condition is known by: a code, and the part that has it ("" = the node)."""
+    """The key of a condition: a code, and the part that has it ("" = the node)."""
 
     code: str
     subject: str
@@ -128,12 +128,13 @@ class Finding:
               acknowledged until this changes. "" = nothing to compare, so a failing check always counts again
     events    sequences of the kernel events that it rests on (correlate only)
     shared_cause   one outside cause can give it on every node at once (file server, driver mismatch)
-    expects   the setting of the check that it compares with ("expected"), "" = none: what was only guessed there (by
-              a profile of the machine's type) warns and never drains
-    relapse_seconds   seen again within so long after it cleared, it waits for an operator; 0 = never, but for REBOOT
+    expects   the setting of the check that it compares with ("expected"), "" = none: if that setting was only guessed
+              (by a profile of the machine's type), the finding warns and never drains
+    relapse_seconds   if it is seen again within this time after it cleared, it waits for an operator; 0 = never,
+              except for REBOOT
     over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
               that waits for no reset, reboot or operator, and never makes one (correlate only)
-    found     where the site's settings changed the severity (absorb.as_configured): as it was found
+    found     its first severity, if the site's settings changed it (absorb.as_configured)
     """
 
     severity: Severity
@@ -154,13 +155,13 @@ class Finding:
 
     @property
     def key(self) -> ConditionKey:
-        """Of the condition that it becomes."""
+        """The key of the condition that it becomes."""
         return ConditionKey(self.code, self.subject)
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Evidence that a part was reset: ends conditions that wait for `clears` and were not seen after `before`.
+    """Evidence that a part was reset: it ends conditions that wait for `clears` and were not seen after `before`.
 
     `before` is the moment of the earlier reading that the evidence compares with (epoch seconds; when its run began,
     as in Condition.last_level_seen), so that an event between the reset and the reading that shows it is never cleared
@@ -178,12 +179,12 @@ class KernelEvent:
     """What one kernel line (or several lines of one fault) says.
 
     kind      xid, sxid, pcie_aer, mlx5, ... (kernel/lines/ lists them)
-    code      the number within the kind ("79"), "" where there is none
+    code      the number within the kind ("79"), "" if there is none
     pci       the address in sysfs form, "" if the line has none
     time      of the first line; `last_time` of the last one; `lines` how many were coalesced into it
     sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
     history   it was in the log before healthd ever looked at it: known, but no news
-    fields    what else was parsed: (("link", "28"), ("fatal", "true"))
+    fields    everything else that was parsed: (("link", "28"), ("fatal", "true"))
     uptime    seconds from the boot to the first line; None where the source does not tell
     """
 
@@ -203,7 +204,7 @@ class KernelEvent:
     uptime: float | None = None
 
     def field(self, name: str) -> str:
-        """One of `fields`, "" where the line does not have it."""
+        """One of `fields`; "" if the line does not have it."""
         return dict(self.fields).get(name, "")
 
 
@@ -228,7 +229,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """What `healthd explain CODE` says of one code: for the engineer who is woken by it.
+    """What `healthd explain CODE` says about one code, to the engineer who is woken by it.
 
     meaning: what was seen; matters: why that is bad for jobs; todo: what an engineer should do.
     What healthd does and what ends it follow from `severity` and `clears`.
@@ -242,7 +243,7 @@ class Explain:
 
 
 class ConditionState(enum.Enum):
-    PENDING = "pending"  # seen, not yet for its confirm time
+    PENDING = "pending"  # seen, but not yet for its confirm time
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"  # open, but an operator knows: it no longer acts
     CLEARED = "cleared"
@@ -263,22 +264,23 @@ class Ack:
 class Condition:
     """A finding that the ledger holds.
 
-    severity         as found, capped and worsened: what it is now
-    found            the same as found and worsened, whatever the site's settings make of it; None: the same
+    severity         its severity now: as found, capped and worsened
+    found            its severity as found and worsened, without the site's settings; None: equal to `severity`
     expects          the setting of the check that it compares with, "" = none
-    first_seen       first sight; `persists_since` begins again when a clean run lay between
+    first_seen       first sight; `persists_since` begins again after a clean run
     critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
     count            kernel events, or completed runs that saw it
-    last_level_seen  when the last run began that saw it, of a check that looks at the state itself (0 = never): the
+    last_level_seen  when the last run that saw it began, of a check that looks at the state itself (0 = never): the
                      moment of its readings in its past
     last_event       time of the last kernel event behind it (0 = never)
-    acknowledged_at  an operator resumed the node then (0 = never): only what is seen later may act
-    ack              a person knows of it for a while: until then it is acknowledged, whatever is seen, unless it rises
+    acknowledged_at  when an operator resumed the node (0 = never): it may act only if it is seen later
+    ack              a person knows of it for a while: until then it stays acknowledged, whatever is seen, unless its
+                     severity rises
     clean_runs       completed runs in a row without it
     quiet_seconds    time without news that counted towards its window
-    repaired         a reset or a reboot came after its last sight: its window runs also without load
-    history          rests only on what the log held before healthd's first start
-    boot_id          of the boot in which it was last seen
+    repaired         a reset or a reboot came after its last sight: its window also runs without load
+    history          it rests only on lines that the log held before healthd's first start
+    boot_id          the boot in which it was last seen
     job              Slurm job at the source, if known
     """
 
@@ -324,17 +326,17 @@ class Condition:
 
     @property
     def run(self) -> RunName:
-        """What found it."""
+        """The run that found it."""
         return RunName(self.check, self.instance)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the node is and why, for everything that publishes or decides.
+    """The node's health and the reasons, for everything that publishes or decides.
 
     causes        open conditions of DEGRADED or CRITICAL that may act, worst first
     fault_time    when the newest CRITICAL cause was last seen happening (jobs that started later are not its
-                  victims); 0 without one
+                  victims); 0 = there is none
     unknown       why the node cannot be called healthy: one sentence for each check that could not look
     may_resume    every check that a resume waits for completed clean, and no condition >= DEGRADED stands that nobody
                   has acknowledged
@@ -361,7 +363,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Touch nothing. `would` says what would have been done in `mode = "act"` or without a pause, if anything."""
+    """Touch nothing. `would` says what `mode = "act"`, or healthd without a pause, would have done, if anything."""
 
     why: str
     would: str = ""
@@ -398,8 +400,8 @@ class PciDevice:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk or an NVMe controller as the kernel calls it ("nvme0n1", "nvme0", "sda"). `pci`: the card that it is or is
-    behind, "" = none; `ids`: its serial number and wwid, as sysfs has them."""
+    """A disk or an NVMe controller as the kernel calls it ("nvme0n1", "nvme0", "sda"). `pci`: its own card or the card
+    above it, "" = none; `ids`: its serial number and wwid, as sysfs has them."""
 
     name: str
     pci: str = ""
@@ -409,7 +411,7 @@ class Disk:
 @dataclass(frozen=True, slots=True)
 class LocalMount:
     """A file system on this node's disks, where it is mounted first. `device`: as the kernel calls it ("dm-0",
-    "nvme0n1p1"); `disks`: what is below it; `redundant`: those of them that another copy or path stands in for."""
+    "nvme0n1p1"); `disks`: the disks below it; `redundant`: those that another copy or path stands in for."""
 
     point: str
     fstype: str
@@ -443,14 +445,14 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """One requeue that was sent or is about to be: never repeated for the same (job, restarts)."""
+    """One requeue that was sent or is about to be. It is never repeated for the same (job, restarts)."""
 
     job: str
     restarts: int
     time: float
 
 
-LONGEST_HOLD_SECONDS = 3600.0  # from one try of a drain that waits for the fleet to the next
+LONGEST_HOLD_SECONDS = 3600.0  # between two tries of a drain that waits for the fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +462,8 @@ class FleetHold:
     since         when it began to wait
     until         when it is tried again
     times         how often in a row the limit has held it; 0 = this is the first wait, before any count
-    own_hardware  which limit that was: the one for faults of the node's own
-    partition     the strictest one at the last count, its nodes, how many of them healthd held, how many it may
+    own_hardware  whether that was the limit for faults of the node's own hardware
+    partition     the strictest one at the last count; then its nodes, how many healthd held, how many it may hold
     """
 
     since: float
@@ -479,10 +481,10 @@ class Lifted:
     """A drain of ours that is over, whoever ended it.
 
     reason   our text
-    words    what stood on the node, without what Slurm appends
+    words    the Reason on the node, without what Slurm appends
     stamp    Slurm's time stamp of these words; 0 = not known
     time     when it was over
-    saved    slurmctld was asked again so long afterwards that it cannot forget it any more
+    saved    slurmctld was asked again so much later that it can no longer forget it
     """
 
     reason: str
@@ -494,21 +496,21 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True)
 class SlurmMemory:
-    """What healthd knows of its own hand on this node in Slurm; survives restarts in the ledger.
+    """What healthd knows of its own drains of this node in Slurm; the ledger keeps it across restarts.
 
-    reason        our text as last read on the drained node, "" when we hold no drain
-    writing       our text that was sent (or is about to be) and not yet read back, "" = none: written down before
+    reason        our text as last read on the drained node, "" = we hold no drain
+    writing       our text that was sent (or is about to be) and not yet read back, "" = none: recorded before
                   the command, so that a drain by a daemon that was killed is still known as ours
     written_at    when `writing` was sent
-    overruled     an operator's words that stand where our drain stood, "" = none
+    overruled     an operator's words that replaced our drain's, "" = none
     adopted       words in our form that this ledger does not know (an earlier healthd's), "" = none
     confirmed_at  when the node was last read as held by one of reason, overruled and adopted (0 = never)
-    boot_id       of this machine at that reading
+    boot_id       this machine's boot at that reading
     rebooting     a reboot, or switching it off or on, was pending in Slurm at that reading
     resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
                   that was not ended by an operator
     hold          a drain that the fleet limit holds back
-    uncounted     our drain was not yet counted after it stood: beyond the fleet limit it is taken back
+    uncounted     our drain was not yet counted after it was set: beyond the fleet limit it is taken back
     lifted        our last drain that is over, while we hold none
     """
 
@@ -531,8 +533,8 @@ class SlurmMemory:
 
 
 class Baseline(NamedTuple):
-    """The settings of a check that `healthd baseline` writes, in their order. `place`: its table's among the others,
-    the lowest first."""
+    """The settings of a check that `healthd baseline` writes, in their order. `place`: the rank of its table, lowest
+    first."""
 
     settings: tuple[str, ...]
     place: int = 100
@@ -553,7 +555,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What is not said, and why. `key` "": the whole setting; `setting` "": the whole check."""
+    """What a baseline leaves out, and why. `key` "": the whole setting; `setting` "": the whole check."""
 
     check: str
     why: str
@@ -567,8 +569,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class KernelLogStatus:
-    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: what
-    was no record, or too long for a line; rotations: times that the file became another or was cut."""
+    """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: data that
+    was no record, or too long for a line; rotations: how often the file was replaced or cut."""
 
     source: str
     alive: bool
@@ -587,8 +589,8 @@ class KernelLogStatus:
 class SourceStatus:
     """One thing that healthd listens to: kernel_log, journal (which fills what the ring lost), device_removals.
 
-    up: it is open, and the last read gave no error. last_read: the last one that gave none, 0 = never yet.
-    restarts: times that it was opened again, or was to be; overruns: times that something was lost.
+    up: it is open, and the last read gave no error. last_read: when a read last gave no error, 0 = never yet.
+    restarts: how often it was opened again, or this was tried; overruns: how often something was lost.
     """
 
     source: str
@@ -604,7 +606,7 @@ class SourceStatus:
 
 @dataclass(frozen=True, slots=True)
 class SlurmStatus:
-    """What Slurm has, as last read. trouble: why it could not be read or changed, in one sentence."""
+    """Slurm's state of the node, as last read. trouble: why it could not be read or changed, in one sentence."""
 
     node: NodeState | None = None
     owner: str = ""

@@ -4,8 +4,8 @@
 opened for one round and closed after it: an agent that holds the driver open makes `nvidia-smi --gpu-reset` fail
 ("In use by another client"). Any call can block in the kernel for minutes, so this runs in the worker only.
 
-Numbers of errors, fields and structures are those of nvml.h; a function that the driver (FunctionNotFound) or the
-installed binding (no such attribute) is too old to have is "not supported" as well.
+Numbers of errors, fields and structures are those of nvml.h. A function is "not supported" as well if the driver
+(FunctionNotFound) or the installed binding (no such attribute) is too old for it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 
 UNCORRECTED, CORRECTED = 1, 0  # nvmlMemoryErrorType_t
 VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and for life
-LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t, what Ampere and later answer
+LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t: those that Ampere and later answer
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD, MEMORY_MAX_THRESHOLD = 1, 2  # nvmlTemperatureThresholds_t
 MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
@@ -51,7 +51,7 @@ FIELD_NVLINK_LINK_COUNT = 91
 FIELD_SLOWDOWN_MARGIN = 194  # Ada and later
 FIELD_RECOVERY_ACTION = 230  # driver >= 570
 # Nanoseconds since the driver was loaded, late 580 drivers and newer. (575 and the first 580 had them as 252 and 253,
-# which are settings of power smoothing before and after: never asked. What those had as 270 and 271 does not grow.)
+# which are settings of power smoothing before and after: never asked. Their fields 270 and 271 do not grow.)
 FIELDS_SLOWDOWN = {"hw_thermal": 270, "hw_power_brake": 271}
 
 # Of one link (scopeId = link). Hopper, driver >= 525:
@@ -86,7 +86,8 @@ FABRIC_VERSIONS = (
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 
-# A member of a structure without pynvml's conversion of texts, which costs ten times as much: a round reads thousands.
+# Reads a structure's member without pynvml's conversion of texts, which costs ten times as much: a round reads
+# thousands.
 raw = object.__getattribute__
 
 # nvmlValueType_t -> the member of the union nvmlValue_t that holds the value
@@ -178,7 +179,7 @@ class NvmlLibrary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemappedRows:
-    """Rows replaced after corrected and uncorrectable errors. `failure` is sticky: a remap failed at some time."""
+    """Rows replaced after corrected and uncorrectable errors. `failure` is sticky: some remap failed once."""
 
     correctable: int
     uncorrectable: int
@@ -211,7 +212,7 @@ class Fabric:
     """Whether this GPU has joined its NVLink fabric (NVSwitch systems, Hopper and later).
 
     state         0 not supported, 1 not started, 2 in progress, 3 completed
-    status        NVML's error number of the joining; means something in state 3 only
+    status        NVML's error number of the joining; it only counts in state 3
     health_mask   fields of some bits each, see nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_*; None before driver 550
     summary       0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity; None before driver 580
     """
@@ -224,7 +225,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True)
 class TemperatureLimits:
-    """Degrees Celsius at which the GPU slows down, and the most for its memory; None where the driver does not say.
+    """Degrees Celsius at which the GPU slows down, and its memory's maximum; None if the driver does not say.
 
     Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which it slows down
     (-2 on an H100). An A100 slows down at 89 and has memory for 95.
@@ -237,11 +238,11 @@ class TemperatureLimits:
 
 @dataclass(frozen=True, slots=True)
 class Nvlink:
-    """One link, its counters since the driver was loaded. None: this GPU does not count that, or the link is down.
+    """One link and its counters since the driver was loaded. None: this GPU has no such counter, or the link is down.
 
     replay, recovery, crc         before Blackwell; Blackwell has recovery only
-    effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of those that
-                                  stay wrong after sending again, too: Blackwell
+    effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of the bits that
+                                  are still wrong after sending again: Blackwell
     packet_errors                 by name (see FIELDS_LINK_PACKET_ERRORS): Blackwell
     """
 
@@ -256,7 +257,7 @@ class Nvlink:
 
 @dataclass(frozen=True, slots=True)
 class PcieLink:
-    """PCIe generation and lanes, now and at most. An idle GPU lowers the generation; that is no fault."""
+    """PCIe generation and lanes, now and at most. An idle GPU lowers its generation: that is no fault."""
 
     generation: int | None
     width: int | None
@@ -285,7 +286,7 @@ def ask(
     index: int | None = None,
     absent: frozenset[int] = ABSENT,
 ) -> Any:
-    """What `call` answers; None where it fails with one of the numbers in `absent`. Raises NvmlError."""
+    """What `call` answers; None if it fails with one of the numbers in `absent`. Raises NvmlError."""
     function = getattr(library, call, None)
     if function is None:
         number, message = FUNCTION_NOT_FOUND, "not in the installed nvidia-ml-py"
@@ -387,7 +388,7 @@ class NvmlGpu:
         """Why the clocks are not higher, now: the bits NVML_CLOCKS_EVENT_REASON_*.
 
         0x1 idle, 0x2 application clocks, 0x4 software power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software
-        thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Before driver 535 by the older call.
+        thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Drivers before 535 have an older call.
         """
         for call in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             reasons = self._ask(call)
@@ -396,7 +397,7 @@ class NvmlGpu:
         return None
 
     def slowdown_seconds(self) -> dict[str, float] | None:
-        """For how long the hardware held the clocks down since the driver was loaded, by reason; grows only.
+        """Seconds that the hardware held the clocks down since the driver was loaded, by reason; they only grow.
 
         hw_thermal: too hot. hw_power_brake: the power supply pulled the brake. None before the late 580 drivers: the
         violation times that older ones have (nvmlDeviceGetViolationStatus) count the software's slowdowns, too, and
@@ -409,7 +410,7 @@ class NvmlGpu:
     def compute_processes(self) -> tuple[int, ...] | None:
         """The ids of the processes that hold a context on this GPU, those on its MIG devices included (needs root).
 
-        The call holds a lock of the driver: not for every round.
+        The call holds a lock of the driver: do not make it in every round.
         """
         for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             processes = self._ask(call)  # v3: driver >= 510
@@ -424,7 +425,7 @@ class NvmlGpu:
         return None if mode is None else mode[0]
 
     def mig_mode(self) -> tuple[bool, bool] | None:
-        """Whether MIG is on now, and whether it will be after the next reset. None: a GPU that cannot have it."""
+        """Whether MIG is on now, and whether it will be after the next reset. None: the GPU cannot have MIG."""
         mode = self._ask("nvmlDeviceGetMigMode")
         return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
@@ -454,9 +455,9 @@ class NvmlGpu:
         return cast("int | None", self._ask("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Whether SRAM had so many uncorrected errors that NVIDIA replaces the GPU. None too without root.
+        """Whether SRAM had so many uncorrected errors that NVIDIA replaces the GPU. None without root, too.
 
-        nvml.h asks for root for this call alone: that must not blind the rest of an unprivileged `healthd check`.
+        Only this call needs root (nvml.h): that must not blind the rest of an unprivileged `healthd check`.
         """
         make = getattr(self._library, "c_nvmlEccSramErrorStatus_v1_t", None)
         if make is None:
@@ -492,14 +493,14 @@ class NvmlGpu:
         return RetiredPages(len(single), len(double), bool(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")))
 
     def recovery_action(self) -> int | None:
-        """What the driver wants done: 0 nothing, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
+        """The action that the driver wants: 0 nothing, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
         action = self._field(FIELD_RECOVERY_ACTION)
         return None if action is None else int(action)
 
     # NVLink
 
     def fabric(self) -> Fabric | None:
-        """None where there is no NVSwitch."""
+        """None if there is no NVSwitch."""
         for call, structure in FABRIC_VERSIONS:
             make = getattr(self._library, structure, None)
             if make is None:
@@ -513,9 +514,9 @@ class NvmlGpu:
     def nvlinks(self) -> tuple[Nvlink, ...] | None:
         """The links that this GPU has, by link number. None: it has none.
 
-        Three questions on Hopper and later: how many there are, all fields of the first, and of the others those that
-        it has. What these do not answer is asked link by link: before Hopper everything. There, and where the driver
-        does not tell how many there are, links are asked for until one is not there; the binding's
+        Hopper and later take three questions: how many links there are, all fields of the first link, and the fields
+        that it has of the others. Everything else is asked link by link: before Hopper that is everything. There,
+        and if the driver does not tell the number of links, links are asked until one is not there; the binding's
         NVML_NVLINK_MAX_LINKS is no GPU's number of links.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
@@ -529,7 +530,7 @@ class NvmlGpu:
         return tuple(links) or None
 
     def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
-        """The fields of each link. Those that an active one does not have (mostly three of four) are asked for once."""
+        """The fields of each link. Fields that an active link does not have (mostly three of four) are asked once."""
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):
             values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
@@ -544,9 +545,9 @@ class NvmlGpu:
             yield {field: next(answers) for field in fields}
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
-        """From the values of its fields; by the older calls where those are not there.
+        """One link from the values of its fields; the older calls replace missing ones.
 
-        A link that is down counts nothing, and what its counters answer must not hide that it is down.
+        A link that is down counts nothing, and its counters' answers must not hide that it is down.
         """
         state = _known(values.get(FIELD_LINK_STATE))
         if state is None:
@@ -589,15 +590,15 @@ class NvmlGpu:
         return self._fields([field])[0]
 
     def _fields(self, fields: Sequence[int | tuple[int, int]]) -> list[float | None]:
-        """The values of `fields` (an id, or an id and its scope), None for each that is not there.
+        """The values of `fields` (an id, or an id and its scope); None for a field that is not there.
 
-        The call succeeds although single values failed: each has its own return code, and its type says which
+        The call succeeds although single values failed: each value has its own return code, and its type says which
         member of the union holds it. An id or link that the driver does not know is an invalid argument.
         """
         return [_known(answer) for answer in self._answers(fields)]
 
     def _answers(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
-        """The same with its error for each that failed."""
+        """As `_fields`, with the error of each field that failed."""
         values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT})
         return [None] * len(fields) if values is None else [self._value(value) for value in values]
 
@@ -626,7 +627,7 @@ def _known(answer: float | NvmlError | None) -> float | None:
 def _unpacked_ber(packed: int | None) -> float | None:
     """A bit error rate as NVML packs it: the exponent's absolute value in bits 7:0, the mantissa in bits 11:8.
 
-    0xfff, 15e-255, is how a link without errors says zero.
+    A link without errors says 0xfff, 15e-255: zero.
     """
     return None if packed is None else float(f"{packed >> 8 & 0xF}e-{packed & 0xFF}")
 
@@ -643,13 +644,13 @@ class Nvml:
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
-        """nvmlInit. After a failure it may be tried again in the same process, but for MISMATCH: the library
-        that was loaded stays loaded, so the process must be replaced."""
+        """nvmlInit. After a failure it may be tried again in the same process, except after MISMATCH: the loaded
+        library stays loaded, so the process must be replaced."""
         ask(library, "nvmlInit", absent=frozenset())
         return cls(library)
 
     def close(self) -> None:
-        """nvmlShutdown. A failure is raised, since then the driver stays open in this process."""
+        """nvmlShutdown. A failure is raised, since it leaves the driver open in this process."""
         ask(self._library, "nvmlShutdown")
 
     def driver_version(self) -> str | None:
@@ -680,8 +681,8 @@ class Nvml:
 def _reach(library: NvmlLibrary, index: int) -> NvmlGpu:
     """Identify one GPU and make sure that it answers. Raises NvmlError with all that is known of it.
 
-    NVML answers from memory who a GPU is, even when it is gone from the bus; its temperature must be read from
-    it. Of that question only "lost" and "reset required" count: a broken sensor is no lost GPU.
+    NVML tells a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from
+    it. Only "lost" and "reset required" count as answers there: a broken sensor is no lost GPU.
     """
     pci = ""
     try:
@@ -701,7 +702,7 @@ def _reach(library: NvmlLibrary, index: int) -> NvmlGpu:
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:
-    """ "Unknown Error" for the handle of a GPU that was counted is how many drivers say that it is lost:
+    """Many drivers say "Unknown Error" for the handle of a counted GPU when it is lost:
     "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error".
     """
     if error.number != UNKNOWN_ERROR or error.call != "nvmlDeviceGetHandleByIndex":

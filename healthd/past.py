@@ -1,8 +1,8 @@
-"""What a check read before: its last readings, and how its counters grew, across restarts of healthd.
+"""A check's earlier readings: the last ones, and how its counters grew, across restarts of healthd.
 
-A counter's absolute value says little (it may have been high for years); rules ask how much it grew. Kept for each
-observation: the last reading, and for counters each increment with its time. A healthy node's counters never grow, so
-the store stays small. Pure: `update` makes the next store from the last one and what a run read.
+A counter's absolute value says little (it may have been high for years); rules ask how much it grew. The store keeps
+the last reading of each observation, and each increment of a counter with its time. A healthy node's counters never
+grow, so the store stays small. Pure: `update` makes the next store from the last one and a run's readings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One observation: its last reading in boot `boot_id`, and when a counter grew by how much (oldest first)."""
+    """One observation: its last reading, in boot `boot_id`, and a counter's increments with times (oldest first)."""
 
     value: float
     time: float
@@ -49,9 +49,9 @@ def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 def increment(series: Series, reading: Observation, boot_id: str) -> float:
     """How much the counter grew from the last reading to this one.
 
-    Another boot: 0, since what link training counts at boot is not a fault of the running node. A smaller value
+    Another boot: 0, since errors that link training counts at boot are no fault of the running node. A smaller value
     in the same boot: the counter wrapped at its width if it was near the end, else it was reset (driver reload,
-    re-enumerated device), and all it shows is new.
+    re-enumerated device), and its whole value is new.
     """
     if series.boot_id != boot_id:
         return 0.0
@@ -77,9 +77,9 @@ class Past:
         self._boot_id = boot_id
 
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
-        """Growth within the time up to this reading; 0.0 on first sight or after a boot; None if it sticks."""
+        """Growth within `within_seconds` before this reading; 0.0 at first sight or after a boot; None if it sticks."""
         if not reading.value and not within_seconds:
-            return 0.0  # what stands at zero has not grown: most counters of a healthy node
+            return 0.0  # a counter at zero has not grown: most counters of a healthy node
         if sticks(reading):
             return None
         series = self._store.get(key(reading))
@@ -89,14 +89,14 @@ class Past:
         return old + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation, any_boot: bool = False) -> Reading | None:
-        """The previous reading in this boot, or in any that is remembered; of a gauge too."""
+        """The previous reading in this boot, or (`any_boot`) in any remembered boot. Gauges have one too."""
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
             return None
         return Reading(series.value, series.time)
 
     def rate(self, reading: Observation) -> float | None:
-        """Growth per second since the previous reading; None without one, or where the counter sticks."""
+        """Growth per second since the previous reading; None if there is none, or if the counter sticks."""
         last = self.last(reading)
         if last is None or sticks(reading) or self._now <= last.time:
             return None
@@ -106,7 +106,7 @@ class Past:
 def update(
     store: dict[str, Series], observations: Iterable[Observation], now: float, boot_id: str
 ) -> dict[str, Series]:
-    """The store after a run. What was not read this time is kept for KEEP_SECONDS."""
+    """The store after a run. Series that were not read this time are kept for KEEP_SECONDS."""
     new = {name: series for name, series in store.items() if series.time > now - KEEP_SECONDS}
     for reading in observations:
         name = key(reading)
@@ -118,17 +118,17 @@ def update(
             if amount > 0:
                 grown = (*grown, (now, amount))
             if len(grown) > KEEP_INCREMENTS:
-                # Merged into the later of the two: a window then sees it a little too long, never too short.
+                # The two oldest become one at the later time: a window then sees it a little too long, never too short.
                 grown = ((grown[1][0], grown[0][1] + grown[1][1]), *grown[2:])
         new[name] = Series(reading.value, now, boot_id, grown)
     return new
 
 
-# --- as text: the worker makes it and reads it; the daemon keeps it between the runs without looking inside
+# --- the store as text: the worker writes and reads it; the daemon keeps it between runs without looking inside
 
 
 def encode(store: dict[str, Series]) -> str:
-    """Raises ValueError for a number that is none (a site's check may give one)."""
+    """Raises ValueError for NaN or infinity (a site's check may give them)."""
     rows = {name: (each.value, each.time, each.boot_id, each.grown) for name, each in store.items()}
     return json.dumps(rows, separators=(",", ":"), allow_nan=False)
 
@@ -142,7 +142,7 @@ class _Rows:
 
 
 def decode(text: str) -> dict[str, Series]:
-    """Of "" nothing. Raises ValueError in one sentence."""
+    """An empty text gives an empty store. Raises ValueError in one sentence."""
     if not text:
         return {}
     try:
@@ -153,7 +153,7 @@ def decode(text: str) -> dict[str, Series]:
 
 
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
-    """A part was repaired: what its counters did before proves nothing. `subject`: the value of a label; "" = all."""
+    """The store after a part's repair: earlier growth proves nothing. `subject`: the value of a label; "" = all."""
     return {
         name: replace(series, grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
         for name, series in store.items()
@@ -161,7 +161,7 @@ def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
 
 
 def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
-    """The clock was set: the same readings, at the moments as `move` tells them."""
+    """The store after the clock was set: the same readings, at the times that `move` gives."""
     return {
         name: replace(
             series, time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)

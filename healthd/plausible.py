@@ -1,7 +1,7 @@
-"""What a setting must be beyond its type, as types: a class of settings declares its fields with them.
+"""Types with limits for settings: a class of settings declares its fields with them.
 
-`convert.load` refuses what does not fit, with the place. So a rule goes with the class that declares the field, and no
-field is judged by its name: a site's check may call one of its own as it likes.
+`convert.load` refuses a value that does not fit, with its place. So a rule goes with the class that declares the field,
+and no field is judged by its name: a site's check may name its own fields as it likes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _file_or_name(value: str) -> str:
 
 
 def no_absolute_path(value: str) -> str:
-    """Why it is none; "" = it is one."""
+    """Why `value` is no absolute path; "" = it is one."""
     return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, is {show(value)}"
 
 
@@ -45,21 +45,21 @@ def _absolute_path_or_none(value: str) -> str:
 
 
 def _node_name(value: str) -> str:
-    """What stands here becomes scontrol's NodeName, where "ALL" and "n[1-9]" mean other nodes too."""
+    """The value becomes scontrol's NodeName, where "ALL" and "n[1-9]" also mean other nodes."""
     fits = not value or (_NODE_NAME.fullmatch(value) and value.upper() != "ALL")
     return "" if fits else f"must be the name of one node, is {show(value)}"
 
 
 def no_address(value: str) -> str:
-    """Why it is neither ADDRESS:PORT nor "off"; "" = it is."""
+    """Why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
     address, _, port = value.rpartition(":")
     fits = value == "off" or (address and re.fullmatch("[0-9]{1,5}", port) and int(port) <= 65535)
     return "" if fits else f'must be ADDRESS:PORT or "off", is "{value}"'
 
 
 Count = Annotated[int, at_least(0)]
-Period = Annotated[float, Rule(_period)]  # seconds: how often something comes round, or how long it may take
-Seconds = Annotated[float, Rule(_seconds)]  # how long something is waited for, or remembered
+Period = Annotated[float, Rule(_period)]  # seconds: how often something runs, or how long it may take
+Seconds = Annotated[float, Rule(_seconds)]  # how long to wait for something, or to remember it
 Percent = Annotated[float, Rule(_percent)]
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "kmsg", "dgx-h100", "/path", ""
 AbsolutePath = Annotated[str, Rule(no_absolute_path)]

@@ -1,8 +1,8 @@
-"""Text that comes from elsewhere: a kernel line, a program, a file."""
+"""Text from outside: a kernel line, a program, a file."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    """The same length, and nothing in it that ends a line or steers a terminal."""
+    """The text at the same length, without characters that end a line or control a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,4 +1,4 @@
-"""TOML, which the settings and the scenario files of fake machines are written in."""
+"""TOML, the format of the settings and of fake machines' scenario files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from healthd.convert import ConvertError
 
-DEEPEST = 50  # tables in tables; dotted keys nest them thousandfold, and who walks through them recurses
+DEEPEST = 50  # tables in tables; dotted keys can nest thousands of them, and walking through them recurses
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Raises ConvertError: why it is no TOML."""
+    """Raises ConvertError, which says why the text is no TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -25,7 +25,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
         value, depth = left.pop()
         if depth > DEEPEST:
             raise ConvertError("tables or lists are nested too deeply")
-        if isinstance(value, int) and value.bit_length() > 64:  # hexadecimal ones: as long as one likes to Python
+        if isinstance(value, int) and value.bit_length() > 64:  # Python reads hexadecimal ones of any length
             raise ConvertError("an integer has more than 64 bits")
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         left += [(item, depth + 1) for item in items]

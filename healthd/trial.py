@@ -1,4 +1,4 @@
-"""Where `python -m healthd.trial` begins: a daemon that runs over newer files tries its site checks so too."""
+"""`python -m healthd.trial` begins here: a daemon whose files were replaced also tries its site checks with it."""
 
 from healthd.settings.registry import load_site
 from healthd.settings.trial import main

@@ -1,4 +1,4 @@
-"""Where `python -m healthd.worker` begins: a daemon that runs over newer files starts its workers so too."""
+"""`python -m healthd.worker` begins here: a daemon whose files were replaced also starts its workers with it."""
 
 from healthd.work.worker import main
 

@@ -51,7 +51,7 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 class Config(CheckConfig):
     """expected         serial number or wwid of each disk that this node has, as sysfs has them; others are not judged
     confirm_seconds  a disk must be gone, or an NVMe controller not be live, for so long: a reset takes seconds
-    warning_window_seconds   how long what the kernel log said, and may be over, stays a warning
+    warning_window_seconds   how long trouble in the kernel log that may be over stays a warning
     """
 
     expected: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for look in (_controllers, _missing, _file_systems, _arrays):
         try:
             yield from look(host, config, unreadable)
-        except (OSError, ValueError) as error:  # must not hide what the others find
+        except (OSError, ValueError) as error:  # it must not hide what the others find
             unreadable.append(str(error))
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -153,7 +153,7 @@ def _asked(host: Host, point: str) -> str:
 def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding | Observation]:
     for name in host.list(BLOCK):
         missing = host.read(f"{BLOCK}/{name}/md/degraded") if name.startswith("md") else None
-        if missing is None:  # striped arrays have nothing to lose
+        if missing is None:  # striped arrays have no such file: no disk may be missing
             continue
         if not (missing.isascii() and missing.isdecimal() and len(missing) < 6):
             unreadable.append(f"{BLOCK}/{name}/md/degraded: not a number of disks: {missing[:40]!r}")
@@ -195,8 +195,8 @@ TROUBLE = {
 
 
 class _Said(NamedTuple):
-    """What one line means: severity, name and subject of the finding, its words. `part`: lines with the same are judged
-    together, the worst counts."""
+    """What one line means: the finding's severity, name, subject and words. Lines with the same `part` are judged
+    together: the worst counts."""
 
     severity: Severity
     name: str
@@ -208,7 +208,7 @@ class _Said(NamedTuple):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per disk with its controller, path, adapter, array or file system: the worst of this boot."""
+    """One finding for each disk with its controller, path, adapter, array or file system: the worst of this boot."""
     groups: dict[str, list[tuple[KernelEvent, _Said]]] = {}
     for event in events:
         said = _said(event, node, config)
@@ -287,7 +287,7 @@ def _disk_said(event: KernelEvent, node: Inventory, config: Config) -> _Said | N
 
 
 def _part_of(disk: str, node: Inventory) -> str:
-    """With several paths nvme1n1 may be a disk of the controller nvme0: the PCI address tells."""
+    """The part of a disk. With several paths nvme1n1 may belong to the controller nvme0: the PCI address tells."""
     card = controller(disk)
     pcis = {known.name: known.pci for known in node.disks}
     return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
@@ -316,7 +316,7 @@ def _data_lost(event: KernelEvent, disk: str, node: Inventory, config: Config) -
 
 
 def _over_network(names: Sequence[str], node: Inventory) -> bool:
-    """iSCSI, NVMe over fabrics: no card of this node is above the disk, and other nodes lose theirs with it."""
+    """Whether these are iSCSI or NVMe over fabrics: no card of this node is above them, and other nodes lose theirs."""
     known = [disk for disk in node.disks if disk.name in names]
     return bool(known) and not any(disk.pci for disk in known)
 
@@ -336,7 +336,7 @@ def _array_said(event: KernelEvent, node: Inventory, array: str) -> _Said:
 
 
 def _file_system_said(event: KernelEvent, node: Inventory) -> _Said | None:
-    """Of the node's own file systems; the others are those of the check filesystem. The same findings as run() has."""
+    """Lines about the node's own file systems (the check filesystem has the others), as the findings that run() has."""
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
@@ -356,7 +356,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         path = f"{NVME}/{name}"
         serial, state = host.told(f"{path}/serial"), host.told(f"{path}/state")
         if host.told(f"{path}/transport") not in ("", "pcie") or not serial:
-            continue  # over the network: the array's matter
+            continue  # over the network: the storage array's matter
         named.add(serial)
         if state == "live":
             yield Entry("block_device", "expected", key=serial, note=f"{name} {host.told(f'{path}/model')}".strip())
@@ -370,7 +370,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         told = (host.told(f"{path}/{file}") for file in ID_FILES)
         known = next((text for text in told if text), "")
         if known and known not in named:
-            named.add(known)  # of several paths to one disk the first
+            named.add(known)  # several paths lead to one disk: the first counts
             note = f"{name} {host.told(f'{path}/device/model')}".strip()
             yield Entry("block_device", "expected", key=known, note=note)
 

@@ -37,7 +37,7 @@ TIME_CLIENTS = (
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """max_offset_seconds  a clock that is known to be off by more warns
-    max_error_seconds   one that may be off by more warns: nobody asked a time server for long
+    max_error_seconds   a clock that may be off by more warns: nobody asked a time server for long
     confirm_seconds     it must be so for this long: after a boot chrony needs minutes
     """
 
@@ -58,7 +58,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     unreadable: OSError | ValueError | None = None
     try:
         yield from _source(host, config)
-    except (OSError, ValueError) as error:  # must not hide how wrong the clock is
+    except (OSError, ValueError) as error:  # it must not hide how wrong the clock is
         unreadable = error
     yield from _kept(host, config)
     if unreadable:

@@ -33,7 +33,7 @@ RANGES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 class Config(CheckConfig):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not judged
     governors        frequency governors that are right; another warns, () = any is right. "powersave" of intel_pstate
-                     and amd-pstate-epp lets the hardware choose, and may be meant so: sites that want it add it
+                     and amd-pstate-epp lets the hardware choose, which a site may want: then it adds it
     throttle_events  more thermal throttling than this on a CPU package from one run to the next warns
     """
 
@@ -55,7 +55,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         if online:
             yield from _count(len(online), config)
         yield from _throttled(host, config, past, online, unreadable)
-    except (OSError, ValueError) as error:  # must not hide the governors
+    except (OSError, ValueError) as error:  # it must not hide the governors
         unreadable.append(str(error))
     yield from _governors(host, config, past, unreadable)
     if unreadable:
@@ -91,14 +91,14 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
 def _throttled(
     host: Host, config: Config, past: Past, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
-    """Asks the first CPU of each package, which also knows its siblings."""
+    """The first CPU of each package tells its package's count and its siblings."""
     while online:
         cpu = min(online)
         path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
         count = host.read(path)
         if count is None:
             return
-        siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # the name that old kernels know too
+        siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # old kernels know this name too
         online = online - {cpu} - parse(host.read(siblings) or "", siblings)
         if not (count.isascii() and count.isdecimal() and int(count) < 2**64):
             unreadable.append(f"{path}: not a count: {count[:40]!r}")
@@ -106,14 +106,14 @@ def _throttled(
         labels = (("cpu", str(cpu)),)
         reading = Observation("cpu_package_throttle_total", int(count), ObservationKind.COUNTER, labels)
         yield reading
-        new = past.growth(reading, 0.0) or 0.0  # since the last run
+        new = past.growth(reading, 0.0) or 0.0  # growth since the last run
         if new > config.throttle_events:
             message = f"the package of CPU {cpu} was too hot {new:.0f} times since the last look, and was slowed down"
             yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
 
 
 def _governors(host: Host, config: Config, past: Past, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """All at first, then one in GOVERNOR_TURNS a look, in turn; all where one of those is wrong, or one was."""
+    """The first look reads all; later ones read one in GOVERNOR_TURNS, in turn; all again if one is or was wrong."""
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
@@ -137,7 +137,7 @@ def _read_governors(host: Host, policies: Sequence[str], unreadable: list[str]) 
         try:
             governor = host.read(f"{CPUS}/cpufreq/{policy}/scaling_governor")
         except OSError as error:
-            if error.errno != errno.EBUSY:  # which a policy says whose CPUs are all offline
+            if error.errno != errno.EBUSY:  # EBUSY: all CPUs of this policy are offline
                 unreadable.append(f"governor of {policy}: {error.strerror}")
             continue
         if governor:

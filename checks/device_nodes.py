@@ -45,12 +45,12 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
     if "expected" in config.guessed and not host.exists("/dev/null"):
-        return  # a tree without device files: what a profile knows of the machine's type is not looked for in it
+        return  # a tree without device files: those that a profile guesses are not looked for in it
     unreadable = []
     for path, wanted in config.expected.items():
         try:
             found = host.stat(path)
-        except OSError as error:  # must not hide the others
+        except OSError as error:  # it must not hide the others
             unreadable.append(f"{path}: {error.strerror}")
             continue
         if found is None:
@@ -71,8 +71,8 @@ def _finding(what: str, path: str, message: str, config: Config) -> Finding:
     )
 
 
-# Without nvidia_uvm and its /dev/nvidia-uvm, -uvm-tools: where nvidia-modprobe loads it, that is with the first CUDA
-# program. If it were expected, a node would be drained after its reboot, get no CUDA program, and stay drained.
+# nvidia_uvm's /dev/nvidia-uvm and -uvm-tools are left out: nvidia-modprobe may load it with the first CUDA program. If
+# they were expected, a node would be drained after its reboot, get no CUDA program, and stay drained.
 NVIDIA_NODE = r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)"
 INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
 

@@ -26,8 +26,8 @@ MOST_LINKS = 40  # as in the kernel
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """paths             where to look; several on one file system are judged once
-    degraded_percent  less than this of the space or of the inodes left is degraded
+    """paths             where to look; several paths on one file system are judged once
+    degraded_percent  less free space or fewer free inodes than this are degraded
     warning_percent   less than this warns
     """
 
@@ -58,10 +58,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         judged.add(mount.device)
         try:
             space = host.statvfs(mount.point)
-        except OSError as error:  # must not hide the others
+        except OSError as error:  # it must not hide the others
             unreadable.append(f"{mount.point}: {error.strerror}")
             continue
-        # Of 0 in all: btrfs counts no inodes, tmpfs may have no limit.
+        # A total of 0 is not judged: btrfs counts no inodes, tmpfs may have no limit.
         yield from _judge("space", mount.point, space.available_bytes, space.size_bytes, config)
         yield from _judge("inodes", mount.point, space.inodes_available, space.inodes, config)
     if unreadable:
@@ -69,7 +69,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
-    """Where a path really is (/tmp may be a link to /scratch/tmp), as far as it is local: nothing else is touched."""
+    """Where a path really is (/tmp may link to /scratch/tmp). Links are followed only as far as the path is local."""
     for _ in range(MOST_LINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]

@@ -70,7 +70,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for name in {**config.expected_mbps, **bonds}:
         try:
             yield from _judge(host, name, bonds.get(name, ""), config, past)
-        except (OSError, ValueError) as error:  # must not hide the other interfaces
+        except (OSError, ValueError) as error:  # it must not hide the other interfaces
             unreadable.append(f"{name}: {error}")
     for name in config.expected_mtu:
         try:
@@ -82,7 +82,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _members(host: Host, name: str) -> list[str]:
-    """Those of a bond: the kernel links to them as lower_eth0, as it does for what lies below a bridge or VLAN."""
+    """A bond's members: the kernel links to them as lower_eth0, as it does to the devices below a bridge or VLAN."""
     entries = host.list(f"{NET}/{name}")
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
 
@@ -134,7 +134,7 @@ def _speed(host: Host, name: str) -> int:
 def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
     text = host.read(f"{NET}/{name}/mtu")
     if text is None:
-        return  # whether it is there is asked by expected_mbps
+        return  # expected_mbps judges whether it is there
     if not COUNT.fullmatch(text):
         raise ValueError(f"{name}/mtu: not a number of bytes: {text[:40]!r}")
     expected = config.expected_mtu[name]

@@ -26,14 +26,14 @@ USES = ""
 PER = "exec"
 
 MAX_MESSAGE = 200
-ENDING_SECONDS = 1.0  # of the timeout are kept to kill the program, wait for it, and say so
+ENDING_SECONDS = 1.0  # so much of the timeout is kept to kill the program, wait for it, and say so
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """command             the program, by its absolute path, and its arguments; no shell
     critical_severity   what exit status 2 means
-    timeout_seconds     the program is killed one second before (after 80 % of it, if that is later)
+    timeout_seconds     the program is killed one second before its end (after 80 % of it, if that is later)
     """
 
     command: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _first_line(output: str) -> str:
-    """Printable, at most 200 characters."""
+    """The first line, printable, at most 200 characters."""
     for line in output.splitlines():
         if line.strip():
             return printable(line.strip())[:MAX_MESSAGE]

@@ -40,7 +40,7 @@ MAX_NAME = 128  # characters of a server's name
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """error_window_seconds    how long errors of a file system stay a warning
-    server_window_seconds   the same for a server of which the log never says that it answers again
+    server_window_seconds   the same for a server, if the log never says that it answers again
     """
 
     error_window_seconds: Seconds = 24 * 3600.0
@@ -48,7 +48,7 @@ class Config(CheckConfig):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per name and volume or server, resting on all its events. A server that answers again is over."""
+    """One finding for each name and volume or server, resting on all its events. It is over once a server answers."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     own = {mount.device for mount in node.mounts}
     for event in events:
@@ -78,7 +78,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _part(event: KernelEvent) -> str:
     server = event.field("server")[:MAX_NAME]
     if server and event.field("fs") == "lockd":
-        return f"{server} (lockd)"  # answers and is silent by itself
+        return f"{server} (lockd)"  # lockd answers, or is silent, on its own
     return server or event.field("device")
 
 

@@ -26,10 +26,10 @@ HARDWARE = SLOWDOWN | 0x40 | 0x80
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """slowed_share     slowed down for this share of `within_seconds` is degraded; less warns
-    within_seconds   the time of which that is a share
-    clean_seconds    forgotten after so long without a slowdown under load
-    relapse_seconds  degraded again within so long after that: waits for an operator
+    """slowed_share     a GPU slowed down for this share of `within_seconds` is degraded; less warns
+    within_seconds   the time that the share is of
+    clean_seconds    a slowdown is forgotten after so long without another one under load
+    relapse_seconds  a GPU degraded again within so long after that waits for an operator
     """
 
     slowed_share: float = 0.6
@@ -59,8 +59,8 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
     reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
-    share, grew = 0.0, set()  # of the time since the last look
-    if last is not None and elapsed <= config.within_seconds:  # else they say nothing of the time between them
+    share, grew = 0.0, set()  # the share of the time since the last look
+    if last is not None and elapsed <= config.within_seconds:  # else the two looks say nothing of the time between
         share = (_uncounted(bits, counted) + _uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
         counter = (("pci", gpu.pci), ("reason", reason))
@@ -69,7 +69,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
         share = max(share, min(1.0, past.rate(reading) or 0.0))
         if past.growth(reading, 0.0):
             grew.add(reason)
-    # What a long gap between two looks showed counts as the same share of `within_seconds`.
+    # After a long gap between two looks, its share counts as the same share of `within_seconds`.
     slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
     before = past.last(slowed)
     total = (before.value if before is not None else 0.0) + share * min(elapsed, config.within_seconds)
@@ -77,7 +77,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
     yield from (reasons, slowed)
     if not grew and not bits & HARDWARE:
         return
-    # Half a round of slack: what was added at the very edge belongs to the time before it.
+    # Half a round of slack: an increment at the very edge belongs to the time before the window.
     recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
     degraded = last is not None and recent >= config.slowed_share * config.within_seconds
     words = [words for reason, (bit, words) in REASONS.items() if reason in grew or bits & bit]

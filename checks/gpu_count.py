@@ -21,7 +21,7 @@ AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "pcie_hotplug", "pci_remove")
 BASELINE = Baseline(("expected",), place=10)
 
 DEAD_REVISION = "0xff"
-DEAD_WIDTHS = ("63", "255")  # all bits of the register, and what some kernels say for "unknown"
+DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' word for "unknown"
 SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
@@ -67,14 +67,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _is_dead(host: Host, pci: str) -> bool:
-    """Raises ValueError for what is no revision or no width. Older kernels and virtual machines do not have both."""
+    """Raises ValueError if a file holds no revision or width. Older kernels and virtual machines may lack either."""
     device = f"/sys/bus/pci/devices/{pci}"
     revision, width = host.read(f"{device}/revision"), host.read(f"{device}/current_link_width")
     if revision is not None and not re.fullmatch(r"0x[0-9a-f]{2}", revision):
         raise ValueError(f"{device}/revision: not a revision as 0xa1: {revision[:40]!r}")
     if width is not None and not re.fullmatch(r"[0-9]{1,3}", width):
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
-    # Asleep its registers read as ones, too.
+    # The registers of a sleeping GPU read as ones, too.
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
 
 

@@ -58,7 +58,7 @@ def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Find
 
 
 def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
-    """Whether the driver keeps the counts while nobody uses the GPU. healthd is a user that goes after each round."""
+    """Whether the driver keeps the counts while nobody uses the GPU. healthd is a user that leaves after each round."""
     mode = gpu.persistence_mode()
     return host.driver_was_held is not False if mode is None else mode
 
@@ -66,7 +66,7 @@ def _outlive_their_users(host: Host, gpu: NvmlGpu) -> bool:
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
     """(location, corrected or uncorrected) -> count, where supported.
 
-    Before Turing caches and registers have no sum of their own: they are what is left of the sum of all.
+    Before Turing, caches and registers have no sum of their own: theirs is the rest of the total.
     """
     found = {
         (location, error): gpu.ecc_count(location, error == "uncorrected", volatile=True)

@@ -18,15 +18,15 @@ from healthd.past import Past
 
 USES = "nvml"
 
-SYSTEMD = "/run/systemd/system"  # there if the machine was booted with it: sd_booted(3)
+SYSTEMD = "/run/systemd/system"  # it exists if systemd booted the machine: sd_booted(3)
 UNIT = "nvidia-fabricmanager.service"
 ASK = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
 NOT_SUPPORTED, COMPLETED = 0, 3
 STATES = {1: "not started", 2: "in progress"}
 SUMMARIES = {2: "unhealthy", 3: "limited capacity"}
 GOOD_SUMMARIES = (None, 0, 1)
-# Of the health mask: where a field of two bits begins, the value that is bad, and what that means. 0 = not supported.
-# For the last two 1 is good: they say that something is as it should be, the others that something is wrong.
+# Fields of two bits in the health mask: their first bit, the bad value, and what it means. 0 = not supported. For the
+# last two 1 is good: they say that something is as it should be, the others that something is wrong.
 FIELDS = (
     (0, 1, "bandwidth is degraded"),
     (2, 1, "routes are being recovered"),
@@ -68,7 +68,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             outside += fabric.state != COMPLETED
             yield Observation("gpu_fabric_state", fabric.state, labels=(("pci", gpu.pci),))
             yield from _judge(gpu.pci, fabric, config)
-        except (NvmlError, ValueError) as error:  # must not hide the other GPUs
+        except (NvmlError, ValueError) as error:  # it must not hide the other GPUs
             failed.append(error)
     if outside:
         yield from _cause(host, config)
@@ -106,9 +106,9 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
 
 
 def problems(mask: int) -> list[str]:
-    """What a health mask says is wrong, [] = nothing; a configuration that only newer drivers know is wrong, too.
+    """The problems that a health mask shows, [] = none; a configuration that only newer drivers know is one, too.
 
-    Raises ValueError for 3, which no field of two bits says.
+    Raises ValueError for 3, which no field of two bits can hold.
     """
     if any(mask >> shift & 0x3 == 0x3 for shift, _, _ in FIELDS):
         raise ValueError(f"not a health mask of the NVLink fabric: {mask:#x}")
@@ -120,7 +120,7 @@ def problems(mask: int) -> list[str]:
 
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
-    """Nothing where the unit is not installed: on NVL72 the fabric manager runs on the switches."""
+    """Nothing if the unit is not installed: on NVL72 the fabric manager runs on the switches."""
     ran = host.run(ASK, seconds=5.0) if host.exists(SYSTEMD) else None
     if ran is None:
         return

@@ -23,7 +23,7 @@ MODES = {True: "on", False: "off", None: "not supported"}
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """mode       what MIG must be on each GPU: "on" or "off"; "" = either
+    """mode       the MIG mode that each GPU must have: "on" or "off"; "" = either
     instances  how many MIG devices each GPU must have; -1 = any number
     """
 
@@ -47,7 +47,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
-    """Of a GPU in the wrong mode only that is said: its number of MIG devices follows from it."""
+    """For a GPU in the wrong mode only the mode is reported: its number of MIG devices follows from it."""
     now, after_reset = gpu.mig_mode() or (None, None)
     if config.mode and MODES[now] != config.mode and not (now is None and config.mode == "off"):
         later = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != now else ""

@@ -24,7 +24,7 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 BASELINE = Baseline(("links",), place=11)
 
-# Cards that have links without anything at their other end until somebody plugs in a bridge.
+# Cards whose links lead nowhere until somebody plugs in a bridge.
 BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADES = ("replay", "recovery")
 FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
@@ -32,7 +32,7 @@ FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """links                    how many each GPU must have active; 0 = those that its peers on this node have
+    """links                    how many active links each GPU must have; 0 = those that its peers on this node have
     inactive_confirm_seconds a link must be down for so long
     crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn
     bit_error_rate           Blackwell: a larger share of wrong bits on a link warns
@@ -77,7 +77,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    """By the number that the settings say; where that was only guessed, or there is none, by the other GPUs first."""
+    """Judged by the number in the settings; if that was only guessed, or there is none, first by the other GPUs."""
     is_typed = config.links > 0 and "links" not in config.guessed
     message, down = ("", []) if is_typed else _lacks(gpu, active, peers)
     expects = ""
@@ -96,7 +96,7 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
 
 
 def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> tuple[str, list[int]]:
-    """(what it has less than GPUs of its kind, which links), ("", []) if nothing."""
+    """(what it lacks beside GPUs of its kind, which links); ("", []) if nothing."""
     if not any(active) and BRIDGED.search(gpu.name):
         return "", []
     if len(active) <= FEW_LINKS:
@@ -110,7 +110,7 @@ def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> tup
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:
     """Sums over the links that count: one series a GPU, since 18 links of 8 GPUs are 432 numbers a round.
 
-    Which links were summed is part of the name: a link that no longer answers must not look like a counter that fell.
+    A series' name says which links it sums: a link that no longer answers must not look like a counter that fell.
     """
     kinds = {
         "replay": [link.replay for link in links],
@@ -125,9 +125,9 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -
         labels = (("pci", gpu.pci), ("error", kind), ("links", f"{sum(1 << link for link in known):#x}"))
         reading = Observation("gpu_nvlink_errors_total", sum(known.values()), ObservationKind.COUNTER, labels)
         yield reading
-        growth, last = past.growth(reading, 0.0), past.last(reading)  # since the last run
+        growth, last = past.growth(reading, 0.0), past.last(reading)  # growth since the last run
         if not growth or last is None or reading.value < last.value:
-            continue  # one that fell counts what training the links anew after a reset did, as after a boot
+            continue  # a counter that fell shows the errors of link training after a reset, as after a boot
         fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
         where = ", ".join(f"link {link}: {count}" for link, count in known.items() if count)
         yield Finding(

@@ -24,7 +24,7 @@ from healthd.past import Past
 USES = "nvml"
 
 DEVICES = "/sys/bus/pci/devices"
-MOST_LANES = 32  # PCI Express has no more; more generations it does not have either
+MOST_LANES = 32  # PCI Express has no more lanes, nor more generations
 ON_ROOT_BUS = re.compile("[0-9a-f]+:00:")
 
 
@@ -96,11 +96,11 @@ def _link(host: Host, gpu: NvmlGpu, link: PcieLink, config: Config) -> Iterator[
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """How many lanes the port above a GPU has; infinite where nothing says so. Raises ValueError for what is none."""
+    """How many lanes the port above a GPU has; infinite if nothing tells. Raises ValueError for a bad number."""
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
-    if text in (None, "0", "255"):  # nothing, and what a port without a link says
+    if text in (None, "0", "255"):  # no file, or the value of a port without a link
         return math.inf
     if not re.fullmatch(r"[1-9][0-9]?", text or ""):
         raise ValueError(f"{path}: not a number of lanes: {(text or '')[:40]!r}")
@@ -108,7 +108,7 @@ def _slot_lanes(host: Host, pci: str) -> float:
 
 
 def _less(now: int | None, most: int | None, what: str) -> bool:
-    """Raises ValueError for more than there can be, which is how a dead link shows (63 lanes)."""
+    """Raises ValueError for more than there can be: a dead link reads so (63 lanes)."""
     if now is None or most is None:
         return False
     if not 0 < most <= MOST_LANES:
@@ -130,7 +130,7 @@ def _replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: Past) -> Iterat
     if not new or not per_second or not lanes or not generation:
         return
     if last is None or replays < last.value:
-        return  # it began anew: what training the link after a reset counts (150 on an H100 that is well) is no fault
+        return  # it began anew: replays of link training after a reset (150 on a healthy H100) are no fault
     rates = config.lane_replays_per_minute
     limit = math.ceil(rates[min(generation, len(rates)) - 1] * lanes)
     per_minute = round(min(new, per_second * 60), 1)  # two looks within a minute are no rate

@@ -20,7 +20,7 @@ USES = "nvml"
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """accepted_watts   a limit of at least so much is wanted so; 0 = only the model's default is"""
+    """accepted_watts   a limit of at least so much is intended; 0 = only the model's default is"""
 
     accepted_watts: float = 0.0
 

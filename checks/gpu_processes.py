@@ -22,13 +22,13 @@ from healthd.past import Past
 USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
-COMM_LENGTH = 15  # the kernel's names of programs end there
+COMM_LENGTH = 15  # characters: the kernel cuts program names there
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """allowed          programs that may hold a GPU: services that outlive jobs (MPS, a display server, DCGM)
-    confirm_seconds  a process must be there for so long: one that is about to end is none
+    confirm_seconds  a process must be there for so long: one that is about to end does not count
     """
 
     allowed: tuple[str, ...] = (
@@ -61,7 +61,7 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
 
 
 def _words(host: Host, pid: int, program: str | None) -> str:
-    """'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU is one, too."""
+    """'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
     if program is None:
         return f"pid {pid}, which /proc does not have"
     user = re.search(r"^Uid:\s*(\d+)", host.read(f"/proc/{pid}/status") or "", re.MULTILINE)

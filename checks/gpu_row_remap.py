@@ -50,7 +50,7 @@ def _rows(gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observ
     yield pending
     last = past.last(pending)
     if last is not None and last.value and not rows.pending:
-        # A pending remap is made by a reset and by nothing else.
+        # Only a reset makes a pending remap.
         yield Repair(Clears.GPU_RESET, gpu.pci, "a pending row remap was made", before=last.time)
     yield from _judge(gpu, rows, config)
 

@@ -24,7 +24,7 @@ BASELINE = Baseline(("driver_version", "vbios"), place=13)
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """driver_version  the driver that must be loaded ("580.105.08"); "" = any
-    vbios           what every GPU must have ("96.00.99.00.01"); "" = the same as most GPUs of its model on this node
+    vbios           the VBIOS of every GPU ("96.00.99.00.01"); "" = the one of most GPUs of its model on this node
     """
 
     driver_version: str = ""
@@ -67,7 +67,7 @@ def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
 
 
 def _most_common(versions: Sequence[str]) -> str:
-    """Of equally many the newest: an old one is what an exchange brings."""
+    """The most common version; at a tie the newest, since exchanged GPUs come with an old one."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (counts[version], version))
 

@@ -20,7 +20,7 @@ USES = "nvml"
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """margin_celsius   so few degrees, or fewer, below the slowdown warn"""
+    """margin_celsius   a GPU so close below its slowdown, or closer, warns"""
 
     margin_celsius: float = 2.0
 
@@ -50,9 +50,9 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
 
 
 def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
-    """Degrees below the slowdown. The margin counts from the operating maximum, a little before that (2 C on an H100).
+    """Degrees below the slowdown. The margin counts from the operating maximum, a little below it (2 C on an H100).
 
-    None where the driver tells neither; a limit of 0 is none.
+    None if the driver tells neither; a limit of 0 is none.
     """
     margin = gpu.temperature_margin()
     if margin is not None:

@@ -21,9 +21,9 @@ from healthd.text import printable
 USES = ""
 
 INCIDENT_SECONDS = 5.0  # lines closer than this are one incident, as when events are coalesced
-SAME_FAULT_SECONDS = 60.0  # one fault is said by Xids and in words, at once or when a call notices it
+SAME_FAULT_SECONDS = 60.0  # Xids and words tell of one fault, at once or when a call notices it
 
-# What is no finding of its own beside one of these on the same GPU (or on one that a line does not name).
+# A name is no finding of its own beside one of these on the same GPU (or on a GPU that the line does not name).
 SAID_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
@@ -56,7 +56,7 @@ Groups = Mapping[tuple[str, str], Sequence[KernelEvent]]  # by name and part
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and part, resting on all its events."""
+    """One finding for each code and part, resting on all its events."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     parts = _parts_by_number(events, node)
     for event in events:
@@ -82,7 +82,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
-    """What new lines are evidence of: an Xid 154 that no longer asks for the reset that it asked for before."""
+    """Repairs that new lines show: an Xid 154 that no longer asks for the reset that an earlier one asked for."""
     for event in events:
         asked, asks = event.field("recovery_from"), event.field("recovery_to")
         if event.kind == "xid" and event.pci and asks == "0" and asked in map(str, recovery.RESETS):
@@ -91,7 +91,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 
 def _name(event: KernelEvent) -> str:
-    """What follows "gpu_xid/" in the code, "" for events of other checks."""
+    """The part after "gpu_xid/" in the code; "" for events of other checks."""
     if event.kind in ("gsp", "nvlink"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
@@ -104,9 +104,9 @@ def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str
 
 
 def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
-    """Those of a group's events that no Xid or plainer line of the same fault says already."""
+    """The events of a group that no Xid or plainer line of the same fault covers already."""
     said = _on_part(SAID_BY.get(name, frozenset()), part, groups)
-    # A GSP that does not boot: of any GPU, for one that is missing moves the indices of the others.
+    # A GSP that does not boot: on any GPU, since a missing one shifts the indices of the others.
     inits = _on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
         event
@@ -117,7 +117,7 @@ def _unsaid(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) 
 
 
 def _on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Events of these names on this part. A part that no line names may be any."""
+    """Events of these names on this part. An event without a part may be on any."""
     if part:
         return [event for name in names for other in (part, "") for event in groups.get((name, other), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
@@ -169,7 +169,7 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
 
 
 def _lasting(meaning: Meaning, config: Config) -> Rule:
-    """What drains ends by its cause alone; what does not is forgotten in time too."""
+    """The rule of a meaning. One that drains ends only by its cause; any other is also forgotten in time."""
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
     window = config.application_window_seconds if meaning.of_application else config.warning_window_seconds
@@ -177,8 +177,8 @@ def _lasting(meaning: Meaning, config: Config) -> Rule:
 
 
 def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
-    """CRITICAL is what the driver itself holds to be beyond recovery, of a GPU that is known; a crash has an Xid 120
-    unless it is a watchdog's report, which is no error; a time-out of many calls has an Xid 119."""
+    """CRITICAL if the driver itself takes a known GPU to be beyond recovery. A crash has an Xid 120 unless it is a
+    watchdog's report, which is no error; a time-out of many calls has an Xid 119."""
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
     if event.code == "boot_failed" and present:
@@ -189,7 +189,7 @@ def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
-    """By the number that the line gives: its words change with the driver's branch. None: no action is needed."""
+    """Judged by the line's number: its words change with the driver's branch. None: no action is needed."""
     number = event.field("recovery_to")
     if number == "0":
         return None
@@ -198,8 +198,8 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
-    """CRITICAL if the line says that a link is down or that the fabric must be reset, or if an incident lies before
-    the newest one, which may be several lines: one for each link. A link that is down in silence is gpu_nvlink's."""
+    """CRITICAL if a line says that a link is down or that the fabric must be reset, or if another incident came before
+    the newest one (one incident may have a line for each link). gpu_nvlink finds a link that is down in silence."""
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
     for event in reversed(events):
@@ -284,7 +284,7 @@ def _what(event: KernelEvent) -> str:
 
 
 def explain(code: str) -> Explain | None:
-    """The text for one code: "gpu_xid/79"; None if it is none of this check's."""
+    """The text for one code: "gpu_xid/79"; None if the code is none of this check's."""
     from healthd.nvidia.xid_texts import explain as text_of
 
     check, _, name = code.partition("/")
@@ -298,7 +298,7 @@ def known_codes() -> list[str]:
 
 
 def explain_more(code: str) -> Explain | None:
-    """What is no condition of its own, but named in the message of one: "nvlink5/149:4"."""
+    """The text for a name that is no condition, but stands in the message of one: "nvlink5/149:4"."""
     from healthd.nvidia.nvlink5_texts import explain as text_of
 
     return text_of(code)

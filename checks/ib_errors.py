@@ -38,15 +38,15 @@ TRANSPORT = ("local_ack_timeout_err", "roce_slow_restart")
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """ports                     ("mlx5_0/1", ...); () = all that the node has
+    """ports                     ("mlx5_0/1", ...); () = all ports of the node
     symbols_per_hour          more symbol errors than this within an hour are degraded
     symbols_per_second        more than this between two runs warn
     recoveries_per_minute     more link recoveries than this between two runs warn
     received_per_second       more packets received with errors than this between two runs warn
-    ack_timeouts_per_second   more packets whose acknowledgement did not come than this between two runs warn
+    ack_timeouts_per_second   more packets without an acknowledgement than this between two runs warn
     slow_restarts_per_second  more slow restarts of RoCE than this between two runs warn
     boot_seconds              nothing counts so long after a boot
-    clean_seconds             these are forgotten after so long without new ones under load
+    clean_seconds             errors are forgotten after so long without new ones under load
     """
 
     ports: tuple[str, ...] = ()
@@ -80,14 +80,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             yield link
             last = past.last(link)
             stayed_up = link.value != DOWN and (last is None or last.value == link.value)
-        except (OSError, ValueError) as error:  # then what it counted stands
+        except (OSError, ValueError) as error:  # then its counted errors stand
             unreadable.append(f"{name}: {error}")
         for counter in (*FULL, *TRANSPORT):
             try:
                 reading = _read(host, name, counter, past)
                 grew = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
                 settled = infiniband.settled_seconds(host, config.boot_seconds) if grew else 0.0
-            except (OSError, ValueError) as error:  # must not hide the other counters
+            except (OSError, ValueError) as error:  # it must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
@@ -116,8 +116,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _link(host: Host, name: str) -> Observation:
-    """How often the port counted that its link went down, or DOWN. Where it is as in the last look, the link stayed up:
-    a reset of the counters makes another number, too. Raises OSError, ValueError."""
+    """How often the port's link went down by its counter, or DOWN. If equal to the last look's, the link stayed up: a
+    reset of the counters changes the number, too. Raises OSError, ValueError."""
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
@@ -138,8 +138,8 @@ def _is_omni_path(host: Host, name: str) -> bool:
 
 
 def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None:
-    """What a counter says. Or a mark that the driver does not tell it: then it is not asked again (None) until the mark
-    is forgotten, after two days or a boot. Raises ValueError where it was told before, and is no more.
+    """A counter's reading, or a mark that the driver does not tell it: then it is not asked again (None) until the mark
+    is forgotten, after two days or a boot. Raises ValueError if the driver told it before and no longer does.
     """
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_not_told", 1, labels=labels)
@@ -154,7 +154,7 @@ def _read(host: Host, name: str, counter: str, past: Past) -> Observation | None
 
 
 def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
-    """(severity, code, words) of a counter that grew. One that stopped in this run grew by at least what it shows."""
+    """(severity, code, words) of a counter that grew. One that stopped in this run grew by at least this number."""
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":

@@ -26,13 +26,13 @@ FULL = 255
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """ports            ("mlx5_0/1", ...); () = all that the node has
-    links_downed     so often down within its window is a fault, by the port's counter
+    """ports            ("mlx5_0/1", ...); () = all ports of the node
+    links_downed     a link that was so often down within its window is a fault, by the port's counter
     links_downed_window_seconds
     carriers_lost    the same, by the port's network interface
     carriers_lost_window_seconds
     boot_seconds     nothing counts so long after a boot
-    clean_seconds    it is over after so long without another one under load, or when an operator says so
+    clean_seconds    it is over after so long without another flap under load, or when an operator says so
     """
 
     ports: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         ):
             try:
                 reading = look(host, name, past)
-            except (OSError, ValueError) as error:  # must not hide the other counters
+            except (OSError, ValueError) as error:  # it must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
@@ -73,7 +73,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
             window = min(window, settled)
             times = past.growth(reading, window) or 0.0
-            if times >= limit and window > 0 and past.growth(reading, 0.0):  # what is not new was found before
+            if times >= limit and window > 0 and past.growth(reading, 0.0):  # old growth was found before
                 yield Finding(
                     Severity.DEGRADED,
                     f"ib_flap/{code}",
@@ -93,8 +93,8 @@ def _link_downed(host: Host, name: str, past: Past) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
-    """Of several interfaces of one device dev_port tells whose port is whose; of those of one port the first by name
-    is the port's: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort behind it."""
+    """dev_port tells which port each interface of a device belongs to. Of a port's interfaces the first by name is its
+    own: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort behind it."""
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -109,7 +109,7 @@ def _carrier_lost(host: Host, name: str, past: Past) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: Past) -> Observation | None:
-    """None: never told in this boot. Raises ValueError where it was, and is no more."""
+    """None: the count was never told in this boot. Raises ValueError if it was told and no longer is."""
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{name} cannot be read any more")

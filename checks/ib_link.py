@@ -25,7 +25,7 @@ BASELINE = Baseline(("expected_gbps",), place=30)
 
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
-NOT_TOLD = "0: <unknown>"  # of virtual functions
+NOT_TOLD = "0: <unknown>"  # virtual functions say this
 PHYSICAL_STATES = (
     *(NOT_TOLD, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
     *(LINK_UP, "6: LinkErrorRecovery", "7: Phy Test"),
@@ -36,7 +36,7 @@ PHYSICAL_STATES = (
 class Config(CheckConfig):
     """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not judged
     confirm_seconds   a port must be wrong for so long
-    critical_seconds  one that is down for so long is critical
+    critical_seconds  a port that is down for so long is critical
     """
 
     expected_gbps: dict[str, float] = field(default_factory=dict)
@@ -52,8 +52,8 @@ def validate(config: Config) -> str | None:
 
 
 class Port(NamedTuple):
-    """`gbps`: as the kernel prints it; `told`: whether with the speed's name. A kernel that does not know a new speed
-    prints the oldest, without a name: "10 Gb/sec (4X)" for a port of 200 Gbit/s."""
+    """`gbps`: as the kernel prints it; `told`: whether it prints the speed's name. A kernel that does not know a new
+    speed prints the oldest, without a name: "10 Gb/sec (4X)" for a port of 200 Gbit/s."""
 
     active: bool
     words: str
@@ -67,7 +67,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for name in sorted({*infiniband.ports(host), *config.expected_gbps}):
         try:
             ports[name] = _read(host, name)
-        except (OSError, ValueError) as error:  # must not hide the other ports
+        except (OSError, ValueError) as error:  # it must not hide the other ports
             unreadable.append((name, str(error)))
     for name, port in ports.items():
         if port is not None:
@@ -119,7 +119,7 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             expects="expected_gbps",
         )
     elif port.gbps < gbps:
-        # Without a name of the speed the link may be fine and the kernel too old, unless another port shows that this
+        # Without the speed's name, the link may be fine and the kernel too old, unless another port shows that this
         # kernel knows the speed.
         sure = port.told or fastest >= gbps
         yield Finding(

@@ -40,7 +40,7 @@ RULES = {  # code -> the entry's "sensor type and name | event"; the first that 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """interval_seconds  to read the log keeps a BMC busy for seconds
+    """interval_seconds  reading the log keeps a BMC busy for seconds
     timeout_seconds   BMCs are slow
     enforce           true: what is found drains
     """
@@ -51,7 +51,7 @@ class Config(CheckConfig):
 
 
 class Entry(NamedTuple):
-    """`second` of its hour."""
+    """`second`: within its hour."""
 
     record: int
     second: int
@@ -86,7 +86,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 def parse(line: str) -> Entry:
     """From "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
-    Pre-Init  |0000000123| ...". Raises ValueError for what is no entry; OEM records are entries without a sensor."""
+    Pre-Init  |0000000123| ...". Raises ValueError if `line` is no entry; OEM records are entries without a sensor."""
     number, *fields = (field.strip() for field in line.split("|"))
     if re.fullmatch("[0-9a-f]{1,4}", number) and fields:
         record = int(number, 16)

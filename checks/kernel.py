@@ -25,7 +25,7 @@ DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """window_seconds       how long a lockup, a hung task, heat or an OOM kill is told after the last such line
+    """window_seconds       how long a lockup, a hung task, heat or an OOM kill is told after its last line
     oops_window_seconds  the same for an oops that is in none of the drivers; a reboot ends it too
     """
 
@@ -34,7 +34,7 @@ class Config(CheckConfig):
 
 
 class Rule(NamedTuple):
-    """`words`: of the message."""
+    """`words`: the message's."""
 
     code: str
     severity: Severity
@@ -66,7 +66,7 @@ RULES = {
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding a code, resting on all its events. CPUs that are all cool again end what their heat was."""
+    """One finding for each code, resting on all its events. Once all CPUs are cool again, their heat is over."""
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
         if rule := RULES.get((event.kind, event.code)):
@@ -79,7 +79,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             over = not hot
             event = max(hot or group, key=lambda each: (each.last_time, each.sequence))
             if all(each.code == "cpu_normal" for each in group):
-                continue  # none was seen getting hot
+                continue  # no CPU was seen getting hot
         rule = _rule(event)
         yield Finding(
             severity=rule.severity,
@@ -95,14 +95,14 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 def _rule(event: KernelEvent) -> Rule:
     rule = RULES[event.kind, event.code]
-    # Not bad_page: where that was found says nothing of it, and a harmless WARNING near it names drivers too.
+    # Not bad_page: the place where it was found tells nothing, and a harmless WARNING near it names drivers too.
     if event.code == "oops" and event.field("driver").startswith(DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
 
 
 def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
-    """What each CPU, and the package that it is in, said last in this boot, where that is heat."""
+    """The last line of each CPU and of its package in this boot, where that line reports heat."""
     boot_id = max(group, key=lambda each: (each.last_time, each.sequence)).boot_id
     group = [event for event in group if event.boot_id == boot_id]
     newest: dict[tuple[str, str], KernelEvent] = {}

@@ -44,12 +44,12 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
     if "expected" in config.guessed and not host.exists(MODULES):
-        return  # a tree without modules: what a profile knows of the machine's type is not looked for in it
+        return  # a tree without modules: those that a profile guesses are not looked for in it
     unreadable = []
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:
             wrong = problem(host, name)
-        except (OSError, ValueError) as error:  # must not hide the others
+        except (OSError, ValueError) as error:  # it must not hide the others
             unreadable.append(f"{name}: {error}")
             continue
         if wrong:
@@ -67,7 +67,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
 
 
 def problem(host: Host, name: str) -> str:
-    """ "" for a module that is in use, as the kernel writes its name. Raises OSError, ValueError."""
+    """The module's problem, "" if it is in use. `name` is as the kernel writes it. Raises OSError, ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"
@@ -84,8 +84,8 @@ USUAL = (
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Of the modules that the settings or a profile name, and of the usual ones, those that are loaded and were so
-    since the boot."""
+    """The modules that have been loaded since the boot, among those that the settings or a profile name and the usual
+    ones."""
     named = [name.replace("-", "_") for name in config.expected]
     for name in dict.fromkeys((*named, *USUAL)):
         if name in WITH_THE_FIRST_CUDA_PROGRAM:

@@ -56,7 +56,7 @@ WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """corrected_per_day  more corrected errors than this on one DIMM within a day warn
-    clean_seconds      they are forgotten after so long without new ones under load, or after a reboot
+    clean_seconds      errors are forgotten after so long without new ones under load, or after a reboot
     """
 
     corrected_per_day: int = 1000
@@ -74,10 +74,10 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for controller in filter(CONTROLLER.fullmatch, host.list(CONTROLLERS)):
         names = host.list(f"{CONTROLLERS}/{controller}")
         dimms = [f"{controller}/{name}" for name in names if DIMM.fullmatch(name)]
-        rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # all that Linux before 3.6 has
+        rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # Linux before 3.6 has nothing else
         counts = {
             "ue_count": [controller],
-            "ce_noinfo_count": [controller],  # corrected ones whose DIMM the hardware did not name
+            "ce_noinfo_count": [controller],  # corrected errors whose DIMM the hardware did not name
             "dimm_ce_count": dimms,
             "ce_count": [] if dimms else rows,
         }
@@ -85,13 +85,13 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             error = "uncorrected" if file == "ue_count" else "corrected"
             try:
                 count = parse(host.read(f"{CONTROLLERS}/{part}/{file}"), f"{part}/{file}")
-            except (OSError, ValueError) as problem:  # must not hide the other DIMMs
+            except (OSError, ValueError) as problem:  # it must not hide the other DIMMs
                 unreadable.append(str(problem))
                 continue
             labels = (("part", part),)
             reading = Observation(f"memory_edac_{error}_errors_total", count, ObservationKind.COUNTER, labels)
             yield reading
-            new = past.growth(reading, 0.0)  # since the last run
+            new = past.growth(reading, 0.0)  # growth since the last run
             rebooted = past.last(reading) is None and past.last(reading, any_boot=True) is not None
             if rebooted and count and error == "uncorrected":
                 words = f"{count} uncorrected memory errors were counted before the first look of this boot"
@@ -100,21 +100,21 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             if new and error == "uncorrected":
                 yield _uncorrected(host, controller, dimms, new)
             elif new:
-                # Of this boot: before it there may have been another DIMM in that slot.
+                # Only this boot counts: before it, another DIMM may have been in that slot.
                 yield from _corrected(host, part, min(count, past.growth(reading, DAY) or 0.0), config)
     if unreadable:
         raise ValueError("; ".join(unreadable))
 
 
 def parse(text: str | None, file: str) -> int:
-    """A count of 32 bits. Raises ValueError for anything else, and where a controller has no such file."""
+    """A count of 32 bits. Raises ValueError for anything else, and if the controller has no such file (None)."""
     if text is None or not (text.isascii() and text.isdigit() and int(text) < 2**32):
         raise ValueError(f"{CONTROLLERS}/{file}: {'is not there' if text is None else f'not a count: {text[:40]!r}'}")
     return int(text)
 
 
 def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> Finding:
-    """Where the hardware named the DIMMs, their own counts tell which."""
+    """If the hardware named the DIMMs, their own counts tell which they are."""
     counts = {dimm: _if_told(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
     bad = [f"{_named(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
     message = f"{new:.0f} new uncorrected memory errors" + (f" (since boot: {', '.join(bad)})" if bad else "")
@@ -134,7 +134,7 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
 
 
 def _named(host: Host, part: str) -> str:
-    """With the name of the slot, as the board's firmware or the driver has it."""
+    """The part with the name of its slot, as the board's firmware or the driver has it."""
     label = _if_told(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
@@ -151,7 +151,7 @@ def _if_told(host: Host, file: str) -> str:
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and part, resting on all its events."""
+    """One finding for each code and part, resting on all its events."""
     of_pcie = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
     heard = [event for event in events if event.kind == "mce_edac"]
     named = [event for event in heard if event.code == "uncorrected" and _part(event)]
@@ -181,9 +181,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | None:
-    """How bad an error is that was not corrected, None if it is none. `of_pcie`: records that pcie_aer judges.
+    """The severity of an uncorrected error; None if the event is none. `of_pcie`: records that pcie_aer judges.
 
-    A recoverable error of memory or a processor lost data; one of anything else, or of what was not said yet, warns.
+    A recoverable error of memory or a processor lost data; one of another part, or of a part not yet named, warns.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in of_pcie:
@@ -197,7 +197,7 @@ def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | N
 
 
 def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Whether an event is at the time of one of these, in the same boot: it tells of the same error."""
+    """Whether an event came at the time of one of these, in the same boot: then it tells of the same error."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))

@@ -26,7 +26,7 @@ MEM_TOTAL = re.compile(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE | re.ASCII
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """expected_bytes     MemTotal of a good node of this kind; 0 = not judged
-    max_missing_share  so much less is still good
+    max_missing_share  a smaller size by up to this share is still good
     """
 
     expected_bytes: int = 0

@@ -19,12 +19,12 @@ from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Seve
 USES = ""
 
 INCIDENT_SECONDS = 5.0  # lines of one health report lie closer
-FIRMWARE_ERROR = 3  # a health report of this severity (as of syslog) or a lower number is an error; 4 is a warning
+FIRMWARE_ERROR = 3  # a health report of this severity (syslog's numbers) or a lower one is an error; 4 is a warning
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """warning_window_seconds   how long a warning stands after the last such line
+    """warning_window_seconds   how long a warning stands after its last line
     link_window_seconds      the same for a link that went down, and for requests that failed
     """
 
@@ -33,7 +33,7 @@ class Config(CheckConfig):
 
 
 class Rule(NamedTuple):
-    """`words`: of the message."""
+    """`words`: the message's."""
 
     severity: Severity
     clears: Clears
@@ -66,7 +66,7 @@ SAID = ("issue", "error", "command")  # fields that say what it was
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and part, resting on all its events. A link that is up again is over."""
+    """One finding for each code and part, resting on all its events. A link that is up again is over."""
     heard = [event for event in events if event.kind in ("mlx5", "ib")]
     reports = _reports(heard)
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
@@ -77,7 +77,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         rule = RULES[code]
         if newest.code == LINK_ENDS and len(group) == sum(event.code == LINK_ENDS for event in group):
-            continue  # was not seen going down
+            continue  # it was not seen going down
         yield Finding(
             severity=rule.severity,
             code=f"mlx5/{code}",
@@ -103,7 +103,7 @@ def _reports(heard: Sequence[KernelEvent]) -> Reports:
 
 
 def _code(event: KernelEvent, reports: Reports) -> str:
-    """ "" = nothing that is judged."""
+    """The finding's code; "" = the event is not judged."""
     if event.code in REQUESTS:
         return "request_failed"
     if event.code == LINK_ENDS:
@@ -116,7 +116,7 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 
 def _severity_beside(event: KernelEvent, reports: Reports) -> int:
-    """Of the report that a line without a severity belongs to; an older driver gives none, and reports errors only."""
+    """The severity of the report that a line without one belongs to. Older drivers give none and report only errors."""
     found = reports.get((event.boot_id, event.pci), ())
     near = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
     beside = [severity for time, severity in found[near : near + 8] if time <= event.time + INCIDENT_SECONDS]
@@ -136,7 +136,7 @@ def _window_seconds(code: str, rule: Rule, config: Config) -> float:
 
 
 def _telling(group: Sequence[KernelEvent]) -> KernelEvent:
-    """The newest event, or the newest that says what it was."""
+    """The newest event that says what it was; if none does, the newest."""
     return max(
         group, key=lambda event: (any(name in SAID for name, _ in event.fields), event.last_time, event.sequence)
     )

@@ -29,8 +29,8 @@ NOT_ALLOWED = (errno.EACCES, errno.EPERM)
 class Config(CheckConfig):
     """fstype                  what must be mounted there ("nfs" takes nfs4 too), "" = anything
     read_only               true: it may be mounted read-only
-    missing_confirm_seconds it must be away, stale or failing for so long
-    hang_degraded_seconds   one that has not answered for so long is degraded, until then it warns
+    missing_confirm_seconds a mount must be away, stale or failing for so long
+    hang_degraded_seconds   a mount that has not answered for so long is degraded, until then it warns
     """
 
     fstype: str = ""
@@ -63,9 +63,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _find(text: str | None, path: str) -> Mount | None:
-    """What is mounted at `path`, the uppermost; else the automounter's mount that `path` lies in; else None.
+    """The uppermost mount at `path`; else the automounter's mount that `path` lies in; else None.
 
-    Raises ValueError if it is not found and there is a line that cannot be read: it may be that one.
+    Raises ValueError if it is not found and a line cannot be read: the mount may be that line's.
     """
     if text is None:
         raise ValueError(f"{MOUNTINFO} is not there")
@@ -82,7 +82,7 @@ def _find(text: str | None, path: str) -> Mount | None:
 
 
 def _ask(host: Host, path: str) -> int | None:
-    """The error that statvfs gives, None if it answers. It may never come back; it makes an automounter mount."""
+    """The error that statvfs gives; None if it answers. It may never come back; it makes an automounter mount."""
     try:
         host.statvfs(path)
     except OSError as error:
@@ -173,7 +173,7 @@ def _is_lasting(mount: Mount) -> bool:
     if not (is_local or re.fullmatch(NETWORK, mount.fstype)) or re.fullmatch(COMES_AND_GOES, mount.point):
         return False
     if is_local and mount.point.startswith("/etc/"):
-        return False  # how containers get /etc/hosts
+        return False  # containers get /etc/hosts in this way
     is_loop = mount.device.startswith("7:")
     is_users = any(option.startswith("user_id=") and option != "user_id=0" for option in mount.options)
     return not is_loop and not is_users

@@ -41,8 +41,8 @@ LOGGED = {
     "recovery_failed": "not_recovered",
 }
 RECORDED = {"fatal": "fatal", "recoverable": "nonfatal"}  # what a firmware's record says -> what AER says
-RECOVERY_SECONDS = 60.0  # links are given so long to come back
-BOOT_SECONDS = 300.0  # what is logged so soon after a boot may be logged at each: probes of devices that start
+RECOVERY_SECONDS = 60.0  # links may take so long to come back
+BOOT_SECONDS = 300.0  # errors logged so soon may come at each boot: probes of devices that start
 INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
@@ -50,8 +50,8 @@ TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fat
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """correctable_per_hour     more corrected errors than this within an hour warn
-    nonfatal_repeat_seconds  a non-fatal error after another within this time is degraded; a single one warns
-    clean_seconds            these are forgotten after so long without new ones under load
+    nonfatal_repeat_seconds  a non-fatal error within this time after another is degraded; a single one warns
+    clean_seconds            errors are forgotten after so long without new ones under load
     """
 
     correctable_per_hour: int = 100
@@ -69,7 +69,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 if text is None:
                     continue
                 counts = parse(text, total)
-            except (OSError, ValueError) as error:  # must not hide the other devices
+            except (OSError, ValueError) as error:  # it must not hide the other devices
                 unreadable.append(f"{pci}/aer_dev_{kind}: {error}")
                 continue
             watched += kind == "fatal"
@@ -87,7 +87,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 @functools.lru_cache(maxsize=2)
 def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
-    """PCI address -> what it is: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
+    """PCI address -> its words: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
     functions = {function.pci: function for function in on_pci}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
@@ -105,7 +105,7 @@ def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
 def parse(text: str, total: str) -> Mapping[str, int]:
     """{"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names have blanks ("Receiver Error 2").
 
-    Raises ValueError for anything else, and when the total is not there (a file cut short).
+    Raises ValueError for anything else, and if the total is missing (a file cut short).
     """
     counts = {}
     for line in text.splitlines():
@@ -122,7 +122,7 @@ def parse(text: str, total: str) -> Mapping[str, int]:
 def _judge(
     kind: str, pci: str, what: str, names: str, reading: Observation, config: Config, past: Past
 ) -> Iterator[Finding]:
-    new = past.growth(reading, 0.0) or 0.0  # since the last run
+    new = past.growth(reading, 0.0) or 0.0  # growth since the last run
     counted = f" (since boot: {names})" if names else ""
     if kind == "fatal" and new:
         message = f"{new:.0f} new fatal PCIe errors on {what}{counted}"
@@ -155,7 +155,7 @@ def _judge(
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and part, resting on all its events."""
+    """One finding for each code and part, resting on all its events."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for name, pci, event in _errors(events):
         groups.setdefault((name, _part(pci, node)), []).append(event)
@@ -191,7 +191,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
             if event.code != "recovery_failed":
                 told[event.boot_id] = max(event.last_time, told.get(event.boot_id, 0.0))
             elif event.time - told.get(event.boot_id, 0.0) <= RECOVERY_SECONDS:
-                continue  # that no driver recovers is the usual end of an error, and no further one
+                continue  # a failed recovery is the usual end of an error, and no further one
             yield LOGGED[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
         if event.kind == "mce_edac" and event.code in RECORDED and record in devices:
@@ -199,15 +199,15 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """The device that a line blames; the GPU or card itself for a further function of it that is not listed (audio)."""
+    """The device that a line blames; for an unlisted further function of a GPU or card (audio), the GPU or card."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci
 
 
 def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """What it is, "" if it is nothing that is watched. Without an inventory (the log of another machine) as its driver
-    has it."""
+    """Words for a part; "" if it is not watched. Without an inventory (the log of another machine) its driver tells
+    what it is."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
@@ -219,7 +219,7 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _again(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Whether an error lies before the newest one, within the time and this boot, and none of both is boot noise."""
+    """Whether an error came before the newest one, in time and in this boot, and neither of them is boot noise."""
     since = newest.last_time - config.nonfatal_repeat_seconds
     near = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _at_boot(e)]
     near.sort(key=lambda event: event.time)

@@ -41,7 +41,7 @@ class Config(CheckConfig):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and part, resting on all its events. A part is what is in the slot, where that is known."""
+    """One finding for each code and part, resting on all its events. The part is the slot's device, if it is known."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "pcie_hotplug" and event.code in NAMES:
@@ -66,7 +66,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """What is in the slot of the port that speaks: a GPU or network card if there is one. Else the device itself."""
+    """The device in the slot of the port that reports: a GPU or network card first. Else the named device itself."""
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]

@@ -27,14 +27,14 @@ DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the beginning of the class
 LANES = ("1", "2", "4", "8", "12", "16", "32")
 SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
-NO_LINK = ("0", "255")  # max_link_width of what is built into the root complex
+NO_LINK = ("0", "255")  # max_link_width of devices built into the root complex
 DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
     """confirm_seconds   a link must be wrong for so long
-    enforce           true: what is found drains
+    enforce           true: its findings drain
     """
 
     confirm_seconds: Seconds = 120.0
@@ -53,7 +53,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for port, (function, what) in links.items():
         try:
             found = _judge(host, function.pci, port)
-        except (OSError, ValueError) as error:  # must not hide the other links
+        except (OSError, ValueError) as error:  # it must not hide the other links
             unreadable.append(f"{function.pci}: {error}")
             continue
         for code, message in found:
@@ -71,7 +71,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 @functools.lru_cache(maxsize=2)
 def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
-    """The port above -> the first function at the link's lower end, and what that is."""
+    """The port above -> (the first function at the link's lower end, words for it)."""
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
@@ -82,8 +82,8 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
 
 
 def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
-    """How many ports lie above. Below a root port (0) comes the lower end of a link (1): a device, or a switch's upper
-    port. That one's lower ports (2) are inside the switch, without a link between; below them is a link again."""
+    """How many ports lie above. Below a root port (0) is the lower end of a link (1): a device, or a switch's upper
+    port. The switch's lower ports (2) are inside it, without a link between; below them is a link again."""
     above = functions.get(function.upstream)
     return 1 + _depth(above, functions) if above else 0
 
@@ -118,7 +118,7 @@ def _texts(host: Host, pci: str, which: str) -> tuple[str | None, str | None]:
 
 
 def _sleeps(host: Host, pci: str) -> bool:
-    """Then its registers may read as ones, and its link may be down. Asked only where something looks wrong."""
+    """Whether it sleeps: its registers may read as ones, and its link be down. Asked only if something looks wrong."""
     return (host.read(f"{DEVICES}/{pci}/power_state") or "").startswith("D3")
 
 

@@ -31,9 +31,9 @@ USES = ""
 ONLINE = "/sys/devices/system/cpu/online"
 CPUS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
-KTHREADD_STAT = re.compile(r"2 \(kthreadd\) \w 0 ")  # in a container the process 2 is any
+KTHREADD_STAT = re.compile(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
 STATES = frozenset("RSDTtZXxKWPI")
-LEAST_FIELDS = 44  # of Linux 2.6; later ones have more
+LEAST_FIELDS = 44  # Linux 2.6 has so many; later kernels have more
 PF_EXITING = 0x4
 SIGKILL = 1 << (9 - 1)
 MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enough to drain, and to look at
@@ -56,7 +56,7 @@ def validate(config: Config) -> str | None:
 
 
 class Process(NamedTuple):
-    """`start` in ticks since boot: with it a number that was given again is another process."""
+    """`start`, in ticks since boot, tells a process from a later one with the same pid."""
 
     pid: int
     command: str
@@ -106,7 +106,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 
 def _user_processes(host: Host) -> list[int]:
-    """In ascending order. Not the kernel's own threads, where it tells which these are: they get no signals."""
+    """Pids in ascending order, without the kernel's own threads if it tells which they are: they get no signals."""
     names = set(host.names("/proc"))
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
@@ -115,7 +115,7 @@ def _user_processes(host: Host) -> list[int]:
 
 
 def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
-    """Adds to `seen`."""
+    """Adds its readings to `seen`."""
     for pid in pids:
         try:
             path = f"/proc/{pid}/stat"
@@ -129,7 +129,7 @@ def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
                 seen.stuck.append(process)
         except ProcessLookupError:  # it ended while it was read
             continue
-        except (OSError, ValueError) as error:  # must not hide the others
+        except (OSError, ValueError) as error:  # it must not hide the others
             seen.unreadable.append(str(error))
 
 
@@ -167,7 +167,7 @@ def _is_stuck(host: Host, process: Process) -> bool:
 
 
 def _is_killed(host: Host, where: str, task: Process) -> bool:
-    """Raises ValueError if its status does not tell."""
+    """Raises ValueError if the task's status does not tell."""
     status = host.read(f"{where}/status")
     if status is None:
         return False
@@ -185,7 +185,7 @@ def _is_killed(host: Host, where: str, task: Process) -> bool:
 
 
 def _cores(host: Host) -> int:
-    """Of "0-127,256". Raises ValueError."""
+    """The number of CPUs in "0-127,256". Raises ValueError."""
     text = host.read(ONLINE) or ""
     if not CPUS.fullmatch(text):
         raise ValueError(f"{ONLINE}: not a list of CPUs: {text[:60]!r}")

@@ -24,7 +24,7 @@ BASELINE = Baseline(("required", "wanted"), place=70)
 
 UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+")
 PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
-MORE = ("Job", "NRestarts")  # a job that waits; services only, since systemd 235
+MORE = ("Job", "NRestarts")  # a waiting job; the restarts, which only services have, since systemd 235
 ACTIVE = ("active", "reloading", "refreshing")
 CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
@@ -59,19 +59,19 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     seconds = config.timeout_seconds * 0.8
     ran = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *MORE)), *units), seconds)
     if ran is None and all(_only_guessed(unit, config) for unit in units):
-        return  # a machine without systemd, or a tree: nothing that anybody but a profile expects
+        return  # a machine without systemd, or a tree: only a profile expects units there
     if ran is None:
         raise RuntimeError("there is no systemctl to ask about the units in required and wanted")
     if ran.status != 0:
         raise RuntimeError(f"systemctl: exit status {ran.status}: {(ran.stderr or ran.stdout).strip()[:200]}")
     for unit, shown in zip(units, parse(ran.stdout, units), strict=True):
         if shown["LoadState"] == "not-found" and _only_guessed(unit, config):
-            continue  # this site does without, as without munge where Slurm has auth/slurm
+            continue  # this site does not use it, like munge where Slurm has auth/slurm
         yield from _judge(unit, shown, unit in config.required, config, past)
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
-    """Whether nobody but a profile of the machine's type names it."""
+    """Whether only a profile of the machine's type names the unit."""
     settings = (("required", config.required), ("wanted", config.wanted))
     return all(setting in config.guessed for setting, units in settings if unit in units)
 
@@ -136,11 +136,11 @@ def _finding(severity: Severity, code: str, unit: str, message: str, required: b
 
 REQUIRED = ("slurmd.service", "munge.service", "nvidia-fabricmanager.service")
 WANTED = ("nvidia-persistenced.service",)
-SYSTEMCTL_SECONDS = 8.0  # less than the worker has for it
+SYSTEMCTL_SECONDS = 8.0  # less than the worker's deadline
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Of the units that the settings or a profile name, and of the usual ones, those that are active."""
+    """The active units among those that the settings or a profile name and the usual ones."""
     named = {"required": config.required, "wanted": config.wanted}
     usual = {"required": REQUIRED, "wanted": WANTED}
     whose = {_unit(unit): setting for group in (usual, named) for setting in group for unit in group[setting]}

@@ -24,7 +24,7 @@ class Config(CheckConfig):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """One finding per code and switch, resting on all its events; the worst of this boot's within the window counts."""
+    """One finding for each code and switch, resting on all its events; the worst in this boot and window counts."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "sxid":
@@ -93,7 +93,7 @@ _CLASSES = {
 
 
 def explain(code: str) -> Explain | None:
-    """The text for one code: "sxid/20034"; None if it is none of this check's."""
+    """The text for one code: "sxid/20034"; None if the code is none of this check's."""
     name = code.rpartition("/")[2]
     if not (name.isascii() and name.isdecimal() and len(name) < 7):
         return None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import PurePath
+from collections.abc import Callable
+from pathlib import Path, PurePath
 
 import hypothesis
 import pytest
+from fakes import scenarios
 from xdist.scheduler import LoadScopeScheduling
 
 from healthd import guard
+from healthd.host import Host
 
 # How long an example takes says only what else the machine does.
 hypothesis.settings.register_profile(
@@ -51,3 +54,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     guard.dropped.clear()
     guard._last.clear()
     guard._told.clear()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[..., Host]:
+    """Makes hosts that have GPUs: host("gpu.3.lost = true")."""
+    return scenarios(tmp_path)

@@ -26,11 +26,6 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(), Config()
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def has_nvml() -> bool:
     try:
         pynvml.nvmlInit()

@@ -29,11 +29,6 @@ OLD += "[gpu.3]\nunsupported_fields = [270, 271]\n"
 
 
 @pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
-@pytest.fixture
 def story(host):
     return Life(host)
 

@@ -20,11 +20,6 @@ PCI = fake_pci_gpus("dgx-h100")[3]
 SLICED = "".join(f"[gpu.{n}]\nmig = true\nmig_devices = 7\n" for n in range(8))
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(SLICED), Config(mode="on", instances=7)
 

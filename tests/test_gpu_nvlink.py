@@ -24,11 +24,6 @@ def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(profile="dgx-b200"), Config(links=18)
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def grown(host, first, then, profile="dgx-h100", **kwargs):
     hosts = [host(text, profile=profile) for text in (first, then)]
     return [item for item in rounds(gpu_nvlink, hosts, **kwargs) if isinstance(item, Finding)]

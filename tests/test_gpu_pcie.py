@@ -22,11 +22,6 @@ PCI = fake_pci_gpus("dgx-h100")[3]
 BUSY = "utilization_percent = 99\n"
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(), Config()
 

@@ -18,11 +18,6 @@ GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(), Config()
 

@@ -18,11 +18,6 @@ from healthd.nvml import NvmlError
 PCI = fake_pci_gpus("dgx-h100")[3]
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(), Config()
 

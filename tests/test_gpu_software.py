@@ -20,11 +20,6 @@ DRIVER, VBIOS = "580.105.08", "96.00.99.00.01"  # of the DGX H100
 OLD = 'gpu.3.vbios = "96.00.74.00.01"'
 
 
-@pytest.fixture
-def host(tmp_path):
-    return scenarios(tmp_path)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return scenarios(tmp_path)(), Config(driver_version=DRIVER, vbios=VBIOS)
 

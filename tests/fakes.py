@@ -84,6 +84,13 @@ def scenarios(tmp_path: Path) -> Callable[..., Host]:
     return host
 
 
+def healthy_gpus(
+    config: CheckConfig, text: str = "", profile: str = "dgx-h100"
+) -> Callable[[Path], tuple[Host, CheckConfig]]:
+    """`healthy` (tests/test_mutations.py) of a check that asks NVML alone: healthy GPUs, and these settings."""
+    return lambda tmp_path: (scenarios(tmp_path)(text, profile), config)
+
+
 def observed(given: Sequence[Any], name: str) -> Iterator[Observation]:
     return (item for item in given if isinstance(item, Observation) and item.name == name)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pynvml
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios, until_it_fails
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, until_it_fails
 from story import Node, Story
 from trees import gpus, write
 
@@ -20,10 +19,7 @@ from healthd.nvml import Nvml, NvmlError
 from healthd.past import Past
 
 THIRD = "0000:61:00.0"  # index 3 of a DGX H100
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 def has_nvml() -> bool:

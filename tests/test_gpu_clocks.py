@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, scenarios
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -33,8 +32,7 @@ def story(host):
     return Life(host)
 
 
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 class Life(Story):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios, until_it_fails
+from fakes import NOW, codes, findings, healthy_gpus, observed, rounds, run_check, until_it_fails
 from story import Story
 from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])

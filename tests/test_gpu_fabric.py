@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, refusal, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, refusal, run_check, scenarios
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -41,8 +40,7 @@ def host(tmp_path):
     return with_systemd
 
 
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 def health(mask: int, summary: int = 0) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import BOOT, NOW, findings, scenarios
+from fakes import BOOT, NOW, findings, healthy_gpus
 from story import Story
 
 from healthd.checks import gpu_mig
 from healthd.checks.gpu_mig import Config
-from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
@@ -18,10 +15,7 @@ from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 SLICED = "".join(f"[gpu.{n}]\nmig = true\nmig_devices = 7\n" for n in range(8))
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(SLICED), Config(mode="on", instances=7)
+healthy = healthy_gpus(Config(mode="on", instances=7), SLICED)
 
 
 def test_without_an_expectation_no_gpu_is_asked(host):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, run_check
 from story import Story
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
-from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
@@ -18,10 +15,7 @@ from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 PCIE = 'pci = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0"]\n'
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(profile="dgx-b200"), Config(links=18)
+healthy = healthy_gpus(Config(links=18), profile="dgx-b200")
 
 
 def grown(host, first, then, profile="dgx-h100", **kwargs):

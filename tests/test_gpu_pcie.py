@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, run_check
 from story import Story
 from trees import pci_device
 
@@ -20,10 +20,7 @@ from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 BUSY = "utilization_percent = 99\n"
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 def replays(host, *counts: int, apart: float = 300.0, more: str = "") -> list[Finding]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import codes, findings, observed, run_check, scenarios, until_it_fails
+from fakes import codes, findings, healthy_gpus, observed, run_check, until_it_fails
 from story import Story
 
 from healthd.checks import gpu_power
@@ -16,10 +14,7 @@ from healthd.nvidia.fake_nvml import fake_pci_gpus
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import codes, findings, observed, run_check, scenarios, until_it_fails
+from fakes import codes, findings, healthy_gpus, observed, run_check, scenarios, until_it_fails
 from story import Story
 
 from healthd.checks import gpu_retired_pages
@@ -33,8 +31,7 @@ def host(tmp_path):
     return lambda *numbers, **more: make(before_ampere(*numbers, **more), profile="dgx-a100")
 
 
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(before_ampere(), profile="dgx-a100"), Config()
+healthy = healthy_gpus(Config(), before_ampere(), "dgx-a100")
 
 
 def test_healthy_gpus_give_their_counters_and_no_finding(host):

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import NOW, codes, findings, observed, rounds, run_check, scenarios, until_it_fails
+from fakes import NOW, codes, findings, healthy_gpus, observed, rounds, run_check, until_it_fails
 from story import Story
 
 from healthd.checks import gpu_row_remap
 from healthd.checks.gpu_row_remap import Config
-from healthd.host import Host
 from healthd.model import Clears, Finding, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    flags = "\n".join(f"gpu.{number}.unrepairable_memory = false" for number in range(8))
-    return scenarios(tmp_path)(flags), Config()
+healthy = healthy_gpus(Config(), "\n".join(f"gpu.{n}.unrepairable_memory = false" for n in range(8)))
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from fakes import codes, findings, run_check, scenarios, until_it_fails
+from fakes import codes, findings, healthy_gpus, run_check, until_it_fails
 from story import Story
 
 from healthd.checks import gpu_software
@@ -18,10 +16,7 @@ GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]
 DRIVER, VBIOS = "580.105.08", "96.00.99.00.01"  # of the DGX H100
 OLD = 'gpu.3.vbios = "96.00.74.00.01"'
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config(driver_version=DRIVER, vbios=VBIOS)
+healthy = healthy_gpus(Config(driver_version=DRIVER, vbios=VBIOS))
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])

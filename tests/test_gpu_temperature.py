@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import BOOT, NOW, codes, findings, observed, run_check, scenarios
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check
 from story import Story
 
 from healthd.checks import gpu_temperature
@@ -18,10 +17,7 @@ from healthd.nvml import NvmlError
 from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
-
-
-def healthy(tmp_path: Path) -> tuple[Host, Config]:
-    return scenarios(tmp_path)(), Config()
+healthy = healthy_gpus(Config())
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path, PurePath
 
 import hypothesis
@@ -60,3 +61,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def host(tmp_path: Path) -> Callable[..., Host]:
     """Makes hosts that have GPUs: host("gpu.3.lost = true")."""
     return scenarios(tmp_path)
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Host]:
+    """Makes hosts as the test's file says, with its `make(folder, ...)`, in a folder of this test."""
+    return partial(request.module.make, tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
@@ -49,11 +48,6 @@ def make(tmp_path, changed=None, mounts=MOUNTS):
         if text is None:
             (tmp_path / path[1:]).unlink()
     return host
-
-
-@pytest.fixture
-def node(tmp_path):
-    return partial(make, tmp_path)
 
 
 class Shut(Tree):

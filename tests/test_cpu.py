@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
@@ -36,11 +35,6 @@ def make(tmp_path, changed=None, online="0-7"):
         files |= {COUNT.format(first): "0\n", SIBLINGS.format(first): f"{siblings}\n"}
     files |= {GOVERNOR.format(number): "performance\n" for number in range(8)}
     return write(tmp_path, files | (changed or {}))
-
-
-@pytest.fixture
-def node(tmp_path):
-    return partial(make, tmp_path)
 
 
 def healthy(tmp_path):

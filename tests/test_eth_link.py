@@ -52,11 +52,6 @@ ABSENT_IS_FINE = {
 }
 
 
-@pytest.fixture
-def node(tmp_path):
-    return lambda **changed: make(tmp_path, **changed)
-
-
 def test_interfaces_and_bonds_that_are_up_give_no_finding(node):
     given = run_check(eth_link, node(), EXPECTED)
     assert [item for item in given if isinstance(item, Finding)] == []

@@ -47,11 +47,6 @@ ABSENT_IS_FINE = {
 
 
 @pytest.fixture
-def node(tmp_path):
-    return lambda *args, **counts: make(tmp_path, *args, **counts)
-
-
-@pytest.fixture
 def after(tmp_path):
     """Findings of the last of several rounds, with these counts one after the other."""
 

@@ -50,11 +50,6 @@ ABSENT_IS_FINE = {
 
 
 @pytest.fixture
-def node(tmp_path):
-    return lambda **changed: make(tmp_path, **changed)
-
-
-@pytest.fixture
 def after(tmp_path):
     """Findings of the last of several rounds, with these nodes one after the other."""
 

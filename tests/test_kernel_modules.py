@@ -32,11 +32,6 @@ def make(root: Path, **states: str | None) -> Host:
     return Host(str(root))
 
 
-@pytest.fixture
-def node(tmp_path):
-    return lambda **states: make(tmp_path, **states)
-
-
 def healthy(tmp_path: Path) -> tuple[Host, Config]:
     return make(tmp_path), EXPECTED
 

@@ -54,11 +54,6 @@ ABSENT_IS_FINE = {
 }
 
 
-@pytest.fixture
-def node(tmp_path):
-    return lambda **changed: make(tmp_path, **changed)
-
-
 def test_a_healthy_node_gives_no_finding_and_an_idle_gpu_is_not_judged(node):
     given = run_check(pcie_link, node())
     assert [item for item in given if isinstance(item, Finding)] == []

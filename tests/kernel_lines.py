@@ -1,18 +1,22 @@
-"""Captured lines of the kernel, each with its public source, and what is read of them."""
+"""Captured lines of the kernel, each with its public source, and what is read of lines and found in them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from healthd.config import CheckConfig
+from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.parse import parse
 from healthd.kernel.prefix import strip_prefix
-from healthd.model import KernelEvent
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import Finding, Inventory, KernelEvent
 
 DATA = Path(__file__).with_name("data") / "kernel_lines.jsonl"
 LINES: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
@@ -34,3 +38,35 @@ def events(text: str) -> list[KernelEvent]:
 
 def fields(event: KernelEvent) -> dict[str, str]:
     return dict(event.fields)
+
+
+def event(line: str, at: float = 1000.0, boot_id: str = "b", history: bool = False) -> KernelEvent:
+    """Of a line that must be one."""
+    found = event_of(RawLine(at, line, history=history), boot_id)
+    assert found is not None, line
+    return found
+
+
+def findings_of(
+    check: ModuleType,
+    *lines: str,
+    node: Inventory | None = None,
+    config: CheckConfig | None = None,
+    apart: float = 10.0,
+    times: Sequence[float] = (),
+    boots: Sequence[str] = (),
+    all_events: bool = True,
+) -> list[Finding]:
+    """What the check makes of lines, `apart` seconds after each other unless `times` says else. Each must be an event;
+    with `all_events=False` those that are none are left out."""
+    times = times or [1000.0 + apart * number for number in range(len(lines))]
+    boots = boots or ["b"] * len(lines)
+    read = [event_of(RawLine(at, line), boot) for at, line, boot in zip(times, lines, boots, strict=True)]
+    assert not all_events or None not in read, lines
+    recent, _, _ = coalesce_events((), [event for event in read if event is not None], 1)
+    return list(check.correlate(recent, node or Inventory(), config or check.Config()))
+
+
+def finding_of(*args: Any, **kwargs: Any) -> Finding:
+    (finding,) = findings_of(*args, **kwargs)
+    return finding

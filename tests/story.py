@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fakes import BOOT, NOW
+from kernel_lines import event
 
 from healthd.config import CheckConfig
 from healthd.host import Host
@@ -51,11 +52,15 @@ class Story:
     drained    Slurm gives it no more jobs: a drain has no running jobs from the next look on, so no load
     requeued   the last drain also requeued the jobs
     held       the words of an operator who drained it, "" = nobody did
+    inventory  what this node has
     """
 
-    def __init__(self, module: ModuleType, config: CheckConfig | None = None) -> None:
+    def __init__(
+        self, module: ModuleType, config: CheckConfig | None = None, inventory: Inventory | None = None
+    ) -> None:
         self.check = Check(module.__name__.rpartition(".")[2], module)
         self.config = config or module.Config()
+        self.inventory = inventory or Inventory()
         self.now = NOW
         self.ledger = Ledger(boot_id=BOOT)
         self.past: dict[str, Series] = {}
@@ -131,14 +136,20 @@ class Story:
         return self
 
     def hear(self, event: KernelEvent, node: Inventory | None = None) -> Story:
-        """A kernel event now, for a check that listens. `node`: what this node has."""
+        """A kernel event now, for a check that listens. `node`: what this node has by then."""
         self.now += 1.0
         event = replace(event, time=self.now, last_time=self.now, boot_id=self.boot_id)
-        known = replace(self.ledger, inventory=node or Inventory())
+        known = replace(self.ledger, inventory=node or self.inventory)
         heard = intake.heard(known, [event], [(self.check, self.config)], self.now)
         assert not heard.mistakes
         self.ledger = heard.ledger
         return self._decide()
+
+    def says(self, *lines: str, node: Inventory | None = None) -> Story:
+        """The kernel's lines, each of which is an event."""
+        for line in lines:
+            self.hear(event(line), node)
+        return self
 
     def wait(self, minutes: float) -> Story:
         """Nobody looks; a drained node has no load, so windows stand still unless something was repaired."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_lines import event, findings_of
 from story import Story
 from trees import captured, write
 
@@ -339,15 +341,7 @@ HELD = Inventory(
 )
 
 
-def event(text, at=0.0):
-    heard = event_of(RawLine(at, text), "b")
-    assert heard is not None, text
-    return heard
-
-
-def said(*lines, config=BASELINE, seconds=10.0) -> list[Finding]:
-    recent, _, _ = coalesce_events((), [event(line, 1000.0 + seconds * n) for n, line in enumerate(lines)], 1)
-    return list(block_device.correlate(recent, HELD, config))
+said = partial(findings_of, block_device, node=HELD, config=BASELINE)
 
 
 def judged(*lines, **kwargs):
@@ -355,9 +349,7 @@ def judged(*lines, **kwargs):
 
 
 def hear(story, *lines):
-    for line in lines:
-        story.hear(event(line, story.now), HELD)
-    return story
+    return story.says(*lines, node=HELD)
 
 
 IO_ERROR = "I/O error, dev {}, sector 32545872 op 0x1:(WRITE) flags 0x80700 phys_seg 1 prio class 2"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import findings_of
 from story import Story
 
 from healthd.checks import filesystem
 from healthd.checks.filesystem import EXPLAIN, Config, correlate
-from healthd.kernel.coalesce import coalesce_events
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, LocalMount, Severity
 
@@ -27,17 +27,9 @@ EVICTED = (
 RESTORED = "Lustre: scratch-MDT0000-mdc-ffff88203810d800: Connection restored to 10.0.0.1@o2ib (at 10.0.0.1@o2ib)"
 
 
-def event(text: str, at: float = 0.0):
-    found = event_of(RawLine(at, text), "b")
-    assert found is not None, text
-    return found
-
-
 def found(*lines: str) -> list[Finding]:
     """Findings of lines, ten seconds apart."""
-    events = [event(line, 1000.0 + 10 * number) for number, line in enumerate(lines)]
-    recent, _, _ = coalesce_events((), events, 1)
-    findings = list(correlate(recent, NODE, Config()))
+    findings = findings_of(filesystem, *lines, node=NODE)
     for finding in findings:
         explain = EXPLAIN[finding.code]
         assert (finding.severity, finding.clears) == (explain.severity, explain.clears)
@@ -49,9 +41,7 @@ def judged(*lines: str) -> list[tuple[str, str, str]]:
 
 
 def hear(story: Story, *lines: str) -> Story:
-    for line in lines:
-        story.hear(event(line, story.now), NODE)
-    return story
+    return story.says(*lines, node=NODE)
 
 
 def test_a_server_that_does_not_answer_warns_and_may_be_silent_for_every_node_at_once():

@@ -1,14 +1,14 @@
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import event, finding_of, findings_of
 from story import Story
 
 from healthd.checks import gpu_xid
 from healthd.checks.gpu_xid import Config, correlate, explain
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.recovery import ACTIONS
@@ -19,22 +19,12 @@ NODE = Inventory(gpus=(Gpu(PCI, 3, "GPU-8a47641b"), Gpu("0000:5e:00.0", 4, "GPU-
 WINDOW = Config().warning_window_seconds
 
 
-def found(*lines, node=NODE, config=None, boots=None, times=None):
-    """Findings of correlate for kernel messages, ten seconds apart unless `times` says else."""
-    times = times or [1000.0 + 10 * n for n in range(len(lines))]
-    boots = boots or ["b"] * len(lines)
-    events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
-    return list(correlate(recent, node, config or Config()))
+found = partial(findings_of, gpu_xid, node=NODE)
+one = partial(finding_of, gpu_xid, node=NODE)
 
 
 def xid(rest, pci="0000:3b:00"):
     return f"NVRM: Xid (PCI:{pci}): {rest}"
-
-
-def one(*lines, **kw) -> Finding:
-    (finding,) = found(*lines, **kw)
-    return finding
 
 
 def judged(*lines, **kw):
@@ -189,7 +179,7 @@ def test_an_xid_of_another_time_or_boot_hides_no_loss():
     assert len(found(gone, LOST, times=[1000.0, 1059.0])) == 1
     assert len(found(gone, LOST, times=[1000.0, 1061.0])) == 2
     assert len(found(gone, LOST, times=[1000.0, 1001.0], boots=["a", "b"])) == 2
-    events = [event_of(RawLine(1000.0, gone, history=True), "b"), event_of(RawLine(1001.0, LOST), "b")]
+    events = [event(gone, history=True), event(LOST, 1001.0)]
     assert len(list(correlate(events, NODE, Config()))) == 2
 
 
@@ -418,7 +408,14 @@ def test_a_storm_is_one_finding_with_its_count():
 
 
 def test_other_events_are_left_to_other_checks():
-    assert found("pcieport 0004:00:00.0: PCIe Bus Error: severity=Corrected", "NVRM: GPU Board Serial Number: 1") == []
+    assert (
+        found(
+            "pcieport 0004:00:00.0: PCIe Bus Error: severity=Corrected",
+            "NVRM: GPU Board Serial Number: 1",
+            all_events=False,
+        )
+        == []
+    )
 
 
 def test_a_process_name_with_control_characters_is_printable():
@@ -477,14 +474,7 @@ NVLINK5 = "145, RLW_{} XC1 i0 Link 12 (0x{:08x} 0x{:08x} 0x0 0x0 0x0 0x0)"
 
 class Life(Story):
     def __init__(self) -> None:
-        super().__init__(gpu_xid)
-
-    def says(self, *lines, node=NODE):
-        for line in lines:
-            event = event_of(RawLine(self.now, line), self.boot_id)
-            assert event is not None
-            self.hear(event, node)
-        return self
+        super().__init__(gpu_xid, inventory=NODE)
 
     @property
     def acts(self):
@@ -634,8 +624,7 @@ def test_it_is_evidence_for_that_gpu_only_for_resets_only_and_for_what_was_befor
 
 def test_what_the_log_held_before_the_first_start_is_no_evidence():
     life = Life().says(xid("95, x"))
-    event = event_of(RawLine(life.now, no_longer(1), history=True), life.boot_id)
-    assert life.hear(event, NODE).drained
+    assert life.hear(event(no_longer(1), history=True)).drained
 
 
 OTHER = NODE.gpus[1].pci
@@ -705,7 +694,7 @@ def test_a_job_that_crashes_on_a_gpu_that_waits_for_a_reset_changes_nothing():
 
 
 def test_what_the_log_held_before_healthd_first_looked_never_acts():
-    event = event_of(RawLine(0.0, xid("79, GPU has fallen off the bus."), history=True), "b")
-    life = Life().hear(event, NODE)
+    before = event(xid("79, GPU has fallen off the bus."), history=True)
+    life = Life().hear(before)
     assert (life.drained, life.codes) == (False, ["gpu_xid/79"])
-    assert Life().hear(event, NODE).says(xid("79, GPU has fallen off the bus.")).drained
+    assert Life().hear(before).says(xid("79, GPU has fallen off the bus.")).drained

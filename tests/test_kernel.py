@@ -1,42 +1,25 @@
 """What the kernel says of itself becomes findings, and these a verdict."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import event, finding_of, findings_of
 from story import Story
 
 from healthd.checks import kernel
-from healthd.checks.kernel import EXPLAIN, RULES, Config, correlate
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Finding, Inventory, Severity
+from healthd.checks.kernel import EXPLAIN, RULES
+from healthd.model import Clears, Finding, Severity
 
 HOUR, DAY = 60.0, 24 * 60.0  # minutes
-NODE = Inventory()
 
 
-def found(*lines, times=None, boots=None):
-    """Findings of correlate for kernel messages, a tenth of a second apart unless `times` says else."""
-    times = times or [1000.0 + n / 10 for n in range(len(lines))]
-    boots = boots or ["b"] * len(lines)
-    events = [event_of(RawLine(t, line), b) for t, line, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
-    return list(correlate(recent, NODE, Config()))
+found = partial(findings_of, kernel, apart=0.1, all_events=False)
+one = partial(finding_of, kernel, apart=0.1, all_events=False)
 
 
-def one(*lines, **kw) -> Finding:
-    (finding,) = found(*lines, **kw)
-    return finding
-
-
-class Life(Story):
-    def __init__(self) -> None:
-        super().__init__(kernel)
-
-    def says(self, *lines):
-        for line in lines:
-            self.hear(event_of(RawLine(self.now, line), self.boot_id), NODE)
-        return self
+Life = partial(Story, kernel)
 
 
 HARD = "watchdog: Watchdog detected hard LOCKUP on cpu 12"
@@ -162,8 +145,8 @@ def test_a_process_that_was_killed_for_memory_is_its_jobs_affair():
 def test_the_job_of_the_victim_stands_with_the_condition():
     from dataclasses import replace
 
-    event = event_of(RawLine(0.0, KILLED), "b")
-    life = Life().hear(replace(event, fields=(*event.fields, ("job", "42"))), NODE)
+    killed = event(KILLED)
+    life = Life().hear(replace(killed, fields=(*killed.fields, ("job", "42"))))
     assert [condition.job for condition in life.conditions.values()] == ["42"]
 
 
@@ -197,7 +180,7 @@ def test_what_somebody_did_on_purpose_or_what_is_only_a_detail_is_no_finding(lin
 
 
 def test_what_the_log_held_before_healthd_first_looked_never_acts():
-    life = Life().hear(event_of(RawLine(0.0, HARD, history=True), "b"), NODE)
+    life = Life().hear(event(HARD, history=True))
     assert (life.drained, life.codes) == (False, ["kernel/hard_lockup"])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from fakes import codes, observed, refusal, run_check, until_it_fails
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import event, findings_of
 from story import Story
 from trees import captured, write
 
@@ -15,7 +17,6 @@ from healthd.checks import memory_edac
 from healthd.checks.memory_edac import Config, parse, validate
 from healthd.host import Host
 from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, Severity
 from healthd.past import Past
 
@@ -275,15 +276,7 @@ RECOVERED = "Memory failure: 0x849923: recovery action for dirty LRU page: Recov
 KILLED = "Memory failure: 0x849923: Sending SIGBUS to python3:4711 due to hardware memory corruption"
 
 
-def event(line, at=1000.0):
-    heard_ = event_of(RawLine(at, line), "b")
-    assert heard_ is not None, line
-    return heard_
-
-
-def heard(*lines, apart=0.0):
-    recent, _, _ = coalesce_events((), [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)], 1)
-    return list(memory_edac.correlate(recent, Inventory(), Config()))
+heard = partial(findings_of, memory_edac, apart=0.0)
 
 
 def judged(*lines, **kw):

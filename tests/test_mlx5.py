@@ -1,49 +1,32 @@
 """What the network cards say becomes findings, and these a verdict."""
 
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import event, finding_of, findings_of
 from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
-from healthd.checks.mlx5 import EXPLAIN, RULES, Config, correlate
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Finding, Inventory, Severity
+from healthd.checks.mlx5 import EXPLAIN, RULES
+from healthd.model import Clears, Finding, Severity
 
 PCI = "0000:61:00.0"
 CARD = f"mlx5_core {PCI}: "
 HOUR, DAY = 60.0, 24 * 60.0  # minutes
-NODE = Inventory()
 
 
-def found(*lines, times=None):
-    """Findings of correlate for kernel messages, a tenth of a second apart unless `times` says else."""
-    times = times or [1000.0 + n / 10 for n in range(len(lines))]
-    events = [event_of(RawLine(t, line), "b") for t, line in zip(times, lines, strict=True)]
-    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
-    return list(correlate(recent, NODE, Config()))
-
-
-def one(*lines, **kw) -> Finding:
-    (finding,) = found(*lines, **kw)
-    return finding
+found = partial(findings_of, mlx5, apart=0.1)
+one = partial(finding_of, mlx5, apart=0.1)
 
 
 def codes(*lines, **kw):
     return sorted(finding.code for finding in found(*lines, **kw))
 
 
-class Life(Story):
-    def __init__(self) -> None:
-        super().__init__(mlx5)
-
-    def says(self, *lines):
-        for line in lines:
-            self.hear(event_of(RawLine(self.now, line), self.boot_id), NODE)
-        return self
+Life = partial(Story, mlx5)
 
 
 MISSED = f"{CARD}poll_health:801:(pid 0): device's health compromised - reached miss count"
@@ -149,7 +132,11 @@ def test_a_link_that_goes_down_is_recorded_until_it_is_up_again():
 
 def test_a_link_that_came_up_at_boot_is_no_finding():
     assert (
-        found("mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link ACTIVE", f"{CARD}Port module event: module 0, Cable plugged")
+        found(
+            "mlx5_core 0000:53:00.0 mlx5_3: Port: 1 Link ACTIVE",
+            f"{CARD}Port module event: module 0, Cable plugged",
+            all_events=False,
+        )
         == []
     )
 
@@ -214,8 +201,7 @@ def test_events_of_other_kinds_and_what_is_only_a_detail_are_left_alone():
 
 
 def test_what_the_log_held_before_healthd_first_looked_never_acts():
-    event = event_of(RawLine(0.0, MISSED, history=True), "b")
-    life = Life().hear(event, NODE)
+    life = Life().hear(event(MISSED, history=True))
     assert (life.drained, life.codes) == (False, ["mlx5/health_fatal"])
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from kernel_lines import event, findings_of
 from story import Story
 from trees import AER_NAMES, PCI, aer, captured, pci_device
 
 from healthd.checks import pcie_aer
 from healthd.checks.pcie_aer import TOTALS, Config, parse
 from healthd.host import Host
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
 from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME, PORT = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0", "0000:1a:01.0"
@@ -222,16 +222,7 @@ def said(pci, text):
     return f"pcieport {pci}: {text}"
 
 
-def event(line, at=1000.0):
-    found = event_of(RawLine(at, line), "b")
-    assert found is not None, line
-    return found
-
-
-def heard(*lines, node=NODE, apart=0.0):
-    read = [event(line, 1000.0 + apart * n) for n, line in enumerate(lines)]
-    recent, _, _ = coalesce_events((), read, 1)
-    return list(pcie_aer.correlate(recent, node, Config()))
+heard = partial(findings_of, pcie_aer, node=NODE, apart=0.0)
 
 
 def judged(*lines, **kw):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+from kernel_lines import finding_of, findings_of
 from story import Story
 
 from healthd.checks import pcie_hotplug
-from healthd.checks.pcie_hotplug import EXPLAIN, Config, correlate
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Finding, Inventory, PciDevice, Severity
+from healthd.checks.pcie_hotplug import EXPLAIN
+from healthd.model import Clears, Inventory, PciDevice, Severity
 
 GPU, NIC, NVME = "0000:1b:00.0", "0000:18:00.0", "0000:04:00.0"
 TO_GPU, TO_NIC, TO_NVME, EMPTY = "0000:17:00.0", "0000:17:01.0", "0000:01:00.0", "0000:02:00.0"
@@ -27,20 +28,8 @@ def slot(port, text="Link Down", number="7"):
     return f"pcieport {port}: pciehp: Slot({number}): {text}"
 
 
-def event(line):
-    found = event_of(RawLine(1000.0, line), "b")
-    assert found is not None
-    return found
-
-
-def found(*lines, node=NODE):
-    recent, _, _ = coalesce_events((), [event(line) for line in lines], 1)
-    return list(correlate(recent, node, Config()))
-
-
-def one(*lines, **kw) -> Finding:
-    (finding,) = found(*lines, **kw)
-    return finding
+found = partial(findings_of, pcie_hotplug, node=NODE, apart=0.0)
+one = partial(finding_of, pcie_hotplug, node=NODE, apart=0.0)
 
 
 @pytest.mark.parametrize(("port", "pci", "what"), [(TO_GPU, GPU, "GPU"), (TO_NIC, NIC, "network card")])
@@ -90,20 +79,20 @@ def test_without_an_inventory_it_warns():
 
 
 def test_a_lost_gpu_drains_and_requeues_until_the_reboot_and_the_second_time_an_engineer_must_say_so():
-    life = Story(pcie_hotplug).hear(event(slot(TO_GPU)), NODE)
+    life = Story(pcie_hotplug, inventory=NODE).says(slot(TO_GPU))
     assert (life.codes, life.drained, life.requeued) == (["pcie_hotplug/link_down"], True, True)
     life.wait(3 * 24 * 60).reset(GPU)
     assert life.drained
     life.reboot()
     assert (life.codes, life.drained) == ([], False)
-    life.hear(event(slot(TO_GPU)), NODE).reboot()
+    life.says(slot(TO_GPU)).reboot()
     assert life.drained
     life.repaired("pcie_hotplug/link_down")
     assert not life.drained
 
 
 def test_a_drive_that_is_taken_out_never_drains_and_is_forgotten_after_a_day():
-    life = Story(pcie_hotplug).hear(event(slot(TO_NVME)), NODE)
+    life = Story(pcie_hotplug, inventory=NODE).says(slot(TO_NVME))
     assert (life.codes, life.drained) == (["pcie_hotplug/link_down"], False)
     life.wait(23 * 60)
     assert life.codes == ["pcie_hotplug/link_down"]

@@ -1,15 +1,15 @@
 import re
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import finding_of, findings_of
 from story import Story
 
 from healthd.checks import sxid
-from healthd.checks.sxid import Config, correlate, explain, known_codes
-from healthd.kernel.coalesce import coalesce_events
-from healthd.kernel.source import RawLine, event_of
-from healthd.model import Clears, Finding, Inventory, Severity
+from healthd.checks.sxid import Config, explain, known_codes
+from healthd.model import Clears, Severity
 from healthd.nvidia import codes
 
 SWITCH, OTHER = "0000:85:00.0", "0000:86:00.0"
@@ -21,18 +21,8 @@ def line(rest, pci=SWITCH, switch=2):
     return f"nvidia-nvswitch{switch}: SXid (PCI:{pci}): {rest}"
 
 
-def found(*lines, times=None, boots=None, config=None):
-    """Findings of correlate for kernel messages, ten seconds apart unless `times` says else."""
-    times = times or [1000.0 + 10 * n for n in range(len(lines))]
-    boots = boots or ["b"] * len(lines)
-    events = [event_of(RawLine(t, text), b) for t, text, b in zip(times, lines, boots, strict=True)]
-    recent, _, _ = coalesce_events((), [event for event in events if event is not None], 1)
-    return list(correlate(recent, Inventory(), config or Config()))
-
-
-def one(*lines, **kw) -> Finding:
-    (finding,) = found(*lines, **kw)
-    return finding
+found = partial(findings_of, sxid)
+one = partial(finding_of, sxid)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +119,7 @@ def test_explain_takes_any_code(code):
 # --- stories
 
 
-class Life(Story):
-    def __init__(self) -> None:
-        super().__init__(sxid)
-
-    def says(self, *lines):
-        for text in lines:
-            event = event_of(RawLine(self.now, text), self.boot_id)
-            assert event is not None
-            self.hear(event)
-        return self
+Life = partial(Story, sxid)
 
 
 @pytest.mark.parametrize("rest", ["22003, Fatal, Link 60 Minion Halt", "24007, Fatal, Link 28 sourcetrack timeout"])

@@ -273,9 +273,10 @@ def test_a_real_line_in_the_kernels_log_counts_only_if_drills_are_admitted(direc
 
 def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it_is(directory: Path) -> None:
     scenario = directory / "lost.toml"
-    scenario.write_text('profile = "dgx-h100"\n[[at]]\nseconds = 4\ngpu = 3\nlost = true\n')
+    scenario.write_text('profile = "dgx-h100"\n')
     with Healthd("--interval", "0.4", directory=directory, fake_nvml=str(scenario)) as daemon:
         assert daemon.status()["health"] == "healthy"
+        scenario.write_text('profile = "dgx-h100"\ngpu.3.lost = true\n')
         status = daemon.until(lambda s: condition(s, "gpu_access/lost") is not None, "the GPU is lost")
         assert status["health"] == "unhealthy"
         before = condition(status, "gpu_access/lost")
@@ -292,8 +293,9 @@ def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it
         assert status["health"] == "unhealthy"
 
         scenario.write_text('profile = "dgx-h100"\n')
-        time.sleep(0.5)
-        assert daemon.status()["health"] == "unhealthy", "what clears by a reboot does not go by itself"
+        last = status["round"]["number"] + 3
+        status = daemon.until(lambda s: s["round"]["number"] > last, "rounds that find it well")
+        assert status["health"] == "unhealthy", "what clears by a reboot does not go by itself"
         daemon.ask(command="repaired", code="gpu_access/lost", part=before["subject"])
         daemon.until(lambda s: s["health"] == "healthy" and not s["conditions"], "repaired")
 
@@ -301,11 +303,12 @@ def test_a_gpu_that_is_lost_is_found_in_the_next_round_and_repaired_only_when_it
 def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_answers(directory: Path) -> None:
     scenario = directory / "hangs.toml"
     config = (
-        "interval_seconds = 0.5\n[checks.gpu_access]\ntimeout_seconds = 0.5\nhang_degraded_seconds = 2.0\n"
+        "interval_seconds = 0.5\n[checks.gpu_access]\ntimeout_seconds = 0.5\nhang_degraded_seconds = 3.0\n"
         "clear_after = 2\n"
     )
     scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 5\n')
-    with Healthd(directory=directory, config=config, fake_nvml=str(scenario)) as daemon:
+    # Not after the first round: on a busy machine it lasts until the hang is worse.
+    with Healthd(directory=directory, config=config, fake_nvml=str(scenario), wait=False) as daemon:
         status = daemon.until(lambda s: condition(s, "gpu_access/hang") is not None, "it hangs")
         found = condition(status, "gpu_access/hang")
         assert found is not None
@@ -315,7 +318,7 @@ def test_a_driver_that_hangs_warns_at_first_gets_worse_and_is_forgiven_when_it_a
         daemon.until(
             lambda s: (c := condition(s, "gpu_access/hang")) is not None and c["severity"] == "degraded", "worse"
         )
-        assert results(daemon.status())["ib_link"]["outcome"] == "completed"
+        daemon.until(lambda s: results(s).get("ib_link", {}).get("outcome") == "completed", "the others look")
         scenario.write_text('profile = "dgx-h100"\n')
         status = daemon.until(lambda s: s["health"] == "healthy", "the call came back")
         assert (status["barred"], status["conditions"]) == ({}, [])
@@ -333,12 +336,12 @@ def test_a_link_that_is_back_within_its_confirm_time_is_no_fault(directory: Path
         for name, text in {"phys_state": physical, "rate": "400 Gb/sec (4X NDR)", "state": state}.items():
             (port / name).write_text(f"{text}\n")
 
-    config = (
-        'interval_seconds = 0.3\n[checks.ib_link]\nexpected_gbps = {"mlx5_0/1" = 400}\n'
-        "confirm_seconds = 2.0\ncritical_seconds = 3.0\n"
-    )
+    def config(interval: float, confirm: float, critical: float) -> str:
+        table = f"confirm_seconds = {confirm}\ncritical_seconds = {critical}\n[checks.processes]\nenabled = false\n"
+        return f'interval_seconds = {interval}\n[checks.ib_link]\nexpected_gbps = {{"mlx5_0/1" = 400}}\n{table}'
+
     link("4: ACTIVE", "5: LinkUp")
-    with Healthd("--root", str(root), directory=directory, config=config) as daemon:
+    with Healthd("--root", str(root), directory=directory, config=config(0.3, 600.0, 601.0)) as daemon:
         link("1: DOWN", "2: Polling")
         status = daemon.until(lambda s: condition(s, "ib_link/down") is not None, "the link is down")
         found = condition(status, "ib_link/down")
@@ -348,6 +351,10 @@ def test_a_link_that_is_back_within_its_confirm_time_is_no_fault(directory: Path
         daemon.until(lambda s: condition(s, "ib_link/down") is None, "the link is back")
         assert "ib_link/down mlx5_0/1: degraded, open" not in daemon.log.read_text()
 
+        assert daemon.process is not None
+        daemon.config.write_text(config(0.25, 2.0, 3.0))
+        daemon.process.send_signal(signal.SIGHUP)
+        daemon.until(lambda s: s["interval_seconds"] == 0.25, "the shorter times")
         link("1: DOWN", "2: Polling")
         daemon.until(lambda s: (c := condition(s, "ib_link/down")) is not None and c["state"] == "open", "it lasts")
         daemon.until(
@@ -474,10 +481,11 @@ def test_what_opens_in_a_pause_acts_only_when_it_is_seen_again(directory: Path) 
     flags = ("--mode", "drain", "--node-name", "nowhere")
     with Healthd(*flags, directory=directory, env=NO_SLURM) as daemon:
         rounds = daemon.status()["round"]["number"]
-        assert "paused for 2 s" in daemon.ask(command="pause", seconds=2, why="driver upgrade")["done"]
+        assert "paused for 10 min" in daemon.ask(command="pause", seconds=600, why="driver upgrade")["done"]
         assert daemon.status()["pause"]["why"] == "driver upgrade"
         daemon.kernel_line(xid(79))
         daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the condition")
+        assert "paused for 1 s" in daemon.ask(command="pause", seconds=1, why="it is done")["done"]
         status = daemon.until(lambda s: s["pause"] is None and s["round"]["number"] > rounds + 1, "the pause ended")
         assert status["health"] == "unhealthy"
         assert daemon.verdict().startswith("warning "), "what was seen in the pause does not drain"

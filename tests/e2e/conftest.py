@@ -1,10 +1,14 @@
-"""What several files with a cluster of their own need of it."""
+"""What several files need, most of them of the cluster that each has for itself."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
+from machine import Machine
 from slurm_cluster import SlurmCluster
 
 
@@ -29,3 +33,19 @@ def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
     name = next(unused)
     yield name
     cluster.attempt("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Short enough for a socket's path."""
+    path = Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """What the node is made of, well."""
+    machine = Machine(tmp_path)
+    machine.now()
+    return machine

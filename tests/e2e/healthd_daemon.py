@@ -153,6 +153,12 @@ class Healthd:
         return int(next(pid for pid in children if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
 
 
+def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
+    """Wait until `count` more whole rounds are over; the status then."""
+    last = daemon.status()["round"]["number"] + count
+    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+
+
 def xid(
     code: int, pci: str = "0000:61:00", text: str = "GPU has fallen off the bus.", when: float | None = None
 ) -> str:

@@ -458,3 +458,11 @@ def free_ports(count: int, held: contextlib.ExitStack) -> int:
                     tried.enter_context(socket.socket()).bind(("0.0.0.0", port))
             held.push(ours.pop_all())
             return first
+
+
+def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
+    """The id of a job that runs on the node."""
+    job = cluster.sbatch("sleep 300", "-w", node, *options)
+    cluster.wait_job(job, "RUNNING")
+    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
+    return job

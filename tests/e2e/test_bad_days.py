@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import REPOSITORY, Healthd, condition, xid
+from healthd_daemon import REPOSITORY, Healthd, condition, rounds, xid
 from machine import Machine
 from requirements import require_root
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, running_job
 from slurm_look import program
 
 HOUR = 3600.0
@@ -43,29 +43,10 @@ def cluster() -> Iterator[SlurmCluster]:
         yield running
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
-    made.now()
-    return made
-
-
 def healthd(cluster: SlurmCluster, node: str, machine: Machine, **options: Any) -> Healthd:
     flags = ("--mode", "act", "--node-name", node, "--interval", "1", "--root", str(machine.root))
     settings: dict[str, Any] = {"config": CONFIG, "env": cluster.env, "fake_nvml": str(machine.scenario)}
     return Healthd(*flags, directory=machine.root.parent, **{**settings, **options})
-
-
-def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
-    last = daemon.status()["round"]["number"] + count
-    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
-
-
-def running_job(cluster: SlurmCluster, node: str) -> str:
-    job = cluster.sbatch("sleep 300", "-w", node)
-    cluster.wait_job(job, "RUNNING")
-    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
-    return job
 
 
 def wait_until(reached: Any, what: str, seconds: float = 120.0) -> None:

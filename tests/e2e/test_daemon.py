@@ -10,10 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,6 @@ from healthd.model import FleetHold, SlurmMemory
 PROFILES = ("dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200")
 NO_SLURM = {"SLURM_CONF": "/nonexistent/slurm.conf"}
 BOOT_ID = "proc/sys/kernel/random/boot_id"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Short enough for a socket's path."""
-    path = Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 def healthd(*words: str) -> subprocess.CompletedProcess[str]:

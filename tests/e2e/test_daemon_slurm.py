@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, condition, xid
-from slurm_cluster import SlurmCluster
+from healthd_daemon import Healthd, condition, rounds, xid
+from slurm_cluster import SlurmCluster, running_job
 from slurm_look import run_again
 
 NODES = 20
@@ -42,19 +42,6 @@ def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act",
     """A daemon for this node with a round a second."""
     flags = ("--mode", mode, "--node-name", node, "--interval", "1")
     return Healthd(*flags, directory=tmp_path, **{"env": cluster.env, **options})
-
-
-def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
-    """Wait until `count` more whole rounds are over; the status then."""
-    last = daemon.status()["round"]["number"] + count
-    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
-
-
-def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
-    job = cluster.sbatch("sleep 300", "-w", node, *options)
-    cluster.wait_job(job, "RUNNING")
-    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
-    return job
 
 
 def seconds_until(reached: Callable[[], bool], limit: float = 10.0) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, condition, xid
+from healthd_daemon import Healthd, condition, rounds, xid
 from machine import Machine
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, running_job
 
 # As `healthd baseline` would write them; two rounds a second, so confirm times are as much shorter.
 CONFIG = """
@@ -33,14 +32,6 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    """What the node is made of, well."""
-    machine = Machine(tmp_path)
-    machine.now()
-    return machine
-
-
-@pytest.fixture
 def daemon(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -> Iterator[Healthd]:
     flags = ("--mode", "act", "--node-name", node, "--interval", "0.5", "--root", str(machine.root))
     options: dict[str, Any] = {"config": CONFIG, "env": cluster.env, "fake_nvml": str(machine.scenario)}
@@ -53,15 +44,7 @@ def daemon(cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path) -
 @pytest.fixture
 def job(cluster: SlurmCluster, node: str) -> str:
     """Runs on the node, and would be requeued."""
-    job = cluster.sbatch("sleep 300", "-w", node)
-    cluster.wait_job(job, "RUNNING")
-    time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
-    return job
-
-
-def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
-    last = daemon.status()["round"]["number"] + count
-    return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+    return running_job(cluster, node)
 
 
 def assert_nothing_happened(cluster: SlurmCluster, node: str, job: str) -> None:

@@ -8,9 +8,7 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +36,6 @@ interval_seconds = 1.0
 """
 SXID = "nvidia-nvswitch0: SXid (PCI:0000:85:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"
 MOMENT = 1_700_000_000.0  # what is larger in the old ledger is a moment
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    """Short enough for a socket's path."""
-    path = Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

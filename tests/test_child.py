@@ -7,8 +7,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+
+from waiting import until
 
 from healthd.machine.child import MAX_OUTPUT_BYTES, Child
 
@@ -133,13 +134,6 @@ def test_nothing_stays_open() -> None:
 
 def is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def until(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 5
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_one_that_was_killed_and_whose_end_somebody_else_noted_does_not_keep_the_next_from_starting() -> None:

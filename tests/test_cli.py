@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from trees import plain_machine
+from waiting import until
 
 import healthd
 from healthd.cli.flags import DEFAULT_FILE, duration
@@ -475,18 +476,11 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
     with open(folder / "out", "wb") as out, subprocess.Popen(argv, env=env, stdout=out, stderr=out) as process:
         try:
-            wait_for(lambda: run("status", "--runtime-dir", runtime).status == 0)
+            until(lambda: run("status", "--runtime-dir", runtime).status == 0)
             yield runtime, log
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
-
-
-def wait_for(holds: Any, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_the_status_of_a_healthy_node(daemon):
@@ -507,7 +501,7 @@ def test_a_fault_is_told_until_it_is_repaired(daemon):
     runtime, log = daemon
     with log.open("a") as file:
         file.write(XID + "\n")
-    wait_for(lambda: run("status", "--runtime-dir", runtime).status == 2)
+    until(lambda: run("status", "--runtime-dir", runtime).status == 2)
     text = run("status", "--runtime-dir", runtime).out
     assert text.startswith("n1: unhealthy\n")
     assert "  critical  gpu_xid/79 0000:61:00.0\n" in text
@@ -516,7 +510,7 @@ def test_a_fault_is_told_until_it_is_repaired(daemon):
     done = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
     assert (done.status, done.err) == (0, "")
     assert done.out.startswith("repaired: gpu_xid/79 0000:61:00.0")
-    wait_for(lambda: run("status", "--runtime-dir", runtime).status == 0)
+    until(lambda: run("status", "--runtime-dir", runtime).status == 0)
     assert "cleared" in run("status", "--runtime-dir", runtime).out
 
 

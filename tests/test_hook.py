@@ -10,11 +10,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from healthd.cli import hook
 
@@ -93,13 +94,6 @@ def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path)
     assert done.stderr == (
         "healthd: node n7 takes no job: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus, *, $(reboot) `x`\n"
     )
-
-
-def until(reached: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture

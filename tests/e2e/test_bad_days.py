@@ -19,6 +19,7 @@ from machine import Machine
 from requirements import require_root
 from slurm_cluster import SlurmCluster, running_job
 from slurm_look import program
+from waiting import until
 
 HOUR = 3600.0
 CONFIG = "[checks.disk_space]\nenabled = false\n"
@@ -49,13 +50,6 @@ def healthd(cluster: SlurmCluster, node: str, machine: Machine, **options: Any) 
     return Healthd(*flags, directory=machine.root.parent, **{**settings, **options})
 
 
-def wait_until(reached: Any, what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-
-
 def test_the_node_reboots_between_the_drain_and_the_requeue(
     cluster: SlurmCluster, node: str, machine: Machine, tmp_path: Path
 ) -> None:
@@ -67,9 +61,9 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
     with healthd(cluster, node, machine, env={**cluster.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}) as daemon:
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        wait_until(lambda: "running: scontrol requeue" in daemon.log.read_text(), "it wants to requeue")
+        until(lambda: "running: scontrol requeue" in daemon.log.read_text(), "it wants to requeue")
         copy = tmp_path / "state" / "ledger.json"
-        wait_until(lambda: copy.exists() and "healthd: gpu_xid/79" in copy.read_text(), "the copy knows of the drain")
+        until(lambda: copy.exists() and "healthd: gpu_xid/79" in copy.read_text(), "the copy knows of the drain")
         daemon.kill()
         cluster.stop_slurmd(node, signal.SIGKILL)
         shutil.rmtree(tmp_path / "run")  # tmpfs
@@ -115,7 +109,7 @@ def test_the_clock_jumps_by_an_hour(
         rounds(daemon, 1)
         before = daemon.status()
         offset.write_text(str(jump))
-        wait_until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is noticed")
+        until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is noticed")
         status = rounds(daemon, 2)
         # the fault stands, with its time as the new clock tells it; the drain was neither sent again nor lifted
         for code in ("gpu_xid/79", "gpu_access/lost"):
@@ -162,7 +156,7 @@ def test_the_disk_of_the_state_directory_is_full(
         daemon.start()
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
-        wait_until(lambda: "could not save copy" in daemon.log.read_text(), "it is said")
+        until(lambda: "could not save copy" in daemon.log.read_text(), "it is said")
         first = rounds(daemon, 2)
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
         daemon.kill()
@@ -172,7 +166,7 @@ def test_the_disk_of_the_state_directory_is_full(
         assert status["slurm"]["owner"] == "ours"
         assert [path.name for path in disk.iterdir() if path.name.endswith(".new")] == []
         (disk / "filler").unlink()
-        wait_until(
+        until(
             lambda: (disk / "ledger.json").exists() and "gpu_xid/79" in (disk / "ledger.json").read_text(),
             "the copy is made up for when there is room",
         )

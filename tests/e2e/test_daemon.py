@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
 from requirements import require, require_root
+from waiting import until
 
 from healthd.judge.ledger_file import decode, encode
 from healthd.model import FleetHold, SlurmMemory
@@ -48,13 +48,6 @@ def refusal(daemon: Healthd) -> tuple[int, str]:
     status = daemon.process.wait(20)
     (line,) = daemon.log.read_text().splitlines()
     return status, line
-
-
-def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def above_info(conditions: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_f
 from healthd_daemon import Healthd, condition
 from requirements import require_programs, require_root
 from systemd_container import SystemdContainer
+from waiting import until
 
 from healthd.settings.registry import built_in
 
@@ -221,8 +222,8 @@ def test_a_restart_by_systemd_leaves_the_stuck_worker_alone(
     assert in_d_state(worker, proc(box))
     assert pending_signals(worker, proc(box)) == set()
     disk.thaw()
-    wait_for(lambda: not (proc(box) / str(worker)).exists(), "the stuck worker is gone")
-    wait_for(lambda: gpu_outcomes(state(box)) == {"completed"}, "GPU checks complete again")
+    until(lambda: not (proc(box) / str(worker)).exists(), "the stuck worker is gone")
+    until(lambda: gpu_outcomes(state(box)) == {"completed"}, "GPU checks complete again")
 
 
 def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
@@ -236,13 +237,6 @@ def test_a_watchdog_that_expires_leaves_the_stuck_worker_alone(
     assert state(box)["barred"] == {"nvml": worker}
     assert in_d_state(worker, proc(box))
     assert pending_signals(worker, proc(box)) == set()
-
-
-def wait_for(reached: Callable[[], bool], what: str, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
 
 
 # --- a worker that is broken
@@ -330,7 +324,7 @@ def test_a_state_directory_whose_disk_hangs_stops_nothing(
         stopped = Healthd("--state-dir", str(gone.path), config=quick, env=mark, wait=False)
         with stopped:
             workers = stopped.run_dir / "workers.json"
-            wait_for(lambda: workers.exists() and b"state_dir" in workers.read_bytes(), "it reads the copy")
+            until(lambda: workers.exists() and b"state_dir" in workers.read_bytes(), "it reads the copy")
             assert timed_stop(stopped) < STOP_SECONDS
         assert not (stopped.run_dir / "ledger.json").exists()  # the copy still counts
 
@@ -343,7 +337,7 @@ def test_a_state_directory_whose_disk_hangs_stops_nothing(
         writing.start()
         assert "state_dir" in writing.status()["barred"]
         disk.thaw()
-        wait_for((disk.path / "state/ledger.json").exists, "the copy is made up for")
+        until((disk.path / "state/ledger.json").exists, "the copy is made up for")
         assert writing.status()["barred"] == {}
         assert timed_stop(writing) < STOP_SECONDS
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
 from slurm_cluster import SlurmCluster
+from waiting import until
 
 SCRIPTS = REPOSITORY / "packaging/slurm"
 
@@ -48,13 +49,6 @@ def made(
     conf = [f"Prolog={tmp_path}/prolog", f"Epilog={tmp_path}/epilog", *extra_conf]
     with SlurmCluster(nodes=1, extra_conf=conf, version=version) as cluster:
         yield Node(cluster, tmp_path)
-
-
-def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 NOHOLD = "SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000,nohold_on_prolog_fail"
@@ -99,7 +93,7 @@ def test_who_resumes_a_node_that_slurm_has_held_for_a_while_gets_jobs_on_it_at_o
         daemon.kernel_line(xid(79))
         node.cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
         assert daemon.verdict().startswith("drain ")
-        until(lambda: daemon.verdict().startswith("warning "), 75)
+        until(lambda: daemon.verdict().startswith("warning "), seconds=75)
         node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
         job, output = node.job()
         node.cluster.wait_job(job, "COMPLETED")

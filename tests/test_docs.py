@@ -102,3 +102,17 @@ def test_a_code_that_is_named_exists(page):
         text = re.sub(r"(?m) `[^`]*` \|$", "", text)
     for code in re.findall(rf"\b(?<!/)((?:{'|'.join(CHECKS)})/[a-z0-9_-]+)\b(?!\.)", text):
         assert registry.explain(CHECKS, code) is not None, code
+
+
+WORDS = re.findall(r"(?m)^\| (.+?) \| .+ \| (.*`.*) \|$", (ROOT / "docs/glossary.md").read_text("utf-8"))
+
+
+@pytest.mark.parametrize(("word", "where"), WORDS, ids=[word for word, _ in WORDS])
+def test_a_word_of_the_glossary_is_in_the_file_that_stands_beside_it(word, where):
+    text = ""
+    for name in re.findall(r"`([^`]+)`", where):
+        if "/" in name:
+            assert (ROOT / name).exists(), name
+            text = (ROOT / name).read_text("utf-8") if (ROOT / name).is_file() else ""
+        else:
+            assert re.search(rf"\b{name}\b", text), name

@@ -10,8 +10,8 @@ One process that sleeps in one wait. Each part of it does one thing:
     say/publisher.py   what is shown
     judge/memory.py    what it believes, the ledger: a value that is replaced
 
-What can block is done by the worker (work/) or by child processes (slurm/driver.py); this process only reads what they
-say. What follows from it is computed by pure functions (judge/intake.py, judge/verdict.py, slurm/policy.py).
+The worker (work/) and child processes (slurm/driver.py) do what can block; this process only reads their answers. Pure
+functions compute what follows from them (judge/intake.py, judge/verdict.py, slurm/policy.py).
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from healthd.work.worker import Setup
 log = logging.getLogger("healthd")
 
 STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one is left to end by itself
-READY_SECONDS = 60.0  # a drain at the start gets so long to stand before slurmd is started
+READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at our start
 
-# The settings and the checks there are. Given a directory, the site's checks are those that are there.
+# Reads the settings and finds the checks. A directory is where to find the site's checks instead.
 LoadSettings = Callable[[str | None], tuple[Loaded, dict[str, Check]]]
 
-# What a reload leaves as it was: it takes effect at the next start.
+# A reload leaves these as they were: a change takes effect at the next start.
 FIXED_SETTINGS = (
     *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "nvml", "kernel_log", "metrics"),
     "round_timeout_seconds",
@@ -70,7 +70,7 @@ FIXED_SETTINGS = (
 
 
 def run(load_settings: LoadSettings) -> int:
-    """`healthd run`: until SIGTERM. Raises ConfigError, and OSError where it cannot have its runtime directory."""
+    """`healthd run`, until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
     service.set_up_logging()
     daemon = Daemon(load_settings)
     try:
@@ -168,7 +168,7 @@ class Daemon:
         return self.configured.settings
 
     def recalled(self, runner: Runner) -> Memory:
-        """What was known, as far as it still concerns what is configured."""
+        """The ledger as it was, without the conditions of checks that are no longer configured."""
         memory = Memory(self.settings.runtime_dir, self.now)
         memory.recall(lambda: self.read_copy(runner, memory), self.boot_id, self.settings.mode)
         memory.keep_only(self.configured.runs)
@@ -176,13 +176,13 @@ class Daemon:
         return memory
 
     def read_copy(self, runner: Runner, memory: Memory) -> dict[str, str | None]:
-        """The ledger's copy, read by the worker, since that disk may hang. Bounded: it comes before the first wait."""
+        """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
         table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
         reply = runner.send(Request("state_dir", TASK_SECONDS, table))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
-                # Nothing is written: a live ledger that began anew would count for more than the copy.
+                # Nothing is saved: the next start would take a new live ledger before the copy.
                 log.info("stopped before the copy of the ledger in %s was read", self.settings.state_dir)
                 raise SystemExit(0)
             reply = runner.step()
@@ -198,7 +198,7 @@ class Daemon:
         """Sleep until something can be read, a deadline passes, or something is due."""
         known, worker = self.memory.ledger, self.looking.runner
         others = (self.hearing, self.hot_unplug, self.control)
-        ends = [c.ack.until for c in known.conditions if c.ack]  # epoch seconds, the rest is monotonic
+        ends = [c.ack.until for c in known.conditions if c.ack]  # epoch seconds; the moments below are monotonic
         ends += [known.pause.until] if known.pause else []
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
         moments = (
@@ -224,8 +224,8 @@ class Daemon:
                 self.stopping = True
 
     def must_hold_its_directory(self) -> None:
-        """Who removes the runtime directory takes the verdict, the socket and the lock: drains would go on, and a
-        second daemon could start. Raises OSError: what is known is saved there again, systemd starts healthd anew."""
+        """Raises OSError if the runtime directory was removed, and the verdict, the socket and the lock with it: drains
+        would go on, and a second daemon could start. The ledger is saved there again; systemd starts us anew."""
         directory = self.settings.runtime_dir
         if holds(self.lock, directory):
             return
@@ -243,7 +243,7 @@ class Daemon:
         self.hearing.listen()
         request = self.hearing.journal_request()
         if request is not None and request != self.looking.runner.request:
-            self.looking.rounds.task(request)  # what is being read would otherwise be read, and counted, twice
+            self.looking.rounds.task(request)  # else the same lines would be read, and counted, twice
         removed: list[str] = []
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
@@ -275,7 +275,7 @@ class Daemon:
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:
-        """The verdict, anew only where something changed that it rests on: this is asked after every check."""
+        """Make the verdict anew if something changed that it rests on. Called after every check."""
         known, looking = self.memory.ledger, self.looking
         rests_on = (known.conditions, known.trusted_since, looking.scheduled(), looking.turns)
         if rests_on != self.judged:
@@ -322,7 +322,7 @@ class Daemon:
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
 
     def write_textfile(self) -> None:
-        """By the worker: the collector's directory is on a disk, and that may hang."""
+        """The worker writes it: the collector's directory is on a disk, which may hang."""
         path = self.settings.metrics.textfile
         if path:
             from healthd.say.metrics import render
@@ -332,7 +332,7 @@ class Daemon:
                 self.looking.rounds.task(Request("textfile", TASK_SECONDS, table))
 
     def say_ready(self) -> None:
-        """With the first verdict; where that drains, with the drain: slurmd is started then, and takes jobs."""
+        """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""
         if self.said_ready or self.ready_by == FOREVER:
             return
         if self.hand.must_be_waited_for(self.verdict) and self.monotonic() < self.ready_by:
@@ -361,7 +361,7 @@ class Daemon:
             inventory=known.inventory,
             pause=known.pause,
             commands=dict(self.commanded),
-            # Observed, the node waits for nothing; the wait itself goes on where the mode is changed back.
+            # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
             quarantined=runner.quarantined,
             workers_started_total=runner.started_total,
@@ -411,8 +411,8 @@ class Daemon:
         return done
 
     def reload(self) -> None:
-        """SIGHUP: the file again, and the site's checks. Whatever goes wrong changes nothing: it is all made before any
-        of it counts."""
+        """SIGHUP: read the settings and the site's checks again. An error changes nothing: all is made before any of it
+        is used."""
         service.reloading()
         try:
             loaded, checks = self.load_settings(self.settings.checks_dir)
@@ -443,10 +443,10 @@ class Daemon:
     # --- stop
 
     def shut_down(self) -> None:
-        """Within 5 seconds, whatever hangs: nothing is waited for that could be stuck."""
+        """Stop within 5 seconds, whatever hangs: we wait for nothing that could be stuck."""
         service.stopping()
         self.hearing.note_cursor()
-        if holds(self.lock, self.settings.runtime_dir):  # else the files there are another daemon's
+        if holds(self.lock, self.settings.runtime_dir):  # else the files there belong to another daemon
             self.memory.save()
             self.control.close()
         self.hearing.kernel.close()

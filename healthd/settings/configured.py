@@ -12,7 +12,7 @@ from healthd.settings.registry import Check
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """`checks`: all there are, by name; `loaded` says which of them run, and how."""
+    """`checks`: all that were found, by name; `loaded` says which of them run, and how."""
 
     loaded: Loaded
     checks: Mapping[str, Check]
@@ -37,5 +37,5 @@ class Configured:
 
     @property
     def only_when_idle(self) -> set[RunName]:
-        """What is looked at only while no job is on this node."""
+        """The runs that look only while no job is on this node."""
         return {name for name in self.runs if self.checks[name.check].when}

@@ -30,9 +30,9 @@ PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 class Match:
     """The machines that a profile is for.
 
-    products   patterns of the DMI product name, () = whatever it is
+    products   patterns of the DMI product name, () = any name
     gpus       PCI ids and what they are: {"10de:2330" = "H100 SXM5 80GB"}
-    at_least, at_most   so many of these GPUs on PCI; not asked where the product name says it: they may all be lost
+    at_least, at_most   how many of these GPUs PCI shows; not asked where `products` decides: all may be lost
     """
 
     products: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Match:
     at_most: int = 1000
 
     def fits(self, product: str, gpus: Mapping[str, int]) -> bool:
-        """`gpus`: PCI id -> how many, of every NVIDIA GPU on PCI."""
+        """`gpus`: PCI id -> how many, for every NVIDIA GPU on PCI."""
         mine = sum(count for pci_id, count in gpus.items() if pci_id in self.gpus)
         if self.products:
             return any(fnmatchcase(product, pattern) for pattern in self.products) and (mine > 0 or not gpus)
@@ -49,7 +49,7 @@ class Match:
 
 
 def below(settings: Settings) -> list[Layer]:
-    """The layers under healthd.toml, the lowest first. Raises ConfigError, ConvertError for a profile that is none."""
+    """The layers under healthd.toml, the lowest first. Raises ConfigError; ConvertError for an unknown profile."""
     layers = []
     profile = _chosen(settings)
     if profile:
@@ -61,12 +61,12 @@ def below(settings: Settings) -> list[Layer]:
 
 
 def without_baseline(settings: Settings) -> list[Layer]:
-    """For who makes the baseline: it is not its own measure."""
+    """The layers by which a new baseline is made: without the old one."""
     return below(replace(settings, baseline_file=""))
 
 
 def _is_of_this_machine(settings: Settings) -> bool:
-    """This node's own baseline says nothing about another tree; one that was named for it does."""
+    """Whether the baseline is about this tree: the node's own says nothing about another root, a named one does."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
@@ -76,7 +76,7 @@ def names() -> list[str]:
 
 
 def _chosen(settings: Settings) -> str:
-    """A name or a path, "" for none."""
+    """The profile's name or path, "" for none."""
     wanted = settings.profile
     if wanted == "auto":
         return _find(Host(settings.root))
@@ -90,7 +90,7 @@ def _chosen(settings: Settings) -> str:
 
 
 def _find(host: Host) -> str:
-    """The profile that fits this machine, those that ask for its product name first."""
+    """The profile that fits this machine. Profiles that ask for its product name come first."""
     try:
         product = host.read(PRODUCT_NAME) or ""
         gpus: dict[str, int] = {}
@@ -99,7 +99,7 @@ def _find(host: Host) -> str:
                 pci_id = f"10de:{function.device[2:]}"
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):
-        return ""  # pcie_devices and gpu_count say what cannot be read; to guess on is worse than no guess
+        return ""  # pcie_devices and gpu_count say what cannot be read; a guess without it is worse than none
     matches = {name: _match(name) for name in names()}
     by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
     return next((name for name in by_product if matches[name].fits(product, gpus)), "")

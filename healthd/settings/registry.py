@@ -2,8 +2,8 @@
 
 A site's Python file is code that healthd runs as root: it and its directory must belong to root and be writable by
 nobody else, along every symbolic link (ownership.py). The daemon imports it at its start, for its Config; its run() is
-called in the worker only. Whatever else of it is called (validate, overdue, explain) may raise: that costs one
-sentence, never the daemon.
+called in the worker only. Its other functions (validate, overdue, explain) may raise: that costs one sentence,
+never the daemon.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Check:
         return not self.path and self.declares.correlate is not None
 
     def holds_resume(self, config: CheckConfig) -> bool:
-        """Whether a drained node waits for this check where it cannot look: not for one that can only warn, nor for one
-        that says so."""
+        """Whether a drained node waits for this check while it cannot look. It does not if the check can only warn, or
+        declares so."""
         return config.enforce and self.declares.HOLDS_RESUME
 
     def resource(self, instance: str) -> str:
@@ -108,9 +108,9 @@ class Check:
     ) -> list[Finding] | None:
         """The findings in a window of kernel events; None if the check does not listen to the log.
 
-        Built-in checks only: it runs in the daemon, at each line. A mistake in it stops neither the others nor the
-        daemon, which would meet the same line again at each start. An event that it fails on (`unjudged`) keeps no
-        other from being judged: each is then judged by itself.
+        Built-in checks only: it runs in the daemon, at each line. If it raises, the other checks and the daemon go on
+        (the daemon would meet the same line again at each start): each event is then judged by itself, and `unjudged`
+        is told of those that it fails on.
         """
         listen = None if self.path else self.declares.correlate
         if listen is None:
@@ -126,18 +126,18 @@ class Check:
         alone = [self.correlate([event], node, config, lambda *one: failed.append(one)) or [] for event in events]
         for one in failed:
             unjudged(*one)
-        if not failed:  # it fails on some of them together
+        if not failed:  # it fails only on several of them together
             drop(KERNEL_LOG, mistake, f"check {self.name}")
         return [finding for found in alone for finding in found]
 
     @property
     def wants(self) -> Baseline | None:
-        """The settings that it wants in the node's baseline. What a site's module calls BASELINE may be its own."""
+        """The settings that it wants in the node's baseline. A site's BASELINE may be something else."""
         wants = self.declares.BASELINE
         return wants if isinstance(wants, Baseline) else None
 
     def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
-        """What the node has of that now. Raises what the check raises."""
+        """What the node has of these now. Raises what the check raises."""
         say = self.declares.baseline if self.wants else None
         return say(host, config) if say else ()
 
@@ -172,7 +172,7 @@ class Check:
         return self._asked("explain", ask, None)
 
     def explain_more(self, code: str) -> Explain | None:
-        """The text for what is no code of a finding, but named in the message of one: "nvlink5/149:4"."""
+        """The text for a name that is no code, but stands in a finding's message: "nvlink5/149:4"."""
 
         def ask() -> Explain | None:
             found = self.declares.explain_more(code)
@@ -185,7 +185,7 @@ class Check:
         return self._asked("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
-        """The codes that it has words for; of those that come by the number (Xids), the ones in a catalogue."""
+        """The codes that it can explain; of codes that are numbers (Xids), those in the catalogue."""
 
         def ask() -> list[str]:
             known = self.declares.known_codes
@@ -201,7 +201,7 @@ class Check:
                 require_common(config, where)
                 for name, value in dump(config).items():
                     with self._mistakes_of("Config", f"{where}.{name}"):
-                        json.dumps(value)  # so the worker is told it
+                        json.dumps(value)  # as which the worker gets it
             return config
 
     def check_config(self, config: CheckConfig, where: str) -> None:
@@ -216,7 +216,7 @@ class Check:
 
     @contextmanager
     def _mistakes_of(self, what: str, where: str) -> Iterator[None]:
-        """Its author's mistake is one sentence, for the person who wrote the settings too."""
+        """An error in the check's module becomes one sentence, a ConvertError, as for a wrong setting."""
         try:
             yield
         except (ConvertError, KeyboardInterrupt):
@@ -226,7 +226,7 @@ class Check:
             raise ConvertError(f"{where}: its {what} raised {words(error)}{file}") from None
 
     def _asked(self, what: str, ask: Callable[[], T], otherwise: T) -> T:
-        """Its author's mistake costs what the check would have said, and a sentence."""
+        """What `ask` answers. If it raises, the log gets one sentence, and `otherwise` is the answer."""
         try:
             return ask()
         except BaseException as error:  # a site's file may raise what it likes
@@ -235,8 +235,8 @@ class Check:
 
 
 def require_common(config: CheckConfig, where: str) -> None:
-    """What every check can be told is what CheckConfig says, also where a site's Config declares it anew: the daemon
-    reads it. Raises ConvertError."""
+    """The common settings have CheckConfig's types, also where a site's Config declares them anew: the daemon reads
+    them. Raises ConvertError."""
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(CheckConfig)}, where)
 
 
@@ -296,7 +296,7 @@ def load_site(path: str) -> Check:
         problem = _misdeclared(check)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a site's file raises while it is imported is its author's to read
+    except BaseException as error:  # a site's file may raise anything while it is imported: its author reads it
         raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
     if problem:
         raise ConfigError(f"{path}: {problem}")
@@ -332,14 +332,14 @@ def _misdeclared(check: Check) -> str:
 
 
 def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
-    """Names of a site's module that say nothing to healthd, and what they are too close to: AFTER_EVENT."""
+    """Names in a site's module that healthd does not know, and the known ones that they resemble: AFTER_EVENT."""
     for name in vars(check.module):
         if name.isupper() and name not in NAMES and (close := get_close_matches(name, NAMES, n=1, cutoff=0.9)):
             yield name, close[0]
 
 
 def _redeclared(config: type[CheckConfig]) -> str:
-    """What every check can be told may have another default in a site's Config, but one that it can be told."""
+    """A site's Config may give a common setting another default, but only a valid one: what is wrong, "" if nothing."""
     common = {f.name for f in dataclasses.fields(CheckConfig)}
     fields = [f for f in dataclasses.fields(config) if f.name in common and f.default is not dataclasses.MISSING]
     try:
@@ -352,8 +352,8 @@ def _redeclared(config: type[CheckConfig]) -> str:
 def find(directory: str, bounded: bool = True) -> dict[str, Check]:
     """Every check by name, built in and the site's. Raises ConfigError with one sentence.
 
-    `bounded`: a site's file that hangs when it is imported is found out in another process first. Not needed in the
-    worker, which has a deadline.
+    `bounded`: each site file is imported in another process first, since it may hang there. The worker does not need
+    that: it has a deadline.
     """
     checks = built_in()
     paths = site_files(directory)

@@ -46,7 +46,7 @@ def settle(
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {}))]
-    for layer in layers:  # what each says must be right by itself, so that the sentence names the right one
+    for layer in layers:  # each must be right by itself, so that the sentence names the right layer
         with _named(layer.source, {}):
             _require_known(layer.checks, known)
             _check_configs(layer.checks, {name: known[name] for name in layer.checks}, {})
@@ -63,12 +63,12 @@ def settle(
 
 @contextmanager
 def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
-    """What is wrong is said with the place that it came from."""
+    """An error names the file or the flag that the wrong value came from."""
     try:
         yield
     except ConvertError as error:
         where = origins.get(str(error).partition(": ")[0], source)
-        sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may hold a line end
+        sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may contain a line end
         raise ConfigError(f"{where}: {sentence}") from None
 
 
@@ -96,7 +96,7 @@ def place_of(check: str, instance: str, setting: str) -> str:
 
 
 def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
-    """The settings of one run that nobody wrote down. What its own table says goes before what stands beside it."""
+    """The settings of one run that a profile guessed. The instance's own table goes before the check's."""
     found = []
     for f in dataclasses.fields(check.config):
         places = [place_of(check.name, i, f.name) for i in (instance, "")]
@@ -107,7 +107,7 @@ def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tupl
 
 
 def require_what_is_named(loaded: Loaded) -> None:
-    """Files that the settings name and without which nothing can be looked at. Raises ConfigError."""
+    """Raises ConfigError if the settings name a root or a fake NVML that does not exist: no check could look."""
     settings, origins = loaded.settings, loaded.origins
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: there is no directory {settings.root}")
@@ -157,7 +157,7 @@ def _check_configs(
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
-    """One run each: the check itself, or its named sub-tables, which inherit what stands beside them."""
+    """One run each: the check itself, or its named sub-tables, which inherit the settings beside them."""
     if not check.per:
         return [("", table)]
     own = {f.name for f in dataclasses.fields(check.config)}
@@ -168,13 +168,13 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
             raise ConvertError(f'checks.{name}: unknown setting "{key}"{nearest(key, own - {"name", "guessed"})}')
         if not key.strip() or not key.isprintable():
             raise ConvertError(f"checks.{name}: the name of a table must be words, is {show(key)}")
-    if not named:  # what no instance inherits is wrong all the same
+    if not named:  # a wrong setting is refused also if no instance inherits it
         check.make_config(shared, f"checks.{name}")
     return [(key, {**shared, **value}) for key, value in named.items()]
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. What stands where a table should be stays, for the error that it deserves."""
+    """Set one setting in nested tables. A value where a table should be stays, so that it is refused later."""
     *path, last = dotted.split(".")
     for name in path:
         below = table.get(name, {})
@@ -220,7 +220,7 @@ def _all_fields(config: Any) -> dict[str, Any]:
 
 
 def _contradiction(limits: FleetLimits) -> str:
-    """Which limit contradicts which, "" = none: for a fault of the node's own no fewer than for a shared cause."""
+    """Which limits contradict each other, "" = none: the one for a shared cause may not be the higher one."""
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
         ("limit_at_least", limits.own_hardware_limit_at_least, limits.limit_at_least),

@@ -2,8 +2,8 @@
 
     python -m healthd.trial SECONDS FILE...      the path of each before it is imported, then "done"
 
-What a file raises is not its matter: the import that follows here says that. Nor is what it does in run(): that has its
-deadline in the worker.
+It does not report what a file raises: the import that follows here does. It does not call run(): that has its deadline
+in the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> Non
     command = [sys.executable, "-m", "healthd.trial", str(seconds), *new]
     try:
         ran = run_program(command, seconds + 2.0, os.environ)
-    except TimeoutError:  # it hangs in the kernel, where even its own end does not come
+    except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
         raise ConfigError(f"{', '.join(new)}: refused: not imported within {seconds:g} s") from None
     *_, last = ran.stdout.splitlines() or [""]
     if last != DONE:
@@ -55,7 +55,7 @@ def _why(ran: Ran, path: str, seconds: float) -> str:
 def main(load_site: Callable[[str], object]) -> None:
     seconds, paths = float(sys.argv[1]), sys.argv[2:]
     told = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the files print goes nowhere
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # drops what the files print
     faulthandler.dump_traceback_later(seconds, exit=True)  # from a thread of C: also out of a loop in C
     for path in paths:
         os.write(told, f"{path}\n".encode())
@@ -64,4 +64,4 @@ def main(load_site: Callable[[str], object]) -> None:
         except ConfigError:
             continue
     os.write(told, f"{DONE}\n".encode())
-    os._exit(0)  # what it may have started is not waited for
+    os._exit(0)  # does not wait for what a file may have started

@@ -1,4 +1,4 @@
-"""What is found becomes conditions: confirm, latch, worsen. Pure; `now` is an argument."""
+"""Findings become conditions: confirm, latch, worsen. Pure; `now` is an argument."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from healthd.model import (
 )
 from healthd.text import printable
 
-# A REBOOT fault that opens again within it, after a boot or a repair in words, waits for an operator.
+# A REBOOT fault that opens again so soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
-UNREAD_SECONDS = 3600.0  # as the check "kernel" has it
+UNREAD_SECONDS = 3600.0  # as in the check "kernel"
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
-    """The finding at the severity that the site wants: overrides first, then `enforce = false` caps at WARNING, as
-    does an expectation that nobody wrote down."""
+    """The finding at the severity that the site wants: overrides first, then a cap at WARNING where
+    `enforce = false`, or where a profile guessed what the finding compares with."""
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
     if _only_warns(config, finding.expects):
@@ -54,13 +54,13 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """The conditions after one run of a check. `result.findings` are as configured.
 
-    A run that did not complete says nothing about what it did not see; its own findings (a hang) count. It is absorbed
-    when it ended; what it saw may have ended since it began.
+    A run that did not complete says nothing about what it did not see; its own findings (a hang) count. A run is
+    absorbed at its end; a problem that it saw may be over by then.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
     seen = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two about one part the worse counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two about one part counts
         key = finding.key
         seen.add(key)
         old = new.get(key)
@@ -68,7 +68,7 @@ def absorb_result(
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
         elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted: now the check knows it itself
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
-        if old.last_event:  # what was told by the log is not undone by a look that finds less
+        if old.last_event:  # a look that finds less does not undo what the log said
             finding = _as_latched(finding, old)
         new[key] = _seen_by_check(old, finding, result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
@@ -123,7 +123,7 @@ def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, b
     found = _as_found(finding)
     acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs of now
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: its victims are the jobs that run now
     if old.ack or (acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
@@ -160,12 +160,12 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
 
 
 def _relapsed(old: Condition, finding: Finding) -> bool:
-    """Whether it waits for an operator because it came back: then no clean time ends it."""
+    """Whether a condition waits for an operator because it came back: then no clean time ends it."""
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
 def _not_seen(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """A completed run did not find it. A pending one is gone: it was back within its confirm time."""
+    """The condition after a completed run that did not find it; None if it was pending: it did not last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -186,8 +186,8 @@ def absorb_events(
 ) -> dict[ConditionKey, Condition]:
     """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
 
-    A finding that rests on none of the touched events was absorbed before. What the log held before healthd
-    ever looked at it is history: INFO. What the log says is over ends what was last seen before.
+    A finding that rests on none of the touched events was absorbed before. What the log held before healthd first
+    looked at it is history: INFO. A line that says that a fault is over ends the condition if it was last seen before.
     """
     new = dict(conditions)
     for finding in findings:
@@ -203,7 +203,7 @@ def absorb_events(
                 new[key] = ended(old, finding.message, when)
             continue
         if old is not None and not live and not old.history:
-            continue  # older news of what is known
+            continue  # history adds nothing to a condition that was seen live
         if old is None or (live and old.history):
             first = min(event.time for event in behind)
             sight = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
@@ -236,15 +236,15 @@ def absorb_events(
     return new
 
 
-# Of one code: no node has as many parts of a kind, and each costs each turn of the loop.
+# Conditions of one code: no node has so many parts of a kind, and each costs time in each turn of the loop.
 MOST_OF_A_CODE = 100
-OTHERS = "others"  # the part that stands for those beyond it
+OTHERS = "others"  # the part that stands for those beyond that number
 ONE_OF_THEM = "; one of them: "
 
 
 def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """At most MOST_OF_A_CODE conditions of a code that the log told of: the worst, then the oldest. The rest are one,
-    as bad as the worst of them: nothing that drains is lost, only which part of thousands it was."""
+    """Keep at most MOST_OF_A_CODE conditions of a code that came from the log: the worst, then the oldest. The rest
+    become one, as bad as the worst of them: no drain is lost, only which of thousands of parts it was."""
     told: dict[str, list[Condition]] = {}
     for condition in conditions.values():
         stands = condition.state is not ConditionState.CLEARED and condition.subject != OTHERS
@@ -274,13 +274,13 @@ def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
 
 
 def _weight(condition: Condition) -> tuple[bool, int, float, str]:
-    """Sorted by it: what acts first, the worst, the oldest."""
+    """A sort key: open ones first, then the worst, then the oldest."""
     open_first = condition.state is not ConditionState.OPEN
     return (open_first, -condition.severity, condition.first_seen, condition.subject)
 
 
 def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
-    """A line of which not even that could be judged that it cannot be read: it is told all the same."""
+    """The condition for a line that failed even to be judged as one that cannot be read."""
     finding = Finding(
         Severity.WARNING, "kernel/unread", "", f"healthd fails to read this line, {event.text[:200]}", Clears.WINDOW
     )
@@ -301,7 +301,7 @@ def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[Con
 def with_jobs(
     conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
 ) -> dict[ConditionKey, Condition]:
-    """What stands, with the jobs that became known later of the events behind it (`jobs`: by their sequences)."""
+    """The conditions, with the jobs that became known after their events (`jobs`: by the events' sequences)."""
     new = dict(conditions)
     for finding in findings:
         key = finding.key
@@ -312,8 +312,8 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """A latched fault stays what it was until what it waits for: a harmless line of the same code a day later does
-    not undo it, nor how it ends."""
+    """A latched fault stays as it is until what ends it comes: a harmless line of the same code a day later changes
+    neither the fault nor its ending."""
     if (
         old.clears not in LATCHED
         or old.history
@@ -332,8 +332,8 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 
 
 def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
-    """What stands, at the severity that the site wants now: `enforce = false` takes back what a false alarm did, and
-    without a setting it counts again as it was found."""
+    """The conditions, at the severity that the site wants now: `enforce = false` takes a false alarm back, and without
+    a setting a condition counts again as it was found."""
 
     def configured(condition: Condition) -> Condition:
         config = configs[condition.run]
@@ -346,9 +346,9 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """A drain in our words that this ledger does not know (a stateless node, a lost disk): its fault, for a person.
+    """The fault of a drain in our words that this ledger does not know (a stateless node, a lost disk), for a person.
 
-    It never acts by itself and is never resumed by us.
+    The condition never acts by itself, and we never resume the node.
     """
     if ConditionKey(code, subject) in conditions:
         return dict(conditions)

@@ -17,13 +17,13 @@ from dataclasses import replace
 from healthd.model import Clears, Condition, ConditionKey, ConditionState, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
-LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # of a pause or an ack
+LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
 STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
 LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
 
 def opened(condition: Condition, now: float) -> Condition:
-    """Notes when a condition came to be open, and open and CRITICAL."""
+    """Note when a condition first was open, and when open and CRITICAL."""
     if condition.state is not ConditionState.OPEN:
         return condition
     return replace(
@@ -58,9 +58,9 @@ def acknowledged(condition: Condition, now: float) -> Condition:
 
 
 def shifted(condition: Condition, seconds: float, since: float = 0.0, until: float = float("inf")) -> Condition:
-    """The clock was set: the same moments as the new clock tells them, so that no confirm time is cut short.
+    """The clock was set: the condition's moments by the new clock, so that no confirm time is cut short.
 
-    Only moments in `since`..`until` (as the old clock told them): others were written while it was right.
+    Only moments in `since`..`until` (by the old clock) move: others were written while it was right.
     """
 
     def move(moment: float) -> float:
@@ -86,7 +86,7 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
 def moved_end(moment: float, seconds: float, now: float) -> float:
     """When a pause or an ack ends after the clock was set at `now` of the old clock: it lasts as long as was said.
 
-    One that is further away was given while the clock was right: this machine booted in the year 2000.
+    An end that is further away was given while the clock was right: this machine booted in the year 2000.
     """
     return moment + seconds if moment <= now + LONGEST_WISH_SECONDS else moment
 
@@ -99,5 +99,5 @@ def acts(condition: Condition, trusted_since: float) -> bool:
 
 
 def last_sight(condition: Condition) -> float:
-    """The last moment of which anything shows that the fault was there then."""
+    """The last moment at which the fault is known to have been there."""
     return max(condition.last_level_seen, condition.last_event)

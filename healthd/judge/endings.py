@@ -10,9 +10,9 @@ from healthd.model import Ack, Clears, Condition, ConditionKey, ConditionState, 
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Another boot: clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
+    """Another boot clears what waits for a reboot or a reset, and lets windows run. Level checks look again.
 
-    What was not confirmed is forgotten, and what worsens with time begins anew: the time in which the machine was
+    A pending condition is forgotten, and one that worsens with time begins anew: the time in which the machine was
     down confirms nothing.
     """
 
@@ -26,7 +26,7 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
-    """Evidence of a reset: clears what waits for one on that part and was not seen after the earlier reading."""
+    """Evidence of a reset clears what waits for one on that part and was not seen after the earlier reading."""
     new = dict(conditions)
     for repair in repairs:
         for key, c in new.items():
@@ -41,7 +41,7 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
 def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
     """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
 
-    For what a check finds it begins when the check completed without it, not merely between two of its runs.
+    The window of what a check finds begins when the check completes without it, not merely between two of its runs.
     """
 
     def quieter(condition: Condition) -> Condition:
@@ -65,7 +65,7 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
 def repaired(
     conditions: Conditions, code: str, subject: str | None, by: str, now: float
 ) -> dict[ConditionKey, Condition]:
-    """An engineer says that it is repaired: clears it, whatever it waits for. None: every part with that code.
+    """An engineer says "repaired": the condition is cleared, whatever it waits for. None: every part with that code.
 
     A sticky flag that a check still reads (it has evidence) is acknowledged instead, until it changes.
     """
@@ -85,7 +85,7 @@ def repaired(
 def known_for_a_while(
     conditions: Conditions, code: str, subject: str | None, ack: Ack
 ) -> dict[ConditionKey, Condition]:
-    """A person knows of it (`healthd ack`): it does not act until `ack.until`. None: every part with that code."""
+    """A person knows of the condition (`healthd ack`): until `ack.until` it does not act. None: every part."""
     return changed(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
@@ -94,7 +94,7 @@ def known_for_a_while(
 
 
 def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
-    """What a person knew of counts again: their time is over, or it is worse than what they knew."""
+    """A condition counts again where the time of its ack is over, or where it is worse than the person knew."""
     return changed(
         conditions,
         lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
@@ -103,7 +103,7 @@ def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Conditi
 
 
 def _state_without_ack(c: Condition) -> ConditionState:
-    """As if nobody had said anything: what an operator's resume forgave before stays forgiven until it is seen anew."""
+    """The state as if there had been no ack. What a resume by an operator forgave stays so until it is seen anew."""
     if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
         return ConditionState.PENDING
     same = bool(c.evidence) and c.evidence == c.acknowledged_evidence
@@ -113,7 +113,7 @@ def _state_without_ack(c: Condition) -> ConditionState:
 
 def resumed_by_operator(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
     """An operator resumed the node: they know what was open `before` (the last reading while the drain stood).
-    Only what is seen again after `now` acts again, and what opened in between."""
+    What is seen again after `now` acts again, and so does what opened in between."""
     return changed(
         conditions,
         lambda c: c.state is ConditionState.OPEN and c.severity >= Severity.DEGRADED and c.opened_at <= before,

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from healthd.model import Condition, ConditionKey, Inventory, KernelEvent
 
-GAP_SECONDS = 60.0  # after so long without a line of its parts an incident is over
-INDEX_SECONDS = 5.0  # a line that gives a GPU's index only belongs to the GPU that is in trouble just then
+GAP_SECONDS = 60.0  # an incident is over after so long without a line about its parts
+INDEX_SECONDS = 5.0  # a line with no more than a GPU's index belongs to the GPU that was in trouble so shortly before
 
-# Fields that name a part beside the address of the event, or the port above it.
+# Fields that name a part, or the port above it, beside the event's own address.
 _NAMES = ("device", "disk", "controller", "netdev", "ibdev", "interface", "server", "link_partner")
 _ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
 _NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
@@ -25,14 +25,14 @@ _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink")
 
 
 class Span(NamedTuple):
-    """An incident as far as a new line must know it. `last`: time of its last line, seconds of any one clock."""
+    """What a new line must know of an incident. `last`: time of its last line, seconds of any one clock."""
 
     parts: frozenset[str]
     last: float
 
 
 def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
-    """What an event is about: devices without their function, disks without partition, the port above; never empty."""
+    """The parts an event is about: devices without function, disks without partition, the port above; never empty."""
     fields = dict(event.fields)
     found = {_device(event.pci)} if event.pci else set()
     found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
@@ -47,7 +47,7 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
 
 
 def _device(address: str) -> str:
-    """ "0000:1b:00.0" -> "0000:1b:00": what is lost is lost with all its functions."""
+    """ "0000:1b:00.0" -> "0000:1b:00": a device is lost with all its functions."""
     return address.partition(".")[0]
 
 
@@ -58,13 +58,13 @@ def disk(name: str) -> str:
 
 
 def joins(open_ones: Sequence[Span], event: KernelEvent, about: frozenset[str], time: float) -> list[int]:
-    """The incidents that a new event belongs to: none, one, or several, which are one from now on."""
+    """The incidents that a new event belongs to: none, one, or several, which become one."""
     found = [
         place for place, span in enumerate(open_ones) if span.parts & about and abs(time - span.last) <= GAP_SECONDS
     ]
     if found or not may_join_by_index(event):
         return found
-    # The driver's own number of a GPU says nothing of its address: what is in trouble just then tells.
+    # The driver's own number of a GPU says nothing of its address: the GPU that is in trouble just then is meant.
     near = [
         place
         for place, span in enumerate(open_ones)
@@ -107,7 +107,7 @@ def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[
 def causes(
     conditions: Iterable[Condition], events: Sequence[KernelEvent], node: Inventory | None = None
 ) -> dict[ConditionKey, ConditionKey]:
-    """Of the conditions that are one incident the first, for each of the others. Only conditions
+    """condition -> the first condition of the same incident, for all but the first. Only conditions
     whose newest event is among `events`."""
     resting: dict[int, list[Condition]] = {}
     for condition in conditions:

@@ -1,10 +1,10 @@
-"""The one way in: what was heard or seen becomes conditions. Pure: the ledger before, the ledger after.
+"""The one way in: what was heard or seen becomes conditions. Pure: from the ledger before to the ledger after.
 
     kernel events -> coalesced -> judged by each check that listens, as the site wants it -> absorbed -> repairs
     the result of a check's run                                                           -> absorbed -> repairs
 
-The daemon, `healthd check` and the tests' stories all take in by it. A log of another machine (scan/) is coalesced and
-judged by the same steps.
+The daemon, `healthd check` and the tests' stories all use it. A log of another machine (scan/) is coalesced and judged
+by the same steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Listens(Protocol):
     def correlate(
         self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig, unjudged: Unjudged
     ) -> list[Finding] | None:
-        """What it finds in these events; one that it fails on goes to `unjudged`."""
+        """The findings in these events. An event that the check fails on goes to `unjudged`."""
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
@@ -46,9 +46,9 @@ Listeners = Sequence[tuple[Listens, CheckConfig]]
 class Heard:
     """ledger     as it is now
     events     all that were judged, new and old: the ledger keeps fewer
-    news       those that are new or grew, without what is history
-    findings   what each check makes of all events, at the site's severity
-    mistakes   events that a check failed on, and how: they are lines that could not be read from now on
+    news       the events that are new or grew, without history
+    findings   what each check finds in all events, at the site's severity
+    mistakes   events that a check failed on, and how: from now on they count as lines that could not be read
     """
 
     ledger: Ledger
@@ -59,7 +59,7 @@ class Heard:
 
     @property
     def forgotten(self) -> int:
-        """How many events were judged, and are more than are kept."""
+        """How many events were judged, but are not kept."""
         return len(self.events) - len(self.ledger.events)
 
 
@@ -70,9 +70,9 @@ def heard(
     now: float,
     named: Callable[[Events, Collection[int]], Events] = lambda events, _touched: events,
 ) -> Heard:
-    """Kernel events. What is new is judged, all of it, before anything is forgotten.
+    """Take in kernel events. All new ones are judged before any is forgotten.
 
-    `named`: the events, those touched with the jobs at their source.
+    `named`: returns the events; those that were touched have the jobs at their source.
     """
     events, touched, sequence = coalesce_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS)
     known = (*ledger.conditions, *ledger.cleared)
@@ -115,8 +115,8 @@ def findings_of(
 ) -> dict[str, list[Finding]]:
     """What each check that listens finds in the events that still count, at the site's severity.
 
-    `known`: conditions that stand or were cleared. What was repaired, reset or acknowledged makes no later event worse:
-    a harmless line an hour after a repaired fatal one of the same code is harmless.
+    `known`: conditions that stand or were cleared. A fault that was repaired, reset or acknowledged makes no later
+    event worse: a harmless line is harmless also an hour after a fatal one of the same code was repaired.
     """
     settled: dict[ConditionKey, list[Condition]] = {}
     for condition in known:
@@ -133,7 +133,7 @@ def findings_of(
 def found_by(
     check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory, unjudged: Unjudged
 ) -> list[Finding]:
-    """What one check finds in these events, at the site's severity. `unjudged` is told of one that it fails on."""
+    """What one check finds in these events, at the site's severity. `unjudged` is told of an event that it fails on."""
     found = check.correlate(events, node, config, unjudged) if events else ()
     return [absorb.as_configured(finding, config) for finding in found or ()]
 
@@ -143,7 +143,7 @@ Settled = Mapping[ConditionKey, Sequence[Condition]]
 
 
 def _of_live_and_of_history(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
-    """What is history makes no live event worse."""
+    """Live events and history are judged apart: history makes no live event worse."""
     live = _of_unsettled([event for event in events if not event.history], judge, settled)
     keys = {finding.key for finding in live}
     old = _of_unsettled([event for event in events if event.history], judge, settled)
@@ -151,7 +151,7 @@ def _of_live_and_of_history(events: Sequence[KernelEvent], judge: Judge, settled
 
 
 def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
-    """Twice where something is settled: only the findings tell which events are behind which condition."""
+    """Judge twice if a condition is settled: only the findings tell which events are behind which condition."""
     found = judge(events)
     over = {
         event.sequence
@@ -159,7 +159,7 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
         for condition in settled.get(finding.key, ())
         for event in events
         if event.sequence in finding.events
-        # By both: a storm grows on after it was cleared, and a line from before that may have been read later.
+        # Both must hold: a storm grows on after it was cleared, and a line from before may be read after that.
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
@@ -167,7 +167,7 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
 
 
 def unread(ledger: Ledger, event: KernelEvent, now: float) -> Ledger:
-    """An event of which not even that could be taken in that it cannot be read."""
+    """An event that failed even to be taken in as a line that cannot be read."""
     return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id), now)
 
 
@@ -188,7 +188,7 @@ def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> Events:
 
 
 def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Ledger:
-    """One run of a check is over. What it saw of a repair counts where one device could not be read, too."""
+    """Take in one run of a check. The repairs that it saw count also if it failed on some device."""
     conditions = absorb.absorb_result(ledger.by_key(), result, config.clear_after, ledger.boot_id, ledger.cleared)
     if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
         conditions = endings.after_repairs(conditions, result.repairs, now)

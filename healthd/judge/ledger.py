@@ -1,6 +1,6 @@
 """What healthd remembers: conditions, events, the kernel log's cursor, what it wrote into Slurm, counters' past.
 
-An event's count and the cursor behind it are in one value: after a restart it is counted once. Pure.
+An event's count and the cursor behind it are in one value, so that a restart counts no event twice. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
-    end of a pause). cursor: of the kernel log's source, by its name. next_sequence: of kernel events.
+    end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
+    events. cleared: the conditions that ended last.
     """
 
     version: int = VERSION
@@ -61,7 +62,7 @@ class Ledger:
 
 
 def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition], now: float) -> Ledger:
-    """The ledger with these conditions; those that were cleared move to its history, which is bounded."""
+    """The ledger with these conditions. Those that were cleared move to `cleared`, which is bounded."""
     if conditions == ledger.by_key():
         return ledger
     gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
@@ -74,7 +75,7 @@ def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition], n
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
-    """The clock was set by `seconds`: the moments `since`..`until` of the old clock, as it tells them now.
+    """The clock was set by `seconds`: the moments in `since`..`until` of the old clock move to the new one.
 
     A machine that boots in the year 2000 until NTP answers wrote only what lies in that range: the rest is right.
     """
@@ -106,8 +107,8 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
-    """What people said, and a wait for the fleet, that began later than it is now was written while the clock stood
-    ahead: it lasts as long as was said, from now on."""
+    """A pause, an ack or a hold that begins in the future was written while the clock stood ahead: it lasts as long as
+    was said, from now on."""
 
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)
@@ -121,7 +122,7 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
     if pause:
         pause = dataclasses.replace(pause, until=end(pause.given, pause.until), given=min(pause.given, now))
     if hold:
-        until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # tried again while it stood ahead
+        until = min(end(hold.since, hold.until), now + 2 * LONGEST_HOLD_SECONDS)  # the clock was ahead at a later try
         hold = dataclasses.replace(hold, since=min(hold.since, now), until=until)
     return dataclasses.replace(
         ledger,
@@ -132,7 +133,7 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
 
 
 def shifted_hold(hold: FleetHold, seconds: float, since: float, until: float) -> FleetHold:
-    """Like conditions: only a wait that began in that range was written by the old clock."""
+    """As with conditions: only a hold that began in that range was written by the old clock."""
     if not since <= hold.since <= until:
         return hold
     return dataclasses.replace(hold, since=hold.since + seconds, until=hold.until + seconds)

@@ -1,8 +1,8 @@
 """The ledger and the counters' past as text, and their files.
 
-The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block; each save replaces it whole,
-so a kill -9 leaves the last one or the new one. A copy goes to STATE_DIR through the worker, since a commit to a dying
-disk can hang.
+The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces it whole,
+so a kill -9 leaves the last one or the new one. The worker writes a copy to STATE_DIR, since a commit to a dying disk
+can hang.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def encode_past(past: Mapping[str, str]) -> str:
 
 
 def decode_past(text: str, where: str) -> dict[str, str]:
-    """Raises LedgerError where a store in it could not be read by the worker either."""
+    """Raises LedgerError also for a store in it that the worker could not read."""
     try:
         past = json.loads(text)
         if not isinstance(past, dict) or not all(isinstance(store, str) for store in past.values()):

@@ -25,7 +25,7 @@ NAMES = (ledger_file.FILE, ledger_file.PAST_FILE)
 class Memory:
     """`ledger` and `past` (check -> its counters, as text that only the worker reads).
 
-    `unsaved`: a kill would lose something now; `uncopied`: a boot would.
+    `unsaved`: a kill would lose something now; `uncopied`: a reboot would.
     """
 
     def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
@@ -40,11 +40,11 @@ class Memory:
         self._past_unsaved = False
         self._saved: Ledger | None = None  # what stands in the file
         self.save_failed = False
-        self.copy_unread = False  # there may be a copy that could not be read: it is kept beside the next one
+        self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
 
     @property
     def conditions(self) -> dict[ConditionKey, Condition]:
-        """What stands. Not to be changed in place."""
+        """The conditions that stand, not to be changed in place."""
         if self._conditions_of is not self.ledger.conditions:
             self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
         return self._conditions
@@ -52,9 +52,9 @@ class Memory:
     # --- recall
 
     def recall(self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode) -> None:
-        """The live ledger, else the copy, else a new one; then what a boot or a change of mode ends.
+        """Go on from the live ledger, else the copy, else a new one; then end what a boot or a change of mode ends.
 
-        `read_copy`: the texts of the copy in the state directory, {} where it cannot be read (said by it).
+        `read_copy`: the texts of the copy in the state directory, {} if it cannot be read (it says so itself).
         """
         with guard.at(LEDGER, self._path(ledger_file.FILE)):
             if (live := self._live()) is not None:
@@ -75,7 +75,7 @@ class Memory:
     def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode) -> None:
         now = self._now()
         found = ledgers.with_none_in_the_future(found, now)
-        # A clock that stands before what was written while it was right must not switch draining off until then.
+        # A clock that now stands before `trusted_since` must not switch draining off until then.
         self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
         if found.boot_id != boot_id:
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
@@ -83,7 +83,7 @@ class Memory:
         self.change(boot_id=boot_id)
 
     def change_mode(self, mode: Mode) -> None:
-        """What was only observed until now never drains by itself: a check must find it again."""
+        """What healthd only observed until now never drains by itself: a check must find it again."""
         if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
             self.change(trusted_since=self._now())
         self.change(mode=mode.value)
@@ -110,7 +110,7 @@ class Memory:
             return None
 
     def _past_from(self, text: str | None) -> bool:
-        """Take the counters' past. One that cannot be read costs only the past: rules that ask for growth wait."""
+        """Take the counters' past. If it cannot be read only the past is lost: rules that ask for growth wait."""
         try:
             self.past = ledger_file.decode_past(text, self._path(ledger_file.PAST_FILE)) if text else {}
         except LedgerError as error:
@@ -145,11 +145,11 @@ class Memory:
             self.unsaved = self.uncopied = True
 
     def go_back_to(self, ledger: Ledger) -> None:
-        """What was changed since is undone."""
+        """Undo every change since this ledger."""
         self._replace(ledger)
 
     def take(self, after: Ledger) -> None:
-        """This ledger from now on. The log is told what opened, rose or cleared."""
+        """Go on with this ledger. The log is told what opened, rose or cleared."""
         before, known = self.ledger, self.conditions
         self._replace(after)
         if after.conditions is not before.conditions:
@@ -158,18 +158,18 @@ class Memory:
                 tell(known.get(condition.key), condition)
 
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
-        """These conditions from now on, as told to the log."""
+        """Go on with these conditions. The log is told."""
         self.take(ledgers.with_conditions(self.ledger, conditions, self._now()))
 
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
-        """Windows run on. Worth a save of its own only when one ended."""
+        """Windows run on. The ledger is saved for that only when a condition ended."""
         before, unsaved = self.ledger, self.unsaved
         self.set_conditions(endings.after_quiet(before.by_key(), seconds, loaded, self._now()))
         if len(self.ledger.conditions) == len(before.conditions):
             self.unsaved = unsaved
 
     def end_acks(self) -> None:
-        """What a person knew of, but for a while only, or not so bad."""
+        """End the acks whose time is over, or whose condition is worse than the person knew."""
         for key, after in (ended := endings.after_acks(self.conditions, self._now())).items():
             before = self.conditions[key]
             if before.ack and not after.ack:
@@ -178,7 +178,7 @@ class Memory:
         self.set_conditions(ended)
 
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """The clock was set by `step` seconds: what was written `since`..`until` (of the old clock) moves with it."""
+        """The clock was set by `step` seconds: moments in `since`..`until` (of the old clock) move with it."""
 
         def move(moment: float) -> float:
             return moment + step if since <= moment <= until else moment
@@ -189,23 +189,23 @@ class Memory:
             self.past[check] = past.encode(past.moved(past.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
-        """What a check's run made of its counters' past."""
+        """Keep the counters' past as a check's run left it."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
     def forget_growth(self, conditions: Iterable[Condition]) -> None:
-        """An operator answers for these parts: what their counters did before must not open the same again."""
+        """An operator answers for these parts: growth from before must not open the same conditions again."""
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
                 self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
 
     def keep_only(self, configured: Collection[RunName]) -> None:
-        """A condition whose check is no longer configured would stand for ever: nobody looks."""
+        """End conditions whose check is no longer configured: nobody looks, so they would stand for ever."""
         self.forget({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
 
     def forget(self, names: Collection[RunName], why: str) -> None:
-        """What these checks have found is over."""
+        """Clear what these runs have found."""
         now = self._now()
         conditions = {
             key: dataclasses.replace(c, state=ConditionState.CLEARED, cleared_at=now, cleared_by=why)
@@ -218,8 +218,8 @@ class Memory:
     # --- save
 
     def save(self) -> None:
-        """To tmpfs, where a commit cannot block. A full one is said, once, and tried again with the next change: a
-        node that cannot remember can still drain."""
+        """Save to tmpfs, where a commit cannot block. If it is full the log says so once, and the next change tries
+        again: a node that cannot remember can still drain."""
         try:
             if self.ledger is not self._saved:
                 replace_file(self._path(ledger_file.FILE), ledger_file.encode(self.ledger))
@@ -234,13 +234,13 @@ class Memory:
         self.unsaved = self._past_unsaved = self.save_failed = False
 
     def save_anew(self) -> None:
-        """Into a runtime directory that is new: nothing of what was saved is there any more."""
+        """Save all into a new runtime directory, where nothing that was saved is left."""
         self._saved, self._past_unsaved = None, True
         self.save()
 
 
 def tell(before: Condition | None, after: Condition) -> None:
-    """Say to the log how a condition changed. One that came and went at once is told of both."""
+    """Tell the log how a condition changed. If it opened and cleared at once, the log is told both."""
     if before is None and after.state is ConditionState.CLEARED:
         opened = dataclasses.replace(after, state=ConditionState.OPEN)
         tell(None, opened)
@@ -252,7 +252,7 @@ def tell(before: Condition | None, after: Condition) -> None:
 
 
 def news(before: Condition | None, after: Condition) -> str:
-    """What to tell the log of a condition that changed; "" if nothing that a person must know."""
+    """What to tell the log about a condition that changed; "" if a person need not know."""
     what = after.key
     if before is None or after.state is not before.state:
         if after.state is ConditionState.PENDING:

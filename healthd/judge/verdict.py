@@ -17,9 +17,9 @@ def judge(
 ) -> Verdict:
     """The node's health and what may drain it.
 
-    `results`: the last run of each since the start; `expected`: those that should have run.
+    `results`: the last result of each run since the start; `expected`: the runs that there should be.
     `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
-    `optional`: those that no resume waits for when they cannot look.
+    `optional`: the runs that no resume waits for when they cannot look.
     """
     standing = sorted(
         (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
@@ -57,7 +57,7 @@ def judge(
 
 
 def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:
-    """Whether a check's last run found what drains, unless an operator knows it. Also where the condition is gone:
+    """Whether a finding of a check's last run drains, unless an operator knows of it. Also if its condition is gone:
     somebody said "repaired", and the check has not looked since.
     """
     condition = conditions.get(finding.key)
@@ -79,7 +79,7 @@ def _why_unknown(name: RunName, result: CheckResult | None) -> str:
 def next_look(conditions: Conditions) -> dict[RunName, float]:
     """When a check should look again before its next round, to confirm or to see that it got worse.
 
-    In epoch seconds. Only conditions that a level check saw.
+    Epoch seconds. Only conditions that a level check saw count.
     """
     looks: dict[RunName, float] = {}
     for c in conditions.values():

@@ -1,4 +1,4 @@
-"""What the user of a job that a fault hit is told in its AdminComment, which `sacct -o AdminComment` shows:
+"""The AdminComment that tells a job's user of the fault that hit it; `sacct -o AdminComment` shows it:
 
     healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
 
@@ -12,7 +12,7 @@ import re
 from datetime import datetime, timezone
 
 SEPARATOR = "; "
-MAX_BYTES = 999  # as many are read back; a longer one is neither made nor changed
+MAX_BYTES = 999  # as much is read back; a longer comment is neither made nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 

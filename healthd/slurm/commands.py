@@ -10,7 +10,7 @@ from healthd.slurm.reason import PREFIX
 
 Argv: TypeAlias = "tuple[str, ...]"
 
-# Times as epoch seconds, without a time zone's repeated hour. For every command; without it they are still read.
+# Every command prints times as epoch seconds, without a time zone's repeated hour. Local times can be read too.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
@@ -18,17 +18,17 @@ JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
     *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_BYTES + 1)),
 )
-# sinfo makes one record of nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
+# sinfo prints one record for nodes that are alike in all of these; 10,000 nodes fit into what is read of a command.
 FLEET_COLUMNS = (
     *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
 )
-# Asked for one node sinfo lists every partition, those without it with no nodes.
+# sinfo for one node lists every partition; those without that node have no nodes.
 PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """To be run with ENVIRONMENT added, standard input closed. Past its deadline it is killed."""
+    """A command, run with ENVIRONMENT added and standard input closed. It is killed at its deadline."""
 
     argv: Argv
     deadline_seconds: float
@@ -65,17 +65,17 @@ def fleet() -> Argv:
 
 
 def all_partitions() -> Argv:
-    """How large each partition is, without reading a node of it."""
+    """The size of each partition; no node is read."""
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
 def config() -> Argv:
-    """When slurmctld started, among much else."""
+    """Tells when slurmctld started, among much else."""
     return ("scontrol", "show", "config")
 
 
 def listpids(name: str) -> Argv:
-    """The processes of the jobs on this node, which its slurmstepds tell."""
+    """The processes of the jobs on this node. Its slurmstepds answer."""
     return ("scontrol", "listpids", "*", name)
 
 
@@ -96,7 +96,7 @@ def drain(name: str, reason: str) -> Argv:
 
 
 def undrain(name: str) -> Argv:
-    """Takes away the drain only: State=RESUME would also end DOWN and cancel a reboot."""
+    """Removes only the drain: State=RESUME would also end DOWN and cancel a reboot."""
     return ("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
 
 
@@ -105,5 +105,5 @@ def comment(job_name: str, text: str) -> Argv:
 
 
 def requeue(job_name: str, held: bool) -> Argv:
-    """Only a job that has not ended ("incomplete"): one that ended meanwhile would be run again."""
+    """Requeues only a job that has not ended ("incomplete"): else one that ended meanwhile would run again."""
     return ("scontrol", "requeuehold" if held else "requeue", "incomplete", job_name)

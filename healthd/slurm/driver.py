@@ -1,7 +1,7 @@
 """Drives look.reconcile beside everything else: each Command is a child process of its own, with its own deadline.
 
-A Slurm that hangs, is away or refuses is never the node's trouble: the generator hears of it as a CommandResult, the
-daemon looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
+A Slurm that hangs, is away or refuses is never the node's fault: the generator gets a CommandResult, and the daemon
+looks again later, with backoff and jitter so that ten thousand nodes do not come back in the same second.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger("healthd.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
 LAST_RETRY_SECONDS = 300.0
-# slurmd may register late after a boot, and Slurm take our drain away with that: until then we look more often.
+# After a boot slurmd may register late, and Slurm may then take our drain away: until then we look more often.
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
-# Once it is started it registers within seconds.
+# slurmd registers within seconds of its start.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
 
 
@@ -70,13 +70,13 @@ class SlurmDriver:
         return self._child.waits() if self._child else iter(())
 
     def begin(self, verdict: Verdict, memory: SlurmMemory, policy: Policy) -> ReconcileReport | None:
-        """Look, decide, act. The report at once if no command was needed."""
+        """Look, decide, act. Returns the report at once if no command was needed."""
         self._memory = memory
         self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, self._now)
         return self._go_on(None)
 
     def step(self) -> ReconcileReport | None:
-        """Go on if a command ended. The report when the look is over."""
+        """Go on if a command ended. Returns the report when the look is over."""
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
@@ -87,8 +87,8 @@ class SlurmDriver:
         return self._go_on(self._counted(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """When to look again at what is not settled: doubling, jittered; infinity if it is as we want it.
-        What waits for the fleet, and a drain that is over, have their own time."""
+        """In how many seconds to look again: doubling, jittered; infinity if all is as we want it. A drain that waits
+        for the fleet, and one that is over, have their own time."""
         if report.look_at:
             self._failures = 0
             return max(report.look_at - self._now(), 0.0)
@@ -103,7 +103,7 @@ class SlurmDriver:
         return wait * random.uniform(0.8, 1.2)
 
     def waits_for_slurmd(self, report: ReconcileReport) -> bool:
-        """Whether the node is not steady in Slurm, not long after healthd's start."""
+        """Whether the node is not yet steady in Slurm, shortly after healthd's start."""
         boots = self._monotonic() < self._started + BOOT_SECONDS
         return boots and not report.settled and not report.trouble and not report.look_at
 
@@ -112,13 +112,13 @@ class SlurmDriver:
         self._registers_until = self._monotonic() + REGISTRATION_SECONDS
 
     def drop(self) -> None:
-        """End the look here; a command that runs is left to end, nothing follows from it."""
+        """End the look here. A running command is left to end, and nothing follows from it."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
     def close(self) -> None:
-        """Leave what runs: a scontrol in flight ends by itself, and what it did is read again at the next start."""
+        """Leave a running scontrol alone: it ends by itself, and the next start reads what it did."""
         self.drop()
 
     def _go_on(self, result: CommandResult | None) -> ReconcileReport | None:
@@ -142,7 +142,7 @@ class SlurmDriver:
                     step = self._steps.send(self._counted(missing))
         except StopIteration as end:
             return self._ended(end.value)
-        except Exception as error:  # with what Slurm said: looked at again later, it may say something else
+        except Exception as error:  # over what Slurm said: at a later look it may say something else
             drop(SLURM, error, result.stdout if result else "")
             trouble = f"healthd makes a mistake with what Slurm says: {words(error)}"
             return self._ended(ReconcileReport(self._memory, trouble=trouble))

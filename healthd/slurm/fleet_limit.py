@@ -8,11 +8,11 @@ all may be shared with others   first a wait of random length, so that no thousa
 (file server, service, fabric,  it drains if healthd holds fewer nodes than the limit. Else it is held: it looks
 driver)                         again after waits that double
 
-Nodes that count at the same moment may all see room for one more. So each counts again when it is drained: those
+Nodes that count at the same moment may all see room for one more. So each, once drained, counts again the nodes
 whose drain is not younger than its own, by slurmctld's clock. If they are more than the limit, it takes its drain
-back. Of all that stay, the last one has counted all others: what stays is never more than the limit.
+back. The last node that stays has counted all others that stay: so never more stay than the limit.
 
-A drain that was once counted so is never lifted by the limit, and one of somebody else needs no count.
+A drain that was counted again is never lifted by the limit, and a drain of somebody else needs no count.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from healthd.config import FleetLimits
 from healthd.model import LONGEST_HOLD_SECONDS, Condition, FleetHold, SlurmMemory
 
-# Of slurmctld's time a count takes 13 ms at 10,000 nodes: with five nodes a second that count, twice if they drain.
+# A count takes 13 ms of slurmctld's time at 10,000 nodes. Five nodes a second count, and those that drain twice.
 SECONDS_A_NODE = 0.2
 SHORTEST_HOLD_SECONDS = 60.0
-# Later than this (slurmctld was away, the daemons were stopped) others are too: they spread out anew.
+# A node that is later than this (slurmctld was away, daemons were stopped) is not alone: all spread out anew.
 LATE_SECONDS = 60.0
 
 
@@ -42,12 +42,12 @@ class PartitionCount:
 
 
 def is_own_hardware(causes: Iterable[Condition]) -> bool:
-    """Whether one of the causes is this node's own: then it decides."""
+    """Whether one of the causes is this node's own: one is enough."""
     return any(not cause.shared_cause for cause in causes)
 
 
 def allowed(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
-    """How many of so many nodes healthd may hold drained."""
+    """How many of `nodes` nodes healthd may hold drained."""
     if own_hardware:
         percent, at_least = limits.own_hardware_limit_percent, limits.own_hardware_limit_at_least
     else:
@@ -61,7 +61,7 @@ def strictest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardwar
 
 
 def has_room(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
-    """Whether one more may be drained; a node that is drained already counts itself and asks `is_beyond`."""
+    """Whether one more may be drained. A node that is drained already counts itself and asks `is_beyond`."""
     return count.drained < allowed(count.nodes, limits, own_hardware)
 
 
@@ -73,7 +73,7 @@ def is_beyond(count: PartitionCount, limits: FleetLimits, own_hardware: bool) ->
 
 
 def window(nodes: int, limits: FleetLimits) -> float:
-    """Seconds over which so many nodes spread their first counts."""
+    """The seconds over which `nodes` nodes spread their first counts."""
     return min(limits.jitter_seconds, nodes * SECONDS_A_NODE)
 
 
@@ -83,12 +83,12 @@ def chance(node_name: str, now: float) -> float:
 
 
 def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> FleetHold:
-    """Before the first count for a shared cause. `nodes`: of the largest partition."""
+    """The wait before the first count for a shared cause. `nodes`: the size of the largest partition."""
     return FleetHold(since=now, until=now + chance(node_name, now) * window(nodes, limits), nodes=nodes)
 
 
 def no_wait(now: float) -> FleetHold:
-    """For a drain that was lost: it had its wait, and is counted at once when it is put back."""
+    """The hold of a drain that was lost: it had its wait, and is counted as soon as it is put back."""
     return FleetHold(since=now, until=now)
 
 
@@ -99,7 +99,7 @@ def spread_anew(hold: FleetHold, node_name: str, limits: FleetLimits, now: float
 def held(
     before: FleetHold | None, count: PartitionCount, limits: FleetLimits, own_hardware: bool, node_name: str, now: float
 ) -> FleetHold:
-    """The limit holds the drain: after which wait it is tried again."""
+    """The limit holds the drain back: the hold, with the next try after a doubled wait."""
     times = before.times if before else 0
     first = max(SHORTEST_HOLD_SECONDS, window(count.nodes, limits))
     seconds = min(first * 2.0 ** min(times, 20), max(LONGEST_HOLD_SECONDS, first))
@@ -116,7 +116,7 @@ def held(
 
 
 def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
-    """A fault of the node's own does not wait for what a shared cause waits for."""
+    """Whether a drain must still wait. A fault of the node's own does not wait like a shared cause."""
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
 

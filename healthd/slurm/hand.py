@@ -33,7 +33,7 @@ FOREVER = float("inf")
 
 
 class Hand:
-    """`settings`: as they are now, a reload replaces them. `decision`: the last one."""
+    """`settings`: the present ones; a reload replaces them. `decision`: the last one."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Hand:
         return min(self._driver.deadline, self._slurmd.deadline, self._again_at)
 
     def close(self) -> None:
-        """A scontrol in flight ends by itself, and what it did is read again at the next start."""
+        """Leave a running scontrol alone: it ends by itself, and the next start reads what it did."""
         self._driver.drop()
 
     # --- what is known
@@ -82,8 +82,8 @@ class Hand:
         return self.settings.mode is not Mode.OBSERVE and self._memory.ledger.pause is None
 
     def shows_drained(self, verdict: Verdict) -> bool:
-        """Whether Slurm has shown this node drained and idle since the last round: an older word may be past. It is
-        asked each round only while we want or hold something of it, never in observe mode."""
+        """Whether Slurm has shown this node drained and idle since the last round: an older answer may be out of date.
+        Slurm is asked each round only while we want or hold a drain, and never in mode observe."""
         slurm = self.status
         is_old = self._now() - slurm.read_at > 2 * self.settings.interval_seconds
         if self.settings.mode is Mode.OBSERVE or slurm.node is None or is_old:
@@ -92,24 +92,24 @@ class Hand:
 
     @property
     def held_from(self) -> float:
-        """From when on Slurm itself keeps jobs from this node (epoch; infinity: it does not)."""
+        """The moment since which Slurm itself keeps jobs from this node (epoch; infinity: it does not)."""
         return held_from(self.status.node, self._memory.ledger.slurm, self._boot_id)
 
     def keeps_jobs_out(self, verdict: Verdict) -> bool:
-        """Whether the prolog shall: a drain is wanted, and Slurm does not hold the node yet."""
+        """Whether the prolog shall keep jobs out: a drain is wanted, and Slurm does not hold the node yet."""
         withheld = fleet_limit.is_withheld(verdict.causes, self._memory.ledger.slurm)
         return bool(verdict.causes) and self.may_change() and self._now() < self.held_from and not withheld
 
     def must_be_waited_for(self, verdict: Verdict) -> bool:
-        """Whether a drain is wanted, and it is not known yet what Slurm made of it."""
+        """Whether a drain is wanted, and Slurm's answer is not known yet."""
         slurm = self.status
         return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.trouble)
 
     # --- deciding
 
     def step(self) -> bool:
-        """Go on with a look that is under way. Whether one is over: what people did in Slurm may have changed what
-        stands, so the verdict is to be made anew."""
+        """Go on with a look that is under way. Returns whether one ended: what people did in Slurm may have changed
+        conditions, so the verdict must be made anew."""
         if self.settings.mode is Mode.OBSERVE:
             return False
         if self._slurmd.step():
@@ -118,8 +118,8 @@ class Hand:
         return self._take(self._driver.step())
 
     def look(self, verdict: Verdict, round_ended: bool) -> bool:
-        """Look at the node in Slurm and act, if that is due: in the pass in which a look ended too, since what changed
-        meanwhile wakes nobody afterwards. Whether that is over already."""
+        """Look at the node in Slurm and act, if that is due. Called also in the pass in which a look ended, since a
+        change during that look wakes nobody later. Returns whether this look is over already."""
         if self.settings.mode is Mode.OBSERVE:
             self._only_say(verdict)
             return False
@@ -129,7 +129,7 @@ class Hand:
         return self._take(self._driver.begin(verdict, self._memory.ledger.slurm, self._policy()))
 
     def _only_say(self, verdict: Verdict) -> None:
-        """No Slurm command at all: what would be done to a node that nobody holds."""
+        """Run no Slurm command: decide what would be done to a node that nobody holds."""
         self._driver.drop()
         self._driver.step()
         self._again_at, self._aim = FOREVER, None
@@ -153,15 +153,15 @@ class Hand:
         )
 
     def _must_look(self, verdict: Verdict, round_ended: bool) -> bool:
-        """At the start, when what we want changed, each round while something is wanted or held, and to try again."""
+        """At the start, when what we want changed, each round while a drain is wanted or held, and to try again."""
         known = self._memory.ledger
         concerned = not is_quiet(verdict, known.slurm)
-        # Not when each was last seen: a storm of events is no reason to ask Slurm again and again.
+        # Without the time of the last sight: a storm of events is no reason to ask Slurm again and again.
         causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
         aim = (causes, concerned and verdict.may_resume, known.pause, self.settings.mode)
         again = self._monotonic() >= self._again_at
         own = fleet_limit.is_own_hardware(verdict.causes)
-        waits = fleet_limit.must_wait(known.slurm.hold, own, self._now())  # not each round: it has its time
+        waits = fleet_limit.must_wait(known.slurm.hold, own, self._now())  # not each round: the hold has its own time
         if aim == self._aim and not again and not (concerned and round_ended and not waits):
             return False
         self._aim = aim
@@ -170,7 +170,7 @@ class Hand:
     # --- what Slurm said
 
     def _take(self, report: ReconcileReport | None) -> bool:
-        """What Slurm says of people's hands on the node, kept in one save; and when to look again."""
+        """Keep, in one save, what a look found that people did to the node; and set when to look again."""
         if report is None:
             return False
         self._take_peoples_word(report)
@@ -205,6 +205,6 @@ class Hand:
             log.log(level, "%s; tried again in %.0f s", fleet_limit.why(hold), hold.until - self._now())
 
     def _remember(self, slurm: SlurmMemory) -> None:
-        """Written down before the next command is sent: a daemon that is killed now knows later what it did."""
+        """Save this before the next command is sent: a daemon that is killed now knows later what it did."""
         self._memory.change(slurm=slurm)
         self._memory.save()

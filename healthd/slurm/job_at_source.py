@@ -1,8 +1,8 @@
 """The Slurm jobs at the source of a kernel event, put into its field "job" ("4711", or "12,13" where jobs share a GPU).
 
-Of the process that the line names, if it names one; where that is gone or none is named (Xid 79), the jobs that hold
-the GPU. Slurm's cgroups tell it within the same pass. Where Slurm uses none, `scontrol listpids` does, a moment later:
-it asks this node's slurmstepds only, as a child process with a deadline.
+It is the job of the process that the line names; if that is gone or the line names none (Xid 79), the jobs that hold
+the GPU. Slurm's cgroups tell it within the same pass. Where Slurm uses none, `scontrol listpids` tells it a moment
+later: a child process with a deadline that asks only this node's slurmstepds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from healthd.model import Gpu, KernelEvent
 from healthd.slurm.commands import ENVIRONMENT, listpids
 from healthd.slurm.output import parse_processes
 
-STILL_THERE_SECONDS = 10.0  # after a line its process is asked for; later the number may be another's
+STILL_THERE_SECONDS = 10.0  # how long after a line its pid is looked up; later the pid may belong to another process
 LOOK_AGAIN_SECONDS = 1.0  # a storm of events does not walk the cgroups in a storm
-ASK_AGAIN_SECONDS = 2.0  # nor start scontrol in one
+ASK_AGAIN_SECONDS = 2.0  # nor does it start scontrol in a storm
 FOREVER = float("inf")
 
 
@@ -51,7 +51,7 @@ class JobAtSource:
     def name(
         self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
     ) -> tuple[KernelEvent, ...]:
-        """`events`, those `touched` with their jobs where the cgroups tell them. Else Slurm is to be asked."""
+        """`events`; those `touched` have their jobs if the cgroups tell them. Slurm is asked about the others."""
         nodes = device_nodes(gpus)
         jobs, left = {}, []
         for event in events:
@@ -69,7 +69,7 @@ class JobAtSource:
         return with_jobs(events, jobs)
 
     def step(self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float) -> dict[int, str]:
-        """Go on with what Slurm is asked. The jobs that it told, by the sequences of `events`."""
+        """Go on with asking Slurm. Returns the jobs that it told, by the sequences of `events`."""
         told = {}
         if self._child is not None and self._child.step():
             child, self._child = self._child, None
@@ -120,13 +120,13 @@ class JobAtSource:
 
 
 def is_open(event: KernelEvent, now: float) -> bool:
-    """Whether its job is not known and may still be found. What the log held before healthd's start has none."""
+    """Whether the event's job is not known but may still be found. History has none."""
     known = any(name == "job" for name, _ in event.fields)
     return not known and not event.history and now - event.time <= STILL_THERE_SECONDS
 
 
 def device_nodes(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """By PCI address, N of /dev/nvidiaN."""
+    """PCI address -> N of /dev/nvidiaN."""
     return {gpu.pci: gpu.minor for gpu in gpus if gpu.minor is not None}
 
 
@@ -137,7 +137,7 @@ def jobs_of(
     holding: Mapping[int, tuple[str, ...]],
     job_of_pid: Callable[[int], str | None],
 ) -> str:
-    """ "4711", "12,13", or "" where there is none: a process that is there and in no job accuses no job."""
+    """ "4711", "12,13", or "" where there is none: a live process that is in no job accuses no job."""
     if event.pid:
         job = job_of_pid(event.pid)
         if job is not None:

@@ -1,13 +1,13 @@
-"""Slurm: reads this node, drains, requeues, resumes. Generators that yield what is to be run, so that the daemon
-drives them in its one wait and tests feed them values; never a shell.
+"""Slurm: reads this node, drains, requeues, resumes. Generators yield the commands to run, never through a shell, so
+that the daemon drives them in its one wait and tests feed them values.
 
 `reconcile` is one look: read what is, decide (policy.py), act, read back. It may be killed at any point and started
 again: what must be known afterwards is written down (Remember) before the command that needs it.
 
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
 change 1 (a drain, a resume, a comment on a job, a requeue). The jobs on the node come from its own slurmstepds, which
-answer without slurmctld and without slurmd. Before and after a new drain the fleet is counted (fleet_limit.py): the one
-whole-table read that there is.
+answer without slurmctld and without slurmd. Before and after a new drain the fleet is counted (fleet_limit.py): that
+is the only read of a whole table.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """To be in the ledger before the generator goes on."""
+    """The memory that must be in the ledger before the generator goes on."""
 
     memory: SlurmMemory
 
@@ -97,10 +97,10 @@ class ReconcileReport:
     settled       nothing is left to do now. Otherwise look again, with backoff
     look_at       when to look again at a drain that waits for the fleet or is over, epoch seconds; 0 = not by itself
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
-    acknowledged  an operator resumed the node: what the kernel log told up to `acknowledged_before` (when the drain
-                  was last read) is known to them. The verdict that this look was made for is out of date
-    requeued      jobs that were requeued in this look; those of them that are `held` wait for `scontrol release`
-    spared        running jobs that a requeue was wanted for but cannot be: (job, why)
+    acknowledged  an operator resumed the node: they know of the causes that were open at `acknowledged_before` (when
+                  the drain was last read). The verdict that this look was made for is out of date
+    requeued      jobs that were requeued in this look; those in `held` wait for `scontrol release`
+    spared        running jobs that were to be requeued, but are not: (job, why)
     """
 
     memory: SlurmMemory
@@ -181,13 +181,13 @@ class _Look:
         self.now = now
         self.memory = memory
         self.node: NodeState | None = None
-        self.partitions: frozenset[str] = frozenset()  # of this node; read where the fleet is counted
+        self.partitions: frozenset[str] = frozenset()  # the node's; read when the fleet is counted
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
         self.held: list[str] = []
-        self.refused = ""  # a change that slurmctld answered with no, which keeps us from nothing else
+        self.refused = ""  # a change that slurmctld refused, which stops nothing else
         self.spared: list[tuple[str, str]] = []
-        self.jobs_left = False  # a requeue is due that was not sent or has not shown yet
+        self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
@@ -237,7 +237,7 @@ class _Look:
     # the fleet
 
     def within_limit(self, wanted: Decision, verdict: Verdict) -> Steps[Decision]:
-        """A new drain, if the fleet can spare this node by now; else it is left, for now."""
+        """`wanted`; a new drain only if the fleet can spare this node by now, else Leave."""
         assert self.node is not None
         if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
             self.memory = replace(self.memory, hold=None)
@@ -251,7 +251,7 @@ class _Look:
             hold = fleet_limit.spread_anew(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own, now):
             return self.hold_back(hold, wanted)
-        self.memory = replace(self.memory, hold=hold)  # also where it cannot be counted: it has had its wait
+        self.memory = replace(self.memory, hold=hold)  # also if the count fails now: the wait is over
         count = yield from self.strictest(own)
         if count is not None and not fleet_limit.has_room(count, limits, own):
             return self.hold_back(fleet_limit.held(hold, count, limits, own, self.node_name, self.now()), wanted)
@@ -259,7 +259,7 @@ class _Look:
         return wanted
 
     def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
-        """The drain stands, and all know it. If others took the last room at the same moment, it is taken back."""
+        """Count again, now that all see our drain. If others took the last room in the same moment, it is lifted."""
         assert self.node is not None
         if not self.memory.uncounted or owner(self.node, self.memory) is not Owner.OURS:
             self.memory = replace(self.memory, uncounted=False)
@@ -267,7 +267,7 @@ class _Look:
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         count = yield from self.strictest(own, until=self.node.reason_time)
         if count is None:
-            return done  # and counted at the next look
+            return done  # the next look counts
         if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
             self.memory = replace(self.memory, uncounted=False, hold=None)
             return done
@@ -281,8 +281,8 @@ class _Look:
         return Leave(fleet_limit.why(hold), would=describe(wanted))
 
     def strictest(self, own_hardware: bool, until: float = float("inf")) -> Steps[PartitionCount | None]:
-        """The partition of this node with the least room, counting drains up to `until`. None: it cannot be read, and a
-        fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
+        """The partition of this node with the least room, counting drains up to `until`. None: Slurm cannot
+        tell, and a fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
         try:
             if not self.partitions:
                 text = yield from self.read(commands.partitions_of(self.node_name))
@@ -296,13 +296,13 @@ class _Look:
         return fleet_limit.strictest(counts, self.policy.fleet, own_hardware)
 
     def cluster_size(self) -> Steps[int]:
-        """The nodes of the largest partition: without reading one of them."""
+        """How many nodes the largest partition has; no node is read."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())))
 
     # drain and resume
 
     def drain(self, wanted: Drain) -> Steps[None]:
-        """Until the node is read back as drained; nothing is sent if it is so already."""
+        """Drain the node and read it back as drained. Nothing is sent if our reason stands already."""
         assert self.node is not None
         if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
             return
@@ -335,15 +335,15 @@ class _Look:
     # requeue
 
     def requeue(self, verdict: Verdict) -> Steps[None]:
-        """The batch jobs that run here since before the fault. Only on a node that was read as held: a job
+        """Requeue the batch jobs that have run here since before the fault. Only on a node that was read as held: a job
         that is requeued while its node is open comes back to it.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count("\n") < 2:  # the table's head at most
+            if result.stdout.count("\n") < 2:  # no more than the table's head
                 raise SlurmTrouble(what_failed(argv, result))
-            # A slurmstepd has died or just ends: 22.05 fails, and tells the others' jobs all the same.
+            # A slurmstepd has died or just ends: 22.05 fails, but prints the jobs of the others.
             self.refused, self.jobs_left = what_failed(argv, result), True
         for job_id in parse_listpids(result.stdout):
             job = yield from self.read_job(job_id)
@@ -361,7 +361,7 @@ class _Look:
             raise SlurmTrouble(self.refused)
 
     def comment(self, job: Job, verdict: Verdict) -> Steps[None]:
-        """Tell the job's user, before the requeue ends this run of it. Best effort: without it all goes on."""
+        """Tell the job's user, before the requeue ends this run of it. Best effort: if it fails all goes on."""
         if not self.policy.admin_comment or job.comment is None:
             return
         told = admin_comment(job.comment, self.node_name, reason(verdict.causes), verdict.fault_time, job.start)
@@ -369,8 +369,8 @@ class _Look:
             yield from self.run(commands.comment(job.name, told), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
-        """At most one for the same run of a job, unless the job is read again in that run when an earlier one
-        can no longer be under way.
+        """Requeue a run of a job at most once, unless the job is still in that run when an earlier requeue can no
+        longer be under way.
         """
         before = next((r for r in self.memory.requeued if (r.job, r.restarts) == (job.name, job.restarts)), None)
         if before and self.now() < before.time + self.policy.requeue_again_seconds:
@@ -394,14 +394,14 @@ class _Look:
             return
         after = yield from self.read_job(job.id)
         if after and _is_running(after) and after.restarts == job.restarts:
-            self.jobs_left = True  # status 0 also when it did nothing
+            self.jobs_left = True  # scontrol exits with 0 also when it did nothing
         elif after and after.restarts > job.restarts:
             self.requeued.append(job.name)
             if held:
                 self.held.append(job.name)
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
-        """None: Slurm no longer knows it."""
+        """None: Slurm no longer knows the job."""
         argv = commands.job(job_id)
         result = yield from self.run(argv)
         if is_unknown_job(result):

@@ -15,7 +15,7 @@ from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.policy import TAKEN
 from healthd.slurm.reason import PREFIX
 
-# They become words of a command. A name is "12", "12_3" or "20+1".
+# These become words of a command. A name is "12", "12_3" or "20+1".
 _JOB_ID = re.compile("[0-9]{1,10}")
 _JOB_NAME = re.compile("[0-9][!-~]*")
 
@@ -42,7 +42,7 @@ class SlurmTrouble(HealthdError):
 
 
 def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
-    """The values of the first record: columns have fixed widths, so that no value can be taken for a separator."""
+    """The values of the first record. Columns have fixed widths, so that no value can be taken for a separator."""
     values, at = [], 0
     for _, width in columns:
         values.append(" ".join(text[at : at + width].split()))
@@ -51,7 +51,7 @@ def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
 
 
 def _number(text: str) -> int | None:
-    """None: it is none that Slurm prints, whose numbers have 64 bits (int() raises for one of 5,000 digits)."""
+    """None: Slurm prints no such number; its numbers have 64 bits (int() raises at 5,000 digits)."""
     return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
 
 
@@ -77,9 +77,9 @@ def parse_partitions(text: str) -> frozenset[str]:
 
 
 def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """What sinfo's FLEET_COLUMNS say of these partitions: how many nodes each has, and how many of them healthd has
-    drained up to then. The state counts: from 24.11 on a reason outlives its drain. A drain of ours whose words Slurm
-    has replaced ("Kill task failed") looks from here like Slurm's own, and is not counted. Raises SlurmTrouble."""
+    """sinfo's FLEET_COLUMNS for these partitions: how many nodes each has, and how many of them healthd has drained up
+    to `until`. The state decides: from 24.11 on a reason outlives its drain. If Slurm has replaced the words of our
+    drain ("Kill task failed"), it looks from here like Slurm's own and is not counted. Raises SlurmTrouble."""
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
     if not text.endswith("\n"):
@@ -107,7 +107,7 @@ def parse_cluster_size(text: str) -> int:
 def parse_listpids(text: str) -> list[str]:
     """The job ids of `scontrol listpids`, each once, in order. Raises SlurmTrouble.
 
-    Whole lines only: in one that was cut (it was killed, or too long) the number may be another job's."""
+    Whole lines only: in a line that was cut (scontrol was killed, or printed too much) the number may be another's."""
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
         raise SlurmTrouble(f'scontrol listpids printed no table: "{_short(text)}"')
@@ -120,14 +120,14 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def parse_processes(text: str) -> dict[int, str]:
-    """pid -> job id of `scontrol listpids`; a step whose processes are not known has the pid -1."""
+    """pid -> job id, from `scontrol listpids`. A step whose processes are not known has the pid -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
     pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
     return {pid: job for pid, job in pids if pid is not None}
 
 
 def parse_job(text: str, job_id: str) -> Job | None:
-    """This job of squeue's JOB_COLUMNS (asked for an array's number it prints the other tasks too)."""
+    """The job with this id in squeue's JOB_COLUMNS (for an array's number squeue prints the other tasks too)."""
     for line in text.splitlines():
         values = _split(line, JOB_COLUMNS)
         if values[0] != job_id:
@@ -137,7 +137,7 @@ def parse_job(text: str, job_id: str) -> Job | None:
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
             raise SlurmTrouble(f'squeue printed no job {job_id}: "{_short(line)}"')
         # A count: slurmctld adds one where it requeues a job that was missing on its node or could not be launched
-        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). To it 0 alone is no batch job.
+        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means no batch job there.
         is_batch = bool(_number(batch))
         return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", _comment(line))
     if text.strip():
@@ -146,8 +146,8 @@ def parse_job(text: str, job_id: str) -> Job | None:
 
 
 def _comment(line: str) -> str | None:
-    """The last of JOB_COLUMNS as others wrote it, for it is written again. squeue fills and cuts columns by bytes: a
-    line of another length holds half a character, or only what stands before a line end."""
+    """The last of JOB_COLUMNS, exactly as others wrote it, for it is written again. squeue pads and cuts columns by
+    bytes: a line of another length ends within a character, or holds only the text before a line end."""
     try:
         is_whole = len(line.encode()) == sum(width for _, width in JOB_COLUMNS)
     except UnicodeEncodeError:
@@ -168,7 +168,7 @@ def parse_slurmctld_start(text: str) -> float:
 
 
 def _time(text: str) -> float:
-    """Epoch seconds, from those or from local time as Slurm prints it by default; 0 = none."""
+    """Epoch seconds, from a number or from the local time that Slurm prints by default; 0 = none."""
     if text.isascii() and text.isdigit():
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
@@ -190,13 +190,13 @@ def what_failed(argv: Argv, result: CommandResult) -> str:
 
 
 def never_arrived(result: CommandResult) -> bool:
-    """slurmctld surely has not got the request ("Socket timed out": it may have)."""
+    """Whether slurmctld surely did not get the request ("Socket timed out": it may have)."""
     not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
     return result.status == 127 or not_sent is not None
 
 
 def has_no_steps(result: CommandResult) -> bool:
-    """No job runs on the node: scontrol listpids calls it an error."""
+    """Whether no job runs on the node, which scontrol listpids calls an error."""
     return result.status != 0 and re.search("No job steps exist|There are no steps", result.stderr) is not None
 
 
@@ -205,7 +205,7 @@ def is_unknown_job(result: CommandResult) -> bool:
 
 
 def is_slurm_away(result: CommandResult) -> bool:
-    """Nobody answered: the next command would wait as long for nothing."""
+    """Whether nobody answered: the next command would wait as long for nothing."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
     return result.status is None or never_arrived(result) or re.search(unanswered, result.stderr) is not None
 

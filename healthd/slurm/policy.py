@@ -41,7 +41,7 @@ NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
-# What slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
+# Reasons that slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
 # UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
 # "Prolog error" and "Epilog error" leave a drained node's reason alone.
 UNKILLABLE = re.compile(r"Kill task failed( \(JobId=[^)]*\))?")
@@ -49,7 +49,7 @@ REGISTRATION = (
     *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
     *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
 )
-# What they append to any reason: a reboot; from 24.11 on also a node that goes down by itself.
+# Words that they append to any reason, at a reboot; from 24.11 on also if a node goes down by itself.
 APPENDED = (
     *(" : reboot issued", " : reboot timed out", " : reboot complete"),
     *(" : Not responding", " : ResumeTimeout reached"),
@@ -61,9 +61,9 @@ SLURMS_OWN = (
 )
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
-HELD_SECONDS = 60.0  # slurmctld has written a drain down after a few seconds; until then it can lose it
+HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose it
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
-# slurmctld saves a node some 5 s after it changed: killed before, it brings back a drain that is over.
+# slurmctld saves a node some 5 s after it changed: if it is killed before, a drain that is over comes back.
 SAVED_SECONDS = 60.0
 
 
@@ -74,9 +74,9 @@ class Policy:
     command_seconds        a Slurm command's own deadline, above MessageTimeout (10 s by default): slurmctld that
                            hangs is reported by scontrol after that, black holes after three times that
     requeue_again_seconds  how long an unconfirmed requeue may still be under way (a killed daemon's scontrol, a
-                           slurmctld that was stopped): within it none is sent for the same run of a job
-    max_restarts           a job that was restarted so often is requeued held: a person looks at it first
-    admin_comment          whether the jobs that a CRITICAL fault hit are told so in their AdminComment
+                           slurmctld that was stopped): until then no other is sent for that run of the job
+    max_restarts           a job that was restarted this often is requeued held: a person looks at it first
+    admin_comment          whether the AdminComment of jobs that a CRITICAL fault hit says so
     fleet                  how many nodes healthd may hold drained
     """
 
@@ -99,7 +99,7 @@ class Owner(enum.Enum):
 
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
-    """Which of the texts that we know as ours stands on the node, as we wrote it; "" if none."""
+    """Our text that stands on the node, as we wrote it; "" if none does."""
     found = without_slurms_words(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
@@ -111,7 +111,7 @@ def our_text(node: NodeState, memory: SlurmMemory) -> str:
 
 
 def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
-    """Whether the words are those of a drain of ours that is over: 24.11 keeps them, also under Slurm's next drain."""
+    """Whether the reason is left from a drain of ours that is over: 24.11 keeps it, also under Slurm's next drain."""
     old = memory.lifted
     return old is not None and without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
 
@@ -154,7 +154,7 @@ def is_idle(node: NodeState) -> bool:
 def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
     """The table above."""
     if node is None:
-        # What is wanted is said all the same, as of a node that nobody holds: the controller is away, not the fault.
+        # Say what is wanted all the same, as if nobody held the node: the controller is away, not the fault.
         wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory)
         would = "" if isinstance(wanted, Leave) else describe(wanted)
         return Leave("the node's state in Slurm is not known", would)
@@ -213,7 +213,7 @@ def describe(decision: Decision) -> str:
 
 
 def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
-    """Whether Slurm need not be asked at all: nothing is wanted and nothing stands that concerns us."""
+    """Whether Slurm need not be asked at all: no drain is wanted, and none stands that concerns us."""
     return not (verdict.causes or memory.writing or stood(memory))
 
 
@@ -226,9 +226,9 @@ def stood(memory: SlurmMemory) -> str:
 
 
 def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> float:
-    """Epoch seconds: from then on Slurm surely holds the node by itself, since a drain has stood for a while, in this
-    boot, slurmd registered. A job that comes afterwards was let in by a person who resumed the node: refused by the
-    prolog, it would be held and the node drained for "Prolog error", which is nobody's to resume.
+    """Epoch seconds. From then on Slurm surely holds the node by itself: a drain has stood for a while, in this boot,
+    and slurmd is registered. A job that starts later was let in by a person who resumed the node. If the prolog
+    refused it, it would be held and the node drained for "Prolog error", which nobody resumes.
     """
     if node is None or not node.reason_time or not stood(memory) or memory.boot_id != boot_id:
         return float("inf")
@@ -237,12 +237,12 @@ def held_from(node: NodeState | None, memory: SlurmMemory, boot_id: str) -> floa
 
 
 def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
-    """A drain that concerns our fault stood at the last reading, and now none stands."""
+    """Whether a drain for our fault stood at the last reading, and none stands now."""
     return bool(stood(memory)) and owner(node, memory) is Owner.NOBODY
 
 
 def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
-    """The drain is gone, and no operator need have done that; else slurmctld's start tells."""
+    """Whether a drain that is gone was surely not lifted by an operator; if not sure, slurmctld's start tells."""
     our_resume_under_way = memory.resumed_at > 0 and (
         memory.resumed_at >= memory.confirmed_at or now < memory.resumed_at + policy.requeue_again_seconds
     )
@@ -251,13 +251,13 @@ def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy:
 
 
 def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
-    """slurmctld saves a change some time after it said OK: killed in between, it starts without it."""
+    """Whether slurmctld lost a change: it says OK first and saves later; if killed in between, it starts without it."""
     return slurmctld_started >= since - CLOCK_SKEW_SECONDS
 
 
 def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
-    """We hold nothing any more (what is under way, and what was requeued, stays known). `node`: the last reading with
-    our words, where there is one."""
+    """We hold no drain any more (what is under way, and what was requeued, stays known). `node`: the last reading that
+    had our words, if there is one."""
     lifted = memory.lifted
     if memory.reason:
         shown = bool(node.reason and our_text(node, memory))
@@ -273,14 +273,14 @@ def taken_back(memory: SlurmMemory) -> SlurmMemory:
 
 
 def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
-    """After a reading of the node: what is over for so long is over for good."""
+    """After a reading of the node: a drain that has been over for SAVED_SECONDS is over for good."""
     if memory.lifted and not memory.lifted.saved and now >= memory.lifted.time + SAVED_SECONDS:
         return replace(memory, lifted=replace(memory.lifted, saved=True))
     return memory
 
 
 def look_at(memory: SlurmMemory) -> float:
-    """When to look once more at a drain that is over, epoch seconds; 0 = no more."""
+    """When to look once more at a drain that is over (epoch seconds); 0 = not again."""
     return memory.lifted.time + SAVED_SECONDS if memory.lifted and not memory.lifted.saved else 0.0
 
 

@@ -17,8 +17,8 @@ _HEAD = re.compile(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+
 
 
 def reason(causes: Sequence[Condition]) -> str:
-    """The text for these causes, worst first. Compare it with `still_says`: a text that is sent again changed
-    resets Slurm's time stamp, so it is written anew only for another worst cause.
+    """The text for these causes, worst first. A changed text resets Slurm's time stamp, so ask
+    `still_says` first: the text is sent anew only for another worst cause.
     """
     more = f" (+{len(causes) - 1} more)" if len(causes) > 1 else ""
     start = head(causes[0])
@@ -27,7 +27,7 @@ def reason(causes: Sequence[Condition]) -> str:
 
 
 def head(cause: Condition) -> str:
-    """What names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
+    """The beginning, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
     return f"healthd: {_cut(_word(cause.code), 80)}{' ' if cause.subject else ''}{_cut(_word(cause.subject), 120)}: "
 
 
@@ -50,7 +50,7 @@ def _line(text: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Without blanks and quotes, reversibly: such bytes as %20."""
+    """The text without blanks and quotes, which become %20 and the like; reversible."""
     return "".join(c if "!" <= c <= "~" and c not in '%"' else _percent(c) for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Whether slurmd was just started here: it registers within seconds, and slurmctld may take a drain away then."""
+"""Whether slurmd was just started here: it registers within seconds, and then slurmctld may take a drain away."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LOOK_SECONDS = 1.0
 
 
 class SlurmdStart:
-    """Looks for it only while that is wanted: at the names of processes that are new since the last look."""
+    """Looks for slurmd, only while that is wanted, among the processes that are new since the last look."""
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
         self._proc = os.path.join(root, "proc")
@@ -24,7 +24,7 @@ class SlurmdStart:
             self._known, self.deadline = self._processes(), self._monotonic() + LOOK_SECONDS
 
     def step(self) -> bool:
-        """Whether a slurmd is there that was not at the last look."""
+        """Whether there is a slurmd that was not there at the last look."""
         if self._monotonic() < self.deadline:
             return False
         before, self._known = self._known, self._processes()

@@ -11,11 +11,11 @@ from healthd.host import Host
 from healthd.machine.system import System, Tree
 from healthd.record.recording import Player, Recorder, Recording
 
-FIRST_ONLY = ("run", "stat", "readlink")  # of these the program or path is the question: not its deadline, not where
+FIRST_ONLY = ("run", "stat", "readlink")  # only the program or path is the question, not the deadline or the place
 
 
 class RecordedSystem:
-    """A `System` that asks another one, and notes what that says."""
+    """A `System` that asks another one, and notes its answers."""
 
     def __init__(self, recorder: Recorder, asked: System) -> None:
         self._recorder = recorder

@@ -1,8 +1,8 @@
 """NVML recorded and replayed, call by call, below nvml.py, which runs on either as on pynvml.
 
 Nothing here knows a function of NVML. A call is known by its words, "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))",
-where what stands for a device is the call that gave it. Structures are kept field by field, those that a call fills
-(passed by reference) with its answer; an error is NVML's number and words.
+in which the call that gave a device stands for it. Structures are kept field by field; those that a call fills (passed
+by reference) are part of its answer. An error is NVML's number and words.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _as_library(library: Any) -> Any:
 
 
 class ReplayedError(HealthdError):
-    """As pynvml's: `value` is NVML's number."""
+    """An error like pynvml's: `value` is NVML's number."""
 
     def __init__(self, number: int, words: str = "") -> None:
         self.value = number
@@ -62,24 +62,24 @@ def _words_of(number: int) -> str:
 
 
 class Handle:
-    """Stands for what NVML calls a handle: `words` is the call that gave it."""
+    """Stands for a handle of NVML: `words` is the call that gave it."""
 
     def __init__(self, words: str) -> None:
         self.words = words
 
 
 class RecordedLibrary:
-    """pynvml, or what behaves like it, and each call noted."""
+    """pynvml, or what behaves like it, with each call noted."""
 
     def __init__(self, recorder: Recorder, library: Any) -> None:
         self._recorder = recorder
         self._library = library
-        self._handles: dict[int, tuple[Any, str]] = {}  # by identity, kept so that no other object gets that
+        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); the object is kept so that no other gets that id
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name, None)
         if found is None or isinstance(found, int | str):
-            # Whether the binding has it, and a constant of it, are answers too.
+            # Whether the binding has a name, and the value of a constant, are answers too.
             self._recorder.ask(f"pynvml {name}", lambda: found)
             if found is None:
                 raise AttributeError(name)
@@ -139,7 +139,7 @@ class ReplayedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         if name == "nvmlShutdown":
-            return lambda: None  # nothing is asked by it
+            return lambda: None  # it asks nothing
         if self._player.has(f"pynvml {name}"):
             found = self._player.answer(f"pynvml {name}")
             if found is None:
@@ -166,7 +166,7 @@ class ReplayedLibrary:
 
 
 def _put(target: Any, source: Any) -> None:
-    """What the call left where byref() pointed."""
+    """Put what the call left there into the target of byref()."""
     if isinstance(target, _Simple):
         target.value = source
     elif isinstance(target, ctypes.Array):
@@ -183,7 +183,7 @@ def _is_type(name: str) -> bool:
 
 
 def _referred(reference: Any) -> Any:
-    """What byref() was given."""
+    """The object that byref() was given."""
     return reference._obj
 
 
@@ -195,7 +195,7 @@ def call_words(name: str, arguments: Sequence[Any], words_of: Callable[[Any], st
 
 
 def _words(value: Any, words_of: Callable[[Any], str]) -> str:
-    """A structure that is passed is its fields that are not zero: its version and what is asked for."""
+    """The words of an argument. A structure is its fields that are not zero: its version and what is asked for."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -223,17 +223,17 @@ def _members(structure: Any, words_of: Callable[[Any], str]) -> Iterator[tuple[s
 
 
 def _layout(kind: Any) -> list[tuple[str, Any]]:
-    """(name, type) of each field, also of those it inherits."""
+    """(name, type) of each field, inherited ones too."""
     return [(entry[0], entry[1]) for owner in reversed(kind.__mro__) for entry in vars(owner).get("_fields_", ())]
 
 
 def _field(structure: Any, name: str) -> Any:
-    """As ctypes has it: pynvml's classes make text of bytes, and fail where they are none."""
+    """The field as ctypes has it: pynvml's classes make text of bytes, and fail if it is no text."""
     return getattr(type(structure), name).__get__(structure)
 
 
 def fields_of(structure: Any) -> Any:
-    """Of a structure the fields by name, of a union its bytes. Addresses are left out."""
+    """The fields of a structure by name, or the bytes of a union. Addresses are left out."""
     if isinstance(structure, ctypes.Union):
         return bytes(structure).hex()
     return {
@@ -261,7 +261,7 @@ def _structure(name: str, fields: Any) -> Any:
 
 
 def _fill(structure: Any, fields: Any) -> None:
-    """Raises ValueError where this binding's structure is another."""
+    """Raises ValueError if this binding's structure is another."""
     if isinstance(structure, ctypes.Union):
         data = bytes.fromhex(fields)
         if len(data) != ctypes.sizeof(structure):

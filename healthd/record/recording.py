@@ -1,10 +1,10 @@
 """A recording: what the checks asked of a node and what it answered, as one file that is judged again elsewhere.
 
-`Recorder` notes each question and its answer while a worker looks; `Player` answers from what was noted. Both know a
-question by its words ("read /proc/uptime") and no more of it, so a new one needs nothing here. What was never asked is
-`NotRecorded`: the check could not look, which is unknown and never healthy.
+`Recorder` notes each question and its answer while a worker looks; `Player` answers from what was noted. Both know
+only the words of a question ("read /proc/uptime"), so a new question needs nothing here. A question that was never
+asked is `NotRecorded`: the check could not look, which is unknown and never healthy.
 
-The file is gzip of JSON. It may come from anybody: what is unpacked is plain data, and errors of the standard library.
+The file is gzip of JSON. It may come from anybody: it unpacks to plain data and errors of the standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from healthd.model import Outcome, RunName
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
-MAX_BYTES = 64 << 20  # of JSON, uncompressed: what is read may be a bomb, and a node can have large files
+MAX_BYTES = 64 << 20  # of JSON, uncompressed: a file may be a zip bomb, and a node can have large files
 
 Pack = Callable[[Any], Any]
 
@@ -47,9 +47,9 @@ class RecordingError(HealthdError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a check. `ended`: epoch; `silent_seconds`: as results.result_of has it.
+    """One run of a check. `ended`: epoch; `silent_seconds`: as in results.result_of.
 
-    answered     the worker answered (also that the check failed): only then a replay looks again
+    answered     the worker answered, if only that the check failed: only then a replay looks again
     unanswered   the question in which it hung or died, "" if none
     asked        question -> its answers in order; the last one holds for all that follow
     """
@@ -81,8 +81,8 @@ class KernelLine:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings), those enabled.
-    `kernel_lines`: None where no log was read; `kernel_error`: why it could not be."""
+    """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings) of those
+    enabled. `kernel_lines`: None if no log was read; `kernel_error`: why it could not be read."""
 
     healthd: str
     node: str
@@ -104,7 +104,7 @@ class Recording:
 
 
 def pack(value: Any, other: Pack | None = None) -> Any:
-    """`other` packs what is of no kind known here. Raises TypeError."""
+    """`other` packs a value of any other kind. Raises TypeError."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -128,7 +128,7 @@ def pack(value: Any, other: Pack | None = None) -> Any:
 
 
 def unpack(data: Any, others: Mapping[str, Pack] | None = None) -> Any:
-    """The value that `pack` was given; of an error the exception, not raised. Raises ValueError."""
+    """The value that `pack` was given; an error is returned, not raised. Raises ValueError."""
     if isinstance(data, list):
         return [unpack(item, others) for item in data]
     if not isinstance(data, dict):
@@ -173,9 +173,9 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 
 class Recorder:
-    """Notes line by line, each question before it is asked: what hangs or dies then has lost nothing.
+    """Notes line by line, each question before it is asked: a worker that then hangs or dies loses nothing.
 
-    Each process has a file of its own in `directory`: one that hung, and was left, may write more at any time.
+    Each process has its own file in `directory`: one that hung, and was abandoned, may write more at any time.
     """
 
     def __init__(self, directory: str) -> None:
@@ -184,11 +184,11 @@ class Recorder:
         self._room = MAX_BYTES
 
     def begin(self, check: str, instance: str) -> None:
-        """What is asked from now on belongs to this run."""
+        """Questions belong to this run from now on."""
         self._write({"check": check, "instance": instance})
 
     def ask(self, words: str, ask: Callable[[], T], other: Pack | None = None) -> T:
-        """What `ask` answers or raises, which is noted."""
+        """Note what `ask` answers or raises, and do the same."""
         self._write([words])
         try:
             answer = ask()
@@ -208,11 +208,11 @@ class Recorder:
     def _write(self, item: Any) -> None:
         line = json.dumps(item, separators=(",", ":")).encode() + b"\n"
         if len(line) > self._room:
-            return  # the replay has no answer there
+            return  # the replay has no answer for this
         self._room -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # not as one: it would be taken for the answer
+        except OSError as error:  # no OSError: it would be taken for the answer
             raise RuntimeError(f"what is asked cannot be noted: {error.strerror}") from None
 
 
@@ -225,7 +225,7 @@ class Notes:
 
 
 def read_notes(directory: str) -> dict[RunName, Notes]:
-    """What the workers of one round wrote. A run that began again in another worker is what that one saw."""
+    """What the workers of one round wrote. If a run began again in another worker, that worker's notes count."""
     runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
         runs.update(_notes_of(os.path.join(directory, name)))
@@ -255,7 +255,7 @@ def _lines(path: str) -> Iterator[Any]:
     with open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n"):  # a worker that hung may still be writing
-                with suppress(ValueError):  # cut off where the disk was full
+                with suppress(ValueError):  # a line is cut off if the disk was full
                     yield json.loads(line)
 
 
@@ -263,8 +263,8 @@ def _lines(path: str) -> Iterator[Any]:
 
 
 class Player:
-    """Answers as the run of that check was answered; what it did not ask (another check had, and the worker
-    remembered) as it was answered last."""
+    """Gives the answers that the same run got. A question that this run did not ask (another check had, and the worker
+    remembered) gets the last answer of any run."""
 
     def __init__(self, recording: Recording) -> None:
         self._runs = {run.name: run.asked for run in recording.runs}
@@ -296,7 +296,7 @@ class Player:
 def encode(recording: Recording) -> bytes:
     """The same bytes for the same recording."""
     data = {"format": FORMAT, "version": VERSION, **dump(recording)}
-    text = json.dumps(data, separators=(",", ":"))  # in the order of then: findings follow that of the settings
+    text = json.dumps(data, separators=(",", ":"))  # in that node's order: findings follow that of the settings
     return gzip.compress(text.encode(), mtime=0)
 
 
@@ -334,7 +334,7 @@ def _plain(error: BaseException) -> str:
 def read(path: str) -> Recording:
     """Raises RecordingError."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # it is read by each worker again
+        if not stat.S_ISREG(os.stat(path).st_mode):  # each worker reads it again
             raise RecordingError(f"{path}: is not a file")
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -346,7 +346,7 @@ def read(path: str) -> Recording:
 
 
 def write(path: str, recording: Recording) -> int:
-    """Its size. Whole or not at all; for its owner only. Raises OSError."""
+    """Write the file, whole or not at all, readable by its owner only. Returns its size. Raises OSError."""
     data = encode(recording)
     replace_file(path, data)
     return len(data)

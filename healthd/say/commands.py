@@ -1,4 +1,4 @@
-"""What people tell the running daemon over its control socket (the protocol is in status.py): pure where it decides.
+"""What people tell the running daemon over its control socket (the protocol is in status.py). Decisions are pure.
 
 Each command is one that an engineer gives at a node: "I know of it", "I repaired it", "leave it alone for half an
 hour", "go on".
@@ -19,7 +19,7 @@ from healthd.model import Ack, Condition, Severity
 
 log = logging.getLogger("healthd")
 
-LATEST = 1e12  # seconds since the epoch: no clock stands later
+LATEST = 1e12  # seconds since the epoch: later than any clock
 
 Reply = dict[str, Any]
 
@@ -40,17 +40,17 @@ def answer(
 ) -> Reply:
     """The reply to one request on the control socket. `who`: "root (uid 0)".
 
-    status      what `healthd status` shows
-    looks_left  which checks have not looked since that time
-    job_ended   the epilog's word
-    carry_out   one of COMMANDS: what was done, in words; raises CommandRefused
+    status      gives what `healthd status` shows
+    looks_left  tells which checks have not looked since a time
+    job_ended   is told when the epilog says that a job ended
+    carry_out   does one of COMMANDS; returns what was done, in words; raises CommandRefused
     """
     name = request.get("command")
     if name == "status":
         return {"status": status()}
     if name == "looks-left":
         asked = request.get("asked")
-        if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # true is a moment in 1970
+        if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a moment in 1970
             return {"error": "asked: must be a time, in seconds since the epoch"}
         return {"asked": asked, "left": looks_left(asked)}
     if not isinstance(name, str) or name not in ("job-ended", *COMMANDS):
@@ -86,7 +86,7 @@ def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str
 
 
 def _meant(memory: Memory, request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
-    """Code, part (None = every part) and the conditions that these mean. Raises CommandRefused if there is none."""
+    """Code, part (None = every part) and the conditions that match. Raises CommandRefused if none does."""
     code, part = str(request.get("code")), request.get("part")
     hit = [c for c in memory.ledger.conditions if c.code == code and part in (None, c.subject)]
     if not hit:
@@ -130,7 +130,7 @@ def resume_checks(memory: Memory, _request: Mapping[str, Any], _who: str, now: f
 
 
 def end_pause(memory: Memory, now: float) -> None:
-    """What opened meanwhile acts only when a check finds it from now on."""
+    """A condition that opened during the pause acts only when a check finds it from now on."""
     memory.change(pause=None, trusted_since=now)
 
 

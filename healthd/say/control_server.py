@@ -37,10 +37,10 @@ class ControlServer:
         self._monotonic = monotonic
         self._clients: list[_Client] = []
         if os.path.exists(path):
-            os.unlink(path)  # left by a daemon that was killed: ours is the only one here, the lock says so
+            os.unlink(path)  # left by a daemon that was killed: the lock says that we are the only one
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(path)
-        os.chmod(path, 0o666)  # anyone may ask; who may command is asked of the kernel (SO_PEERCRED)
+        os.chmod(path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
         self._listener.listen(MAX_CLIENTS)
         self._listener.setblocking(False)
 
@@ -76,13 +76,13 @@ class ControlServer:
         while len(self._clients) < MAX_CLIENTS:
             try:
                 stream, _ = self._listener.accept()
-            except OSError:  # nobody there, or gone again
+            except OSError:  # nobody is there any more
                 return
             stream.setblocking(False)
             self._clients.append(_Client(stream, self._monotonic()))
 
     def _serve(self, client: _Client) -> bool:
-        """True when the client has its whole answer, or left."""
+        """Serve a client. True when it has its whole answer, or left."""
         if not client.outgoing:
             try:
                 chunk = client.stream.recv(1 << 16)

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("healthd")
 
 PREFIX = "healthd_"
-METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")  # colons are for recording rules
+METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = ("le", "quantile")
 REFUSED = "check_observations_refused"
 CLIENT_SECONDS = 10.0  # how long a client may be silent
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-CLIENTS = 16  # at a time; more are turned away
+CLIENTS = 16  # at a time; others are turned away
 
 Row: TypeAlias = "tuple[Mapping[str, str], float]"
 
@@ -83,7 +83,8 @@ def _health(s: Snapshot) -> Iterator[Metric]:
     acks = [({"code": c.code, "subject": c.subject}, c.ack.until) for c in s.verdict.conditions if c.ack]
     until = "Until when a person knows of a problem that stands, by healthd ack: it does not act."
     yield _gauge("condition_acknowledged_until_timestamp_seconds", until, acks)
-    # Apart: a job that becomes known later must not make another series of the condition. "job" is Prometheus's own.
+    # Its own metric: a job that becomes known later must not make another series of the condition. "job" is a label
+    # of Prometheus's own.
     jobs = [
         ({"code": c.code, "subject": c.subject, "slurm_job": job}, 1.0)
         for c in s.verdict.conditions
@@ -161,7 +162,7 @@ def _slurm(s: Snapshot) -> Iterator[Metric]:
 
 
 def _fleet_limit(hold: FleetHold | None) -> Iterator[Metric]:
-    """While a drain waits for the fleet: without one there are no samples."""
+    """Metrics of a drain that waits for the fleet. Without one there are no samples."""
     counted = hold if hold and hold.times else None
     of = (
         {"partition": counted.partition, "kind": "own_hardware" if counted.own_hardware else "shared"}
@@ -217,7 +218,7 @@ def _workers(s: Snapshot) -> Iterator[Metric]:
 
 
 def _processes(s: Snapshot) -> Iterator[Metric]:
-    """What healthd itself costs. A lost worker may hang in the driver: nothing is read that takes its memory's lock."""
+    """What healthd itself costs. A lost worker may hang in the driver: no file is read that takes its memory lock."""
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for name, pids in s.processes.items():
@@ -240,7 +241,7 @@ class _Cost(NamedTuple):
 
 
 def _process(pid: int) -> _Cost:
-    """From /proc/PID/stat (psutil would cost the daemon 3 MiB for it). Nothing of a process that is gone."""
+    """From /proc/PID/stat (psutil would cost the daemon 3 MiB). Empty for a process that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -294,7 +295,7 @@ def _is_valid(observation: Observation) -> bool:
 
 
 def _names(metric: Metric) -> set[str]:
-    """What nothing else on the page may be called, without the prefix."""
+    """The names that this metric takes on the page, without the prefix."""
     name = metric.name.removeprefix(PREFIX)
     return {name, f"{name}_total"}
 
@@ -316,7 +317,7 @@ def _counter(name: str, help_text: str, rows: Iterable[Row]) -> Metric:
 
 
 def _filled(metric: Metric, sample: str, rows: Iterable[Row]) -> Metric:
-    """Sorted, and each series once: Prometheus refuses a page that says two things of one."""
+    """The samples, sorted, each series once: Prometheus refuses a page on which a series stands twice."""
     series = {tuple(sorted((label, _clean(text)) for label, text in labels.items())): value for labels, value in rows}
     for labels, value in sorted(series.items()):
         metric.add_sample(sample, dict(labels), value)
@@ -329,7 +330,7 @@ def _moment(moment: float) -> list[Row]:
 
 
 def _clean(text: str) -> str:
-    """What the text format can carry: UTF-8, and no NUL (at which Prometheus stops reading the page)."""
+    """The text as the text format can carry it: UTF-8, without NUL (Prometheus stops reading there)."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
@@ -354,9 +355,9 @@ def render(snapshot: Snapshot) -> bytes:
 
 
 def serve(address: tuple[str, int], get_snapshot: Callable[[], Snapshot]) -> tuple[int, Callable[[], None]]:
-    """Serve http://ADDRESS/metrics from a thread of its own, that sleeps until somebody asks. Port 0: any free one.
+    """Serve http://ADDRESS/metrics from a thread that sleeps until somebody asks. Port 0: any free one.
 
-    Returns the port and what stops it. Raises OSError in one sentence. `get_snapshot` is called from other threads.
+    Returns the port and a function that stops it. Raises OSError in one sentence. Other threads call `get_snapshot`.
     """
     import socket
     import socketserver
@@ -377,7 +378,7 @@ def serve(address: tuple[str, int], get_snapshot: Callable[[], Snapshot]) -> tup
                 self.send_error(404, "the page is /metrics")
 
     class Server(socketserver.ThreadingTCPServer):
-        # Not http.server's: that one asks the resolver for our name when it starts, which can hang.
+        # Not http.server's own: it asks the resolver for our name when it starts, which can hang.
         address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         allow_reuse_address = True
         daemon_threads = True

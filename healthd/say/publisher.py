@@ -15,11 +15,11 @@ log = logging.getLogger("healthd")
 
 
 class Publisher:
-    """`settings`: as they are now, a reload replaces them.
+    """`settings`: the present ones; a reload replaces them.
 
-    shown            what was published last: there from before the metrics page is served
+    shown            what was published last; it is set before the metrics page is served
     verdict_word     the first word of the verdict file
-    metrics_trouble  why there is no metrics page, though one is wanted; "" = nothing
+    metrics_trouble  why there is no metrics page, though one is wanted; "" = no trouble
     """
 
     shown: Snapshot
@@ -32,12 +32,12 @@ class Publisher:
         self._rests_on: object = None
 
     def has_news(self, rests_on: object) -> bool:
-        """Whether what is shown rests on something else than last time."""
+        """Whether something changed on which the published state rests."""
         before, self._rests_on = self._rests_on, rests_on
         return rests_on != before
 
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
-        """Show this. The verdict file is written anew after each round, and when its word changes: whether it was.
+        """Show this. The verdict file is written after each round, and when its word changes. Returns whether it was.
 
         `drain`: the prolog shall keep jobs out; `until`: when the verdict expires (epoch).
         """
@@ -56,12 +56,12 @@ class Publisher:
         path = os.path.join(self.settings.runtime_dir, VERDICT_FILE)
         try:
             replace_file(path, line, mode=0o644)
-        except OSError as error:  # the one that stands expires
+        except OSError as error:  # the old verdict expires
             log.error("%s: cannot be written: %s", path, error.strerror)
 
     def serve_metrics(self) -> None:
-        """The metrics page, where it is wanted; its library is imported only then. A port that somebody else has is
-        said and tried again each round: a node without metrics is still watched."""
+        """Serve the metrics page if it is wanted; its library is imported only then. If somebody else has the port,
+        that is shown, and each round tries again: a node without metrics is still watched."""
         address = listen_address(self.settings.metrics.listen, "metrics.listen")
         if address is None or self._stop_metrics is not None:
             return

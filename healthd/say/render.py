@@ -1,7 +1,7 @@
 """What people read: the documents of `check` and `status`, settings, checks and explanations as text. Pure.
 
-`document` is what `--json` prints (docs/json.md), so that people and programs are told the same. Nothing that a
-document says reaches the terminal as a control character.
+`document` is what `--json` prints (docs/json.md), so that people and programs are told the same. No text of a document
+reaches the terminal as a control character.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Document = Mapping[str, Any]
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 SEVERITIES = ("info", "warning", "degraded", "critical")
-FEW = 8  # so many checks that found nothing have a row each; more are one paragraph
+FEW = 8  # up to so many checks that found nothing have a row each; more are one paragraph
 WIDEST_CELL, NARROWEST_FOLD = 48, 20
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
@@ -53,15 +53,15 @@ ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is written on: `width` in columns; `colour`: it is a terminal that wants colours; `fold`: a row of a
-    table that is too long goes on below its last column (not in a pipe, where a row is a line)."""
+    """Where text is written: `width` in columns; `colour`: a terminal that wants colours; `fold`: a table row that is
+    too long goes on below its last column (not in a pipe, where a row is a line)."""
 
     width: int = 100
     colour: bool = False
     fold: bool = False
 
     def paint(self, text: str, word: str = "") -> str:
-        """The text in the colour of a word ("critical"), of itself without one."""
+        """The text in the colour of `word` ("critical"); without `word`, in its own."""
         code = _COLOURS.get(word or text.strip(), "")
         return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
 
@@ -85,7 +85,7 @@ class Page:
         return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in rest)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-        """Columns as wide as their widest cell (one that is very wide moves its own row only); a word that has a colour
+        """Columns are as wide as their widest cell (a very wide one moves only its own row); a word that has a colour
         gets it."""
         rows = [[plain(cell) for cell in row] for row in rows]
         fitting = [
@@ -122,7 +122,7 @@ def plain(text: object) -> str:
 
 
 def ago(then: float, now: float) -> str:
-    """ "3 min ago"; the local time of what is older than a day; "never" of 0."""
+    """ "3 min ago"; the local time if older than a day; "never" for 0."""
     if not then:
         return "never"
     seconds = now - then
@@ -159,7 +159,7 @@ def duration(seconds: float) -> str:
 
 
 def check(document: Document, page: Page, replayed: bool = False) -> str:
-    """A row a run with its worst finding; then what was found, and what could not be looked at."""
+    """A row for each run with its worst finding; then the findings, and what could not be looked at."""
     then = f", when it was recorded on {_date(document['time'])}" if replayed else ""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}", ""]
     shown, quiet = _told_apart(document["results"])
@@ -189,7 +189,7 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
 
 
 def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
-    """healthd record: what the round found, what was kept of it where, and what did not answer (sentences)."""
+    """healthd record: what the round found, what was kept and where, and what did not answer (sentences)."""
     lines = [
         "",
         page.heading("Recorded"),
@@ -210,7 +210,7 @@ def _bytes(size: int) -> str:
 
 
 def _told_apart(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """Runs with a row each, and those that found nothing where they are too many for that."""
+    """The runs that have a row each, and those that found nothing if they are too many for that."""
     quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > FEW else (list(results), [])
 
@@ -261,7 +261,7 @@ def _not_known(document: Document, page: Page) -> Iterator[str]:
         for sentence in document["unknown"]:
             name, _, why = str(sentence).partition(" ")
             names.setdefault(why, []).append(name)
-        for why, several in names.items():  # a hung driver keeps all GPU checks waiting: said once
+        for why, several in names.items():  # a hung driver keeps all GPU checks waiting: one sentence for all
             yield from page.wrap(f"{', '.join(several)}{':' if len(several) > 1 else ''} {why}", "  ")
 
 
@@ -426,8 +426,8 @@ def explain_check(name: str, summary: str, rows: Iterable[Sequence[str]], page: 
 def explain(
     code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page, enforced: bool = True
 ) -> str:
-    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do. `enforced`: false where
-    the check is made to warn only."""
+    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do. `enforced`: false if
+    the check may only warn."""
     meaning, matters, todo = texts
     does = f"{DOES[severity][0].lower()}{DOES[severity][1:]}"
     narrow = Page(min(page.width, 100), page.colour)

@@ -1,4 +1,4 @@
-"""What the service manager is told, and where the log goes: systemd where it started us, plain stderr elsewhere.
+"""What the service manager is told, and where the log goes: to systemd if it started us, else to plain stderr.
 
 systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3),
 sd_watchdog_enabled(3), "Native Journal Protocol" and JOURNAL_STREAM in systemd.exec(5).
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
 IDENTIFIER = "healthd"
-PATIENCE_SECONDS = 1.0  # for what is told once and waited for; the rest never waits
+PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; no other waits
 _FIELD_NAME = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
@@ -58,8 +58,8 @@ def watchdog_seconds() -> float | None:
 
 
 def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
-    """Tell the service manager, if there is one. That it does not listen is no reason to stop working, nor to wait:
-    libsystemd's own sd_notify() waits for ever where the manager's queue is full."""
+    """Tell the service manager, if there is one. If it does not listen, we neither stop nor wait: libsystemd's own
+    sd_notify() waits for ever if the manager's queue is full."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -73,12 +73,12 @@ def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
-    """Everything that the program logs goes to one place, from now on."""
+    """Send everything that the program logs to one place from now on."""
     logging.basicConfig(level=level, handlers=[log_handler()], force=True)
 
 
 def log_handler() -> logging.Handler:
-    """To the journal, with priority and fields, if stderr is connected to it; else to stderr as it now is."""
+    """A handler for the journal, with priority and fields, if stderr leads there; else for stderr as it is now."""
     if _stderr_is_the_journal():
         from systemd import journal
 
@@ -120,7 +120,7 @@ class JournalSender:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(entry, self._path)
-        except OSError:  # full, not there, too long: there is nobody left to tell
+        except OSError:  # queue full, no journald, entry too long: there is nobody left to tell
             self.lost += 1
         else:
             self.lost = 0

@@ -180,7 +180,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
 
 def verdict_line(s: Snapshot, allowed_drain: bool, expires: float) -> str:
     """The verdict file: `WORD EXPIRES REASON`. `drain` only for what was decided and allowed."""
-    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # not what an operator knows of
+    named = s.verdict.causes if allowed_drain else s.verdict.conditions  # without what an operator knows of
     worst = named[0] if named else None
     why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
     if allowed_drain:

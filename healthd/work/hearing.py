@@ -1,4 +1,4 @@
-"""The daemon's ears: what the kernel says becomes conditions, the jobs at its source are named, people are told.
+"""The daemon's ears: kernel events become conditions, the jobs at their source are named, the log is told.
 
 What is heard is judged by a pure function (judge/intake.py). A mistake with one event costs no other event anything.
 """
@@ -24,14 +24,14 @@ log = logging.getLogger("healthd")
 
 JOURNAL_SECONDS = 20.0
 JOURNAL_LINES = 10_000
-INCIDENT_SECONDS = 600.0  # of the log are searched for what else was of the same incident
+INCIDENT_SECONDS = 600.0  # how much of the log is searched for other events of the same incident
 
 
 class Hearing:
     """`look_after` is told the kind of each event that is news: some checks look at once then.
 
-    configured   as it is now: a reload replaces it
-    incidents    of the conditions that are one fault the first, for each of the others
+    configured   the present one; a reload replaces it
+    incidents    condition -> the first condition of the same fault
     """
 
     def __init__(
@@ -63,24 +63,24 @@ class Hearing:
         return min(self.kernel.deadline, self.job_at_source.deadline)
 
     def listen(self) -> None:
-        """What the kernel has said since."""
+        """Take in what the kernel said since the last call."""
         self.hear(self.kernel.read())
         self.hear_of_jobs()
         if self.kernel.status.source not in self._memory.ledger.cursors:
-            self.note_cursor()  # what comes from now on is news, also if it comes while we are down
+            self.note_cursor()  # from now on every line is news, also one that comes while we are down
 
     # --- events
 
     def hear(self, events: Sequence[KernelEvent]) -> None:
-        """One save with the log's cursor: each event counts once."""
+        """Take in events, and save them with the log's cursor in one go: so each event counts once."""
         if events:
             self._take_in_what_can_be(events)
             self.note_cursor()
             self._memory.save()
 
     def _take_in_what_can_be(self, events: Sequence[KernelEvent]) -> None:
-        """Where healthd makes a mistake with some of them, those are found by halves: it costs the others nothing, and
-        is told as a line that could not be read."""
+        """If healthd makes a mistake with some of them, halving finds which: the others are taken in, and those count
+        as lines that could not be read."""
         before = self._memory.ledger, self.events_forgotten
         try:
             self.take_in(events)
@@ -103,7 +103,7 @@ class Hearing:
         known = set(memory.conditions)
         memory.take(heard.ledger)
         self._count_forgotten(heard.forgotten)
-        with guard.at(KERNEL_LOG):  # what follows from news is of no weight beside the news
+        with guard.at(KERNEL_LOG):  # to tell of the news matters less than the news
             self._tell(heard.news, {event.sequence: event.lines for event in before.events})
             if not known.issuperset(memory.conditions):
                 self._tell_incidents()
@@ -114,9 +114,9 @@ class Hearing:
         return events
 
     def _tell(self, news: Iterable[KernelEvent], before: Mapping[int, int]) -> None:
-        """To the log, and to the checks that look at once. `before`: how many lines each event had."""
+        """Tell the log, and the checks that look at once. `before`: how many lines each event had."""
         for event in news:
-            # One that grows: again at ten lines, a hundred, ... A storm must not become one in the journal.
+            # A growing event is told again at ten lines, a hundred, ...: a storm must not become one in the journal.
             if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
                 log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
             self._look_after(event.kind)
@@ -128,7 +128,7 @@ class Hearing:
             log.warning(sentence, self.events_forgotten, KEEP_EVENTS)
 
     def _tell_incidents(self) -> None:
-        """Which conditions are one fault: said when one of them opens, shown while they stand."""
+        """Which conditions are one fault: the log says it when one opens, the status shows it while they stand."""
         ledger = self._memory.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]
@@ -147,7 +147,7 @@ class Hearing:
     # --- jobs at the source of events
 
     def hear_of_jobs(self) -> None:
-        """Where Slurm uses no cgroups it tells a moment later which jobs were at the source."""
+        """If Slurm uses no cgroups, it tells a moment later which jobs were at the source."""
         ledger = self._memory.ledger
         jobs: dict[int, str] = {}
         with guard.at(SLURM):
@@ -159,7 +159,7 @@ class Hearing:
     # --- how far the log was read, and what of it was lost
 
     def note_cursor(self) -> None:
-        """How far the log was read, to be saved together with what was made of it."""
+        """Note how far the log was read, to save it together with what was read."""
         if self.kernel.cursor is not None:
             cursors = {**self._memory.ledger.cursors, self.kernel.status.source: self.kernel.cursor}
             self._memory.change(cursors=cursors)
@@ -169,7 +169,7 @@ class Hearing:
         self.note_cursor()
 
     def journal_request(self) -> Request | None:
-        """Lines that the ring buffer lost: the worker asks the journal, whose files are on a disk."""
+        """A request for lines that the ring buffer lost. The worker reads the journal, whose files are on a disk."""
         gap = self.kernel.gap()
         if gap is None:
             return None
@@ -183,7 +183,7 @@ class Hearing:
         return Request("journal", JOURNAL_SECONDS, {"op": "read_journal", "gap": table, "history": gap.history})
 
     def hear_from_journal(self, reply: Reply) -> None:
-        """What the journal had of a gap in the ring buffer."""
+        """Take in what the journal had for a gap in the ring buffer."""
         asked = reply.request.table
         gap = Gap(asked["gap"]["since_usec"], asked["gap"]["until_usec"], asked["history"])
         if reply.outcome is not Outcome.COMPLETED:

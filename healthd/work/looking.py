@@ -1,4 +1,4 @@
-"""The daemon's eyes: what comes round, what the worker is asked, what came of it, and whether a job is on this node.
+"""The daemon's eyes: what comes round, what the worker is asked and answers, and whether a job is on this node.
 
 A check's result becomes conditions by a pure function (judge/intake.py).
 """
@@ -29,7 +29,7 @@ from healthd.work.schedule import ScheduledRun
 log = logging.getLogger("healthd")
 
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
-QUICK_SECONDS = 0.002  # a check that answers so soon is waited for, for BURST_SECONDS together
+QUICK_SECONDS = 0.002  # we wait so long for a check's answer, and BURST_SECONDS for several
 BURST_SECONDS = 0.02
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 INVENTORY = Request("nvml", TASK_SECONDS, {"op": "inventory", "gpus": True})
@@ -38,10 +38,10 @@ FOREVER = float("inf")
 
 
 class Looking:
-    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read of it.
+    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read there.
 
-    configured   as it is now: a reload replaces it
-    results      of each run the last one since the start; `outcomes`: how often each outcome came, by check, instance
+    configured   the present one; a reload replaces it
+    results      the last result of each run since the start; `outcomes`: how often, by check, instance and outcome
     turns        how often the outcome of some run has changed
     """
 
@@ -95,8 +95,8 @@ class Looking:
     # --- what comes round
 
     def scheduled(self) -> list[ScheduledRun]:
-        """What comes round. Where nobody else holds the driver GPU checks are far apart: opening it costs seconds a
-        GPU, and closing it wipes the volatile ECC counts."""
+        """The runs that come round. If nobody else holds the driver, GPU checks are far apart: opening it costs seconds
+        a GPU, and closing it wipes the volatile ECC counts."""
         unheld, idle = self._driver_is_unheld, self.is_idle()
         if (unheld, idle) not in self._scheduled:
             self._scheduled[unheld, idle] = list(self._make_scheduled(unheld, idle))
@@ -114,7 +114,7 @@ class Looking:
                 yield ScheduledRun(*name, check.resource(name.instance), interval, timeout)
 
     def judged_by(self) -> list[RunName]:
-        """What the node's health rests on."""
+        """The runs that the node's health rests on."""
         drained = self._is_drained()
         return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
@@ -136,7 +136,7 @@ class Looking:
         return self._is_drained() or self._is_empty()
 
     def _is_empty(self) -> bool:
-        """Whether Slurm's cgroups show no job since an epilog told that one ended. Another may come any moment."""
+        """Whether Slurm's cgroups show no job since an epilog said that one ended. Another may come any moment."""
         if self._is_without_jobs and self._monotonic() >= self._looked_for_jobs_at + LOOK_AGAIN_SECONDS:
             self._look_for_jobs()
         return self._is_without_jobs
@@ -148,7 +148,7 @@ class Looking:
             self.forget_unless_idle()
 
     def forget_unless_idle(self) -> None:
-        """Where jobs are on this node or may come: what was found while there were none is no longer so."""
+        """If jobs are on this node or may come, forget what was found while there were none."""
         if self.is_idle():
             return
         only_then = self.configured.only_when_idle
@@ -156,7 +156,7 @@ class Looking:
         self._memory.forget(only_then, "jobs may run here again")
 
     def job_ended(self) -> dict[str, Any]:
-        """The epilog of a job: the checks that this concerns look at once. `left`: those that it may wait for."""
+        """A job's epilog says that it ended: the checks concerned look at once. `left`: those it may wait for."""
         asked = self._now()
         self._look_for_jobs()
         self.rounds.look_after_event(self._concerned_by_job_end())
@@ -165,20 +165,20 @@ class Looking:
         return {"done": words, "asked": asked, "left": left}
 
     def looks_left(self, asked: float) -> list[str]:
-        """Which of these checks have not run since. One that ran right before does not look again so soon."""
+        """Which of these checks have not run since `asked`. One that ran right before does not look again so soon."""
         before = asked - EARLY_AGAIN_SECONDS
         names = self._concerned_by_job_end()
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
     def _concerned_by_job_end(self) -> list[RunName]:
-        """Not GPU checks where the driver is closed after each job: to open it costs seconds."""
+        """Without GPU checks if the driver is closed after each job: to open it costs seconds."""
         unheld = self.is_driver_unheld()
         return [n for n in self.concerned(JOB_END) if not (unheld and self.configured.check(n).uses == "nvml")]
 
     # --- the worker's answers
 
     def look(self) -> None:
-        """Most checks answer within a millisecond: the rest of the loop does not run between all of them."""
+        """Take replies. Most checks answer within a millisecond: the rest of the loop need not run between them."""
         until = self._monotonic() + BURST_SECONDS
         self.take_replies()
         while self._monotonic() < until and self.runner.busy and self.runner.answers_within(QUICK_SECONDS):
@@ -203,9 +203,9 @@ class Looking:
             log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
             if op == "save_copy":
                 self.copy_failures += 1
-                self._memory.uncopied = True  # again after the next round
+                self._memory.uncopied = True  # it is tried again after the next round
             elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
-                self.rounds.task(reply.request)  # when the worker that hangs in it has ended
+                self.rounds.task(reply.request)  # again when the worker that hangs in it has ended
         elif op == "inventory":
             self._memory.change(inventory=load(Inventory, reply.table["inventory"]))
             self._inventory_at = self._monotonic()
@@ -216,12 +216,12 @@ class Looking:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
         name = RunName(reply.request.table["check"], reply.request.table["instance"])
         if name not in self.configured.runs:
-            return  # a reload took it away while it ran
+            return  # a reload removed the run meanwhile
         check, config, memory = self.configured.check(name), self.configured.runs[name], self._memory
         if check.when and not self.is_idle():
             return  # jobs came while it ran
         silent = self._silent_seconds(name, reply)
-        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the moments in its past are of two clocks
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
             why = "the clock was set while it ran"
             reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
             self.rounds.look_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
@@ -235,7 +235,7 @@ class Looking:
             self.rounds.look_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
 
     def _silent_seconds(self, name: RunName, reply: Reply) -> float:
-        """For how long by now it has not answered, in this run and those before; 0 if it did."""
+        """For how long the check has not answered, in this run and those before; 0 if it did."""
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self._overdue_since.setdefault(name, self._monotonic() - reply.seconds)
         elif reply.outcome is not Outcome.TIMED_OUT:
@@ -243,7 +243,7 @@ class Looking:
         return self._monotonic() - self._overdue_since.get(name, self._monotonic())
 
     def _note(self, result: CheckResult) -> None:
-        """The last result of a run; the log is told where it begins to be another than completed."""
+        """Keep the last result of a run. The log is told when its outcome becomes another than completed."""
         name, outcome, before = result.run, result.outcome, self.results.get(result.run)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
             error = f": {result.error}" if result.error else ""
@@ -260,7 +260,7 @@ class Looking:
         self._inventory_at = -FOREVER
 
     def _renew_inventory(self, reply: Reply) -> None:
-        """Before the driver is closed again that a GPU check has opened: what it shows now, if that may be news."""
+        """Read the inventory again if it may be news, before the driver that a GPU check opened is closed."""
         if reply.request.resource != "nvml" or reply.outcome is not Outcome.COMPLETED:
             return
         result = self.results.get(RunName(reply.request.table["check"], reply.request.table["instance"]))
@@ -269,7 +269,7 @@ class Looking:
             self.rounds.task(INVENTORY)
 
     def copy_ledger(self) -> None:
-        """To the state directory, by the worker: that disk may hang."""
+        """The worker copies the ledger to the state directory, whose disk may hang."""
         memory, settings = self._memory, self.configured.settings
         if memory.uncopied:
             table = {
@@ -283,7 +283,7 @@ class Looking:
             self.rounds.task(Request("state_dir", TASK_SECONDS, table))
 
     def round_is_over(self) -> None:
-        """Whoever acted on the end of a round says so."""
+        """Called by whoever acted on the end of a round."""
         self.rounds.ended = False
         self._driver_is_unheld = self.is_driver_unheld()
 
@@ -299,7 +299,7 @@ class Looking:
 
 
 def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:
-    """NVML shows more GPUs than the inventory has, or another driver. One that is lost stays in it, with its name."""
+    """Whether NVML shows more GPUs than the inventory, or another driver. A lost GPU stays in it, with its name."""
     return any(
         (seen.name == "gpus" and seen.value > len(inventory.gpus))
         or (seen.name == "gpu_driver_info" and ("version", inventory.driver_version) not in seen.labels)

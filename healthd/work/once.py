@@ -36,16 +36,16 @@ from healthd.work.runner import Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
 CLOSE_NVML_SECONDS = 10.0
-MOST_READS = 1000  # of the kernel log, 1000 lines each: a log that is written faster than it is read ends too
+MOST_READS = 1000  # of 1000 kernel lines each: so a log that is written faster than it is read ends too
 
 KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one round found. `results` in the order of the runs; `runs` and the rest is what a recording keeps of it.
+    """What one round found. `results`: in the order of the runs; a recording keeps `runs` and what follows.
 
-    `kernel_log`: what was read of it, or why it could not be; None where there was none to read.
+    `kernel_log`: the lines read, or why it could not be read; None if there was none to read.
     """
 
     node_name: str
@@ -58,7 +58,7 @@ class Look:
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> list[RunName]:
-    """What one round now would run: those that only listen need a kernel log to listen to."""
+    """What a round would run now: checks that only listen need a kernel log."""
     return [name for name in loaded.checks if checks[name.check].runs or kernel_log]
 
 
@@ -72,8 +72,8 @@ def look(
 ) -> Look:
     """Run every check of `loaded` once. Ends within the checks' deadlines, whatever hangs.
 
-    `then`: this round is done again, from its recording (which the runner's workers have too): at its times, and what
-    did not answer then is not asked again. `besides`: results that stand already.
+    `then`: the recording of a round to be done again (the runner's workers have it too): its times count, and a check
+    that did not answer is not asked. `besides`: results that exist already.
     """
     settings = loaded.settings
     boot_id = then.boot_id if then else Host(settings.root).boot_id()
@@ -108,8 +108,8 @@ def look(
 
 
 def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
-    """A check that looks and listens: what the log holds beside what the run itself found, on which a log that cannot
-    be read casts no doubt."""
+    """The result of a check that looks and listens: what the log holds, beside what the run found. A log that cannot
+    be read casts no doubt on the run."""
     if ran.run != heard.run:
         return ran
     found = {finding.key for finding in ran.findings}
@@ -118,7 +118,7 @@ def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
 
 
 def _at_face_value(condition: Condition) -> Condition:
-    """A finding that would still have to last for its confirm time counts: there is no second look here."""
+    """A pending condition counts without its confirm time: there is no second look here."""
     if condition.state is not ConditionState.PENDING:
         return condition
     return dataclasses.replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
@@ -130,14 +130,14 @@ def _at_face_value(condition: Condition) -> Condition:
 def _run_all(
     loaded: Loaded, checks: Mapping[str, Check], runner: Runner, boot_id: str, recording: Recording | None
 ) -> tuple[list[CheckResult], list[Run]]:
-    """GPU checks first, and the driver closed right after them."""
+    """GPU checks run first, and the driver is closed right after them."""
     scheduled = [
         ScheduledRun(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
         for (name, instance), config in loaded.checks.items()
         if checks[name].runs
     ]
     began = time.monotonic()
-    silent_since: dict[str, float] = {}  # resource -> when the run began that hangs in it
+    silent_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
     results, runs = [], []
     for run in schedule.due(scheduled, {}, {}, "", 0.0):
         if run.resource != "nvml":
@@ -193,8 +193,8 @@ def _read(kernel_log: KernelLog) -> list[RawLine] | OSError:
 def _listen(
     ledger: Ledger, listening: Sequence[tuple[Check, CheckConfig]], log: list[RawLine] | OSError, then: Recording | None
 ) -> tuple[list[CheckResult], Ledger]:
-    """A result of each check that listens. What this boot's log holds is history and counts as INFO, as at a daemon's
-    start. They are judged together, so each has taken as long as all."""
+    """A result for each check that listens. What this boot's log holds is history and counts as INFO, as at a daemon's
+    start. All checks are judged together, so each result has the duration of all."""
     began, now, seconds = time.monotonic(), time.time(), 0.0
     if isinstance(log, OSError):
         outcome, error = Outcome.FAILED, f"{log.filename}: cannot be read: {log.strerror}"
@@ -224,7 +224,7 @@ def _listen(
 
 
 def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, ...]:
-    """As bad as they count."""
+    """The findings, at the severity that counts."""
     conditions = ledger.by_key()
     return tuple(
         dataclasses.replace(finding, severity=conditions[finding.key].severity, worsens=None)
@@ -234,14 +234,14 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
 
 
 def kernel_log_of(settings: Settings) -> KernelLog | None:
-    """Reads this machine's kernel log; None where another tree is looked at, or the settings want none read."""
+    """How to read this machine's kernel log; None if another tree is looked at, or the settings want none read."""
     if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
         return None
     return lambda: read_kernel_log(settings.kernel_log.accept_injected)
 
 
 def read_kernel_log(accept_injected: bool) -> list[RawLine]:
-    """What the ring buffer holds of this boot and means something. Raises OSError."""
+    """The lines of the ring buffer that mean something. Raises OSError."""
     source = open_source("kmsg", accept_injected=accept_injected)
     lines = []
     try:

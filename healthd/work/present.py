@@ -1,4 +1,4 @@
-"""What this node has now, as settings of a check, which says it itself: the worker's side of `healthd baseline`.
+"""What this node has now, as settings of a check; the check itself says it: the worker's side of `healthd baseline`.
 
 What looks broken (a port that is down, a GPU that does not answer) is left out with a reason, never taken as normal.
 What comes and goes (mounts of containers and users, virtual functions, ports that nobody uses) is left out silently.
@@ -15,7 +15,7 @@ from healthd.settings.registry import Check
 
 
 def look(host: Host, check: Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """For one check. What it raises leaves the whole check out."""
+    """Ask one check. If it raises, the whole check is left out."""
     found: list[Entry | LeftOut] = []
     try:
         for item in check.baseline(host, config):
@@ -28,7 +28,7 @@ def look(host: Host, check: Check, config: CheckConfig) -> list[Entry | LeftOut]
 
 
 def _said(check: Check, item: object) -> Entry | LeftOut:
-    """As it is sent. Raises TypeError for what the check may not say, ConvertError for what is no plain data."""
+    """The item as it is sent. Raises TypeError if the check may not say it, ConvertError if it is no plain data."""
     settings = check.wants.settings if check.wants else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
         return load(Entry, dump(item))

@@ -18,8 +18,8 @@ CLOCK_STEP_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the worker says of one run, as it comes over the stream. `observations` are a text of their own; `past`: of
-    the counters, as only the worker reads it."""
+    """What the worker says of one run, as it comes over the stream. `observations`: JSON in a text; `past`: the
+    counters' past, which only the worker reads."""
 
     findings: tuple[Finding, ...] = ()
     observations: str = "[]"
@@ -37,7 +37,7 @@ class _Observations:
 
 @functools.lru_cache(maxsize=64)
 def observations_of(text: str) -> tuple[Observation, ...]:
-    """Of a text that came before they are not made again: on a healthy node most counters stand still. Raises
+    """The observations in a text, kept for when it comes again: on a healthy node most counters stand still. Raises
     ConvertError."""
     try:
         return load(_Observations, {"items": json.loads(text)}).items
@@ -48,8 +48,8 @@ def observations_of(text: str) -> tuple[Observation, ...]:
 def began(reply: Reply, ended: float) -> float:
     """When a run that ended at `ended` (epoch) began.
 
-    Of one that was answered it is the moment that its check was told, to the last bit: its readings stand in its past
-    with it, and a Repair names it.
+    If the run was answered, it is exactly the moment that its check was told: the check's past has its readings at that
+    moment, and a Repair names it.
     """
     return ended - reply.seconds if reply.told is None else reply.told
 
@@ -57,7 +57,7 @@ def began(reply: Reply, ended: float) -> float:
 def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
     """The result of a run that began at `started` (epoch), as its check was told.
 
-    `silent_seconds`: for how long by now the check has not answered, in this run and those before; 0 if it did. A check
+    `silent_seconds`: for how long the check has not answered, in this run and those before; 0 if it did. A check
     that never had its turn was not silent.
     """
     outcome, error = reply.outcome, reply.error

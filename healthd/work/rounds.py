@@ -1,7 +1,7 @@
 """What the worker does and when: the checks that are due, one after another, and tasks between them.
 
-A round is what is due together. GPU checks come first and NVML is closed right after them, so that the driver is held
-as briefly as can be; a round that takes too long ends without its last checks rather than late.
+A round is all runs that are due together. GPU checks come first and NVML is closed right after them, so that the driver
+is held as briefly as can be. A round that takes too long ends without its last checks rather than late.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Rounds:
         self._due_of: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
-        self.ended = False  # set when a round ends; who has acted on it resets it
+        self.ended = False  # set when a round ends; whoever acts on that resets it
 
     @property
     def deadline(self) -> float:
-        """When there is something to do without being woken (monotonic)."""
+        """When there is something to do even if nothing wakes us (monotonic)."""
         if self._runner.busy:
             return self._runner.deadline
         if self._queue or self._task() or self._runner.nvml_open:
@@ -67,7 +67,7 @@ class Rounds:
         return self._next_due()
 
     def _next_due(self) -> float:
-        """When something is due (monotonic): worked out again only when what it follows from has changed, for this is
+        """When something is due (monotonic). It is computed again only if what it depends on has changed, since this is
         asked after every check of a round."""
         scheduled = self._scheduled()
         if scheduled is not self._due_of:
@@ -87,13 +87,13 @@ class Rounds:
             self.look_early(run.name, self._monotonic())
 
     def look_after_event(self, names: Iterable[RunName]) -> None:
-        """An event concerns these checks: they look now, but a storm of events does not run them in a storm."""
+        """An event concerns these checks: they look now, but a storm of events must not become a storm of runs."""
         for name in names:
             self.look_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + EARLY_AGAIN_SECONDS))
 
     def task(self, request: Request) -> None:
-        """Something else for the worker, when no check is due; it waits for as long as a worker hangs in its resource.
-        Of the same kind there is one, the newest."""
+        """Give the worker other work, for when no check is due. A task waits while a worker hangs in its resource. Of
+        several tasks of a kind only the newest is kept."""
         kind = (request.resource, request.table["op"])
         self._tasks = deque(e for e in self._tasks if (e.resource, e.table["op"]) != kind)
         self._tasks.append(request)
@@ -107,7 +107,7 @@ class Rounds:
     # --- work
 
     def step(self) -> list[Reply]:
-        """Go on. What ended since the last step: usually nothing or one reply."""
+        """Go on. Returns the replies that came since the last step: usually none or one."""
         ended = []
         reply = self._runner.step()
         before, self._quarantined = self._quarantined, set(self._runner.quarantined)
@@ -131,7 +131,7 @@ class Rounds:
             log.info("the worker that hung in %s has ended", resource)
         for run in self._scheduled() if freed else ():
             if run.resource in freed:
-                # Not at once again and again, where a check takes just longer than it may.
+                # Not again and again at once, if a check takes just longer than it may.
                 again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
                 self.look_early(run.name, max(self._monotonic(), again_at))
 
@@ -154,7 +154,7 @@ class Rounds:
         self._queue = deque(sorted([*self._queue, *new], key=lambda run: run.resource != "nvml"))
 
     def _next(self) -> Request | Reply | None:
-        """NVML is closed when its checks and tasks are done, before anything else; then checks, then tasks."""
+        """The next thing to do. When NVML's checks and tasks are done it is closed first; then checks, then tasks."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._take(self._task("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
         if self._queue:
@@ -166,7 +166,7 @@ class Rounds:
         return self._take(self._task())
 
     def _task(self, resource: str = "") -> Request | None:
-        """The next task (for that resource) that can be done now: nothing hangs in its resource."""
+        """The next task (for that resource) that can be done now, since nothing hangs in its resource."""
         quarantined = self._runner.quarantined
         fits = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(fits, None)

@@ -1,10 +1,11 @@
 """The daemon's side of the worker: one request at a time, each with a deadline; a worker that is overdue is left.
 
 A worker that hangs inside the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and
-120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until it is
-gone what it hangs in is quarantined: requests for it are STUCK at once, so there is one lost worker a resource at most.
+120 followed). Its stream is closed, and it ends when the call returns. Any other overdue worker is killed. Until the
+worker is gone its resource is quarantined: requests for it are STUCK at once, so each resource has at most one lost
+worker.
 
-Nothing here blocks: the socket is non-blocking, children are looked at through pidfds in the daemon's one wait.
+Nothing here blocks: the socket is non-blocking, and the daemon's one wait watches children through pidfds.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from healthd.model import Outcome
 from healthd.work.worker import Setup
 
 MAX_REPLY_BYTES = 8 << 20
-BELIEVED_SECONDS = 10.0  # what a worker loaded so lately is what is installed
-END_SECONDS = 0.2  # what ends a worker takes a moment to show: it is waited for so long, and lost after that
+BELIEVED_SECONDS = 10.0  # a library that a worker loaded so lately is the installed one
+END_SECONDS = 0.2  # a worker's end takes a moment to show: we wait so long, then it counts as lost
 WORKERS_FILE = "workers.json"
 
 
@@ -43,7 +44,7 @@ class Request:
 class Reply:
     """How a request ended. `table` is what the worker said (COMPLETED, or FAILED with what it had until then).
 
-    told        the moment (epoch) that the worker was told with the request; None: it was told none, or did not answer
+    told        the moment (epoch) that the request told the worker; None: it told none, or nobody answered
     clock_step  by how many seconds the clock was set between that moment and the answer
     """
 
@@ -69,13 +70,13 @@ class Identity:
 class _Lost:
     identity: Identity
     pidfd: int
-    process: subprocess.Popen[bytes] | None  # None: left by an earlier daemon
+    process: subprocess.Popen[bytes] | None  # None: an earlier daemon started it
 
 
 @dataclass(slots=True)
 class _Worker:
     """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
-    did fit the driver. `requests`: how many it got; their number is in each, and in its answer."""
+    fitted the driver. `requests`: how many it got; each, and its answer, has its number."""
 
     process: subprocess.Popen[bytes]
     stream: socket.socket
@@ -92,7 +93,7 @@ class _Worker:
 class Runner:
     """Sends requests to the worker, starts it when there is none, and replaces it when it fails.
 
-    `now`: the clock whose moment a worker is told as its request is sent; None: it is told none, and asks its own.
+    `now`: the clock whose moment each request tells the worker; None: requests tell none, and the worker asks its own.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Runner:
 
     @property
     def nvml_open(self) -> bool:
-        """The worker holds the driver: a check used it since the last close_nvml."""
+        """Whether the worker holds the driver: a check used it since the last close_nvml."""
         return self._worker is not None and self._worker.nvml_open
 
     @property
@@ -153,7 +154,7 @@ class Runner:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the worker, and of the lost ones that still live."""
+        """The pids of the worker and of the lost ones that still live."""
         worker = () if self._worker is None else (self._worker.process.pid,)
         return (*worker, *(lost.identity.pid for lost in self._lost))
 
@@ -168,7 +169,7 @@ class Runner:
     # --- requests
 
     def send(self, request: Request) -> Reply | None:
-        """Begin a request. A Reply at once if it cannot be begun: its resource is quarantined, or no worker starts."""
+        """Begin a request. Returns a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
         assert self._request is None, "one request at a time"
         self._forget_ended()
         if request.resource in self.quarantined:
@@ -188,7 +189,7 @@ class Runner:
             self._worker.old = True
 
     def step(self) -> Reply | None:
-        """Go on with what is ready, and look at the deadline. The Reply that ends the request, if it ended."""
+        """Go on with what is ready, and look at the deadline. Returns the Reply if the request ended."""
         self._forget_ended()
         if self._worker is None:
             return None
@@ -211,7 +212,7 @@ class Runner:
         for lost in self._lost:
             os.close(lost.pidfd)
             if lost.process is not None:
-                lost.process.returncode = 0  # not waited for: it outlives us on purpose
+                lost.process.returncode = 0  # nobody waits for it: it outlives us on purpose
         self._lost = []
 
     # --- inside
@@ -225,7 +226,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
-                cwd="/",  # `-m` looks for modules where it stands
+                cwd="/",  # `-m` looks for modules in the current directory
             )
         except BaseException:
             ours.close()
@@ -250,7 +251,7 @@ class Runner:
         return self._send_more()
 
     def _discard_unfit(self) -> None:
-        """Before a request: an idle worker that died, says something unasked, or knows old code is replaced."""
+        """Before a request: replace an idle worker that died, says something unasked, or has old code."""
         if self._worker is None:
             return
         if self._worker.old:
@@ -290,7 +291,7 @@ class Runner:
         if not chunk:
             return self._died()
         if self._request is None:
-            self._discard()  # it talks without being asked: its next words would be taken for an answer
+            self._discard()  # it talks unasked: its next words would be taken for an answer
             return None
         worker.incoming += chunk
         line, newline, rest = bytes(worker.incoming).partition(b"\n")
@@ -321,9 +322,9 @@ class Runner:
         outdated = table.get("outdated") and is_old
         worker.fitted = worker.fitted or (request.resource == "nvml" and not table.get("outdated"))
         if outdated and worker.requests > 1:
-            # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That says
-            # nothing of this node, whose driver may have been upgraded: a fresh process loads what is there today.
-            # It is believed for the rest of the round: else each of the GPU checks would have a process of its own.
+            # The NVML that it loaded for an earlier round does not fit the driver that is loaded now. That is no fault
+            # of this node, whose driver may have been upgraded: a fresh process loads the NVML of today. We believe
+            # that process for the rest of the round: else each GPU check would have a process of its own.
             self._discard()
             try:
                 return self._ask(self._start(), request)
@@ -334,10 +335,10 @@ class Runner:
         return self._ended(Outcome.FAILED if table["error"] else Outcome.COMPLETED, table["error"], table)
 
     def _died(self) -> Reply | None:
-        """The stream ended. Only a request in flight has somebody who wants to hear of it."""
+        """The stream ended. Returns a Reply only if a request was in flight."""
         assert self._worker is not None
         process = self._worker.process
-        _ended_within(process, END_SECONDS)  # by itself, so that its own exit status is what is told
+        _ended_within(process, END_SECONDS)  # wait for its own end, so that we tell its own exit status
         self._discard()
         if self._request is None:
             return None
@@ -351,7 +352,7 @@ class Runner:
         return self._ended(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
-        """Be rid of a worker: closed, so that it ends when it reads on, and killed unless it may be in the driver."""
+        """Close a worker's stream, so that it ends at its next read, and kill it unless it may be in the driver."""
         worker, self._worker = self._worker, None
         assert worker is not None
         worker.stream.close()
@@ -393,7 +394,7 @@ class Runner:
                 self._lost.remove(lost)
 
     def _write_down(self, resource: str) -> None:
-        """Which workers there are and what they may hang in, for the daemon after us, should we be killed now."""
+        """Write down the workers and what they may hang in, for the next daemon, should we be killed now."""
         if not self._workers_file:
             return
         workers = [lost.identity for lost in self._lost]
@@ -402,8 +403,8 @@ class Runner:
         if workers == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
-            # In place, for it changes with every check of a round: one call, and blanks (over the rest of a longer one
-            # that stood there) are nothing in JSON.
+            # Written in place with one call, for it changes with every check of a round. Blanks cover the rest of a
+            # longer text that stood there: JSON ignores them.
             if self._workers_fd < 0:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._workers_fd = os.open(self._workers_file, flags, 0o600)
@@ -414,18 +415,18 @@ class Runner:
             self._written = workers
 
     def _adopt_lost(self) -> None:
-        """Workers of an earlier daemon that still live: what they hang in stays quarantined."""
+        """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
         try:
             with open(self._workers_file, encoding="utf-8") as file:
                 known = [load(Identity, item) for item in json.load(file)]
         except (OSError, RecursionError, TypeError, ValueError):
-            return  # none, or cut off by a crash of the machine: nothing of that boot lives
+            return  # no file, or cut off by a crash of the machine: no process of that boot lives
         for identity in known:
             if start_time(identity.pid) == identity.start:
                 try:
                     self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
                 except OSError:
-                    continue  # ended just now
+                    continue  # it ended just now
 
 
 def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What is due. Pure; times are seconds of one steady clock (CLOCK_MONOTONIC), so that setting the clock moves nothing.
+"""What is due. Pure; times are seconds of CLOCK_MONOTONIC, so that setting the clock moves nothing.
 
 Checks of one interval run in one round, at the same phase of it; nodes have different phases, so that a cluster does
 not read a file server or its controller in the same second.
@@ -34,7 +34,7 @@ def phase(node_name: str, interval_seconds: float) -> float:
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """When the run comes round: at once if it never ran, else at the node's phase, at least a tenth of it on."""
+    """When the run comes round: at once if it never ran, else at the node's phase, at least a tenth of it later."""
     if last_run is None:
         return 0.0
     interval = run.interval_seconds
@@ -51,7 +51,7 @@ def due(
     node_name: str,
     now: float,
 ) -> list[ScheduledRun]:
-    """What to run now, GPU checks first (the worker holds NVML only for them), and otherwise in the order given.
+    """The runs that are due: GPU checks first (the worker holds NVML only for them), else in the order given.
 
     `early`: runs that are wanted before their round, and when.
     """
@@ -69,7 +69,7 @@ def next_due(
     early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
-    """When `due` next has something; infinity if never."""
+    """When something is due next; infinity if never."""
     return min(
         (min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) for run in runs),
         default=float("inf"),

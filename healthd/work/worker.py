@@ -3,9 +3,9 @@
     python -m healthd.worker FD SETUP        FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
 Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
-stream is the order to end: an abandoned worker gets there when the call that it hangs in returns, so nobody ever kills
-it inside the driver.
-Standard output belongs to whatever a library or plug-in prints: it goes nowhere.
+stream is the order to end: an abandoned worker reads it when the call that it hangs in returns, so nobody ever kills it
+inside the driver.
+What a library or plug-in prints on standard output goes nowhere.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from healthd.model import Entry, Finding, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
 
-SHARED_SECONDS = 0.25  # within a round; after a removal nobody looks so soon again
+SHARED_SECONDS = 0.25  # answers are shared within a round, but not with the look after a removal
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML.
 
-    record   a directory where all that it asks and is answered is noted ("" = nowhere)
-    replay   a recording that answers instead of the machine ("" = none); root and fake_nvml are those of then
+    record   a directory for notes of all questions and answers ("" = none)
+    replay   a recording that answers instead of the machine ("" = none); root and fake_nvml are the recording's
     """
 
     root: str = "/"
@@ -80,7 +80,7 @@ def _lines(stream: socket.socket) -> Iterator[bytes]:
 
 
 def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
-    """What is looked at, and what wants to know which run begins."""
+    """The Host to look at, and a function to be told of each run that begins."""
     if not setup.record and not setup.replay:
         open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
@@ -105,7 +105,7 @@ def _open_fake(profile_or_file: str) -> Callable[[], Any]:
 
 
 class Worker:
-    """The operations. Each returns a plain table; what it raises becomes "error" in one sentence."""
+    """The operations. Each returns a plain table; an exception becomes "error" in one sentence."""
 
     def __init__(
         self, setup: Setup, host: Host, begin: Callable[[str, str], None] = lambda check, instance: None
@@ -115,10 +115,10 @@ class Worker:
         self.begin = begin
         self.checks: dict[str, registry.Check] = {}
         self._configs: dict[RunName, tuple[dict[str, Any], CheckConfig]] = {}
-        self._stores: dict[str, dict[str, past.Series]] = {}  # what a text in the daemon's hands stands for
+        self._stores: dict[str, dict[str, past.Series]] = {}  # text that the daemon keeps -> the store in it
 
     def answer_line(self, line: bytes) -> bytes:
-        """The reply to one request. "outdated": this process has another NVML loaded than fits the driver, for good."""
+        """The reply to one request. "outdated": the NVML that this process loaded does not fit the driver, for good."""
         request = json.loads(line)
         reply = self.answer(request)
         about = {"number": request["number"], "outdated": self.host.nvml_is_outdated}
@@ -141,13 +141,13 @@ class Worker:
         self.begin(check.name, request["instance"])
         config = self._config(check, request["config"])
         store, boot_id = self._store(request["past"]), request["boot_id"]
-        now = request["now"] if "now" in request else self.host.now()  # who keeps no past names no moment
+        now = request["now"] if "now" in request else self.host.now()  # a caller that keeps no past names no moment
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
         error = ""
         try:
             for item in check.run(self.host, config, Past(store, now, boot_id)):
                 found[_kind(item, check.name)].append(item)
-        except Exception as problem:  # a check does no catching: what stopped it is said here, once for all checks
+        except Exception as problem:  # checks catch nothing: what stops one is caught here, once for all
             error = one_sentence(problem)
         store = past.update(store, found["observations"], now, boot_id)
         text = past.encode(store)
@@ -161,7 +161,7 @@ class Worker:
         }
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
-        """Its settings, made anew only when the daemon sends others."""
+        """The check's settings, made anew only when the daemon sends others."""
         name = RunName(check.name, table.get("name", ""))
         before = self._configs.get(name)
         if before is None or before[0] != table:
@@ -169,11 +169,11 @@ class Worker:
         return before[1]
 
     def _store(self, text: str) -> dict[str, past.Series]:
-        """The counters' past as the daemon keeps it: the text that this worker made in the last run, or another's."""
+        """The counters' past from the daemon's text, which this worker made in the last run, or another worker did."""
         return self._stores.pop(text, None) or past.decode(text)
 
     def _check(self, name: str) -> registry.Check:
-        """Built-in ones do not depend on what the site's directory holds, or on what somebody put there just now."""
+        """A check by name. A built-in one never depends on the site's directory, or on what somebody just put there."""
         if name not in self.checks:
             built_in = registry.built_in()
             self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
@@ -189,7 +189,7 @@ class Worker:
         return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
 
     def do_baseline(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What this node has now of what a check wants in its baseline."""
+        """What this node has now of the settings that a check wants in the baseline."""
         from healthd.work.present import look
 
         check = self._check(request["check"])
@@ -200,8 +200,8 @@ class Worker:
         }
 
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Copy files of the runtime directory to the state directory, durably. `keep`: what is there could not be
-        read at the start, and goes aside for a person instead of being replaced."""
+        """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
+        at the start, and goes aside for a person instead of being replaced."""
         from healthd.judge.ledger_file import read_text, set_aside
         from healthd.machine.files import remove_leftovers, replace_file
 
@@ -216,7 +216,7 @@ class Worker:
         return {}
 
     def do_write_file(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A file for others to read, on whatever disk."""
+        """Write a file for others to read, on any disk."""
         from healthd.machine.files import replace_file
 
         replace_file(request["path"], request["text"], mode=0o644)
@@ -238,7 +238,7 @@ class Worker:
 
 @functools.lru_cache(maxsize=4096)
 def _text(observation: Observation) -> str:
-    """As JSON. On a healthy node most are what they were in the last round."""
+    """The observation as JSON. On a healthy node most are as in the last round."""
     return json.dumps(dump(observation), separators=(",", ":"), allow_nan=False)
 
 

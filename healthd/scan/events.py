@@ -1,14 +1,14 @@
-"""What happened, by a log of any machine: its kernel lines, found fast, coalesced, judged as the daemon would have.
+"""What happened, by a log of any machine: its kernel lines are found fast, coalesced, and judged as by the daemon.
 
     blocks of lines -> those that may matter -> without prefix -> kernel events -> coalesced -> judged, in file order
 
-Most lines of a log say what was said before, with other numbers. So a line is looked up by its skeleton (the line
-without digits and a-f): only a skeleton that is new is searched for the literals of the rules, and only lines that have
-one are taken apart. What a message says is parsed once and judged once, however often it comes (`Message`, `Meaning`):
-a line more of it is counted. Memory is bounded whatever the log holds.
+Most lines of a log repeat an earlier one with other numbers. So a line is looked up by its skeleton (the line without
+digits and a-f): only a new skeleton is searched for the literals of the rules, and only lines that have one are taken
+apart. A message is parsed once and judged once, however often it comes (`Message`, `Meaning`): further lines of it are
+counted. Memory is bounded whatever the log holds.
 
-An event is judged by the checks with what the log itself has shown of its machine: another machine's inventory is not
-known. Judged alone, or worse where the checks make repetition worse (Xid 74).
+The checks judge an event with what the log itself has shown of its machine: another machine's inventory is not known.
+Each event is judged alone; it is worse if the checks make repetition worse (Xid 74).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
     from healthd.scan.log_file import Block
 
 MOST_WAITING = 2000  # events that may still grow
-MOST_SAME = 10 * MOST_WAITING  # what their next lines are known by
+MOST_SAME = 10 * MOST_WAITING  # names by which their next lines are found
 MOST_HOSTS = 2000
-MOST_DEVICES = 256  # of one host
-MOST_FAULTS = 5000  # whose last events are kept, to know a repeated one
+MOST_DEVICES = 256  # of a host
+MOST_FAULTS = 5000  # whose last events are kept, to notice a repetition
 MOST_MEANINGS = 10_000
-MESSAGES_BYTES = 4 << 20  # of the messages that are known, and as much of the lines
-MESSAGE_BYTES = 2000  # that one takes beside its text
+MESSAGES_BYTES = 4 << 20  # for known messages, and as much for known lines
+MESSAGE_BYTES = 2000  # what a message takes beside its text
 KEPT_OF_A_FAULT = 3
-SKELETON_BYTES = 2048  # a longer one is not kept
-SKELETONS_BYTES = 8 << 20  # all that are kept
-PREFIXES_LOOKED_AT = 50  # of each block, until one is seen
-REBOOT_SECONDS = 60.0  # an uptime that much before the last one is another boot's
+SKELETON_BYTES = 2048  # a longer skeleton is not kept
+SKELETONS_BYTES = 8 << 20  # for all skeletons
+PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
+REBOOT_SECONDS = 60.0  # an uptime so far before the last one belongs to another boot
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was read. `kernel`: a line with a prefix that only the kernel's have was seen, or an event."""
+    """What was read. `kernel`: an event was seen, or a line with a prefix that only kernel lines have."""
 
     lines: int = 0
     kernel: bool = False
@@ -59,8 +59,8 @@ class Tally:
 
 @dataclass(slots=True)
 class Machine:
-    """What the log has shown of one host. `clock`: time of its last line; `offset`: epoch at its boot, where a line had
-    both."""
+    """What the log has shown of one host. `clock`: time of its last line; `offset`: epoch at its boot, if a line had
+    epoch and uptime."""
 
     clock: float = 0.0
     offset: float | None = None
@@ -71,7 +71,7 @@ class Machine:
     meanings: dict[frozenset[str], dict[Message, Meaning]] = field(default_factory=dict)  # by the messages' slots
 
     def learn(self, device: PciDevice, old: PciDevice | None) -> None:
-        """What was judged by the devices of its slots has to be judged again."""
+        """Keep a device. Messages that name its slots must be judged again."""
         self.devices[device.pci] = device
         if len(self.devices) == 1:
             self.meanings.clear()
@@ -80,7 +80,7 @@ class Machine:
             del self.meanings[slots]
 
     def beside(self, message: Message) -> tuple[PciDevice, ...]:
-        """The devices that a message names, in any of their functions, and those behind them."""
+        """The devices that a message names, whatever their function, and those behind them."""
         return tuple(
             device
             for device in self.devices.values()
@@ -98,7 +98,7 @@ class Message:
 
     event    without time, boot and count
     fault    coalescing.key, part: coalescing.part, as strings: they are looked up for each line
-    judged   all of the event that a check's judgement may depend on, beside what is known of the devices in `slots`
+    judged   what a check's judgement may depend on in the event; it also depends on the devices in `slots`
     """
 
     event: KernelEvent
@@ -114,8 +114,8 @@ class Message:
 
 @dataclass(slots=True, eq=False)
 class Seen:
-    """An event of the log. `line`: of the first of its `count` lines; `epoch`, `uptime`: of that line, None if it does
-    not say; `clock` and `last_clock`: seconds on whatever clock its host's lines have, for distances only."""
+    """An event of the log. `line`: the number of the first of its `count` lines; `epoch`, `uptime`: that line's, None
+    if it has none; `clock`, `last_clock`: seconds on whatever clock its host's lines have, for distances only."""
 
     line: int
     host: str
@@ -131,7 +131,7 @@ class Seen:
 
     @property
     def event(self) -> KernelEvent:
-        """As the daemon would have recorded it."""
+        """The event as the daemon would have recorded it."""
         return dataclasses.replace(
             self.message.event,
             boot_id=f"{self.host}/{self.boot}",
@@ -143,8 +143,8 @@ class Seen:
 
 
 class Meaning(NamedTuple):
-    """code, severity, clears   of the finding that rests on an event; kind/code, INFO, None where no check minds
-    about   the parts that it names, with those above them; `part`: the one that it is shown with"""
+    """code, severity, clears   those of the finding that rests on an event; kind/code, INFO, None if no check has one
+    about   the parts that the event names, with those above them; `part`: the one that it is shown with"""
 
     code: str
     severity: Severity
@@ -155,7 +155,7 @@ class Meaning(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """An event with its meaning; `earlier`: those before it that it is worse by."""
+    """An event with its meaning; `earlier`: the events before it that make it worse."""
 
     seen: Seen
     meaning: Meaning
@@ -188,7 +188,7 @@ class Judged(NamedTuple):
 # --- the lines that may matter
 
 _VARIES = b"0123456789abcdef"
-# A date that is followed by who wrote the line: the kernel says "kernel", or nothing where that was cut off.
+# A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off.
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
@@ -201,7 +201,7 @@ Literals = tuple[tuple[bytes, str], ...]
 
 
 def candidates(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, bytes, tuple[str, ...]]]:
-    """(number, line, literals that it may have) of the lines that have one of a rule and may be the kernel's."""
+    """(number, line, literals that it may have) of the lines that may be the kernel's and have a rule's literal."""
     named = _WRITTEN_BY.match
     known: dict[bytes, Literals] = {}
     size = 0
@@ -242,8 +242,8 @@ def _last_unindented(lines: Sequence[bytes], otherwise: bytes) -> bytes:
 
 
 def _continues(line: bytes, owner: bytes) -> bool:
-    """Whether it is a further line of what a program wrote ("Mar 29 15:38:59 host name[7]: text"): journalctl indents
-    these by the prefix. A service may write anything there, also a date and "kernel:"."""
+    """Whether a line continues a program's text ("Mar 29 15:38:59 host name[7]: text"): journalctl indents these
+    by the prefix. A service may write anything there, also a date and "kernel:"."""
     text = owner.find(b": ")
     return 0 < text <= len(line) - len(line.lstrip()) - 2
 
@@ -254,7 +254,7 @@ _SKELETONS = tuple((text.encode().translate(None, _VARIES), text.encode(), text)
 
 
 def _literals_of(skeleton: bytes) -> Literals:
-    """The literals that lines of a skeleton may have: what is left of them stands in it."""
+    """The literals that lines with this skeleton may have: the skeleton contains the literal's own."""
     return tuple((literal, text) for left, literal, text in _SKELETONS if left in skeleton)
 
 
@@ -266,8 +266,8 @@ def _is_kernels(line: bytes) -> bool:
 # --- without prefix
 
 
-# By far most lines of a storm: those of a syslog daemon or dmesg. What may have more before its message is left to
-# strip_prefix.
+# By far most lines of a storm come from a syslog daemon or dmesg. Lines that may have more before their message are
+# left to strip_prefix.
 _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
@@ -277,7 +277,7 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """As strip_prefix, faster where many lines have the same date, and for journalctl -o json."""
+    """Like strip_prefix, but faster if many lines have the same date; it reads journalctl -o json too."""
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         date, host, uptime = usual.groups()
@@ -298,7 +298,7 @@ _SECOND = re.compile(rb"(.*:)(\d\d)(\.\d{1,9})?((?:Z|[+-]\d\d:\d\d)?)")
 
 @functools.lru_cache(maxsize=64)
 def _epoch(date: bytes, now: float) -> float | None:
-    """Of lines that follow each other most are of one minute."""
+    """Epoch seconds of a date. Most neighbouring lines share a minute, which is kept."""
     minute, second, fraction, zone = _SECOND.fullmatch(date).groups()  # type: ignore[union-attr]
     begins = _minute(minute + b"00" + zone, now)
     if begins is None or second > b"60":
@@ -348,7 +348,7 @@ _EXPORTED = (b"MESSAGE=", b"_TRANSPORT=", b"SYSLOG_", b"_HOSTNAME=", b"__", b"_S
 
 
 def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Stripped]]:
-    """The kernel's entries of journalctl -o export. Of a message of several lines the first is read."""
+    """The kernel's entries of journalctl -o export. Only the first line of a message is read."""
     entry: dict[str, Any] = {}
     number, binary = 0, False
     for first, lines in blocks:
@@ -376,7 +376,7 @@ def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Strip
 
 
 class _Known(dict[Any, Any]):
-    """What was seen before, forgotten as a whole where it has become too much."""
+    """What was seen before. It is forgotten as a whole when it becomes too much."""
 
     __slots__ = ("most", "size")
 
@@ -410,8 +410,8 @@ def _message(event: KernelEvent) -> Message:
 
 
 def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
-    """Events in the order of their first lines; each is given once it can grow no more. Lines of one fault become one
-    event as in the daemon (kernel/coalesce.py); one that says the same word for word is only counted."""
+    """Events in the order of their first lines, each when it can grow no more. Lines of one fault become one event, as
+    in the daemon (kernel/coalesce.py); a line that repeats another word for word is only counted."""
     machines: dict[str, Machine] = {}
     waiting: deque[Seen] = deque()
     grown = _Known(MOST_SAME)
@@ -452,7 +452,7 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Seen]:
 def _folded(
     same: dict[object, Seen], message: Message, clock: float, number: int, lines: int, known: _Known
 ) -> Seen | None:
-    """The event that a new message was counted into."""
+    """The event that took a new message in; None if the message begins one."""
     for name in (message.fault, message.part):
         seen = same.get(name)
         if seen is None or seen.left or abs(clock - seen.last_clock) > coalescing.WITHIN_SECONDS:
@@ -464,7 +464,7 @@ def _folded(
             grown = _grown(old, message)
             known.keep((old, message), grown, 1)
         if grown is not None:
-            if grown.event.text == message.event.text != old.event.text:  # what came before were details of it
+            if grown.event.text == message.event.text != old.event.text:  # the lines before were details of this one
                 seen.line = number
             seen.message = grown
             seen.count += lines
@@ -474,7 +474,7 @@ def _folded(
 
 
 def _grown(old: Message, new: Message) -> Message | None:
-    """What both say together, None if they are two faults."""
+    """Both messages as one; None if they are two faults."""
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
@@ -483,7 +483,7 @@ def _grown(old: Message, new: Message) -> Message | None:
 
 
 def _forget(machine: Machine) -> int:
-    """What can no longer grow, and the words, which come again; how many are left."""
+    """Forget events that can no longer grow, and messages, which come again. Returns how many names are left."""
     machine.same = {
         name: seen for name, seen in machine.same.items() if not seen.left and not isinstance(name, Message)
     }
@@ -517,7 +517,7 @@ def _messages(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[Tol
             told = None
             if found_in is not None:
                 text, uptime, epoch, host, count = found_in
-                # What is escaped in the line may have other literals than the line itself.
+                # Escaped text may have other literals than the line itself.
                 message = texts.get(text, texts)
                 if message is texts:
                     message = parsed(text, _ALL if b"\\" in line else literals)
@@ -545,7 +545,7 @@ def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
 
 
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
-    """A log of more hosts than can be is a log of garbage: the rest shares one."""
+    """The host's Machine. A log of more than MOST_HOSTS hosts is garbage: the others share one Machine."""
     machine = machines.get(host)
     if machine is None:
         machine = machines.setdefault(host if len(machines) < MOST_HOSTS else "", Machine())
@@ -577,7 +577,7 @@ _KIND_OF_EVENT = {"xid": "gpu", "sxid": "nvswitch", "mlx5": "nic", "nvme": "nvme
 
 
 def _learn(machine: Machine, message: Message) -> None:
-    """What a device is, by the driver that speaks of it, and which port is above it."""
+    """Learn what a device is, from the driver that names it, and which port is above it."""
     assert message.device is not None
     kind, upstream = message.device
     pci = message.event.pci
@@ -593,7 +593,7 @@ def _learn(machine: Machine, message: Message) -> None:
 
 # --- judged
 
-# What the checks mind more when it repeats: a test looks whether they agree.
+# Events that the checks judge worse when they repeat: a test holds that.
 _WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
@@ -601,7 +601,7 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     """`correlate`: all checks' as one, with their settings."""
     meanings: dict[object, Meaning] = {}
     before: OrderedDict[object, tuple[tuple[Seen, Meaning], ...]] = OrderedDict()
-    machines: dict[int, Machine] = {}  # that have meanings
+    machines: dict[int, Machine] = {}  # those with meanings
     kept = 0
     for seen in found:
         message, machine = seen.message, seen.machine
@@ -641,7 +641,7 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
 
 
 def _meaning(message: Message, correlate: Correlate, node: Inventory) -> Meaning:
-    """Of one event alone: what a check thinks of it depends neither on who had the GPU nor on the time."""
+    """The meaning of one event alone. What a check finds depends neither on the process nor on the time."""
     event = dataclasses.replace(message.event, pid=None, process=None, text="", sequence=1)
     finding = _worst(correlate((event,), node), event)
     about = parts(event, node)
@@ -654,7 +654,7 @@ def _meaning(message: Message, correlate: Correlate, node: Inventory) -> Meaning
 def _worse_by(
     earlier: Sequence[tuple[Seen, Meaning]], seen: Seen, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
-    """The meaning where it is the repetition that a check minds: worse than each of them by itself."""
+    """The meaning of a repetition, if it is worse than each event by itself; else None."""
     most = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if most is Severity.CRITICAL:
         return None
@@ -666,7 +666,7 @@ def _worse_by(
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
-    """The worst finding that rests on the event. The log's own word that a fault is over is none any more."""
+    """The worst finding that rests on the event. A line that says that a fault is over is no fault: INFO."""
     resting = [
         dataclasses.replace(finding, severity=Severity.INFO) if finding.over else finding
         for finding in findings
@@ -676,7 +676,7 @@ def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
 
 
 def _code(event: KernelEvent) -> str:
-    """Of what no check finds: still what `healthd explain` takes, where that is a number of NVIDIA's."""
+    """The code of an event without a finding. `healthd explain` knows it if it is an Xid."""
     if event.kind == "xid":
         return f"gpu_xid/{event.code}"
     return f"{event.kind}/{event.code}".rstrip("/")
@@ -708,7 +708,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
 
 
 def event_line(judged: Judged) -> str:
-    """event_json as a line. What all lines of a message share is written once."""
+    """event_json as a line. The part that all lines of a message share is made once."""
     seen, meaning = judged.seen, judged.meaning
     message = seen.message
     if meaning is not message.meaning:

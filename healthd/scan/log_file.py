@@ -1,7 +1,6 @@
 """A log file or standard input as blocks of whole lines: plain, or compressed as log rotation leaves it.
 
-Bounded memory, whatever the file holds: of a line that is longer than MAX_LINE the beginning is given. A pipe is
-given as it comes.
+Memory is bounded, whatever the file holds: a line that is longer than MAX_LINE is cut. A pipe is read as it comes.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from healthd.errors import HealthdError
 BLOCK = 1 << 20
 MAX_LINE = 16 << 10
 
-# How a file begins -> what it is; what unpacks it where this Python cannot.
+# How a file begins -> how it is compressed.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _JOURNAL = b"LPKSHHRH"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LogError(HealthdError):
-    """The log cannot be read, or not further: one sentence that names it."""
+    """One sentence that names the log: it cannot be read, or not to its end."""
 
 
 class Block(NamedTuple):
@@ -90,11 +89,11 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
 
 
 def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
-    """What is there is given at once: a reader of a pipe waits for no full block."""
+    """The lines as they come: a reader of a pipe need not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
     first, rest, skipping = 1, b"", False
     while data := read(block):
-        if skipping:  # of a line that was too long: until its end
+        if skipping:  # skips the rest of a line that was too long
             _, end, data = data.partition(b"\n")
             if not end:
                 continue
@@ -102,7 +101,7 @@ def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> I
         if first == 1 and not rest:
             data = data.removeprefix(_BYTE_ORDER_MARK)
         *lines, rest = (rest + data).split(b"\n")
-        if b"\0" in data:  # what was not yet on the disk at a crash: the first line of the next boot stands behind it
+        if b"\0" in data:  # not yet on the disk at a crash; the next boot's first line follows them
             lines, rest = [line.lstrip(b"\0") for line in lines], rest.lstrip(b"\0")
         if len(rest) > max_line:
             lines.append(rest[:max_line])

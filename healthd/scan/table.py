@@ -1,7 +1,7 @@
 """The table of `healthd scan`: incidents in the order of time, the first cause on top, and what was merely noted. Pure.
 
-Bounded: an incident that comes again and again is shown once with how often, and of too many the mildest are counted
-only.
+Bounded: an incident that comes again and again is shown once, with how often it came. If there are too many, the
+mildest are only counted.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from healthd.model import Severity
 from healthd.say.render import Page, plain
 from healthd.scan.events import Judged, Seen, Tally
 
-MOST_ROWS = 30  # of one incident
+MOST_ROWS = 30  # of an incident
 MOST_OPEN = 50  # of one host
-MOST_HOSTS = 200  # with open ones
+MOST_HOSTS = 200  # that have open incidents
 MOST_INCIDENTS = 300
 MOST_NOTES = 100
-ROOM = 60  # columns that a message needs beside what stands before it
+ROOM = 60  # columns that a message needs after what stands before it
 
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part. `first`: the event that it was first seen with; `worst`: the one that it is told by;
-    `count`: its lines."""
+    """One code on one part. `first`: its first event; `worst`: the event whose message is shown; `count`: its lines."""
 
     first: Seen
     worst: Judged
@@ -47,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """epoch seconds, or seconds since the boot, or neither: then its line is all that is known."""
+    """Epoch seconds, or seconds since the boot, or neither: then only the line is known."""
 
     epoch: float | None
     uptime: float | None
@@ -77,8 +76,8 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """`boot`: of its host; `last`: of its host's clock; `left_out`: rows that are only counted; `again`: how often it
-    came again, `until`: its last event."""
+    """`boot`: its host's; `last`: on its host's clock; `left_out`: rows that are only counted; `again`: how often it
+    came again; `until`: its last event."""
 
     host: str
     boot: int
@@ -125,7 +124,7 @@ class Open:
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
     def over(self, new: Seen) -> list[Incident]:
-        """Those that no event can join any more. They are taken out."""
+        """Take out the incidents that no event can join any more, and return them."""
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             here = self.incidents.values()
             found = [one for one in here if one.boot != new.boot or new.clock - one.last > GAP_SECONDS]
@@ -159,7 +158,7 @@ class Open:
                 del self.by_part[part]
 
     def joined(self, one: Judged) -> list[Incident]:
-        """Those that a new event belongs to."""
+        """The incidents that a new event belongs to."""
         seen, about = one.seen, one.meaning.about
         near: Iterable[Incident]
         if len(about) == 1:
@@ -275,7 +274,7 @@ def _close(found: Summary, incident: Incident) -> None:
 
 
 def _leave_out(found: Summary) -> None:
-    """Of too many incidents the worst stay, and of these the first."""
+    """If there are too many incidents, keep the worst, and the first among equals."""
     best = sorted(found.incidents.items(), key=lambda item: (-item[1].severity, item[1].first.line))
     found.left_out += sum(1 + incident.again for _, incident in best[MOST_INCIDENTS:])
     found.incidents = dict(best[:MOST_INCIDENTS])
@@ -304,7 +303,7 @@ def _page(page: Page, indent: int) -> Page:
 
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
-    """By time where all have one, else as the file has them."""
+    """By time if all have one, else in the file's order."""
     dated = all(incident.first.at.epoch is not None for incident in found.incidents.values())
     return lambda incident: ((incident.first.at.epoch or 0.0) if dated else 0.0, incident.first.line)
 

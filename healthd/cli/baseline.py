@@ -1,6 +1,6 @@
 """`healthd baseline`: what this node has, as a settings file that the checks then enforce, and what has changed since.
 
-The worker looks (present.py), check by check with deadlines; this is what is made of it. Pure but for `take`.
+The worker looks (present.py), check by check, with deadlines; this is what we make of its answers. Pure but for `take`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from healthd.work.once import CLOSE_NVML_SECONDS, ask
 from healthd.work.runner import Request, Runner
 
 CHECK_SECONDS = 10.0
-GPU_SECONDS = 120.0  # a driver that nobody holds opens for seconds a GPU
+GPU_SECONDS = 120.0  # a driver that nobody holds takes seconds a GPU to open
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all that are asked: when a file server is away many mounts hang
-NEAR = 0.03  # of a size in bytes: the kernel keeps another part for itself after each update
+INSTANCES_SECONDS = 60.0  # for all instances: when a file server is away many mounts hang
+NEAR = 0.03  # share of a size in bytes: after each update the kernel keeps another part for itself
 COLUMN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What the node has, and what is left out of that."""
+    """What the node has, and what was left out."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -41,7 +41,7 @@ class Present:
 def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present:
     """Ask the worker. Ends within the deadlines, whatever hangs."""
     found: list[Entry | LeftOut] = []
-    silent: dict[str, str] = {}  # resource -> why it is not asked again
+    silent: dict[str, str] = {}  # resource -> why nothing in it is asked again
     for name in with_baseline(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if runner.nvml_open and resource != "nvml":
@@ -68,7 +68,7 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runner) -> Iterator[LeftOut]:
-    """Instances (mounts) in which the check itself finds something, or that do not answer it."""
+    """Instances (mounts) in which the check itself finds something, or which do not answer."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -97,7 +97,7 @@ def _why(error: str, seconds: float) -> str:
 
 
 def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
-    """The file. What is left out stands in it as a comment, where it would have stood."""
+    """The file. What was left out stands in it as a comment, at its place."""
     lines = [*(f"# {line}" for line in heading.splitlines())]
     for check, (settings, _) in with_baseline(checks).items():
         entries = [entry for entry in present.entries if entry.check == check]
@@ -144,7 +144,7 @@ def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> 
 
 
 def words_of(left: LeftOut) -> str:
-    """For where its table does not stand above it."""
+    """What was left out, in words that name its table."""
     place = " ".join(word for word in (left.check, left.instance, left.key or left.setting) if word)
     return _one_line(f"left out: {place}: {left.why}")
 
@@ -172,7 +172,7 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """A TOML string: JSON's, but for what TOML wants escaped too."""
+    """A TOML string: like JSON's, but TOML wants more escaped."""
     whole = text.encode("utf-8", "replace").decode()
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -193,7 +193,7 @@ Place = tuple[str, str, str, str]  # check, instance, setting, key
 
 
 def drift(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> list[Change]:
-    """From a baseline's [checks] (which can be used) to what is present: only what `healthd baseline` writes."""
+    """Changes from a baseline's [checks] (valid ones) to what is present, only in what `healthd baseline` writes."""
     before, now = dict(_flat(tables, checks)), {_place(entry): entry.value for entry in present.entries}
     changes = []
     for place in sorted({*before, *now}):
@@ -208,7 +208,7 @@ def drift(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Chec
 
 
 def by_hand(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """What a person wrote into a baseline: it is lost when the file is written again."""
+    """What a person wrote into a baseline: writing the file again loses it."""
     return [
         Change(_name(place), _shown(place, value), "")
         for place, value in sorted(_flat(tables, checks, of_baseline=False))
@@ -251,7 +251,7 @@ def _same(place: Place, before: Any, now: Any) -> bool:
 
 
 def _why_not(place: Place, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
-    """(what is said of something that is not present any more, whether that is all that is known)."""
+    """(why a thing is not present any more, whether it could not be looked at)."""
     check, instance, setting, key = place
     for left in left_out:
         whole = not left.setting and not left.instance

@@ -58,7 +58,7 @@ def _baseline(args: argparse.Namespace) -> int:
 
 
 def _baseline_file(loaded: Loaded) -> str:
-    """Where it is, or is to be. What is looked at must be this machine, unless the file was named for it."""
+    """The baseline's path. The tree looked at must be this machine's, unless a file was named for it."""
     from healthd.config import Settings
 
     settings = loaded.settings
@@ -70,7 +70,7 @@ def _baseline_file(loaded: Loaded) -> str:
 
 
 def _baseline_before(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
-    """The tables of the file; None where there is none, or a wrong one that is to be replaced. Raises ConfigError."""
+    """The tables of the file; None if there is none, or a wrong one that will be replaced. Raises ConfigError."""
     from healthd.config import ConfigError
     from healthd.settings.layers import checks_of
     from healthd.settings.settle import settle
@@ -108,7 +108,7 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
     from healthd.say import render
     from healthd.settings.settle import settle
 
-    settle(parse_toml(text, path), path, {}, checks)  # never a file with which the daemon would not start
+    settle(parse_toml(text, path), path, {}, checks)  # never write a file with which the daemon would not start
     if os.path.exists(path) and changes and not force:
         say(f"{render.drift(path, changes, page())}\n")
         raise Stop(f"healthd baseline: {path}: is there and differs; --force replaces it", REFUSED)

@@ -55,7 +55,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _to_look_at(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
-    """This machine, as the settings have it."""
+    """What to look at: this machine, as in the settings."""
     from healthd.work import once
 
     with wrong_settings_are_wrong_use():
@@ -92,7 +92,7 @@ def _replay(args: argparse.Namespace) -> Look:
 
 
 def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> Loaded:
-    """The settings with these checks alone. Raises Stop where there is nothing to run."""
+    """The settings with only these checks. Raises Stop if there is nothing to run."""
     import dataclasses
 
     from healthd.convert import nearest
@@ -103,7 +103,7 @@ def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], ker
             raise Stop(f'healthd check: there is no check "{name}"{nearest(name, checks)}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd check: {name}: {_why_not(checks[name])}")
-    asked = names or [name for name, check in checks.items() if not check.when]  # the others by their names only
+    asked = names or [name for name, check in checks.items() if not check.when]  # the others run only by their names
     wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
     chosen = dataclasses.replace(loaded, checks=wanted)
     if not names_to_run(chosen, checks, kernel_log):
@@ -154,7 +154,7 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _require_place(path: str, force: bool) -> None:
-    """Before anything is looked at: whether the recording may be written there."""
+    """Raises Stop, before any check looks, if the recording may not be written there."""
     if os.path.lexists(path):
         if not os.path.isfile(path):
             raise Stop(f"healthd record: {path}: is there, and is not a file", REFUSED)
@@ -171,14 +171,14 @@ def _require_place(path: str, force: bool) -> None:
 
 @contextmanager
 def runner_of(setup: Setup) -> Iterator[Runner]:
-    """What its workers write to standard error is shown at the end."""
+    """A Runner. What its workers write to standard error is shown at the end."""
     import tempfile
     import time
 
     from healthd.work.runner import Runner
 
     with tempfile.TemporaryFile() as words:
-        # A worker that hangs outlives us: who reads our standard error must not wait for its end.
+        # A worker that hangs outlives us: a reader of our standard error must not wait for its end.
         with _standard_error_to(words):
             runner = Runner(setup, "", time.monotonic)
             try:
@@ -192,7 +192,7 @@ def runner_of(setup: Setup) -> Iterator[Runner]:
 
 @contextmanager
 def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
-    """What this process and its children write to standard error goes there meanwhile."""
+    """Meanwhile this process and its children write standard error into that file."""
     saved = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:

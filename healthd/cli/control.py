@@ -53,7 +53,7 @@ def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PAT
 
 
 def _exchange(path: str, request: bytes, deadline: float) -> bytes:
-    """Send, and read to the end of the stream. Raises OSError; TimeoutError at the deadline, even if it drips."""
+    """Send, and read to the stream's end. Raises OSError; TimeoutError at the deadline, even if the answer drips in."""
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         stream.settimeout(_left(deadline))

@@ -1,4 +1,4 @@
-"""What is typed behind a command: flags, and the settings that they and the file make together."""
+"""What is typed after a command: its flags, and the settings that flags and file give together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from healthd.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-DEFAULT_RUNTIME_DIR = "/run/healthd"  # as in config.py, which a client need not load
+DEFAULT_RUNTIME_DIR = "/run/healthd"  # as in config.py, which a client should not have to load
 
 # flag -> the setting that it overrides
 SETTINGS = {
@@ -37,7 +37,7 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong use is a Stop. `--help` is an ordinary flag: who prints it is the command line."""
+    """Wrong use raises Stop. `--help` is an ordinary flag: main.py prints the text."""
 
     def __init__(self, name: str, description: str, examples: str) -> None:
         super().__init__(
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(NamedTuple):
-    """What stands behind a command's name. `run` returns the exit status."""
+    """What a command is. `run` returns the exit status."""
 
     flags: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]
@@ -95,7 +95,7 @@ def look(parser: Parser) -> None:
 
 
 def daemon(parser: Parser) -> None:
-    """All that the daemon takes."""
+    """All flags of the daemon."""
     look(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="where the ledger's copy is kept")
     parser.add_argument("--runtime-dir", metavar="DIR", help="socket, verdict file and live ledger; one daemon each")
@@ -133,8 +133,8 @@ def duration(text: str) -> float | None:
 def load_settings(
     args: argparse.Namespace, below: Below | None = None, checks_dir: str | None = None
 ) -> tuple[Loaded, dict[str, Check]]:
-    """The effective settings and the checks there are. `below`: other layers than the usual ones under the file.
-    `checks_dir`: the site's checks are those that are there, not where the file says.
+    """The effective settings and all checks. `below`: gives other layers than the usual ones under the file.
+    `checks_dir`: where to find the site's checks, instead of where the file says.
 
     Raises ConfigError, one sentence.
     """
@@ -152,8 +152,8 @@ def load_settings(
 
 
 def settings_elsewhere(args: argparse.Namespace) -> tuple[Loaded | None, dict[str, Check]]:
-    """The settings that were named, for another node than this one: without this one's profile and baseline. None if
-    none were. And the checks that there are here. Raises ConfigError."""
+    """The settings file that was named, for another node: so without this node's profile and baseline; None if none was
+    named. And the checks of this node. Raises ConfigError."""
     from healthd import config
     from healthd.settings import registry
     from healthd.settings.settle import settle
@@ -165,8 +165,8 @@ def settings_elsewhere(args: argparse.Namespace) -> tuple[Loaded | None, dict[st
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """setting -> (flag, value) of what was given. A path may be written relative to the current directory: the worker,
-    which reads it, has another one. (A fake machine or a profile may have a name.)
+    """setting -> (flag, value) of the flags given. A relative path becomes absolute: the worker, which reads it, has
+    another current directory. (A fake machine or a profile may be a name instead.)
     """
     given = {}
     for flag, setting in SETTINGS.items():
@@ -178,7 +178,7 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
 
 
 def runtime_dir(args: argparse.Namespace) -> str:
-    """Where the daemon's socket is. A file that is wrong elsewhere does not matter: the daemon may run all the same."""
+    """Where the daemon's socket is. Other errors in the file do not matter: the daemon may run all the same."""
     if args.runtime_dir is not None:
         return os.path.abspath(str(args.runtime_dir))
     file = args.config or DEFAULT_FILE

@@ -18,12 +18,12 @@ from healthd.cli.terminal import say
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 0.25
-HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60, and start the next one beside it before
+HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60 s, and start the next one beside it before that
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """This process ends then, whatever it waits for: status 0, since no hook may fail a node by being slow."""
+    """End this process after `seconds`, whatever it waits for, with status 0: a slow hook must not fail a node."""
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)
@@ -33,7 +33,7 @@ def end_after(seconds: float) -> None:
 
 
 def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
-    """Tell the daemon that `job` ended, and wait until it has looked. One sentence, whatever came of it."""
+    """Tell the daemon that `job` ended, and wait until it has looked. Returns one sentence on what came of it."""
     deadline = time.monotonic() + wait_seconds
     pause = FIRST_PAUSE_SECONDS
     try:
@@ -53,8 +53,8 @@ def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> dict[str
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
-    """(status, sentence) from the verdict file alone: no socket, no check, no Slurm. slurmd starts the next one also
-    while one hangs: that says nothing."""
+    """(status, sentence) from the verdict file alone: no socket, no check, no Slurm. slurmd starts the next
+    one even while one hangs: that is no fault."""
     try:
         lock = os.open(os.path.join(runtime_dir, "verdict"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

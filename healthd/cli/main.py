@@ -57,7 +57,7 @@ examples
 
 settings: /etc/healthd/healthd.toml         manual: man healthd, docs/
 """
-# command -> the module of its family, whose COMMANDS say the rest.
+# command -> the module of its family, whose COMMANDS has the rest.
 FAMILIES = {
     "run": "run",
     "check": "check",
@@ -79,7 +79,7 @@ FAMILIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status; what goes wrong is one sentence on standard error."""
+    """Returns the exit status. An error is one sentence on standard error."""
     prepare()
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -116,7 +116,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def command(name: str) -> Command:
-    """Loads its family."""
+    """Loads the command's family."""
     commands: dict[str, Command] = import_module(f"healthd.cli.{FAMILIES[name]}").COMMANDS
     return commands[name]
 

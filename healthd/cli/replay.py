@@ -1,4 +1,4 @@
-"""From a round to its recording, and from a recording to a round: what was to be looked at, and how it is judged."""
+"""From a round to its recording, and from a recording to a round: what to look at, and with which settings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recor
 
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
-    """Also those at their default: another version may have another."""
+    """All settings, also those at their default: another version may have another default."""
     return {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
@@ -46,7 +46,7 @@ def _with_notes(run: Run, notes: Notes) -> Run:
 
 
 def told(recording: Recording) -> tuple[int, list[str]]:
-    """How many answers it has, and a sentence for each question that a run hung or died in."""
+    """How many answers a recording has, and a sentence for each question in which a run hung or died."""
     silent = [
         f"{run.check} {run.instance}".rstrip() + f" had no answer to: {run.unanswered}"
         for run in recording.runs
@@ -56,7 +56,7 @@ def told(recording: Recording) -> tuple[int, list[str]]:
 
 
 def settings_of(recording: Recording, known: Mapping[str, Check]) -> tuple[Loaded, list[CheckResult]]:
-    """The settings of then, and a failed result for each check that cannot be judged here."""
+    """The recorded settings, and a failed result for each check that cannot be judged here."""
     checks: dict[RunName, CheckConfig] = {}
     lost = []
     for check, instance, table in recording.checks:
@@ -86,7 +86,9 @@ def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
 
 
 def kernel_log_of(recording: Recording) -> KernelLog | None:
-    """Gives the lines of then, or raises the OSError of then; None where no log was read. Raises RecordingError."""
+    """A function that gives the recorded lines or raises the recorded OSError; None if no log was read.
+
+    Raises RecordingError."""
     if recording.kernel_error is not None:
         error = unpack(recording.kernel_error)
         if not isinstance(error, OSError):

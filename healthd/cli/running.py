@@ -12,13 +12,13 @@ from healthd.say.render import duration
 def daemons() -> str:
     """ "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h", "" if none is to be seen.
 
-    Costs a look at every process: only who waited in vain asks.
+    It looks at every process: so ask only after waiting in vain.
     """
     import psutil
 
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "username", "create_time", "status"]):
-        about = process.info  # what may not be seen is None
+        about = process.info  # what we may not see is None
         command = command_of(about["cmdline"] or ())
         if command:
             since = duration(max(0, int(time.time() - (about["create_time"] or time.time()))))

@@ -57,7 +57,7 @@ def _scan(args: argparse.Namespace) -> int:
 
 
 def _until_damaged(blocks: Iterator[Block], trouble: list[str]) -> Iterator[Block]:
-    """What was read before counts."""
+    """The blocks up to an error, which goes to `trouble`."""
     from healthd.scan.log_file import LogError
 
     try:
@@ -75,7 +75,7 @@ def _no_kernel_log(tally: Tally) -> str:
 
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """All built-in checks that listen, with their own settings."""
+    """One function for all built-in checks that listen, with their default settings."""
     from healthd.guard import KERNEL_LOG, drop
     from healthd.judge import intake
     from healthd.settings import registry

@@ -18,7 +18,7 @@ OF_HEALTH = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown
 
 
 class Stop(HealthdError):
-    """The command ends here: one sentence for who typed it, and the exit status."""
+    """The command ends here, with one sentence for the person who typed it, and the exit status."""
 
     def __init__(self, sentence: str, status: int = WRONG_USE) -> None:
         super().__init__(sentence)
@@ -26,13 +26,13 @@ class Stop(HealthdError):
 
 
 def prepare() -> None:
-    """LANG=C: a question mark rather than a traceback. A standard stream that is closed is /dev/null, so that no socket
-    gets its number."""
+    """With LANG=C print a question mark rather than a traceback. A closed standard stream becomes /dev/null, so that no
+    socket gets its number."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            opened = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
             os.set_inheritable(opened, True)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -40,14 +40,14 @@ def prepare() -> None:
 
 
 def say(text: str, status: int = OK) -> int:
-    """Write to standard output; `status` comes back. Who stopped reading wants no more of it, and no complaint."""
+    """Write to standard output, and return `status`. If nobody reads any more, end without a complaint."""
     if sys.stdout is None:
         return status
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer goes nowhere, else the interpreter complains of it at its end.
+        # Drop what is left in the buffer, else the interpreter complains of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
@@ -55,7 +55,7 @@ def say(text: str, status: int = OK) -> int:
 
 
 def stream(texts: Iterable[str]) -> None:
-    """Write one after another as they come; ends where nobody reads any more."""
+    """Write the texts as they come; end when nobody reads any more."""
     for text in texts:
         try:
             sys.stdout.write(text)
@@ -69,7 +69,7 @@ def stream(texts: Iterable[str]) -> None:
 
 
 def complain(sentence: str, status: int = OK) -> int:
-    """One line on standard error; `status` comes back."""
+    """Write one line to standard error, and return `status`."""
     from healthd.say.render import plain
 
     with suppress(OSError):  # nobody reads it: the status says it too
@@ -78,8 +78,8 @@ def complain(sentence: str, status: int = OK) -> int:
 
 
 def page() -> Page:
-    """Standard output: as wide as the terminal, where long rows are folded; in colour on a terminal that was not told
-    otherwise (no-color.org)."""
+    """The page of standard output: as wide as the terminal, where long rows are folded; in colour on a terminal, unless
+    NO_COLOR is set (no-color.org)."""
     import shutil
 
     from healthd.say.render import Page

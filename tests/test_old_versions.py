@@ -12,10 +12,11 @@ from machine import Machine
 from old_healthd import OLD
 from test_cli import run
 
-from healthd.config import effective, read_file, settle
+from healthd.config import read_file
 from healthd.convert import dump
 from healthd.judge import ledger_file
 from healthd.settings import registry
+from healthd.settings.settle import effective, settle
 
 
 def is_in(wanted: Any, found: Any) -> bool:

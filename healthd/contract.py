@@ -45,7 +45,7 @@ class Contract(Generic[C]):
     validate       the sentence that refuses its settings; None or "" = they are right
     overdue        what it means when a run has not answered for so many seconds
     correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
-    repairs        the repairs that kernel events are evidence of; pure. Built-in checks only
+    repairs        the repairs that kernel events are evidence of; pure. Beside correlate, built-in checks only
     BASELINE       the settings that `healthd baseline` writes for it, and where
     baseline       the values of those settings on this node now. An exception leaves the check out, with the reason
     EXPLAIN        code -> what it means, why it matters, what to do

@@ -38,7 +38,7 @@ from healthd.machine.files import remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
 from healthd.machine.lock import holds, lock
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
-from healthd.model import Health, Mode, Outcome, Verdict
+from healthd.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.say import commands, service
 from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher
@@ -47,6 +47,7 @@ from healthd.settings.configured import Configured
 from healthd.settings.registry import Check
 from healthd.slurm.hand import Hand
 from healthd.slurm.job_at_source import JobAtSource
+from healthd.slurm.look import ReconcileReport
 from healthd.work.hearing import Hearing
 from healthd.work.looking import Looking
 from healthd.work.results import CLOCK_STEP_SECONDS
@@ -104,9 +105,6 @@ class Daemon:
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.only_worker_woke = False
         self.ready_by = FOREVER
-        self.started = self.now()
-        self.ticked = self.monotonic()
-        self.clock_offset = self.now() - self.monotonic()
         self.commanded: Counter[str] = Counter()
         self.reload_failures, self.reload_trouble = 0, ""
         self.judged: tuple[object, ...] = ()
@@ -119,6 +117,9 @@ class Daemon:
             self.now,
         )
         self.memory = self.recalled(runner)
+        self.started = self.now()  # once the copy was read, which may take its time
+        self.ticked = self.monotonic()
+        self.clock_offset = self.now() - self.monotonic()
         kernel = Listener(
             settings.kernel_log.source,
             settings.root,
@@ -285,21 +286,22 @@ class Daemon:
             self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
 
     def decide(self) -> None:
-        before, decision = self.verdict.health, self.hand.decision
+        before = self.verdict.health
         self.judge()
         if self.verdict.health is not before:
             log.info("health: %s, was %s", self.verdict.health.value, before.value)
-        if self.hand.step():
-            self.slurm_was_looked_at()
-        if self.hand.look(self.verdict, self.looking.rounds.ended):
-            self.slurm_was_looked_at()
-        if self.hand.decision != decision:
-            log.info("decision: %s", decision_words(self.hand.decision, self.hand.status.owner))
+        decision = self.hand.decision
+        self.slurm_was_looked_at(self.hand.step(), decision)
+        decision = self.hand.decision
+        self.slurm_was_looked_at(self.hand.look(self.verdict, self.looking.rounds.ended), decision)
 
-    def slurm_was_looked_at(self) -> None:
-        if self.hand.status.node is not None:
-            self.looking.forget_unless_idle()
-        self.judge()
+    def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
+        if report is not None:
+            if report.node is not None:  # read in this look: an older word of Slurm says nothing of jobs now
+                self.looking.forget_unless_idle()
+            self.judge()
+        if self.hand.decision != before:
+            log.info("decision: %s", decision_words(self.hand.decision, self.hand.status.owner))
 
     # --- publish: the ledger and its copy, the verdict file, metrics, systemd
 

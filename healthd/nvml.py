@@ -265,7 +265,7 @@ class PcieLink:
     max_width: int | None
 
 
-def error_kind(number: int) -> NvmlErrorKind:
+def kind_of(number: int) -> NvmlErrorKind:
     """What NVML's number means. Newer drivers have numbers that nobody here knows: OTHER."""
     try:
         return NvmlErrorKind(number)
@@ -299,7 +299,7 @@ def ask(
             number, message = UNKNOWN_ERROR, "answered with text that is not UTF-8"
     if number in absent:
         return None
-    raise NvmlError(error_kind(number), call, message, pci, index, number)
+    raise NvmlError(kind_of(number), call, message, pci, index, number)
 
 
 class NvmlGpu:
@@ -609,7 +609,7 @@ class NvmlGpu:
         if number != 0:
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = str(cast(Any, self._library.NVMLError)(number))
-            return NvmlError(error_kind(number), call, message, self.pci, self.index, number)
+            return NvmlError(kind_of(number), call, message, self.pci, self.index, number)
         kind = raw(value, "valueType")
         if not 0 <= kind < len(UNION_MEMBERS):
             call = f"nvmlDeviceGetFieldValues field {value.fieldId}"

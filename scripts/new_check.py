@@ -9,6 +9,7 @@ and one sentence where the name or the heading is wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import keyword
 import re
 import subprocess
@@ -65,6 +66,16 @@ def aligned(table: str) -> str:
     return "\n".join(f"{left.rstrip().ljust(COLUMN)}#{right}" for left, _, right in halves)
 
 
+def put_back(before: dict[str, str | None]) -> None:
+    """As far as that is possible: nothing is left half written."""
+    for path, text in before.items():
+        with contextlib.suppress(OSError):
+            if text is None:
+                (ROOT / path).unlink(missing_ok=True)
+            else:
+                (ROOT / path).write_text(text, "utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Write a new check, to be changed.")
     parser.add_argument("name", metavar="NAME")
@@ -80,8 +91,14 @@ def main() -> int:
         print(f"new_check: {wrong}", file=sys.stderr)
         return USAGE
     files = {f"checks/{args.name}.py": check, f"tests/test_{args.name}.py": test, "conf/healthd.toml": sample}
-    for path, text in files.items():
-        (ROOT / path).write_text(text, "utf-8")
+    before = {path: (ROOT / path).read_text("utf-8") if (ROOT / path).exists() else None for path in files}
+    try:
+        for path, text in files.items():
+            (ROOT / path).write_text(text, "utf-8")
+    except OSError as error:
+        put_back(before)
+        print(f"new_check: {error.filename}: cannot be written: {error.strerror}", file=sys.stderr)
+        return USAGE
     subprocess.run([sys.executable, ROOT / "scripts/checks_page.py"], check=True)
     print("\n".join(f"{path}: written" for path in [*files, "docs/checks.md, docs/peers.md and README.md"]))
     return 0

@@ -123,3 +123,10 @@ def test_mypy_holds_what_each_check_declares_to_the_type_in_the_contract(tmp_pat
 def test_a_check_that_is_built_in_comes_round_always_or_on_an_idle_node(name):
     assert CHECKS[name].when in ("", "idle")
     assert CHECKS[name].runs or CHECKS[name].listens
+
+
+def test_a_check_that_knows_repairs_listens() -> None:
+    """Intake asks those that judge events: one with repairs alone would never be asked."""
+    repairing = [check for check in registry.built_in().values() if check.declares.repairs]
+    assert repairing
+    assert all(check.listens for check in repairing)

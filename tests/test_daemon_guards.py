@@ -18,16 +18,17 @@ import pytest
 
 from healthd import daemon as daemons
 from healthd import guard
-from healthd.config import Loaded
+from healthd.config import CheckConfig, Loaded
 from healthd.daemon import Daemon
 from healthd.judge import absorb, intake
 from healthd.judge.ledger_file import encode
 from healthd.kernel.source import RawLine, event_of
 from healthd.machine import wakeup
-from healthd.model import KernelEvent, Outcome, Severity
+from healthd.model import CheckResult, Finding, KernelEvent, Mode, NodeState, Outcome, Severity
 from healthd.settings import registry
 from healthd.settings.registry import Check
 from healthd.settings.settle import settle
+from healthd.slurm.look import ReconcileReport
 from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 
@@ -296,3 +297,46 @@ def test_a_sleep_that_no_poll_can_take_is_as_long_as_one_can(monkeypatch: pytest
     monkeypatch.setattr(wakeup, "LONGEST_SLEEP_SECONDS", 0.01)
     assert wakeup.poll([], 1e300) == set()
     assert wakeup.poll([], -1e300) == set()
+
+
+def acting(tmp_path: Path) -> tuple[Loaded, dict[str, Check]]:
+    loaded, checks = settings(tmp_path)
+    return dataclasses.replace(loaded, settings=dataclasses.replace(loaded.settings, mode=Mode.ACT)), checks
+
+
+@pytest.mark.parametrize(("read", "stands"), [(False, True), (True, False)])
+def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_no_job_was_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: bool, stands: bool
+) -> None:
+    """With slurmctld away nobody knows of a job: a faulty node would be given back."""
+    daemon = Daemon(lambda _running: acting(tmp_path))
+    held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
+    now = time.time()
+    result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (held,))
+    config = daemon.configured.loaded.checks.get(result.run) or CheckConfig()
+    loaded = dataclasses.replace(daemon.configured.loaded, checks={**daemon.configured.runs, result.run: config})
+    daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
+    daemon.looking.reconfigure(daemon.configured)
+    daemon.memory.take(intake.looked(daemon.memory.ledger, result, config, now))
+    driver = daemon.hand._driver
+    node = NodeState("n1", frozenset({"ALLOCATED"}))
+    driver.status = dataclasses.replace(driver.status, node=node, read_at=now - 10_000)
+    known = daemon.memory.ledger.slurm
+    report = ReconcileReport(known, node=node) if read else ReconcileReport(known, trouble="slurmctld is away")
+    monkeypatch.setattr(driver, "begin", lambda *_: driver._ended(report))
+    daemon.decide()
+    assert (held.key in daemon.memory.conditions) is stands
+    daemon.shut_down()
+
+
+def test_a_reload_reaches_every_part_of_the_daemon(tmp_path: Path) -> None:
+    loads = [settings(tmp_path), acting(tmp_path)]
+    daemon = Daemon(lambda _running: loads.pop(0))
+    daemon.reload()
+    assert daemon.configured.settings.mode is Mode.ACT
+    assert daemon.hearing.configured is daemon.looking.configured is daemon.configured
+    assert daemon.hand.settings is daemon.publisher.settings is daemon.settings
+    parts = (daemon.hearing, daemon.looking, daemon.hand, daemon.publisher)
+    holding = [part for part in vars(daemon).values() if hasattr(part, "settings") or hasattr(part, "configured")]
+    assert all(part in (*parts, daemon.configured) for part in holding), "a part that a reload does not know of"
+    daemon.shut_down()

@@ -427,3 +427,9 @@ def test_a_check_comes_with_its_table_in_the_sample_settings(check: str) -> None
     sample = ROOT / "conf/healthd.toml"
     if sample.exists():
         assert f"[checks.{check}]" in sample.read_text() or f"[checks.{check}." in sample.read_text()
+
+
+def test_modules_are_imported_by_name_only_where_the_checks_and_the_commands_are_found() -> None:
+    """importlib is an import that the tables above do not see."""
+    asking = {name for name, tree in MODULES.items() if "import_module" in ast.unparse(tree)}
+    assert asking == {"settings.registry", "cli.main"}

@@ -81,6 +81,16 @@ def test_all_of_a_burst_is_judged_and_then_the_oldest_of_the_most_frequent_forgo
     assert (len(found.ledger.events), found.forgotten) == (KEEP_EVENTS, 100)
 
 
+def test_what_was_repaired_makes_no_later_line_worse():
+    ledger = heard(EMPTY, xid(74))
+    (known,) = ledger.conditions
+    over = dataclasses.replace(known, state=ConditionState.CLEARED, cleared_at=NOW + 60, cleared_by="repaired by ann")
+    settled = dataclasses.replace(ledger, conditions=(), cleared=(over,))
+    alone = severities(heard(settled, xid(74, at=NOW + 3600)))
+    assert alone == severities(ledger), "as if it were the first"
+    assert severities(heard(ledger, xid(74, at=NOW + 3600))) != alone
+
+
 def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
     fault = dataclasses.replace(
         next(iter(heard(EMPTY, xid(79)).conditions)), clears=Clears.GPU_RESET, last_event=NOW - 60

@@ -15,7 +15,7 @@ import stub_nvml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.nvml import NvmlError, NvmlErrorKind, ask, error_kind, sysfs_address
+from healthd.nvml import NvmlError, NvmlErrorKind, ask, kind_of, sysfs_address
 
 # What a child process prints of the stub's GPUs, as JSON.
 REPORT = """
@@ -375,7 +375,7 @@ def test_the_stub_writes_to_the_file_where_it_is_to_hang(stub, tmp_path):
 
 @given(st.integers())
 def test_every_number_has_a_kind(number):
-    kind = error_kind(number)
+    kind = kind_of(number)
     assert kind is NvmlErrorKind.OTHER or kind.value == number
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from machine import Machine
-from old_healthd import OLD
+from old_healthd import OLD, unpack
 from test_cli import run
 
 from healthd.config import read_file
@@ -141,3 +143,18 @@ def test_what_its_sites_checks_declare_is_known(site):
     assert not list(leaf.overdue(config, 0.5))
     assert (swap.when, swap.uses) == ("idle", "nvml")
     assert swap.holds_resume(swap.make_config({}, "swap"))
+
+
+# What a site's check may import. Left out: what made the settings as a whole, which was no part of it.
+NOT_FOR_CHECKS = {"config": {"settle", "effective", "place_of", "require_what_is_named"}}
+
+
+@pytest.mark.parametrize("name", ["model", "config", "host", "past", "nvml"])
+def test_a_name_that_a_site_s_check_could_import_is_there(name: str, tmp_path: Path) -> None:
+    tree = ast.parse((unpack(tmp_path) / f"healthd/{name}.py").read_text("utf-8"))
+    named = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    targets = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    named |= {target.id for target in targets if isinstance(target, ast.Name)}
+    public = {each for each in named if not each.startswith("_")} - NOT_FOR_CHECKS.get(name, set())
+    assert len(public) > 3
+    assert public - set(vars(importlib.import_module(f"healthd.{name}"))) == set()

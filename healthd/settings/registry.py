@@ -14,7 +14,9 @@ import json
 import logging
 import os
 import pkgutil
+import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -332,10 +334,14 @@ def _misdeclared(check: Check) -> str:
 
 
 def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
-    """Names in a site's module that healthd does not know, and the known ones that they resemble: AFTER_EVENT."""
+    """Names in a site's module that neither healthd nor the module itself reads, and the known ones that they resemble:
+    AFTER_EVENT."""
+    with open(check.path, encoding="utf-8", errors="replace") as file:
+        words = Counter(re.findall(r"\w+", file.read()))
     for name in vars(check.module):
-        if name.isupper() and name not in NAMES and (close := get_close_matches(name, NAMES, n=1, cutoff=0.9)):
-            yield name, close[0]
+        if name.isupper() and name not in NAMES and words[name] == 1:
+            for meant in get_close_matches(name, NAMES, n=1, cutoff=0.9):
+                yield name, meant
 
 
 def _redeclared(config: type[CheckConfig]) -> str:

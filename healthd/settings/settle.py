@@ -18,6 +18,7 @@ from healthd.convert import ConvertError, dump, load, nearest, number, show
 from healthd.data import data_folder
 from healthd.model import RunName
 from healthd.settings.registry import Check
+from healthd.text import printable
 
 _FAKE_MACHINES = data_folder("nvidia/fake_machines")
 
@@ -68,8 +69,7 @@ def _named(source: str, origins: Mapping[str, str]) -> Iterator[None]:
         yield
     except ConvertError as error:
         where = origins.get(str(error).partition(": ")[0], source)
-        sentence = "".join(c if c.isprintable() else "?" for c in str(error))  # a key may contain a line end
-        raise ConfigError(f"{where}: {sentence}") from None
+        raise ConfigError(f"{where}: {printable(str(error))}") from None  # a key may contain a line end
 
 
 def _laid(layers: Sequence[Layer], known: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:

@@ -107,24 +107,24 @@ class Hand:
 
     # --- deciding
 
-    def step(self) -> bool:
-        """Go on with a look that is under way. Returns whether one ended: what people did in Slurm may have changed
-        conditions, so the verdict must be made anew."""
+    def step(self) -> ReconcileReport | None:
+        """Go on with a look that is under way. Returns the report of one that ended: what people did in Slurm may have
+        changed conditions, so the verdict must be made anew."""
         if self.settings.mode is Mode.OBSERVE:
-            return False
+            return None
         if self._slurmd.step():
             self._driver.expect_registration()
             self._again_at = self._monotonic()
         return self._take(self._driver.step())
 
-    def look(self, verdict: Verdict, round_ended: bool) -> bool:
+    def look(self, verdict: Verdict, round_ended: bool) -> ReconcileReport | None:
         """Look at the node in Slurm and act, if that is due. Called also in the pass in which a look ended, since a
-        change during that look wakes nobody later. Returns whether this look is over already."""
+        change during that look wakes nobody later. Returns the report if this look is over already."""
         if self.settings.mode is Mode.OBSERVE:
             self._only_say(verdict)
-            return False
+            return None
         if self._driver.busy or not self._must_look(verdict, round_ended):
-            return False
+            return None
         self._again_at = FOREVER
         return self._take(self._driver.begin(verdict, self._memory.ledger.slurm, self._policy()))
 
@@ -169,10 +169,10 @@ class Hand:
 
     # --- what Slurm said
 
-    def _take(self, report: ReconcileReport | None) -> bool:
+    def _take(self, report: ReconcileReport | None) -> ReconcileReport | None:
         """Keep, in one save, what a look found that people did to the node; and set when to look again."""
         if report is None:
-            return False
+            return None
         self._take_peoples_word(report)
         self._tell_hold(self._memory.ledger.slurm.hold, report.memory.hold)
         self._remember(report.memory)
@@ -186,7 +186,7 @@ class Hand:
         self.decision = report.decision
         self._again_at = self._monotonic() + self._driver.retry_seconds(report)
         self._slurmd.watch(self._driver.waits_for_slurmd(report))
-        return True
+        return report
 
     def _take_peoples_word(self, report: ReconcileReport) -> None:
         memory, now = self._memory, self._now()

@@ -136,7 +136,8 @@ class Hearing:
         for follows, first in found.items():
             if self.incidents.get(follows) != first:
                 log.warning("incident: %s is of one incident with %s", follows, first)
-        self.incidents = self.standing_incidents() | found
+        standing = self._memory.conditions
+        self.incidents = {follows: first for follows, first in self.incidents.items() if follows in standing} | found
 
     def standing_incidents(self) -> dict[ConditionKey, ConditionKey]:
         standing = self._memory.conditions

@@ -14,6 +14,7 @@ from healthd.config import CheckConfig, Loaded, Settings
 from healthd.guard import KERNEL_LOG, drop
 from healthd.host import Host
 from healthd.judge import intake, verdict
+from healthd.judge.absorb import OTHERS
 from healthd.judge.ledger import Ledger
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
@@ -21,6 +22,7 @@ from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
     Condition,
+    ConditionKey,
     ConditionState,
     Finding,
     Outcome,
@@ -225,12 +227,13 @@ def _listen(
 
 def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, ...]:
     """The findings, at the severity that counts."""
-    conditions = ledger.by_key()
-    return tuple(
-        dataclasses.replace(finding, severity=conditions[finding.key].severity, worsens=None)
-        for finding in findings
-        if finding.key in conditions
-    )
+    conditions = {condition.key: condition for condition in (*ledger.cleared, *ledger.conditions)}
+    found = []
+    for finding in findings:
+        counted = conditions.get(finding.key) or conditions.get(ConditionKey(finding.code, OTHERS))
+        if counted is not None:
+            found.append(dataclasses.replace(finding, severity=counted.severity, worsens=None))
+    return tuple(found)
 
 
 def kernel_log_of(settings: Settings) -> KernelLog | None:

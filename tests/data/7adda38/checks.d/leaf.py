@@ -1,5 +1,6 @@
 """The leaf switch of each rail answers: every hook that a site's check had, but those of swap.py."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,9 +30,8 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
-    if host.exists("/leaf-hangs"):
-        while True:
-            host.read("/leaf-hangs")
+    while host.exists("/leaf-hangs"):  # it hangs until its test is over
+        time.sleep(0.05)
     state, errors = (host.read(config.file) or "").split()
     reading = Observation("leaf_errors_total", float(errors), ObservationKind.COUNTER, (("rail", config.name),))
     yield reading

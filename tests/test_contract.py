@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import subprocess
@@ -50,7 +51,7 @@ def test_a_name_with_a_typo_is_found(typo):
 
 
 def test_each_name_has_its_line_of_meaning():
-    named = re.findall(r"(?m)^    (\w+) {2,}\S", Contract.__doc__ or "")
+    named = re.findall(r"(?m)^(\w+) {2,}\S", inspect.cleandoc(Contract.__doc__ or ""))  # Python 3.13 dedents by itself
     assert tuple(named) == NAMES
 
 

@@ -111,8 +111,9 @@ WORDS = re.findall(r"(?m)^\| (.+?) \| .+ \| (.*`.*) \|$", (ROOT / "docs/glossary
 def test_a_word_of_the_glossary_is_in_the_file_that_stands_beside_it(word, where):
     text = ""
     for name in re.findall(r"`([^`]+)`", where):
-        if "/" in name:
-            assert (ROOT / name).exists(), name
-            text = (ROOT / name).read_text("utf-8") if (ROOT / name).is_file() else ""
+        if "/" in name or name.endswith(".py"):
+            path = next((path for path in (ROOT / "healthd" / name, ROOT / name) if path.exists()), None)
+            assert path is not None, name
+            text = path.read_text("utf-8") if path.is_file() else ""
         else:
             assert re.search(rf"\b{name}\b", text), name

@@ -10,10 +10,10 @@ PYTEST := .venv/bin/python -m pytest -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-long check unit coverage unit-all unit-others test-packages e2e bench simulate wheel clean
+.PHONY: help demo test soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package clean
 
 help: ## print this
-	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
 
 demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
 	@.venv/bin/python scripts/demo.py
@@ -28,7 +28,7 @@ check: .venv/.stamp ## lint, format, types, the design rules and the checks' con
 	@.venv/bin/ruff check --quiet .
 	@.venv/bin/ruff format --quiet --check . || { .venv/bin/ruff format --check .; exit 1; }
 	@.venv/bin/mypy --strict --no-error-summary
-	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/tree.sh packaging/debian/healthd.p* .ci/run; fi
 	@.venv/bin/python -m pytest tests/test_design.py tests/test_contract.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
@@ -50,8 +50,32 @@ e2e: .venv/.stamp test-packages ## the end-to-end tests alone
 test-long: .venv/.stamp test-packages ## what make test does in a shorter form: 1,000 kills
 	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider -m long
 
-bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table
+# SECONDS=600 is shorter, SEED=7 what happened under that seed.
+soak: .venv/.stamp test-packages ## an hour of faults, kills, reloads, scrapes and clients at random; SECONDS=600 SEED=7
+	@$(AS_ROOT) PYTHONPATH=bench .venv/bin/python -m soak --seconds $(or $(SECONDS),3600) --seed $(or $(SEED),0)
+
+test-gpu: .venv/.stamp ## healthd validate on this machine's GPUs beside published numbers; needs PyTorch in .venv, skipped without
+	@$(ROOT) env PYTHONPATH=.:tests .venv/bin/python -m pytest -rs -n 0 -p no:cacheprovider -m gpu tests/test_validate_gpu.py
+
+test-spark: ## the fleet's questions on DuckDB and on Spark, which it sets up: 600 MB, and a Java
+	@scripts/test_spark.sh
+
+fuzz: .venv/.stamp ## four minutes of hostile inputs for every boundary; make test has a short form
+	@PYTHONPATH=.:tests .venv/bin/python -m tests.fuzz
+
+# NHC=DIR is a checkout of github.com/mej/nhc, NODE_EXPORTER=PROGRAM Prometheus' own, if it is not in the PATH.
+bench: .venv/.stamp test-packages ## what healthd costs on this machine, as a table; NHC=DIR: beside it
 	@.venv/bin/python bench/bench.py
+
+# JOBS=400000 is a smaller one; MONTHS and SEED too. The history is made once and kept in build/histories. LANL=FILE
+# is the public data that lemons are measured on too, LA-UR-05-7318: without it that is not measured, and said to be.
+bench-fleet: .venv/.stamp ## what the fleet's store costs: a made history of 4 million jobs, ingested and asked; LANL=FILE: public data too
+	@.venv/bin/python bench/bench_fleet.py --jobs $(or $(JOBS),4000000) --months $(or $(MONTHS),11) --seed $(or $(SEED),1) $(if $(LANL),--lanl '$(LANL)')
+
+# SEED=1 is one of those that thresholds were chosen on, 101 and above are not; ROWS=0 leaves cost and periods out. ALIBABA=DIR
+# is a public trace, mini-batch-time of alibaba/clusterdata, cluster-trace-gpu-v2020: without it that is not measured.
+bench-failslow: .venv/.stamp ## how right healthd failslow is: 500 made sets of series, and its cost; ALIBABA=DIR: public data too
+	@PYTHONPATH=. .venv/bin/python bench/bench_failslow.py --seed $(or $(SEED),101) --rows $(or $(ROWS),10000000) $(if $(ALIBABA),--alibaba '$(ALIBABA)')
 
 simulate: .venv/.stamp ## a dead file server, a wave of faults: 10,000 nodes simulated, 1,000 on a real slurmctld
 	@$(ROOT) env PYTHONPATH=. PYTHONDONTWRITEBYTECODE=1 .venv/bin/python bench/simulate.py
@@ -59,11 +83,15 @@ simulate: .venv/.stamp ## a dead file server, a wave of faults: 10,000 nodes sim
 wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a fresh environment and try it
 	@scripts/wheel.sh
 
+# REVISION=2 is the next package of the same version; RELEASE="bookworm trixie" are those that are tested.
+package: ## dist/*.deb for Debian 12 and 13, each built in a root of its own; RELEASE=bookworm builds one
+	@$(ROOT) env REVISION=$(or $(REVISION),1) MIRROR=$(MIRROR) PIP_INDEX_URL=$(PIP_INDEX_URL) scripts/package.sh $(RELEASE)
+
 test-packages:
 	@scripts/setup.sh test-packages
 
 clean: ## remove everything that was built here; the system packages and /var/cache/healthd-tests stay
-	@rm -rf .venv .venv-3.* build dist wheels ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
+	@rm -rf .venv .venv-3.* .venv-spark build dist wheels ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.stamp: pyproject.toml scripts/setup.sh

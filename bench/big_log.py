@@ -41,9 +41,9 @@ GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 MONTH_SECONDS = 28 * 86400
 
 
-def write(path: Path, size: int, fault_each: int) -> int:
+def write(path: Path, size: int, fault_each: int, seed: int = 1) -> int:
     """About `size` bytes, one line in `fault_each` (0: none) a fault; returns the number of lines."""
-    chance = random.Random(1)
+    chance = random.Random(seed)
     average = 127
     step = MONTH_SECONDS / (size / average)
     written = lines = 0

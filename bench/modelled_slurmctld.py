@@ -11,19 +11,24 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, CommandResult
+from healthd.slurm import commands
+from healthd.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
 
 SECONDS_A_COMMAND = 0.01  # to start a program, ask munge, connect
 SECONDS_A_REQUEST = 0.0002
 SECONDS_A_NODE_IN_THE_TABLE = 1.3e-6
 MESSAGE_TIMEOUT = 10.0
+STARTED = 1_799_000_000  # in the days before the simulation begins
 AWAY = CommandResult(1, "", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
 LATE = CommandResult(1, "", "slurm_load error: Socket timed out on send/recv operation\n")
 
 
 def requests_of(argv: tuple[str, ...]) -> tuple[int, bool]:
-    """How many requests a command makes, and whether one of them is for the whole table of nodes."""
-    return (2, "-n" not in argv) if argv[0] == "sinfo" else (1, False)
+    """How many requests a command makes, and whether one of them is for the whole table of nodes. sinfo asks for the
+    partitions too, and `scontrol show config` pings each slurmctld."""
+    if argv[0] == "sinfo":
+        return 2, "-n" not in argv
+    return (2 if argv == commands.config() else 1), False
 
 
 @dataclass(slots=True)
@@ -74,16 +79,17 @@ class Slurmctld:
     def _answer(self, argv: tuple[str, ...], second: int) -> str:
         if argv[:2] == ("scontrol", "update"):
             return self._update(argv[2].partition("=")[2], dict(word.split("=", 1) for word in argv[3:]), second)
+        if argv == commands.config():
+            return f"BOOT_TIME               = {STARTED}\n"
         if "partition" in argv:
             return f"PartitionName=all Nodes=n[1-{len(self.nodes)}] TotalNodes={len(self.nodes)}\n"
         if "-n" not in argv:
             self.table = self.table or self._table()
             return self.table
-        if argv[-1].startswith("PartitionName"):
-            return _row(("all", "1"), PARTITION_COLUMNS)
         node = self.nodes[argv[argv.index("-n") + 1]]
         drained = ("idle+drain", str(node.since), "root", node.reason)
-        return _row(drained if node.reason else ("idle", "Unknown", "Unknown", "none"), NODE_COLUMNS)
+        state = drained if node.reason else ("idle", "Unknown", "Unknown", "none")
+        return _row(("all", "1", *state, "gpu:8"), NODE_COLUMNS)
 
     def _update(self, name: str, words: dict[str, str], second: int) -> str:
         node, self.table = self.nodes[name], ""

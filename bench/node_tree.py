@@ -41,10 +41,18 @@ STAT = (  # of a sleeping process, as Linux 6 prints it: pid, name, parent
 )
 
 
-def build(root: Path) -> None:
-    for number, pci in enumerate((*GPUS, *NICS, *DISKS)):
+def gpus(number: int) -> tuple[str, ...]:
+    """The PCI addresses of so many; the first ones are a DGX H100's."""
+    return (*GPUS, *(f"0002:{more:02x}:00.0" for more in range(number)))[:number]
+
+
+def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), process_count: int = PROCESSES) -> None:
+    """`process_count`: seven tenths of them are the kernel's own threads; at 0 there is none at all."""
+    ours = gpus(gpu_count)
+    of_disks = (*DISKS, *(f"0003:{more:02x}:00.0" for more in range(disks)))[:disks]
+    for number, pci in enumerate((*ours, *NICS, *of_disks)):
         above = f"0000:{number // 6:02x}:{number % 6 + 1:02x}.1"
-        if pci in GPUS:
+        if pci in ours:
             pci_device(root, pci, "0x030200", above, device="0x2330", revision="0xa1", power_state="D0")
             (root / PCI.lstrip("/") / pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
         elif pci in NICS:
@@ -79,11 +87,11 @@ def build(root: Path) -> None:
             "/sys/class/dmi/id/product_name": "DGXH100\n",
         },
     )
-    hosts_own(root)
-    processes(root)
+    hosts_own(root, disks)
+    processes(root, process_count)
 
 
-def hosts_own(root: Path) -> None:
+def hosts_own(root: Path, disks: int = len(DISKS)) -> None:
     """CPUs, DIMMs, disks, network interfaces, memory."""
     cpu, edac = "/sys/devices/system/cpu", "/sys/devices/system/edac/mc"
     files = {f"{cpu}/online": f"0-{CPUS - 1}\n", "/proc/meminfo": "MemTotal:       2113451320 kB\n"}
@@ -101,7 +109,7 @@ def hosts_own(root: Path) -> None:
         }
         files |= {f"{controller}/dimm{number % 2}/{name}": "0\n" for name in ("dimm_ce_count", "dimm_ue_count")}
         files[f"{controller}/dimm{number % 2}/dimm_label"] = f"CPU_SrcID#{number // 16}_MC#{number // 2 % 8}\n"
-    for number in range(len(DISKS)):
+    for number in range(disks):
         files[f"/sys/class/nvme/nvme{number}/state"] = "live\n"
         files[f"/sys/class/nvme/nvme{number}/serial"] = f"S64GNE0R{number:06}\n"
         files[f"/sys/block/nvme{number}n1/wwid"] = f"eui.36344730523{number:05}\n"
@@ -113,12 +121,14 @@ def hosts_own(root: Path) -> None:
     write(root, files)
 
 
-def processes(root: Path) -> None:
+def processes(root: Path, count: int = PROCESSES) -> None:
+    if not count:
+        return
+    own = count * KERNEL_THREADS // PROCESSES
     files = {"/proc/2/stat": STAT.format(2, "kthreadd", 0, 0)}
-    kernels = [str(pid) for pid in range(3, 3 + KERNEL_THREADS)]
-    files["/proc/2/task/2/children"] = " ".join(kernels) + " \n"
-    for pid in (1, *range(3, PROCESSES + 1)):
-        kernels_own = 2 < pid < 3 + KERNEL_THREADS
+    files["/proc/2/task/2/children"] = " ".join(map(str, range(3, 3 + own))) + " \n"
+    for pid in (1, *range(3, count + 1)):
+        kernels_own = 2 < pid < 3 + own
         name, parent = (f"kworker/{pid}:1", 2) if kernels_own else (f"python3 {pid}", 1)
         files[f"/proc/{pid}/stat"] = STAT.format(pid, name, parent, pid * 10)
     write(root, files)

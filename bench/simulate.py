@@ -181,7 +181,7 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
         now = drained()
         if not_yet and not not_yet.isdisjoint(now):
             not_yet -= now
-            outcome.wave_seconds = moment - WAVE
+            outcome.wave_seconds = max(0.0, moment - WAVE)  # the file server had one of them drained before
         outcome.shared_peak = max(outcome.shared_peak, len(now - wave))
         if moment > broken_until and now - standing(scenario, hours):
             outcome.back_seconds = moment - broken_until
@@ -264,8 +264,8 @@ def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
 
 
 def counted(cluster: SlurmCluster) -> int:
-    """The requests about nodes and partitions that slurmctld has served."""
-    kinds = r"REQUEST_(NODE_INFO|NODE_INFO_SINGLE|PARTITION_INFO|UPDATE_NODE)"
+    """The requests about nodes, partitions and itself that slurmctld has served."""
+    kinds = r"REQUEST_(NODE_INFO|NODE_INFO_SINGLE|PARTITION_INFO|UPDATE_NODE|BUILD_INFO|PING)"
     return sum(number for name, number in cluster.sdiag_counts().items() if re.fullmatch(kinds, name))
 
 

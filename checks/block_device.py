@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
@@ -33,10 +32,13 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     LeftOut,
+    Meaning,
     Observation,
     Severity,
 )
 from healthd.past import Past
+from healthd.text import is_decimal
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("nvme", "block", "fs")
@@ -155,7 +157,7 @@ def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Findi
         missing = host.read(f"{BLOCK}/{name}/md/degraded") if name.startswith("md") else None
         if missing is None:  # striped arrays have no such file: no disk may be missing
             continue
-        if not (missing.isascii() and missing.isdecimal() and len(missing) < 6):
+        if not (is_decimal(missing) and len(missing) < 6):
             unreadable.append(f"{BLOCK}/{name}/md/degraded: not a number of disks: {missing[:40]!r}")
             continue
         yield Observation("md_missing_disks", int(missing), labels=(("array", name),))
@@ -380,6 +382,10 @@ _DISK_TODO = (
     "(lspci -vv), replace it."
 )
 
+OBSERVATIONS = {
+    "md_missing_disks": Meaning("Disks that a software RAID runs without; 0 if it is whole.", ("array",)),
+}
+
 EXPLAIN = {
     "block_device/missing": Explain(
         Severity.DEGRADED,
@@ -387,6 +393,8 @@ EXPLAIN = {
         "A disk that the site's settings name is no longer there.",
         "Its file system or its part of a RAID is lost to jobs: scratch space is missing, or less safe.",
         f"{_DISK_TODO} If it was replaced on purpose, write the new baseline.",
+        confirm="confirm_seconds",
+        expects="expected",
     ),
     "block_device/nvme": Explain(
         Severity.DEGRADED,
@@ -394,6 +402,8 @@ EXPLAIN = {
         "An NVMe disk's controller does not work: it is dead, or its reset does not end.",
         "Reads and writes of that disk fail or hang, and so do the jobs that use it.",
         f"Power the node off and on: a warm reboot may leave the controller as it is. {_DISK_TODO}",
+        confirm="confirm_seconds",
+        at_once=True,
     ),
     "block_device/nvme_path": Explain(
         Severity.WARNING,
@@ -401,6 +411,8 @@ EXPLAIN = {
         "A controller of NVMe over fabrics is not connected.",
         "One way to the storage is lost. With multipath the others serve; else what is mounted from it stands still.",
         "nvme list-subsys shows the paths; look at the network and at the storage target.",
+        confirm="confirm_seconds",
+        at_once=True,
     ),
     "block_device/stopped": Explain(
         Severity.DEGRADED,
@@ -408,6 +420,7 @@ EXPLAIN = {
         "The kernel turned a local file system read-only, or shut it down, after errors.",
         "Jobs cannot write there, and what they wrote last may be lost.",
         "journalctl -k shows the first error. Unmount it, fsck (xfs_repair), mount it again; or reboot with fsck.",
+        shared=None,
     ),
     "block_device/root_stopped": Explain(
         Severity.CRITICAL,
@@ -415,6 +428,7 @@ EXPLAIN = {
         "The kernel turned the root file system read-only, or shut it down, after errors.",
         "Nothing can be logged or spooled: jobs fail in odd places, and new ones cannot start.",
         "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. Again: replace the disk.",
+        shared=None,
     ),
     "block_device/io_error": Explain(
         Severity.DEGRADED,
@@ -424,6 +438,8 @@ EXPLAIN = {
         "warning that ends after a day.",
         "Jobs that read or write there fail, and the file system on it may be stopped next.",
         _DISK_TODO,
+        also=(Severity.WARNING,),
+        shared=None,
     ),
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
@@ -432,6 +448,7 @@ EXPLAIN = {
         "no setting names, and of one of a RAID that has copies it is a warning that ends after a day.",
         "What was in these sectors is lost. More of them follow as a rule.",
         _DISK_TODO,
+        also=(Severity.WARNING,),
     ),
     "block_device/trouble": Explain(
         Severity.WARNING,
@@ -469,6 +486,7 @@ EXPLAIN = {
         "node it is a warning.",
         "Everything on it is lost to jobs, and perhaps for good.",
         "cat /proc/mdstat; mdadm --examine of its disks. If all went at once, look at their adapter.",
+        also=(Severity.WARNING,),
     ),
     "block_device/raid_degraded": Explain(
         Severity.WARNING,

@@ -4,7 +4,8 @@ Rules: munge refuses messages of another time, so Slurm loses the node; node_exp
 NodeClockNotSynchronising ask the same. The kernel itself tells (adjtimex(2)): what disciplines the clock says how wrong
 it may be, and the kernel adds 0.5 ms to that for each second without news. At 16 s (nine hours) it is not synchronised;
 the longest usual poll (systemd-timesyncd, 34 minutes) makes 1 s. The flag STA_UNSYNC alone says nothing: chrony without
-rtcsync never clears it.
+rtcsync never clears it. Below healthd.service, which denies the calls that may set a clock, systemd-timedated is asked:
+it tells only whether the error is below 16 s.
 And whether time is read from a slow chip (GCM wants the clock source "tsc"): after "Marking clocksource 'tsc' as
 unstable because the skew is too large" Linux takes hpet or acpi_pm, and takes tsc out of the list of those available.
 Other sources are right, kvm-clock on a virtual machine as arch_sys_counter on Arm.
@@ -12,21 +13,21 @@ Other sources are right, kvm-clock on a virtual machine as arch_sys_counter on A
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 
 CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0/available_clocksource"
 CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 SLOW = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
-NAME = re.compile(r"[a-z][a-z0-9_-]+")
+NAME = regex(r"[a-z][a-z0-9_-]+")
 OF_HYPERVISORS = ("kvm-clock", "xen", "hyperv_clocksource")
 TIME_CLIENTS = (
     *("/etc/chrony.conf", "/etc/chrony/chrony.conf", "/etc/ntp.conf", "/etc/ntpsec/ntp.conf"),
@@ -77,8 +78,12 @@ def _kept(host: Host, config: Config) -> Iterator[Finding | Observation]:
     clock = host.clock()
     if clock is None:
         return
-    offset, error = abs(clock.offset_seconds), clock.max_error_seconds
     yield Observation("clock_synchronised", int(clock.synchronised))
+    if clock.offset_seconds is None or clock.max_error_seconds is None:
+        if not clock.synchronised and not _is_left_to_the_hypervisor(host):
+            yield _finding("unsynchronised", "the clock is not synchronised", config)
+        return
+    offset, error = abs(clock.offset_seconds), clock.max_error_seconds
     yield Observation("clock_offset_seconds", clock.offset_seconds)
     yield Observation("clock_max_error_seconds", error)
     if error > config.max_error_seconds:
@@ -103,6 +108,12 @@ def _is_left_to_the_hypervisor(host: Host) -> bool:
 
 _TODO = "chronyc tracking and chronyc sources -v, or timedatectl timesync-status: is it running, do its servers answer?"
 
+OBSERVATIONS = {
+    "clock_synchronised": Meaning("1 if the kernel says that its clock is synchronised, else 0."),
+    "clock_offset_seconds": Meaning("How far the clock is from the time server's, in seconds; above 0 or below."),
+    "clock_max_error_seconds": Meaning("How wrong the clock may be at most by the kernel's estimate, in seconds."),
+}
+
 EXPLAIN = {
     "clock/unsynchronised": Explain(
         Severity.WARNING,
@@ -110,6 +121,7 @@ EXPLAIN = {
         "Nothing keeps the clock: no time server has answered since the boot, or for nine hours.",
         "It drifts by seconds a day. When it is minutes off, munge refuses the node's messages and Slurm loses it.",
         _TODO,
+        confirm="confirm_seconds",
     ),
     "clock/uncertain": Explain(
         Severity.WARNING,
@@ -117,6 +129,7 @@ EXPLAIN = {
         "The clock was right, but no time server has answered for hours.",
         "None yet. It drifts from here on.",
         _TODO,
+        confirm="confirm_seconds",
     ),
     "clock/offset": Explain(
         Severity.WARNING,
@@ -124,6 +137,7 @@ EXPLAIN = {
         "The clock is known to be wrong, and is being corrected slowly or not at all.",
         "Logs of several nodes do not fit together, files seem to come from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets it at once.",
+        confirm="confirm_seconds",
     ),
     "clock/slow_source": Explain(
         Severity.WARNING,
@@ -132,5 +146,6 @@ EXPLAIN = {
         "To ask for the time takes tens of times as long: Python, NCCL and whatever measures itself get slower.",
         "journalctl -k | grep -i -e tsc -e clocksource says why. Reboot; if it comes back, update the board's firmware "
         "(interrupts of its own that take too long, sockets that do not agree). On a virtual machine: its hypervisor.",
+        confirm="confirm_seconds",
     ),
 }

@@ -11,22 +11,34 @@ have neither these counts nor, often, cpufreq: nothing is judged then.
 from __future__ import annotations
 
 import errno
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
+from healthd.plausible import Count, Cpus
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected",), place=51)
 
 CPUS = "/sys/devices/system/cpu"
 GOVERNOR_TURNS = 4
-RANGES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +49,9 @@ class Config(CheckConfig):
     throttle_events  more thermal throttling than this on a CPU package from one run to the next warns
     """
 
-    expected: int = 0
+    expected: Cpus = 0
     governors: tuple[str, ...] = ("performance",)
-    throttle_events: int = 0
-
-
-def validate(config: Config) -> str | None:
-    if config.expected < 0 or config.throttle_events < 0:
-        return "expected and throttle_events must not be negative"
-    return None
+    throttle_events: Count = 0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -100,7 +106,7 @@ def _throttled(
             return
         siblings = f"{CPUS}/cpu{cpu}/topology/core_siblings_list"  # old kernels know this name too
         online = online - {cpu} - parse(host.read(siblings) or "", siblings)
-        if not (count.isascii() and count.isdecimal() and int(count) < 2**64):
+        if not (is_decimal(count) and int(count) < 2**64):
             unreadable.append(f"{path}: not a count: {count[:40]!r}")
             continue
         labels = (("cpu", str(cpu)),)
@@ -153,6 +159,17 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     yield Entry("cpu", "expected", len(online), note=f"online; offline: {offline}" if offline else "online")
 
 
+OBSERVATIONS = {
+    "cpu_online": Meaning("CPUs (hardware threads) that are online."),
+    "cpu_package_throttle_total": Meaning(
+        "Times since the boot that a CPU package was slowed down for its heat; the label is its first CPU.",
+        ("cpu",),
+    ),
+    "cpu_governor_turn": Meaning(
+        "Which share of the CPUs' governors was read last: 0 if all, else the turn; for healthd itself.",
+    ),
+}
+
 EXPLAIN = {
     "cpu/missing": Explain(
         Severity.DEGRADED,
@@ -161,6 +178,7 @@ EXPLAIN = {
         "Slurm takes a node that registers with fewer CPUs out of service, and jobs pinned to those CPUs fail.",
         "lscpu -e shows which are offline; journalctl -k for 'smpboot' and machine checks. Look at SMT and the core "
         "count in the BIOS settings. A whole package away: the socket or its board.",
+        expects="expected",
     ),
     "cpu/governor": Explain(
         Severity.WARNING,

@@ -8,20 +8,21 @@ driver is loaded anew, or a card is reset, its files are away or have another mo
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected",), place=60)
 
-MODE = re.compile(r"0?[0-7]{3}")
+MODE = regex(r"0?[0-7]{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     for directory, names in (("/dev", NVIDIA_NODE), ("/dev/infiniband", INFINIBAND_NODE)):
         for name in host.list(directory):
-            found = host.stat(f"{directory}/{name}") if re.fullmatch(names, name) else None
+            found = host.stat(f"{directory}/{name}") if regex(names).fullmatch(name) else None
             if found is None:
                 continue
             path, mode = f"{directory}/{name}", stat.S_IMODE(found.mode)
@@ -98,6 +99,8 @@ EXPLAIN = {
         "CUDA finds fewer GPUs or none, NCCL no network card; containers start without the device.",
         "ls -l PATH. GPUs: is the driver loaded? nvidia-modprobe -c 0 -u makes them. InfiniBand: udevadm trigger, and "
         "systemctl status openibd. A plain file there was written before the driver came: remove it.",
+        confirm="confirm_seconds",
+        expects="expected",
     ),
     "device_nodes/wrong_mode": Explain(
         Severity.DEGRADED,
@@ -105,5 +108,7 @@ EXPLAIN = {
         "A device file has other rights than the site's settings say.",
         "Users' programs may not open the device, and fail as if it were not there; or everybody may.",
         "GPUs: NVreg_DeviceFileMode in /etc/modprobe.d. InfiniBand: the rules in /etc/udev/rules.d. Then chmod.",
+        confirm="confirm_seconds",
+        expects="expected",
     ),
 }

@@ -3,20 +3,22 @@
 Rules: gpud, GCM and NHC watch the space and the inodes that are left on local file systems. Only those are asked: of a
 network mount statvfs may never come back (the mount check asks, each on its own). Read-only media (squashfs, ISO 9660,
 an overlay without a writable layer) are always full and never a fault; btrfs counts no inodes. "Free" is what users
-may still take: ext4 keeps 5 % for root.
+may still take: ext4 keeps 5 % for root. A share alone says little of a large disk (3 % of 30 TiB is most of a TiB, and
+nothing fails): space is short only where it is little in GiB, too. Of inodes a share is all that there is.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.machine.mountinfo import MOUNTINFO, Mount, holding, is_local, parse_all
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.plausible import Gib, Percent
+from healthd.values import dataclass
 
 USES = ""
 
@@ -28,12 +30,14 @@ MOST_LINKS = 40  # as in the kernel
 class Config(CheckConfig):
     """paths             where to look; several paths on one file system are judged once
     degraded_percent  less free space or fewer free inodes than this are degraded
+    degraded_gib      ... but of space only if less than so many GiB are free, too; else it warns
     warning_percent   less than this warns
     """
 
     paths: tuple[str, ...] = ("/", "/tmp", "/var")
-    degraded_percent: float = 5.0
-    warning_percent: float = 10.0
+    degraded_percent: Percent = 5.0
+    degraded_gib: Gib = 20.0
+    warning_percent: Percent = 10.0
 
 
 def validate(config: Config) -> str | None:
@@ -42,6 +46,8 @@ def validate(config: Config) -> str | None:
             return f'paths: "{path}" must begin with a slash'
     if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
         return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
+    if not config.degraded_gib > 0:
+        return f"degraded_gib must be above 0, is {config.degraded_gib:g}"
     return None
 
 
@@ -93,7 +99,8 @@ def _judge(what: str, point: str, available: int, size: int, config: Config) -> 
         message = f"{percent:.1f} % of {point} is free: {available / 2**30:.1f} of {size / 2**30:.1f} GiB"
     else:
         message = f"{percent:.1f} % of the inodes of {point} are free: {available} of {size}"
-    if percent < config.degraded_percent:
+    roomy = what == "space" and available >= config.degraded_gib * 2**30
+    if percent < config.degraded_percent and not roomy:
         yield Finding(Severity.DEGRADED, f"disk_space/no_{what}", point, message)
     elif percent < config.warning_percent:
         yield Finding(Severity.WARNING, f"disk_space/low_{what}", point, message)
@@ -105,11 +112,19 @@ _SPACE_TODO = (
 )
 _INODES_TODO = "du -x --inodes --max-depth=2 POINT | sort -n | tail shows where the many small files are. Remove them."
 
+OBSERVATIONS = {
+    "disk_space_available_ratio": Meaning(
+        "Free space of the file system for users, from 0 (full) to 1.",
+        ("mountpoint",),
+    ),
+    "disk_inodes_available_ratio": Meaning("Free inodes of the file system, from 0 (none left) to 1.", ("mountpoint",)),
+}
+
 EXPLAIN = {
     "disk_space/no_space": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A local file system is nearly full.",
+        "A local file system is nearly full, by share and in GiB.",
         "Jobs cannot write temporary files, slurmd cannot spool them, and daemons lose their logs and state.",
         _SPACE_TODO,
     ),
@@ -123,8 +138,8 @@ EXPLAIN = {
     "disk_space/low_space": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A local file system is filling up.",
-        "None yet. When it is nearly full the node is drained.",
+        "A local file system is filling up, or has little of its space left and yet many GiB.",
+        "None yet. When it is nearly full, and few GiB are left, the node is drained.",
         _SPACE_TODO,
     ),
     "disk_space/low_inodes": Explain(

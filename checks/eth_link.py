@@ -8,24 +8,37 @@ Files: Linux, sysfs-class-net.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.network_card import is_card
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
+from healthd.plausible import Count, Mbps, Mtu
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")
 BASELINE = Baseline(("expected_mbps", "expected_mtu"), place=31)
 
 NET = "/sys/class/net"
-NAME = re.compile(r"(?!\.{1,2}$)[^/\s:]{1,15}")
+NAME = regex(r"(?!\.{1,2}$)[^/\s:]{1,15}")
 DOWN = ("down", "lowerlayerdown", "dormant", "notpresent", "testing")
-COUNT = re.compile(r"[0-9]{1,10}")
+COUNT = regex(r"[0-9]{1,10}")
 SPEED_UNKNOWN = ("-1", "0", "4294967295")
 
 
@@ -38,10 +51,10 @@ class Config(CheckConfig):
     carrier_changes_window_seconds
     """
 
-    expected_mbps: dict[str, int] = field(default_factory=dict)
-    expected_mtu: dict[str, int] = field(default_factory=dict)
+    expected_mbps: dict[str, Mbps] = field(default_factory=dict)
+    expected_mtu: dict[str, Mtu] = field(default_factory=dict)
     confirm_seconds: Seconds = 60.0
-    carrier_changes: int = 3
+    carrier_changes: Count = 3
     carrier_changes_window_seconds: Seconds = 3600.0
 
 
@@ -182,9 +195,9 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
                 continue
             speed = host.read(f"{path}/speed") or "0"
         except (OSError, ValueError) as error:
-            yield LeftOut("eth_link", str(error), "expected_mbps", name)
+            yield LeftOut("eth_link", str(error), "expected_mbps", name, unread=True)
             continue
-        known = speed not in SPEED_UNKNOWN and speed.isascii() and speed.isdecimal()
+        known = speed not in SPEED_UNKNOWN and is_decimal(speed)
         note = "" if known else "the driver does not tell the speed"
         yield Entry("eth_link", "expected_mbps", int(speed) if known else 0, name, note=note)
         mtu = host.told(f"{path}/mtu")
@@ -197,6 +210,14 @@ _TODO = (
     "cable or its transceiver, try another port of the switch. Many nodes at once: the switch."
 )
 
+OBSERVATIONS = {
+    "eth_interface_up": Meaning("1 if the network interface is up, else 0.", ("interface",)),
+    "eth_carrier_changes_total": Meaning(
+        "Times that the interface got or lost its carrier since it is there.",
+        ("interface",),
+    ),
+}
+
 EXPLAIN = {
     "eth_link/down": Explain(
         Severity.DEGRADED,
@@ -204,6 +225,9 @@ EXPLAIN = {
         "An interface or bond that should be up is not.",
         "File systems, Slurm or jobs that use this network hang or fail.",
         f"{_TODO} Set down by hand: ip link set INTERFACE up.",
+        confirm="confirm_seconds",
+        shared=True,
+        expects="expected_mbps",
     ),
     "eth_link/member_down": Explain(
         Severity.DEGRADED,
@@ -211,6 +235,9 @@ EXPLAIN = {
         "A member of a bond is down. The bond works on.",
         "The bond has a part of its speed and no reserve: when the other member fails, the node is off this network.",
         f"{_TODO} cat /proc/net/bonding/BOND shows what the bond thinks of its members.",
+        confirm="confirm_seconds",
+        shared=True,
+        expects="expected_mbps",
     ),
     "eth_link/missing": Explain(
         Severity.DEGRADED,
@@ -218,6 +245,8 @@ EXPLAIN = {
         "An interface that should be there is not: its card or driver is gone, or has another name.",
         "File systems, Slurm or jobs that use this network fail.",
         "ip link; lspci | grep -i ethernet; journalctl -k | grep -i renamed. Renamed by udev: correct expected_mbps.",
+        confirm="confirm_seconds",
+        expects="expected_mbps",
     ),
     "eth_link/slow": Explain(
         Severity.DEGRADED,
@@ -225,6 +254,8 @@ EXPLAIN = {
         "The interface is up, but slower than the site expects; of a bond also because a member is missing.",
         "Every job that uses this node waits for this link.",
         _TODO,
+        confirm="confirm_seconds",
+        expects="expected_mbps",
     ),
     "eth_link/mtu": Explain(
         Severity.WARNING,
@@ -233,6 +264,8 @@ EXPLAIN = {
         "Larger than the network's: large packets are lost, and connections hang. Smaller: less throughput.",
         "ip link show INTERFACE; compare with a node that works. ip link set INTERFACE mtu N holds until the boot, "
         "the network's configuration (NetworkManager, systemd-networkd, netplan) for good.",
+        confirm="confirm_seconds",
+        expects="expected_mtu",
     ),
     "eth_link/flapping": Explain(
         Severity.WARNING,

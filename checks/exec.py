@@ -3,24 +3,23 @@
 The first line that it prints is the message. Everything else than these four (another status, a signal, no such file,
 too slow) means that it could not look: the run fails, which neither passes nor fails the node.
 
-It runs as root. So the program and the directory that it is in must belong to root, or to the user that healthd runs
-as, and be writable by nobody else, along every symbolic link. That is looked at here and not when the settings are
-read: the file may be on a file server that does not answer. Directories above it, and files among the arguments, are
-the site's care.
+It runs as root. So the program, every directory above it, and every symbolic link on the way must belong to root, or
+to the user that healthd runs as, and be writable by nobody else. That is looked at here and not when the settings are
+read: the file may be on a file server that does not answer. The interpreter of a script, and files among the arguments,
+are the site's care.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.machine import ownership
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
 from healthd.text import printable
+from healthd.values import dataclass
 
 USES = ""
 PER = "exec"
@@ -49,11 +48,13 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
-    wrong = ownership.problem(host, config.command[0])
-    if wrong:
-        raise RuntimeError(f"{config.name}: refused: {' '.join(wrong)}")
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
-    ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
+    try:
+        ran = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
+    except PermissionError as error:
+        if error.errno is None:  # not the kernel's word: others may write it
+            raise RuntimeError(f"{config.name}: command: {error}") from None
+        raise
     if ran is None:
         raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
     status, message = ran.status, _first_line(ran.stdout) or _first_line(ran.stderr)
@@ -84,6 +85,13 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+OBSERVATIONS = {
+    "exec_exit_status": Meaning(
+        "The exit status of a site's program: 0 healthy, 1 warning, 2 critical; else it could not look.",
+        ("name",),
+    ),
+}
+
 EXPLAIN = {
     "exec/warning": Explain(
         Severity.WARNING,
@@ -98,5 +106,6 @@ EXPLAIN = {
         "A program of the site ended with exit status 2. critical_severity in its settings says what that means.",
         "What the program says.",
         "The message is the first line that it printed. Run its command by hand; healthd config show has it.",
+        chosen_by="critical_severity",
     ),
 }

@@ -9,10 +9,10 @@ which the kernel goes on with a file system warns. What a client says of single 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.values import dataclass
 
 USES = ""
 
@@ -112,6 +112,7 @@ EXPLAIN = {
         "again, or after a day without news.",
         "Jobs that use it wait, and go on when it is back. With soft mounts they get errors.",
         "Look at the server and at the network. The check mount says whether mounts stand still, and drains for them.",
+        shared=True,
     ),
     "filesystem/evicted": Explain(
         Severity.WARNING,
@@ -120,6 +121,7 @@ EXPLAIN = {
         "says that the client is connected again.",
         "What jobs had open there failed with input/output errors, and data not yet written is lost.",
         "Look for network errors at that time (ib_link, ib_errors). Many clients at once: look at the server.",
+        shared=True,
     ),
     "filesystem/lustre_bug": Explain(
         Severity.WARNING,

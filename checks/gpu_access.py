@@ -5,23 +5,27 @@ an unreachable GPU, without any Xid). A driver that does not match the library i
 fail. A call that does not come back warns at first: NVML hangs for 45 s and more on healthy GPUs too (DCGM#313); in the
 second round it is degraded. Together with Xid 79, 119 or 120 it is critical: gpu_xid says that by itself, from the
 kernel log in the daemon, which no hung worker holds up. So it is not judged here once more, and a Xid of hours ago
-never makes a requeue of a hang of now.
+never makes a requeue of a hang of now. A lost GPU counts after a minute, since an epilog's reset looks the same, but at
+once before slurmd has started, and where the kernel has lost the GPU too. A driver that is being loaded, or whose
+device files nobody has made yet, is not "not loaded": then NVML cannot be asked, and that is no fault.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity, Worsens
+from healthd.machine import gpu_reset
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity, Worsens, WorsensBy
 from healthd.nvml import NvmlError, NvmlErrorKind
 from healthd.past import Past
+from healthd.values import dataclass
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end")
+AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end", "nvml_trouble")
 
+MODULE, CONTROL = "/sys/module/nvidia/initstate", "/dev/nvidiactl"
 CLOSED = {
     NvmlErrorKind.LIBRARY_NOT_FOUND: (
         "library_missing",
@@ -34,10 +38,13 @@ CLOSED = {
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """hang_degraded_seconds   NVML that has not answered for so long is degraded: in the second round at the default
-    interval
+    """confirm_seconds         a GPU must be lost for so long: a reset takes seconds. 0 before slurmd has started, and
+                            where the kernel says that the GPU is gone
+    hang_degraded_seconds   NVML that has not answered for so long is degraded: in the second round at the default
+                            interval
     """
 
+    confirm_seconds: Seconds = 60.0
     hang_degraded_seconds: Seconds = 240.0
 
 
@@ -45,7 +52,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     try:
         nvml = host.nvml
     except NvmlError as error:
-        if error.kind not in CLOSED:
+        if error.kind not in CLOSED or (error.kind is NvmlErrorKind.DRIVER_NOT_LOADED and _has_driver(host)):
             raise
         if error.kind is NvmlErrorKind.MISMATCH or host.has_nvidia_hardware():
             what, message = CLOSED[error.kind]
@@ -56,19 +63,33 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     yield Observation("gpus_unreachable", len(nvml.unreachable))
     for unreachable in nvml.unreachable:
         if unreachable.kind is not NvmlErrorKind.NO_PERMISSION:
-            yield _unreachable(unreachable)
+            yield _unreachable(unreachable, host, config)
     yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
     for unreachable in nvml.unreachable:
         if unreachable.kind is NvmlErrorKind.NO_PERMISSION:
             raise unreachable  # healthd's own lack of rights is no fault of the GPU
 
 
-def _unreachable(error: NvmlError) -> Finding:
+def _has_driver(host: Host) -> bool:
+    """Whether the kernel has the driver, or is loading it, and NVML says "not loaded" all the same: at boot, and where
+    nobody has made the device files yet (the unit keeps NVML from making them; check device_nodes tells of them)."""
+    state = host.told(MODULE)
+    return state == "coming" or (state == "live" and not host.exists(CONTROL))
+
+
+def _unreachable(error: NvmlError, host: Host, config: Config) -> Finding:
     said = f"{error.call} says: {error.message}"
     which = error.pci or f"index {error.index}"
     if error.kind is NvmlErrorKind.GPU_LOST:
+        may_be_reset = (not error.pci or gpu_reset.has_driver(host, error.pci)) and gpu_reset.may_reset(host)
         return Finding(
-            Severity.CRITICAL, "gpu_access/lost", error.pci, f"GPU {which} is lost, {said}", clears=Clears.REBOOT
+            Severity.CRITICAL,
+            "gpu_access/lost",
+            error.pci,
+            f"GPU {which} is lost, {said}",
+            clears=Clears.REBOOT,
+            confirm_seconds=config.confirm_seconds if may_be_reset else 0.0,
+            confirmed_by=gpu_reset.GONE,
         )
     if error.kind is NvmlErrorKind.RESET_REQUIRED:
         return Finding(
@@ -91,6 +112,12 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
     )
 
 
+OBSERVATIONS = {
+    "gpus": Meaning("GPUs that the driver has."),
+    "gpus_unreachable": Meaning("GPUs that the driver has and cannot open."),
+    "gpu_driver_info": Meaning("Always 1; the label is the version of NVIDIA's driver.", ("version",)),
+}
+
 EXPLAIN = {
     "gpu_access/lost": Explain(
         Severity.CRITICAL,
@@ -99,6 +126,8 @@ EXPLAIN = {
         "Every process on it is dead or hangs, and so are multi-GPU jobs that use it.",
         "Look for Xid 79 and PCIe errors just before it (journalctl -k). Power the node off and on rather than reboot "
         "it warm. If it comes back on the same slot: reseat or replace the GPU, look at power and cooling.",
+        confirm="confirm_seconds",
+        at_once=True,
     ),
     "gpu_access/reset_required": Explain(
         Severity.CRITICAL,
@@ -138,6 +167,7 @@ EXPLAIN = {
         "Running jobs go on with what they have loaded; everything that starts now fails to initialise NVML or CUDA.",
         "Let the node drain, then reload the modules (stop persistence daemon, DCGM and fabric manager, rmmod) or "
         "reboot. If all nodes have it: an unattended upgrade. Pin the driver's packages.",
+        shared=True,
     ),
     "gpu_access/hang": Explain(
         Severity.WARNING,
@@ -148,5 +178,6 @@ EXPLAIN = {
         "Read journalctl -k for Xids. Is a GPU reset or nvidia-bug-report.sh running? Do not kill what hangs in the "
         "driver: that has frozen GPUs. If it lasts: drain and reboot. Where no persistence daemon runs, opening the "
         "driver takes 1 to 3 s a GPU: start nvidia-persistenced, or raise timeout_seconds.",
+        worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),
 }

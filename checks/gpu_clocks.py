@@ -4,18 +4,26 @@ Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, 
 are normal and not looked at. Drivers from 580 on count the seconds themselves, so that nothing is missed between two
 looks; before, the bits of two looks stand for the time between them. nvml.h says that the slowdown bit may also show
 for a moment while clocks change, so one look alone proves nothing.
+
+Heat and the power brake are what many nodes share: one event in a power feed or a cooling loop slows racks of them at
+once. So for these a drain waits and is held as for every shared cause, and ends by itself: once the hardware has held
+no clocks for `within_seconds`, drained and idle or not. Nobody could say "repaired" on racks of nodes. The brake shows
+without load; heat that comes back with the load is bounded as every shared cause that comes and goes (docs/slurm.md).
+A slowdown without a reason is the GPU's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
+from healthd.plausible import Share
+from healthd.values import dataclass
 
 USES = "nvml"
 
@@ -28,11 +36,12 @@ HARDWARE = SLOWDOWN | 0x40 | 0x80
 class Config(CheckConfig):
     """slowed_share     a GPU slowed down for this share of `within_seconds` is degraded; less warns
     within_seconds   the time that the share is of
-    clean_seconds    a slowdown is forgotten after so long without another one under load
-    relapse_seconds  a GPU degraded again within so long after that waits for an operator
+    clean_seconds    a slowdown is forgotten after so long without another one under load (for most of `within_seconds`
+                     by heat or the power brake: after `within_seconds`, with or without load)
+    relapse_seconds  a GPU degraded again within so long after that waits for an operator (not by heat or the brake)
     """
 
-    slowed_share: float = 0.6
+    slowed_share: Share = 0.6
     within_seconds: Seconds = 600.0
     clean_seconds: Seconds = 6 * 3600.0
     relapse_seconds: Seconds = 24 * 3600.0
@@ -81,6 +90,7 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
     recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
     degraded = last is not None and recent >= config.slowed_share * config.within_seconds
     words = [words for reason, (bit, words) in REASONS.items() if reason in grew or bits & bit]
+    shared = bool(words)
     minutes = f", for {recent / 60:.0f} of the last {config.within_seconds / 60:.0f} minutes" if degraded else ""
     yield Finding(
         Severity.DEGRADED if degraded else Severity.WARNING,
@@ -88,8 +98,9 @@ def _look(gpu: NvmlGpu, now: float, config: Config, past: Past) -> Iterator[Find
         gpu.pci,
         f"the hardware holds the clocks down ({', '.join(words) or 'no reason given'}){minutes}",
         clears=Clears.WINDOW,
-        window_seconds=config.clean_seconds,
-        relapse_seconds=config.relapse_seconds if degraded else 0.0,
+        window_seconds=config.within_seconds if degraded and shared else config.clean_seconds,
+        relapse_seconds=config.relapse_seconds if degraded and not shared else 0.0,
+        shared_cause=shared,
     )
 
 
@@ -107,13 +118,32 @@ _TODO = (
     '"Power Supply"), a cap in the BMC or the rack. No reason given: a power limit or a weak supply.'
 )
 
+OBSERVATIONS = {
+    "gpu_clock_event_reasons": Meaning(
+        "NVML's bits of why the GPU's clocks are lower now than asked for (nvmlClocksEventReasons); 0 if "
+        "nothing holds them down.",
+        ("pci",),
+    ),
+    "gpu_clock_slowdown_seconds_total": Meaning(
+        "Time that the driver slowed the GPU down for this reason, in seconds, as it counts.",
+        ("pci", "reason"),
+    ),
+    "gpu_clock_slowed_seconds_total": Meaning(
+        "Time that heat or power kept the GPU slow, in seconds, from what healthd saw look by look.",
+        ("pci",),
+    ),
+}
+
 EXPLAIN = {
     "gpu_clocks/slowed": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
         "The hardware held this GPU's clocks down for most of ten minutes, to a half or less.",
         "A job that runs on many GPUs is as slow as this one.",
-        f"{_TODO} Twice within a day it waits for an engineer: healthd repaired gpu_clocks/slowed PCI.",
+        f"{_TODO} Heat and the brake: the node comes back by itself ten minutes after they are over. Without a reason: "
+        "after six clean hours once it was repaired, and twice within a day it waits for an engineer: healthd repaired "
+        "gpu_clocks/slowed PCI.",
+        shared=None,
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
@@ -121,5 +151,6 @@ EXPLAIN = {
         "The hardware held this GPU's clocks down for a while: too hot, short of power, or only between two clocks.",
         "Little while it is brief. It often comes before a GPU that is slow all the time.",
         _TODO,
+        shared=None,
     ),
 }

@@ -1,25 +1,30 @@
 """Whether all GPUs are there: those that PCI shows, and as many as the site expects.
 
 Rules: a GPU on PCI that NVML does not show, or whose configuration space reads all ones, needs a reboot (AzNHC, GCM,
-OCI compare NVML with PCI). Fewer than a person expects is degraded.
+OCI compare NVML with PCI). Fewer than a person expects is degraded. What NVML does not show counts after a minute,
+since an epilog's reset looks the same, but at once before slurmd has started, and where the GPU has no driver or the
+kernel log says that it is gone. So does what reads all ones: a device does so until it is back from a bus reset.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
+from healthd.machine import gpu_reset
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
 from healthd.nvml import NvmlErrorKind
 from healthd.past import Past
+from healthd.plausible import Gpus
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "pcie_hotplug", "pci_remove")
 BASELINE = Baseline(("expected",), place=10)
 
+REVISION, WIDTH = regex(r"0x[0-9a-f]{2}"), regex(r"[0-9]{1,3}")
 DEAD_REVISION = "0xff"
 DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' word for "unknown"
 SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
@@ -27,13 +32,13 @@ SAID_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """expected   how many GPUs this node has, 0 = not judged"""
+    """expected          how many GPUs this node has, 0 = not judged
+    confirm_seconds   one must be missed for so long: a reset takes seconds. 0 before slurmd has started, and where the
+                      kernel says that the GPU is gone
+    """
 
-    expected: int = 0
-
-
-def validate(config: Config) -> str | None:
-    return f"expected must not be negative, is {config.expected}" if config.expected < 0 else None
+    expected: Gpus = 0
+    confirm_seconds: Seconds = 60.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -46,9 +51,17 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
                 dead.append(pci)
         except (OSError, ValueError) as error:  # the others are judged all the same
             unread.append(error)
+    in_reset = _in_reset(host, dead)
     for pci in dead:
-        message = f"GPU {pci} is dead on the bus: its configuration space reads all ones"
-        yield Finding(Severity.CRITICAL, "gpu_count/dead", pci, message, clears=Clears.REBOOT)
+        yield Finding(
+            Severity.CRITICAL,
+            "gpu_count/dead",
+            pci,
+            f"GPU {pci} is dead on the bus: its configuration space reads all ones",
+            clears=Clears.REBOOT,
+            confirm_seconds=config.confirm_seconds if pci in in_reset else 0.0,
+            confirmed_by=gpu_reset.GONE,
+        )
     answering = {gpu.pci for gpu in host.gpus()}
     known = set(answering)
     if host.nvml_is_open:
@@ -56,23 +69,46 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         for refused in host.nvml.unreachable:
             if refused.kind is NvmlErrorKind.NO_PERMISSION:
                 raise refused  # NVML counts it and does not say which one it is: nobody knows what is missing
-    for pci in sorted({*on_pci} - known - {*dead}):
-        message = f"GPU {pci} is on the PCI bus but NVML does not show it"
-        yield Finding(Severity.CRITICAL, "gpu_count/missing", pci, message, clears=Clears.REBOOT)
+    absent = sorted({*on_pci} - answering - {*dead})
+    resetting = _in_reset(host, [*absent, *dead])
+    for pci in absent:
+        if pci not in known:
+            yield Finding(
+                Severity.CRITICAL,
+                "gpu_count/missing",
+                pci,
+                f"GPU {pci} is on the PCI bus but NVML does not show it",
+                clears=Clears.REBOOT,
+                confirm_seconds=config.confirm_seconds if pci in resetting else 0.0,
+                confirmed_by=gpu_reset.GONE,
+            )
     if len(answering) < config.expected:
-        message = f"{len(answering)} GPUs answer, {config.expected} are expected"
-        yield Finding(Severity.DEGRADED, "gpu_count/fewer_than_expected", "", message, expects="expected")
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_count/fewer_than_expected",
+            "",
+            f"{len(answering)} GPUs answer, {config.expected} are expected",
+            confirm_seconds=config.confirm_seconds if len(answering) + len(resetting) >= config.expected else 0.0,
+            confirmed_by=gpu_reset.GONE,
+            expects="expected",
+        )
     if unread:
         raise unread[0]
+
+
+def _in_reset(host: Host, missed: list[str]) -> set[str]:
+    """Those of the missed GPUs that may only be in a reset."""
+    in_reset = {pci for pci in missed if gpu_reset.has_driver(host, pci)}
+    return in_reset if in_reset and gpu_reset.may_reset(host) else set()
 
 
 def _is_dead(host: Host, pci: str) -> bool:
     """Raises ValueError if a file holds no revision or width. Older kernels and virtual machines may lack either."""
     device = f"/sys/bus/pci/devices/{pci}"
     revision, width = host.read(f"{device}/revision"), host.read(f"{device}/current_link_width")
-    if revision is not None and not re.fullmatch(r"0x[0-9a-f]{2}", revision):
+    if revision is not None and not REVISION.fullmatch(revision):
         raise ValueError(f"{device}/revision: not a revision as 0xa1: {revision[:40]!r}")
-    if width is not None and not re.fullmatch(r"[0-9]{1,3}", width):
+    if width is not None and not WIDTH.fullmatch(width):
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
     # The registers of a sleeping GPU read as ones, too.
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
@@ -90,6 +126,10 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         yield Entry("gpu_count", "expected", len(gpus), note=models)
 
 
+OBSERVATIONS = {
+    "gpus_on_pci": Meaning("GPUs on the PCI bus, with those that the driver does not have."),
+}
+
 EXPLAIN = {
     "gpu_count/dead": Explain(
         Severity.CRITICAL,
@@ -98,6 +138,8 @@ EXPLAIN = {
         "It has fallen off the bus: whatever runs on it is dead, and calls into the driver may hang.",
         "Look for Xid 79 and PCIe errors (journalctl -k). Power the node off and on; if it comes back on the same "
         "slot, reseat or replace the GPU.",
+        confirm="confirm_seconds",
+        at_once=True,
     ),
     "gpu_count/missing": Explain(
         Severity.CRITICAL,
@@ -106,6 +148,8 @@ EXPLAIN = {
         "Jobs that Slurm sends here get fewer GPUs than they were promised, or fail at once.",
         "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot; if it stays away, reseat or replace it. A "
         "GPU that is meant for something else (a virtual machine) should be bound to vfio-pci.",
+        confirm="confirm_seconds",
+        at_once=True,
     ),
     "gpu_count/fewer_than_expected": Explain(
         Severity.DEGRADED,
@@ -114,5 +158,8 @@ EXPLAIN = {
         "Jobs that ask for all GPUs of the node fail here.",
         "Compare nvidia-smi -L with lspci -d 10de:. Not on PCI either: power off and on, reseat. If the node really "
         "has fewer, correct the setting.",
+        confirm="confirm_seconds",
+        at_once=True,
+        expects="expected",
     ),
 }

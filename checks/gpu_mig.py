@@ -8,13 +8,14 @@ later, the MIG devices never do. Without an expectation in the settings nothing 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
+from healthd.plausible import MigDevices
+from healthd.values import dataclass
 
 USES = "nvml"
 BASELINE = Baseline(("mode", "instances"), place=12)
@@ -28,7 +29,7 @@ class Config(CheckConfig):
     """
 
     mode: str = ""
-    instances: int = -1
+    instances: MigDevices = -1
 
 
 def validate(config: Config) -> str | None:
@@ -85,6 +86,7 @@ EXPLAIN = {
         "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
         "(or 1), then reset the GPU. Is the service that partitions the GPUs at boot running (nvidia-mig-manager)? If "
         "the settings are wrong: [checks.gpu_mig].",
+        expects="mode",
     ),
     "gpu_mig/instances": Explain(
         Severity.DEGRADED,
@@ -93,5 +95,6 @@ EXPLAIN = {
         "Slurm hands out slices that are not there, or leaves some unused: jobs fail at their start.",
         "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show what there is. They are lost at a reboot and a GPU reset: "
         "start the service that makes them (nvidia-mig-manager), or nvidia-smi mig -cgi PROFILES -C.",
+        expects="instances",
     ),
 }

@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.nvml import Nvlink, NvmlError, NvmlGpu
 from healthd.past import Past
+from healthd.plausible import Links, Rate, Share
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 BASELINE = Baseline(("links",), place=11)
 
 # Cards whose links lead nowhere until somebody plugs in a bridge.
-BRIDGED = re.compile(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
+BRIDGED = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADES = ("replay", "recovery")
 FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
@@ -39,10 +52,10 @@ class Config(CheckConfig):
     clean_seconds            errors of a link are forgotten after so long without new ones under load
     """
 
-    links: int = 0
+    links: Links = 0
     inactive_confirm_seconds: Seconds = 60.0
-    crc_degraded_per_second: float = 100.0
-    bit_error_rate: float = 1e-6
+    crc_degraded_per_second: Rate = 100.0
+    bit_error_rate: Share = 1e-6
     clean_seconds: Seconds = 24 * 3600.0
 
 
@@ -79,32 +92,45 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
     """Judged by the number in the settings; if that was only guessed, or there is none, first by the other GPUs."""
     is_typed = config.links > 0 and "links" not in config.guessed
-    message, down = ("", []) if is_typed else _lacks(gpu, active, peers)
-    expects = ""
+    message, expects = "" if is_typed else _lacks(gpu, active, peers), ""
     if not message and sum(active) < config.links:
-        message, expects = f"{sum(active)} of {config.links} NVLinks are active", "links"
         down = [link for link, is_active in enumerate(active) if not is_active]
+        message = f"{sum(active)} of {_links(config.links)} {_is(config.links)} active{_which(down)}"
+        expects = "links"
     if message:
         yield Finding(
             Severity.CRITICAL,
             "gpu_nvlink/inactive",
             gpu.pci,
-            f"{message} (link {', '.join(map(str, down))})" if down else message,
+            message,
             confirm_seconds=config.inactive_confirm_seconds,
             expects=expects,
         )
 
 
-def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> tuple[str, list[int]]:
-    """(what it lacks beside GPUs of its kind, which links); ("", []) if nothing."""
+def _lacks(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
+    """What it lacks beside GPUs of its kind, "" = nothing."""
     if not any(active) and BRIDGED.search(gpu.name):
-        return "", []
+        return ""
     if len(active) <= FEW_LINKS:
-        most = max(map(sum, peers))
-        return (f"{sum(active)} NVLinks are active, other GPUs have {most}" if sum(active) < most else ""), []
+        most, own = max(map(sum, peers)), sum(active)
+        return f"{_links(own)} {_is(own)} active, other GPUs have {most}" if own < most else ""
     wanted = {link for other in peers for link, is_active in enumerate(other) if is_active}
     down = sorted(wanted - {link for link, is_active in enumerate(active) if is_active})
-    return (f"{len(down)} NVLinks are down that the other GPUs have" if down else ""), down
+    return f"{_links(len(down))} {_is(len(down))} down, active on other GPUs{_which(down)}" if down else ""
+
+
+def _links(number: int) -> str:
+    return f"{number} NVLink{'' if number == 1 else 's'}"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _which(down: Sequence[int]) -> str:
+    """Which links are down: "; down: 5, 17". "" if the driver does not tell."""
+    return f"; down: {', '.join(map(str, down))}" if down else ""
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -166,6 +192,15 @@ _ERRORS_TODO = (
     "replace the GPU or the baseboard. A reset that healthd did not notice: healthd repaired CODE PCI."
 )
 
+OBSERVATIONS = {
+    "gpu_nvlinks_active": Meaning("NVLinks of the GPU that are up.", ("pci",)),
+    "gpu_nvlink_errors_total": Meaning(
+        "NVLink errors of the GPU since the driver was loaded; the label links is the bits of the links that "
+        "were counted.",
+        ("pci", "error", "links"),
+    ),
+}
+
 EXPLAIN = {
     "gpu_nvlink/inactive": Explain(
         Severity.CRITICAL,
@@ -174,6 +209,7 @@ EXPLAIN = {
         "Collective operations between the GPUs fail, hang, or fall back to PCIe at a tenth of the speed.",
         "nvidia-smi nvlink -s; look for Xid 74 and SXids (journalctl -k) and at nvidia-fabricmanager. Reset all GPUs "
         "or reboot. If it stays down: reseat or replace the GPU or the baseboard.",
+        confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,

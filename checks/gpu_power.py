@@ -7,13 +7,14 @@ The limit in force (NVML, enforced) is the least of what nvidia-smi -pl set, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
+from healthd.plausible import Watts
+from healthd.values import dataclass
 
 USES = "nvml"
 
@@ -22,11 +23,7 @@ USES = "nvml"
 class Config(CheckConfig):
     """accepted_watts   a limit of at least so much is intended; 0 = only the model's default is"""
 
-    accepted_watts: float = 0.0
-
-
-def validate(config: Config) -> str | None:
-    return None if config.accepted_watts >= 0 else f"accepted_watts must be 0 or more, is {config.accepted_watts:g}"
+    accepted_watts: Watts = 0.0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -42,6 +39,10 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         message = f"the power limit in force is {limit:g} W, the default is {default:g} W"
         yield Finding(Severity.WARNING, "gpu_power/limited", gpu.pci, message)
 
+
+OBSERVATIONS = {
+    "gpu_power_limit_watts": Meaning("The power limit in force, in watts.", ("pci",)),
+}
 
 EXPLAIN = {
     "gpu_power/limited": Explain(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
@@ -18,10 +17,13 @@ from healthd.machine.cgroup import job_in
 from healthd.model import Clears, Explain, Finding, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
+MOST_ANCESTORS = 16
 COMM_LENGTH = 15  # characters: the kernel cuts program names there
 
 
@@ -49,6 +51,8 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
     allowed = {name[:COMM_LENGTH] for name in config.allowed}
     pids = gpu.compute_processes() or ()
     left = [(pid, program) for pid in pids if (program := host.read(f"/proc/{pid}/comm")) not in allowed]
+    if left and (validation := host.told(f"{host.runtime_dir}/validation.lock")):
+        left = [(pid, program) for pid, program in left if not _descends(host, pid, validation)]
     if left:
         message = ", ".join(_words(host, pid, program) for pid, program in left)
         yield Finding(
@@ -60,11 +64,24 @@ def _look(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
         )
 
 
+def _descends(host: Host, pid: int, ancestor: str) -> bool:
+    """Whether a process, or one that it descends from, has the number that `healthd validate` wrote into its lock:
+    what that runs on the GPUs is no leftover."""
+    for _ in range(MOST_ANCESTORS):
+        if f"{pid}" == ancestor:
+            return True
+        parent = regex(r"^PPid:\s*(\d+)", re.MULTILINE).search(host.told(f"/proc/{pid}/status"))
+        if parent is None or parent[1] in ("0", "1"):
+            return False
+        pid = int(parent[1])
+    return False
+
+
 def _words(host: Host, pid: int, program: str | None) -> str:
     """'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
     if program is None:
         return f"pid {pid}, which /proc does not have"
-    user = re.search(r"^Uid:\s*(\d+)", host.read(f"/proc/{pid}/status") or "", re.MULTILINE)
+    user = regex(r"^Uid:\s*(\d+)", re.MULTILINE).search(host.read(f"/proc/{pid}/status") or "")
     job = job_in(host.read(f"/proc/{pid}/cgroup") or "")
     return f'pid {pid} "{program}" (uid {user[1] if user else "unknown"}{f", job {job}" if job else ", of no job"})'
 
@@ -77,5 +94,6 @@ EXPLAIN = {
         "The next job finds less memory on the GPU, or shares it. The GPU cannot be reset.",
         "nvidia-smi; ps -fp PID. Ask its owner or end it: kill PID. One that does not end hangs in the driver "
         "(cat /proc/PID/stack): reboot. A service that may hold GPUs belongs into allowed of [checks.gpu_processes].",
+        confirm="confirm_seconds",
     ),
 }

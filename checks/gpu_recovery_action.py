@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from healthd.config import CheckConfig as Config
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Repair, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Repair, Severity
 from healthd.nvidia.recovery import ACTIONS, RESETS, UNKNOWN
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
@@ -51,6 +51,14 @@ _RESET = (
 )
 _REBOOT = "Let the node drain and reboot it: a reset of the GPU is not enough. journalctl -k says why."
 
+OBSERVATIONS = {
+    "gpu_recovery_action": Meaning(
+        "What the driver asks for: 0 nothing, 1 GPU reset, 2 node reboot, 3 drain of peer-to-peer traffic, 4 "
+        "drain and reset, 5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
+        ("pci",),
+    ),
+}
+
 EXPLAIN = {
     "gpu_recovery_action/gpu_reset": _explain(Severity.CRITICAL, ACTIONS[1].words, _BROKEN, _RESET),
     "gpu_recovery_action/node_reboot": _explain(Severity.CRITICAL, ACTIONS[2].words, _BROKEN, _REBOOT),
@@ -61,7 +69,13 @@ EXPLAIN = {
         "Look at NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u nvidia-fabricmanager). It mostly "
         "ends when the job that used the links has ended.",
     ),
-    "gpu_recovery_action/drain_and_reset": _explain(Severity.CRITICAL, ACTIONS[4].words, _BROKEN, _RESET),
+    "gpu_recovery_action/drain_and_reset": _explain(
+        Severity.DEGRADED,
+        ACTIONS[4].words,
+        "The driver has contained a fault, mostly of memory: what runs goes on, and nothing new should start before "
+        "the reset that repairs it. If it gets worse the driver asks to reset the GPU, and that requeues.",
+        _RESET,
+    ),
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
         ACTIONS[5].words,

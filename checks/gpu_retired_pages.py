@@ -7,13 +7,14 @@ for both causes together are the number at which AWS replaces a GPU (AzNHC 62, D
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
 from healthd.nvml import NvmlGpu
 from healthd.past import Past
+from healthd.plausible import Count
+from healthd.values import dataclass
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")
@@ -23,7 +24,7 @@ AFTER_EVENTS = ("xid", "job_end")
 class Config(CheckConfig):
     """degraded_pages   so many retired pages of one GPU are degraded"""
 
-    degraded_pages: int = 60
+    degraded_pages: Count = 60
 
 
 def validate(config: Config) -> str | None:
@@ -56,6 +57,10 @@ def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
             evidence=f"retired {retired}",
         )
 
+
+OBSERVATIONS = {
+    "gpu_retired_pages_total": Meaning("Memory pages that the GPU has retired in its life.", ("pci", "cause")),
+}
 
 EXPLAIN = {
     "gpu_retired_pages/pending": Explain(

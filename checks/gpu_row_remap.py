@@ -10,13 +10,14 @@ Degraded: no source says that it harms the jobs that run; what does has a Xid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Repair, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Repair, Severity
 from healthd.nvml import NvmlError, NvmlGpu, RemappedRows
 from healthd.past import Past
+from healthd.plausible import Count
+from healthd.values import dataclass
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "job_end")
@@ -26,7 +27,7 @@ AFTER_EVENTS = ("xid", "job_end")
 class Config(CheckConfig):
     """max_uncorrectable   more rows than this remapped after uncorrectable errors are degraded"""
 
-    max_uncorrectable: int = 512
+    max_uncorrectable: Count = 512
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
@@ -101,6 +102,18 @@ def _judge(gpu: NvmlGpu, rows: RemappedRows, config: Config) -> Iterator[Finding
         message = f"{banks.none} memory banks have no spare row left: the next bad row cannot be remapped"
         yield Finding(Severity.WARNING, "gpu_row_remap/no_spare_rows", gpu.pci, message)
 
+
+OBSERVATIONS = {
+    "gpu_row_remap_pending": Meaning(
+        "1 if rows of the GPU's memory wait for a reset to be remapped, else 0.",
+        ("pci",),
+    ),
+    "gpu_remapped_rows_total": Meaning(
+        "Rows of memory that the GPU has remapped in its life, by the kind of error.",
+        ("pci", "error"),
+    ),
+    "gpu_row_remap_failed": Meaning("1 if a row could not be remapped (the GPU is to be replaced), else 0.", ("pci",)),
+}
 
 EXPLAIN = {
     "gpu_row_remap/failure": Explain(

@@ -2,20 +2,21 @@
 
 Rules: GPUs of one model on one node come with one VBIOS; after an exchange they often do not (GCM). All GPUs of a node
 have the one driver that is loaded, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
-checksums) is a defect: what the GPU keeps in it, as the list of its bad memory, cannot be trusted.
+checksums) is a defect: what the GPU keeps in it, as the list of its bad memory, cannot be trusted. One that was whole
+is looked at again after an hour, as DCGM does: for the driver it is more work than all else in a round.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.nvml import NvmlError, NvmlGpu
 from healthd.past import Past
+from healthd.values import dataclass
 
 USES = "nvml"
 BASELINE = Baseline(("driver_version", "vbios"), place=13)
@@ -38,7 +39,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding]:
     for gpu in gpus:
         try:
             versions[gpu] = gpu.vbios() or ""
-            if gpu.inforom_valid() is False:
+            if host.inforom_valid(gpu) is False:
                 yield Finding(Severity.DEGRADED, "gpu_software/inforom", gpu.pci, "the InfoROM is corrupted")
         except NvmlError as error:  # the others are judged all the same
             failed.append(error)
@@ -91,6 +92,7 @@ EXPLAIN = {
         "Another driver is loaded than the site expects.",
         "Jobs over several nodes may behave differently on this one; CUDA versions may be refused.",
         "Install the driver and reboot; after an upgrade of the whole cluster correct driver_version.",
+        expects="driver_version",
     ),
     "gpu_software/vbios": Explain(
         Severity.WARNING,

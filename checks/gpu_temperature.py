@@ -1,28 +1,50 @@
 """GPUs that are about to slow down because they are hot, and GPU memory that is hotter than it may be.
 
 Rule: two degrees before the hardware slows the GPU down (the driver says where that is, models differ), or above the
-memory's maximum. Ada, Hopper and later tell the degrees that are left (T.LIMIT in nvidia-smi) instead of a limit.
+memory's maximum. Ada, Hopper and later tell the degrees that are left (T.LIMIT in nvidia-smi) instead of a limit. Where
+the driver tells neither, the model's own slowdown counts, as nvidia-smi -q shows it elsewhere: a hot GPU is not healthy
+because nobody says how hot it may be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.nvml import NvmlGpu, TemperatureLimits
 from healthd.past import Past
+from healthd.plausible import Celsius, WholeCelsius
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = "nvml"
+
+# Degrees Celsius at which the hardware of a model slows it down, as nvidia-smi -q of real machines has it (V100:
+# github.com/NVIDIA/nvidia-docker/issues/1076; of H100, B200, GB200 the temperature and what is left of it). Others: a
+# bit below what NVIDIA's cards have (RTX 3080: 95), and what DCGM's own policy sample alarms at.
+SLOWDOWN_CELSIUS = {
+    "P100": 82,
+    "V100": 87,
+    "A100": 89,
+    "H100": 89,
+    "H200": 89,
+    "GB200": 89,
+    "B200": 91,
+    "T4": 93,
+}
+SLOWDOWN_OF_OTHERS_CELSIUS = 90
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """margin_celsius   a GPU so close below its slowdown, or closer, warns"""
+    """margin_celsius     a GPU so close below its slowdown, or closer, warns
+    slowdown_celsius   where the slowdown is if the driver does not tell; 0 = by the GPU's model
+    """
 
-    margin_celsius: float = 2.0
+    margin_celsius: Celsius = 2.0
+    slowdown_celsius: WholeCelsius = 0
 
 
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
@@ -32,6 +54,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
     celsius, memory, limits = gpu.temperature(), gpu.memory_temperature(), gpu.temperature_limits()
     left = _left(gpu, celsius, limits)
+    assumed = config.slowdown_celsius or slowdown_of(gpu.name)
     labels = (("pci", gpu.pci),)
     if celsius is not None:
         yield Observation("gpu_temperature_celsius", celsius, labels=labels)
@@ -43,6 +66,9 @@ def _look(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
         where = f"{left} C below" if left > 0 else f"{-left} C above" if left < 0 else "at"
         message = f"{where} the temperature at which the hardware slows it down"
         message = f"{celsius} C, {message}" if celsius is not None else message
+        yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
+    elif left is None and celsius is not None and celsius >= assumed - config.margin_celsius:
+        message = f"{celsius} C; the driver tells no limit, and such a GPU slows down at about {assumed} C"
         yield Finding(Severity.WARNING, "gpu_temperature/hot", gpu.pci, message)
     if memory is not None and limits.memory_max is not None and memory > limits.memory_max > 0:
         message = f"the memory has {memory} C, at most {limits.memory_max} are allowed"
@@ -62,7 +88,22 @@ def _left(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int |
     return limits.slowdown - celsius
 
 
+def slowdown_of(name: str) -> int:
+    """Where the hardware of a model slows it down, by the name that NVML has for it ("NVIDIA A100-SXM4-80GB")."""
+    words = regex(r"[^A-Z0-9]+").split(name.upper())
+    return next((SLOWDOWN_CELSIUS[word] for word in words if word in SLOWDOWN_CELSIUS), SLOWDOWN_OF_OTHERS_CELSIUS)
+
+
 _COOLING = "Fans and air flow of the node (ipmitool sdr type Fan), dust, the heat sink, the temperature of the room."
+
+OBSERVATIONS = {
+    "gpu_temperature_celsius": Meaning("Temperature of the GPU, in degrees Celsius.", ("pci",)),
+    "gpu_slowdown_margin_celsius": Meaning(
+        "Degrees Celsius that are left until the hardware slows the GPU down; below 0 it is above.",
+        ("pci",),
+    ),
+    "gpu_memory_temperature_celsius": Meaning("Temperature of the GPU's memory, in degrees Celsius.", ("pci",)),
+}
 
 EXPLAIN = {
     "gpu_temperature/hot": Explain(

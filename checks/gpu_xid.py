@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
@@ -17,6 +16,7 @@ from healthd.model import Clears, Explain, Finding, Gpu, Inventory, KernelEvent,
 from healthd.nvidia import codes, recovery, xid_table
 from healthd.nvidia.xid_table import Meaning
 from healthd.text import printable
+from healthd.values import dataclass
 
 USES = ""
 
@@ -27,6 +27,7 @@ SAME_FAULT_SECONDS = 60.0  # Xids and words tell of one fault, at once or when a
 SAID_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
+    "probe_failed": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
     "gsp": frozenset({*map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus", "rm_init_failed"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
@@ -92,7 +93,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 def _name(event: KernelEvent) -> str:
     """The part after "gpu_xid/" in the code; "" for events of other checks."""
-    if event.kind in ("gsp", "nvlink"):
+    if event.kind in ("gsp", "nvlink", "peermem"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
@@ -158,6 +159,8 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
         if any(_one_fault(other, event) for other in more_of):
             return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
         return _lasting(xid_table.meaning(event), config)
+    if event.kind == "peermem":
+        return Rule(Severity.WARNING, Clears.WINDOW, config.application_window_seconds)
     if event.kind == "nvlink":
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
@@ -244,6 +247,8 @@ _IN_WORDS = {
     "fallen_off_bus": "GPU has fallen off the bus",
     "gpu_is_lost": "calls fail because the GPU is lost",
     "rm_init_failed": "the driver could not initialise the GPU",
+    "probe_failed": "the driver did not take a GPU when it was loaded",
+    "invalid_context": "nvidia-peermem was called for memory that it does not know",
     "rpc_timeout": "the GPU's system processor (GSP) does not answer in time",
     "crash": "the GPU's system processor (GSP) reports a crash or a watchdog",
     "pmu_halted": "the power management unit (PMU) of the GPU has halted",
@@ -293,7 +298,7 @@ def explain(code: str) -> Explain | None:
 
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
-    in_words = ("fallen_off_bus", "gpu_is_lost", "rm_init_failed", "gsp", "nvlink")
+    in_words = ("fallen_off_bus", "gpu_is_lost", "rm_init_failed", "probe_failed", "gsp", "nvlink", "peermem")
     return [f"gpu_xid/{name}" for name in (*in_words, *codes.xid_numbers())]
 
 

@@ -15,13 +15,15 @@ And hw_counters/*, where the driver has them: mlx5's are wide.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
 from healthd.past import Past
+from healthd.plausible import Count, Rate
+from healthd.values import dataclass
 
 USES = ""
 
@@ -50,12 +52,12 @@ class Config(CheckConfig):
     """
 
     ports: tuple[str, ...] = ()
-    symbols_per_hour: int = 120
-    symbols_per_second: float = 10.0
-    recoveries_per_minute: float = 5.0
-    received_per_second: float = 10.0
-    ack_timeouts_per_second: float = 1.0
-    slow_restarts_per_second: float = 10.0
+    symbols_per_hour: Count = 120
+    symbols_per_second: Rate = 10.0
+    recoveries_per_minute: Rate = 5.0
+    received_per_second: Rate = 10.0
+    ack_timeouts_per_second: Rate = 1.0
+    slow_restarts_per_second: Rate = 10.0
     boot_seconds: Seconds = 1800.0
     clean_seconds: Seconds = 24 * 3600.0
 
@@ -178,6 +180,19 @@ _TODO = (
     "transceiver, try another port of the switch; the part at fault may be at either end."
 )
 _MATTERS = "Packets are sent again, or the link fails next: jobs over several nodes get slow or die."
+
+OBSERVATIONS = {
+    "ib_errors_link": Meaning(
+        "Times that the port's link went down, -1 while it is down; for healthd itself.",
+        ("port",),
+    ),
+    "ib_symbol_errors_while_up_total": Meaning(
+        "Symbol errors of the port while its link stayed up, without those of link training.",
+        ("port",),
+    ),
+    "ib_counter_not_told": Meaning("Always 1: the driver does not tell this counter of the port.", ("port", "counter")),
+    "ib_errors_total": Meaning("Errors of the port, by the adapter's counter.", ("port", "counter")),
+}
 
 EXPLAIN = {
     "ib_errors/symbols": Explain(

@@ -10,13 +10,14 @@ which stops at 255; and sysfs-class-net: carrier_down_count of the port's networ
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
-from healthd.model import Clears, Explain, Finding, Observation, ObservationKind, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, ObservationKind, Severity
 from healthd.past import Past
+from healthd.plausible import Count
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib")
@@ -36,9 +37,9 @@ class Config(CheckConfig):
     """
 
     ports: tuple[str, ...] = ()
-    links_downed: int = 3
+    links_downed: Count = 3
     links_downed_window_seconds: Seconds = 3 * 3600.0
-    carriers_lost: int = 5
+    carriers_lost: Count = 5
     carriers_lost_window_seconds: Seconds = 24 * 3600.0
     boot_seconds: Seconds = 1800.0
     clean_seconds: Seconds = 24 * 3600.0
@@ -122,6 +123,14 @@ _TODO = (
     "check is through: healthd repaired CODE PORT."
 )
 
+OBSERVATIONS = {
+    "ib_link_downed_total": Meaning("Times that the port's link went down, by the adapter's count.", ("port",)),
+    "ib_carrier_lost_total": Meaning(
+        "Times that the port's network interface lost its carrier.",
+        ("port", "interface"),
+    ),
+}
+
 EXPLAIN = {
     "ib_flap/link_downed": Explain(
         Severity.DEGRADED,
@@ -129,6 +138,7 @@ EXPLAIN = {
         "The port's own counter (link_downed) says that its link failed and came back several times.",
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         _TODO,
+        shared=True,
     ),
     "ib_flap/carrier_lost": Explain(
         Severity.DEGRADED,
@@ -136,6 +146,7 @@ EXPLAIN = {
         "The network interface of this port lost its carrier several times within a day.",
         "Each time every job over several nodes waits or dies, and the next time is a matter of hours.",
         f"{_TODO} An interface that somebody sets down and up (ip link set) counts too.",
+        shared=True,
     ),
     "ib_flap/counter_full": Explain(
         Severity.INFO,

@@ -7,23 +7,37 @@ compares the rate). A slow link drains without a requeue: jobs live with it. Fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import infiniband
 from healthd.machine.network_card import is_card
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity, Worsens
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    Severity,
+    Worsens,
+    WorsensBy,
+)
 from healthd.past import Past
+from healthd.plausible import Gbps
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("mlx5", "ib", "job_end")
 BASELINE = Baseline(("expected_gbps",), place=30)
 
-RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
+RATE = regex(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
 NOT_TOLD = "0: <unknown>"  # virtual functions say this
 PHYSICAL_STATES = (
@@ -39,7 +53,7 @@ class Config(CheckConfig):
     critical_seconds  a port that is down for so long is critical
     """
 
-    expected_gbps: dict[str, float] = field(default_factory=dict)
+    expected_gbps: dict[str, Gbps] = field(default_factory=dict)
     confirm_seconds: Seconds = 60.0
     critical_seconds: Seconds = 240.0
 
@@ -141,7 +155,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
             try:
                 port = parse(name, *((host.read(f"{path}/{file}") or "") for file in ("state", "phys_state", "rate")))
             except (OSError, ValueError) as error:
-                yield LeftOut("ib_link", str(error), "expected_gbps", name)
+                yield LeftOut("ib_link", str(error), "expected_gbps", name, unread=True)
                 continue
             if port.active:
                 told = host.told(f"{path}/link_layer") if port.told else "a speed that this kernel has no name for"
@@ -156,13 +170,22 @@ _CABLE_TODO = (
     "another port. Many nodes at once: the switch."
 )
 
+OBSERVATIONS = {
+    "ib_port_active": Meaning("1 if the InfiniBand port is ACTIVE, else 0.", ("port",)),
+    "ib_port_rate_bytes_per_second": Meaning("The rate of the InfiniBand port's link, in bytes a second.", ("port",)),
+}
+
 EXPLAIN = {
     "ib_link/down": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A port that should be up is not ACTIVE and LinkUp. It is degraded at first and critical after four minutes.",
+        "A port that should be up is not ACTIVE and LinkUp. It is degraded at first and critical when it lasts.",
         "Jobs over several nodes hang in their collectives and die of time-outs; so do mounts that go over this port.",
         f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it: look at opensm or UFM.",
+        confirm="confirm_seconds",
+        worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
+        shared=True,
+        expects="expected_gbps",
     ),
     "ib_link/missing": Explain(
         Severity.DEGRADED,
@@ -171,6 +194,9 @@ EXPLAIN = {
         "Jobs over several nodes fail or fall back to a slow path.",
         "lspci | grep -i mellanox; journalctl -k | grep mlx5; rdma link. Not on PCI: reseat the adapter. Renamed by "
         "udev (mlx5_0 became ibp26s0): correct expected_gbps.",
+        confirm="confirm_seconds",
+        worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
+        expects="expected_gbps",
     ),
     "ib_link/slow": Explain(
         Severity.DEGRADED,
@@ -178,6 +204,8 @@ EXPLAIN = {
         "The link is up but slower than the site expects: fewer lanes, or an older speed.",
         "Every job that uses this node is as slow as this link.",
         _CABLE_TODO,
+        confirm="confirm_seconds",
+        expects="expected_gbps",
     ),
     "ib_link/rate_unknown": Explain(
         Severity.WARNING,
@@ -187,5 +215,7 @@ EXPLAIN = {
         "Unknown, so it only warns.",
         "mlxlink -d DEVICE shows the real speed. If the link is fine: give the rate that this kernel shows, or 0, in "
         "expected_gbps.",
+        confirm="confirm_seconds",
+        expects="expected_gbps",
     ),
 }

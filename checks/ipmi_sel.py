@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Period
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
 
 USES = ""
 HOLDS_RESUME = False  # a BMC that does not answer is no reason to keep a node drained
@@ -29,12 +30,12 @@ MOST_ENTRIES = 200
 EMPTY = "SEL has no entries"
 DIRECTIONS = ("Asserted", "Deasserted")
 WITHOUT_SENSOR = ("OEM record ", "Linux kernel panic")
-TIME = re.compile(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
+TIME = regex(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
 RULES = {  # code -> the entry's "sensor type and name | event"; the first that fits counts
-    "ipmi_sel/bus_fatal": re.compile(r"critical interrupt.*\|.*(bus fatal|bus uncorrectable)", re.I),
-    "ipmi_sel/critical_interrupt": re.compile(r"critical interrupt(?!.*\|.*(bus correctable|front panel))", re.I),
-    "ipmi_sel/uncorrectable": re.compile(r".*\|.*(\buncorrectable|\bierr)", re.I),
-    "ipmi_sel/power_supply": re.compile(r"power supply.*\|.*(failure detected|ac lost|inactive)", re.I),
+    "ipmi_sel/bus_fatal": regex(r"critical interrupt.*\|.*(bus fatal|bus uncorrectable)", re.I),
+    "ipmi_sel/critical_interrupt": regex(r"critical interrupt(?!.*\|.*(bus correctable|front panel))", re.I),
+    "ipmi_sel/uncorrectable": regex(r".*\|.*(\buncorrectable|\bierr)", re.I),
+    "ipmi_sel/power_supply": regex(r"power supply.*\|.*(failure detected|ac lost|inactive)", re.I),
 }
 
 
@@ -88,12 +89,12 @@ def parse(line: str) -> Entry:
     """From "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
     Pre-Init  |0000000123| ...". Raises ValueError if `line` is no entry; OEM records are entries without a sensor."""
     number, *fields = (field.strip() for field in line.split("|"))
-    if re.fullmatch("[0-9a-f]{1,4}", number) and fields:
+    if regex("[0-9a-f]{1,4}").fullmatch(number) and fields:
         record = int(number, 16)
         if fields[0].startswith(WITHOUT_SENSOR):
             return Entry(record, 0, "", "", fields[0], False)
         time = TIME.fullmatch(fields[1]) if len(fields) > 2 else None
-        since_start = fields[1] if len(fields) > 2 and fields[0] == "Pre-Init" and fields[1].isdecimal() else ""
+        since_start = fields[1] if len(fields) > 2 and fields[0] == "Pre-Init" and is_decimal(fields[1]) else ""
         if time or since_start:
             second = int(since_start) % 3600 if since_start else int(time[1]) * 60 + int(time[2]) if time else 0
             if fields[2].startswith(WITHOUT_SENSOR):
@@ -125,6 +126,13 @@ _TODO = (
     "ipmitool sel elist; ipmitool sel get 0xRECORD says more. Times are the BMC's. Look for a Xid, a PCIe or memory "
     "error at the same time. When the part was replaced or is believed to be well: healthd repaired CODE PART."
 )
+
+OBSERVATIONS = {
+    "ipmi_sel_newest_entry": Meaning(
+        "A mark of the newest entry of the BMC's event log, for healthd itself: it says only whether there "
+        "is a new one.",
+    ),
+}
 
 EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(

@@ -1,25 +1,28 @@
 """What the kernel log says of the kernel itself: lockups, hung tasks, an oops, a panic, out of memory, heat.
 
 Rules: after a hard lockup, a panic, or an oops in the driver of the GPUs or network cards the machine cannot be trusted
-until a reboot. Any other oops kills what ran, and what it held stays held: it warns. So do CPUs and tasks that stand
-still: a file server that fails over blocks tasks on every node (processes and mount judge what lasts). A soft lockup is
-said again every 20 s while it lasts, an RCU stall every few minutes, a hung task every 2 minutes but only ten times in
-a boot (kernel.hung_task_warnings): an hour of silence ends the warning. An OOM kill is its job's, not the node's. A
-line that healthd itself fails to read may be any fault's: it warns.
+until a reboot; nor after a CPU that did not schedule for more than five minutes, which no load explains. Any other oops
+kills what ran, and what it held stays held: it warns. So do CPUs and tasks that stand still: a file server that fails
+over blocks tasks on every node (processes and mount judge what lasts). A soft lockup is said again every 20 s while it
+lasts (kernel/watchdog.c; only from Linux 5.13 on with the time since its beginning), an RCU stall every few minutes, a
+hung task every 2 minutes but only ten times in a boot (kernel.hung_task_warnings): an hour of silence ends the warning.
+An OOM kill is its job's, not the node's. A line that healthd itself fails to read may be any fault's: it warns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 from healthd.text import printable
+from healthd.values import dataclass
 
 USES = ""
 
+STUCK_SECONDS = 300.0  # a soft lockup that lasts longer ends with a reboot
+SAID_AGAIN_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel says it again after 20 s, or up to 3 x that
 DRIVERS = ("nvidia", "mlx5")  # and their kin: nvidia_uvm, mlx5_ib
 
 
@@ -61,6 +64,10 @@ RULES = {
     ("thermal", "critical"): Rule(
         "too_hot", Severity.WARNING, Clears.WINDOW, "so hot that the machine switches itself off"
     ),
+    ("limit", "file_max"): Rule("file_max", Severity.WARNING, Clears.WINDOW, "no file can be opened any more"),
+    ("netdevice", "unregister"): Rule(
+        "netdevice", Severity.WARNING, Clears.WINDOW, "a network interface cannot be removed: something holds it"
+    ),
     ("unread", ""): Rule("unread", Severity.WARNING, Clears.WINDOW, "healthd fails to read this line"),
 }
 
@@ -72,7 +79,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         if rule := RULES.get((event.kind, event.code)):
             groups.setdefault(rule.code, []).append(event)
     for code, group in groups.items():
-        event = max(group, key=lambda each: (_rule(each).severity, each.last_time, each.sequence))
+        stuck = _stuck_seconds(group) if code == "soft_lockup" else {}
+        rules = {each.sequence: _rule(each, stuck.get(each.sequence, 0.0)) for each in group}
+        event = max(group, key=lambda each: (rules[each.sequence].severity, each.last_time, each.sequence))
         over = False
         if code == "cpu_throttled":
             hot = _still_hot(group)
@@ -80,12 +89,13 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             event = max(hot or group, key=lambda each: (each.last_time, each.sequence))
             if all(each.code == "cpu_normal" for each in group):
                 continue  # no CPU was seen getting hot
-        rule = _rule(event)
+        rule = rules[event.sequence]
+        lines = sum(each.lines for each in group if each.code != "cpu_normal")
         yield Finding(
             severity=rule.severity,
             code=f"kernel/{code}",
             subject="",
-            message=_message(rule, event, sum(each.lines for each in group if each.code != "cpu_normal")),
+            message=_message(rule, event, lines, stuck.get(event.sequence, 0.0)),
             clears=rule.clears,
             window_seconds=_window_seconds(rule, config),
             events=tuple(each.sequence for each in group),
@@ -93,12 +103,29 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         )
 
 
-def _rule(event: KernelEvent) -> Rule:
+def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
+    if stuck_seconds > STUCK_SECONDS:
+        return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
     # Not bad_page: the place where it was found tells nothing, and a harmless WARNING near it names drivers too.
     if event.code == "oops" and event.field("driver").startswith(DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
+
+
+def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
+    """How long its CPU had been stuck when each line of a soft lockup came: by the line itself, or since the first line
+    of an unbroken series about this CPU and process."""
+    stuck: dict[int, float] = {}
+    last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # -> (when it began, when it was said last)
+    for event in sorted(group, key=lambda each: (each.time, each.sequence)):
+        whose = (event.boot_id, event.field("cpu"), event.pid)
+        began, said = last.get(whose, (0.0, 0.0))
+        own = event.time - int(event.field("seconds") or "0")
+        began = min(began, own) if event.time - said <= SAID_AGAIN_SECONDS else own
+        last[whose] = began, event.last_time
+        stuck[event.sequence] = event.last_time - began
+    return stuck
 
 
 def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
@@ -117,7 +144,7 @@ def _window_seconds(rule: Rule, config: Config) -> float:
     return config.oops_window_seconds if rule.code == "oops" else config.window_seconds
 
 
-def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
+def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -> str:
     parts = [rule.words]
     if rule.code == "unread":
         parts.append(printable(event.text[:200]))
@@ -130,7 +157,11 @@ def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
         parts.append(f"{name} (pid {event.pid})" if event.pid else name)
     if cpu := event.field("cpu"):
         parts.append(f"CPU {cpu}")
-    if seconds := event.field("seconds"):
+    if netdev := event.field("netdev"):
+        parts.append(printable(netdev))
+    if limit := event.field("limit"):
+        parts.append(f"fs.file-max is {limit}")
+    if seconds := f"{stuck_seconds:.0f}" if stuck_seconds else event.field("seconds"):
         parts.append(f"{seconds} s")
     if rule.code == "oom_kill":
         parts.append({"cgroup": "its cgroup's limit", "node": "the whole node's"}.get(event.field("scope"), ""))
@@ -163,13 +194,31 @@ EXPLAIN = {
         "degraded, anywhere else a warning.",
         "Locks that the dead task held are held for ever: later jobs hang in the same driver. Data may be damaged.",
         f"Reboot. {_STACK_TODO} Report it to the driver's maker; bad memory can be the cause (memory_edac).",
+        also=(Severity.WARNING,),
     ),
     "kernel/soft_lockup": Explain(
-        Severity.WARNING,
-        Clears.WINDOW,
-        "A CPU stayed in the kernel for more than 20 seconds without letting anybody else run.",
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "A CPU stayed in the kernel for more than 20 seconds without letting anybody else run. It warns for an hour; "
+        "after more than five minutes it drains until a reboot.",
         "What is bound to this CPU stands still meanwhile. On a virtual machine the host may have been too busy.",
         _STACK_TODO,
+        also=(Severity.WARNING,),
+    ),
+    "kernel/file_max": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "All files that the kernel allows (fs.file-max) were open.",
+        "No program but root's could open anything then: jobs fail in odd places.",
+        "cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail shows who holds them. "
+        "Raise fs.file-max if it is right so.",
+    ),
+    "kernel/netdevice": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "A network interface, mostly a container's, cannot be removed since something still holds it.",
+        "Its container does not end, and no other interface can be made or removed meanwhile: new containers hang.",
+        "If it is said for minutes, only a reboot ends it. It is a bug of the kernel: look for a newer one.",
     ),
     "kernel/rcu_stall": Explain(
         Severity.WARNING,

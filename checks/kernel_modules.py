@@ -9,20 +9,20 @@ at all: do not expect that.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Severity
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected",), place=61)
 
 MODULES = "/sys/module"
-NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
+NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         try:
             wrong = problem(host, name)
         except (OSError, ValueError) as error:
-            yield LeftOut("kernel_modules", str(error), "expected", name)
+            yield LeftOut("kernel_modules", str(error), "expected", name, unread=True)
             continue
         if not wrong:
             yield Entry("kernel_modules", "expected", key=name)
@@ -110,5 +110,8 @@ EXPLAIN = {
         "ib_uverbs, rdma_ucm: no InfiniBand for programs.",
         "modprobe NAME, and journalctl -k if it refuses: mostly it was built for another kernel (dkms status) or "
         "driver. To load it at each boot: its name in a file of /etc/modules-load.d.",
+        confirm="confirm_seconds",
+        shared=True,
+        expects="expected",
     ),
 }

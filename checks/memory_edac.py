@@ -10,7 +10,9 @@ this boot, or what the firmware kept of the last one (it hands it over when its 
 
 The log tells at once, and also where no EDAC driver runs: an uncorrected error that EDAC names is the same condition as
 its count (same controller); machine checks, records of the firmware and pages with bad data that nobody names a
-controller for are one condition of the node, unless EDAC named one within five seconds. What is corrected is judged by
+controller for are one condition of the node, unless EDAC named one within five seconds. What the memory's scrubber
+finds nobody has read: it drains without a requeue, until somebody reads it, and the count of it is no worse than its
+line. What is corrected is judged by
 its count alone. What the registers or the firmware (BERT) kept of the last boot is no fault of this one: the first
 warns, for it tells why the node went down; the second is silent, for firmware shows it after each boot again.
 """
@@ -19,28 +21,39 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
+from healthd.model import (
+    Clears,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
-from healthd.text import printable
+from healthd.plausible import Count
+from healthd.text import is_decimal, printable, regex
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("mce_edac",)
 
 CONTROLLERS = "/sys/devices/system/edac/mc"
-CONTROLLER = re.compile(r"mc[0-9]+")
-DIMM = re.compile(r"(?:dimm|rank)[0-9]+")
-ROW = re.compile(r"csrow[0-9]+")
+CONTROLLER = regex(r"mc[0-9]+")
+DIMM = regex(r"(?:dimm|rank)[0-9]+")
+ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
 INCIDENT_SECONDS = 5.0  # lines closer than this are one error, as when events are coalesced
 WORDS = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",
+    "scrubbed": "the memory's scrubber found an uncorrected error that nobody has read",
     "process_killed": "an uncorrected memory error killed a process",
     "page_not_recovered": "the kernel could not take a page with bad data out of use",
     "recoverable": "the firmware reports an uncorrected error",
@@ -49,6 +62,7 @@ WORDS = {
     "left_over": "an uncorrected machine check was found in a register, probably of the last boot",
     "pci_parity": "PCI parity or system error",
 }
+SCRUBBER = "14"  # CPER's memory error type "scrub uncorrected error"
 LOST_DATA = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
 WARNS = ("page_recovered", "deferred", "left_over", "pci_parity")
 
@@ -59,7 +73,7 @@ class Config(CheckConfig):
     clean_seconds      errors are forgotten after so long without new ones under load, or after a reboot
     """
 
-    corrected_per_day: int = 1000
+    corrected_per_day: Count = 1000
     clean_seconds: Seconds = DAY
 
 
@@ -92,8 +106,7 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             reading = Observation(f"memory_edac_{error}_errors_total", count, ObservationKind.COUNTER, labels)
             yield reading
             new = past.growth(reading, 0.0)  # growth since the last run
-            rebooted = past.last(reading) is None and past.last(reading, any_boot=True) is not None
-            if rebooted and count and error == "uncorrected":
+            if error == "uncorrected" and count and _is_first_of_boot(reading, past):
                 words = f"{count} uncorrected memory errors were counted before the first look of this boot"
                 code = "memory_edac/uncorrected_at_boot"
                 yield Finding(Severity.WARNING, code, controller, words, clears=Clears.REBOOT)
@@ -106,9 +119,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
         raise ValueError("; ".join(unreadable))
 
 
+def _is_first_of_boot(reading: Observation, past: Past) -> bool:
+    """Whether it was read in an earlier boot, and not yet in this one."""
+    return past.last(reading) is None and past.last(reading, any_boot=True) is not None
+
+
 def parse(text: str | None, file: str) -> int:
     """A count of 32 bits. Raises ValueError for anything else, and if the controller has no such file (None)."""
-    if text is None or not (text.isascii() and text.isdigit() and int(text) < 2**32):
+    if text is None or not (is_decimal(text) and int(text) < 2**32):
         raise ValueError(f"{CONTROLLERS}/{file}: {'is not there' if text is None else f'not a count: {text[:40]!r}'}")
     return int(text)
 
@@ -118,7 +136,9 @@ def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> F
     counts = {dimm: _if_told(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
     bad = [f"{_named(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
     message = f"{new:.0f} new uncorrected memory errors" + (f" (since boot: {', '.join(bad)})" if bad else "")
-    return Finding(Severity.CRITICAL, "memory_edac/uncorrected", controller, message, clears=Clears.REBOOT)
+    return Finding(
+        Severity.CRITICAL, "memory_edac/uncorrected", controller, message, clears=Clears.REBOOT, log_decides=True
+    )
 
 
 def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[Finding]:
@@ -154,12 +174,16 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
     """One finding for each code and part, resting on all its events."""
     of_pcie = {(event.boot_id, event.field("record")) for event in events if event.kind == "pcie_aer"}
     heard = [event for event in events if event.kind == "mce_edac"]
-    named = [event for event in heard if event.code == "uncorrected" and _part(event)]
+    named = [event for event in heard if event.code in ("uncorrected", "scrubbed") and _part(event)]
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in named:
         groups.setdefault(("uncorrected", _part(event)), []).append(event)
-    told = _times(named)
-    checks = [event for event in heard if _severity(event, of_pcie) and not told(event)]
+    told, told_lost = _times(named), _times(event for event in named if event.code == "uncorrected")
+    checks = [
+        event
+        for event in heard
+        if (severity := _severity(event, of_pcie)) and not (told_lost if severity is Severity.CRITICAL else told)(event)
+    ]
     if checks:
         groups["machine_check", ""] = checks
     told = _times([*named, *checks])
@@ -175,7 +199,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             part,
             _message(next(event for event in group if event.sequence == sequence)),
             clears=Clears.REBOOT,
-            window_seconds=0.0 if severity is Severity.CRITICAL else config.clean_seconds,
+            window_seconds=0.0 if severity >= Severity.DEGRADED else config.clean_seconds,
             events=tuple(event.sequence for event in group),
         )
 
@@ -190,9 +214,13 @@ def _severity(event: KernelEvent, of_pcie: set[tuple[str, str]]) -> Severity | N
         return None
     if event.code in LOST_DATA:
         return Severity.CRITICAL
+    if event.code == "scrubbed":
+        return Severity.DEGRADED
     if event.code != "recoverable":
         return None
     section = event.field("section")
+    if "memory" in section and event.field("error_type") == SCRUBBER:
+        return Severity.DEGRADED
     return Severity.CRITICAL if "memory" in section or "processor" in section else Severity.WARNING
 
 
@@ -212,7 +240,7 @@ def _times(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
 
 
 def _message(event: KernelEvent) -> str:
-    words = "uncorrected memory error" if _part(event) else WORDS[event.code]
+    words = "uncorrected memory error" if _part(event) and event.code == "uncorrected" else WORDS[event.code]
     where = event.field("dimm")
     more = [f"{where} ({_part(event)})" if where else _part(event), event.pci, event.field("section")]
     more.append(f"bank {event.field('bank')}" if event.field("bank") else "")
@@ -229,13 +257,23 @@ def _part(event: KernelEvent) -> str:
 
 _FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log do, too. "
 
+OBSERVATIONS = {
+    "memory_edac_corrected_errors_total": Meaning("Memory errors that ECC corrected since the boot.", ("part",)),
+    "memory_edac_uncorrected_errors_total": Meaning(
+        "Memory errors since the boot that ECC could not correct.",
+        ("part",),
+    ),
+}
+
 EXPLAIN = {
     "memory_edac/uncorrected": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost: a process was killed for it or computes with wrong bytes, and so may the kernel.",
+        "Data was lost: a process was killed for it or computes with wrong bytes, and so may the kernel. What the "
+        "memory's scrubber found nobody has read yet: it only drains.",
         f"{_FIND_TODO}Drain and reboot; then test the memory. Comes back: replace the DIMM.",
+        also=(Severity.DEGRADED,),
     ),
     "memory_edac/uncorrected_at_boot": Explain(
         Severity.WARNING,
@@ -254,6 +292,7 @@ EXPLAIN = {
         "Data was lost, in memory, a cache or on a bus: a process was killed for it or computes with wrong bytes.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
         "DIMM. Drain and reboot; comes back: replace it.",
+        also=(Severity.DEGRADED, Severity.WARNING),
     ),
     "memory_edac/page_recovered": Explain(
         Severity.WARNING,

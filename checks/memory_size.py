@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.plausible import Bytes, Share
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("expected_bytes",), place=50)
 
 MEMINFO = "/proc/meminfo"
-MEM_TOTAL = re.compile(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE | re.ASCII)
+MEM_TOTAL = regex(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,8 @@ class Config(CheckConfig):
     max_missing_share  a smaller size by up to this share is still good
     """
 
-    expected_bytes: int = 0
-    max_missing_share: float = 0.03
+    expected_bytes: Bytes = 0
+    max_missing_share: Share = 0.03
 
 
 def validate(config: Config) -> str | None:
@@ -69,6 +71,10 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     yield Entry("memory_size", "expected_bytes", size, note=_gib(size))
 
 
+OBSERVATIONS = {
+    "memory_size_bytes": Meaning("Memory that the kernel has, in bytes (MemTotal)."),
+}
+
 EXPLAIN = {
     "memory_size/less": Explain(
         Severity.DEGRADED,
@@ -78,5 +84,6 @@ EXPLAIN = {
         "speed of its channel.",
         "dmidecode -t memory shows the empty slot, the BMC's log says why. Reseat or replace the DIMM. If the memory "
         "was changed on purpose (also by crashkernel=): correct expected_bytes.",
+        expects="expected_bytes",
     ),
 }

@@ -1,7 +1,9 @@
 """What the kernel log says of network cards: firmware that died, heat, transceivers, links that went down.
 
 Rules: a card whose firmware is dead or was not recovered drains (NVSentinel calls it fatal; jobs may live on another
-card) until a reboot. What the firmware reports as a warning, transceivers and cables, time-outs and PCI errors warn.
+card) until a reboot. So does one that did not answer a command, where mlx5's driver says that a resource is lost by it,
+or EFA's sends no further command: NVSentinel calls both fatal (docs/nic-health-monitor.md). What the firmware reports
+as a warning, transceivers and cables, other time-outs and PCI errors warn.
 A link that goes down is recorded only: ib_link, ib_flap and eth_link judge it, and look at once. So are requests that
 fail, which an application can cause. InfiniBand's own lines and those of other network cards are judged alike.
 """
@@ -10,11 +12,11 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.values import dataclass
 
 USES = ""
 
@@ -51,6 +53,7 @@ RULES = {
     "module_power": Rule(*WARNS, "a transceiver needs more power than the port may give"),
     "module_error": Rule(*WARNS, "a transceiver or cable does not work"),
     "command_timeout": Rule(*WARNS, "the card's firmware did not answer"),
+    "slot_power": Rule(*WARNS, "the card's slot gives too little power"),
     "tx_timeout": Rule(*WARNS, "packets were not sent in time"),
     "pci_error": Rule(*WARNS, "the card had a PCI Express error"),
     "load_failed": Rule(Severity.WARNING, Clears.REBOOT, "the driver could not start the card"),
@@ -60,6 +63,8 @@ RULES = {
     "request_failed": Rule(*RECORDED, "requests failed"),
     "pcie_limited": Rule(*RECORDED, "the slot limits the card's bandwidth"),
 }
+# mlx5/core/cmd.c: "Will cause a leak of a command resource"; efa_com.c: EFA_AQ_STATE_RUNNING_BIT is cleared.
+LEAKS = Rule(Severity.DEGRADED, Clears.REBOOT, "the card's firmware did not answer, and what was asked for is lost")
 REQUESTS = frozenset({"command_failed", "cq_error", "cqe_error", "send_failed"})
 LINK_ENDS = "link_up"
 SAID = ("issue", "error", "command")  # fields that say what it was
@@ -75,7 +80,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             groups.setdefault((code, _part(event)), []).append(event)
     for (code, part), group in groups.items():
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
-        rule = RULES[code]
+        rule = LEAKS if any(e.field("leaks") and e.boot_id == newest.boot_id for e in group) else RULES[code]
         if newest.code == LINK_ENDS and len(group) == sum(event.code == LINK_ENDS for event in group):
             continue  # it was not seen going down
         yield Finding(
@@ -212,12 +217,23 @@ EXPLAIN = {
         "The port does not come up, or goes down.",
         _CABLE_TODO,
     ),
-    "mlx5/command_timeout": Explain(
+    "mlx5/slot_power": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card's firmware did not answer a command of the driver.",
+        "The slot told the card that it gives less power than the card may need. Some machines say so at each boot. "
+        "Or the card has switched ports off for it: then the line says so.",
+        "The card, or an active cable in it, may be slowed down; a port that was switched off has no link.",
+        "Compare the card's speed with its neighbours' (ib_link, eth_link). Look at the slot's power in the BIOS, and "
+        "at the card's own power cable.",
+    ),
+    "mlx5/command_timeout": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The card's firmware did not answer a command of the driver. It drains where the driver says that this leaks a "
+        "resource, or takes no further command; else it warns.",
         "Queues cannot be made or destroyed: jobs that start or end on it hang for a minute at each. Each one leaks.",
         _CARD_TODO,
+        also=(Severity.WARNING,),
     ),
     "mlx5/tx_timeout": Explain(
         Severity.WARNING,

@@ -8,15 +8,27 @@ all nodes at once, so everything here is marked as shared.
 from __future__ import annotations
 
 import errno
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine.mountinfo import MOUNTINFO, Mount, parse_all
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity, Worsens
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    Severity,
+    Worsens,
+    WorsensBy,
+)
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 PER = "mount"
@@ -156,7 +168,7 @@ def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
         if any(above in automounted for above in _at_and_above(mount.point)):
             yield LeftOut("mount", "automounted: add it by hand if jobs need it", instance=mount.point)
             continue
-        if re.fullmatch(LOCAL, mount.fstype) and mount.fstype not in SHARES_DEVICES:
+        if regex(LOCAL).fullmatch(mount.fstype) and mount.fstype not in SHARES_DEVICES:
             if mount.device in seen:
                 continue  # a bind mount of a part of it
             seen.add(mount.device)
@@ -169,8 +181,8 @@ def worth_watching(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
 
 
 def _is_lasting(mount: Mount) -> bool:
-    is_local = re.fullmatch(LOCAL, mount.fstype)
-    if not (is_local or re.fullmatch(NETWORK, mount.fstype)) or re.fullmatch(COMES_AND_GOES, mount.point):
+    is_local = regex(LOCAL).fullmatch(mount.fstype)
+    if not (is_local or regex(NETWORK).fullmatch(mount.fstype)) or regex(COMES_AND_GOES).fullmatch(mount.point):
         return False
     if is_local and mount.point.startswith("/etc/"):
         return False  # containers get /etc/hosts in this way
@@ -186,6 +198,10 @@ def _at_and_above(point: str) -> Iterator[str]:
     yield "/"
 
 
+OBSERVATIONS = {
+    "mount_mounted": Meaning("1 if the file system is mounted there, else 0.", ("mountpoint",)),
+}
+
 EXPLAIN = {
     "mount/missing": Explain(
         Severity.CRITICAL,
@@ -194,6 +210,8 @@ EXPLAIN = {
         "Jobs find an empty directory: they fail, or fill the local disk instead.",
         "mount POINT, and read what it says; systemctl status of its .mount or .automount unit. Many nodes at once: "
         "the file server or the network.",
+        confirm="missing_confirm_seconds",
+        shared=True,
     ),
     "mount/stale": Explain(
         Severity.CRITICAL,
@@ -201,6 +219,8 @@ EXPLAIN = {
         "The file server no longer knows what is mounted here (ESTALE), mostly after it was exported anew.",
         "Every access fails, and stays so until it is mounted again.",
         "umount -l POINT && mount POINT. Processes that have files open there must be restarted.",
+        confirm="missing_confirm_seconds",
+        shared=True,
     ),
     "mount/failing": Explain(
         Severity.DEGRADED,
@@ -209,6 +229,8 @@ EXPLAIN = {
         "Most accesses of jobs will fail too.",
         "ENOTCONN: a FUSE client died, mount it again. EIO: look at journalctl -k for the disk or the server. "
         "ETIMEDOUT: a soft mount whose server does not answer.",
+        confirm="missing_confirm_seconds",
+        shared=True,
     ),
     "mount/wrong_type": Explain(
         Severity.DEGRADED,
@@ -216,6 +238,7 @@ EXPLAIN = {
         "Another type of file system is mounted here than the site's settings say.",
         "Jobs may run on a slow or local stand-in, and lose what they write.",
         "findmnt POINT; compare with fstab and with [checks.mount] fstype.",
+        shared=True,
     ),
     "mount/read_only": Explain(
         Severity.DEGRADED,
@@ -223,13 +246,16 @@ EXPLAIN = {
         "The file system can only be read.",
         "Jobs cannot write their results. A local file system turns read-only after errors of its disk.",
         "journalctl -k for errors of the disk; fsck and remount. If it is meant to be read-only: read_only = true.",
+        shared=True,
     ),
     "mount/hang": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The file system did not answer in time. It warns at first and is degraded after ten minutes, never critical.",
+        "The file system did not answer in time. It warns at first and is degraded when it lasts, never critical.",
         "Jobs that use it stand still. On a hard mount they go on when the server is back, so none is requeued.",
         "Look at the file server and the network first: many nodes have it at once then. On one node only: "
         "journalctl -k for 'server not responding', and the network of this node.",
+        worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
+        shared=True,
     ),
 }

@@ -19,12 +19,24 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Observation, ObservationKind, Severity
+from healthd.model import (
+    Clears,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
+from healthd.plausible import Count
+from healthd.text import is_decimal
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("pcie_aer",)
@@ -54,7 +66,7 @@ class Config(CheckConfig):
     clean_seconds            errors are forgotten after so long without new ones under load
     """
 
-    correctable_per_hour: int = 100
+    correctable_per_hour: Count = 100
     nonfatal_repeat_seconds: Seconds = 3600.0
     clean_seconds: Seconds = 24 * 3600.0
 
@@ -110,7 +122,7 @@ def parse(text: str, total: str) -> Mapping[str, int]:
     counts = {}
     for line in text.splitlines():
         name, _, count = line.rpartition(" ")
-        number = int(count) if count.isascii() and count.isdigit() else -1
+        number = int(count) if is_decimal(count) else -1
         if not name or not 0 <= number < 2**64:
             raise ValueError(f"not a name and a count: {line[:60]!r}")
         counts[name] = number
@@ -253,6 +265,16 @@ _CARD_TODO = (
     "update firmware. The part at fault may be at either end of the link."
 )
 
+OBSERVATIONS = {
+    "pcie_aer_correctable_total": Meaning("Correctable PCIe errors that the device reported since the boot.", ("pci",)),
+    "pcie_aer_nonfatal_total": Meaning(
+        "Uncorrectable PCIe errors since the boot that left the link reliable.",
+        ("pci",),
+    ),
+    "pcie_aer_fatal_total": Meaning("Fatal PCIe errors that the device reported since the boot.", ("pci",)),
+    "pcie_aer_watched_devices": Meaning("PCI devices whose error counts are read."),
+}
+
 EXPLAIN = {
     "pcie_aer/fatal": Explain(
         Severity.CRITICAL,
@@ -261,6 +283,7 @@ EXPLAIN = {
         "devices that jobs do not depend on.",
         "The link was reset or is dead: what used the device has failed, and data on its way was lost.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
+        also=(Severity.WARNING,),
     ),
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
@@ -284,6 +307,7 @@ EXPLAIN = {
         "and stayed away; where only a driver has no way to recover, it warns.",
         "The device is cut off or in an unknown state: what uses it fails.",
         f"Reboot, with the power off for a moment. {_CARD_TODO}",
+        also=(Severity.WARNING,),
     ),
     "pcie_aer/correctable": Explain(
         Severity.WARNING,

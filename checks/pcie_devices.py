@@ -7,22 +7,23 @@ either: Azure takes a VM's virtual functions away for its own maintenance, and m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import PCI_DEVICES, Host
 from healthd.machine.inventory import device_kind
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, Severity
+from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("pcie_hotplug", "pci_remove")
 BASELINE = Baseline(("expected",), place=20)
 
-ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-MODEL = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
+ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MODEL = regex(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ def validate(config: Config) -> str | None:
 def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
     if not config.expected:
         return
-    models = {f.pci: f"{f.vendor}:{f.device}".replace("0x", "") for f in host.pci_functions() if f.vendor}
-    yield Observation("pcie_devices_missing", len(config.expected.keys() - models.keys()))
+    there = {function.pci: function for function in host.pci_functions() if function.vendor}
+    yield Observation("pcie_devices_missing", len(config.expected.keys() - there.keys()))
     for pci, expected in config.expected.items():
-        model = models.get(pci)
+        function = there.get(pci)
+        model = f"{function.vendor}:{function.device}".replace("0x", "") if function else None
         if model is None:
             code, message = "gone", f"PCI device {pci} ({expected}) is not there"
         elif model != expected:
@@ -81,6 +83,10 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 _BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."
 
+OBSERVATIONS = {
+    "pcie_devices_missing": Meaning("Expected PCI devices that are not there."),
+}
+
 EXPLAIN = {
     "pcie_devices/gone": Explain(
         Severity.DEGRADED,
@@ -90,6 +96,8 @@ EXPLAIN = {
         "lspci -D shows what is there; journalctl -k | grep -iE 'pcie|aer' why. Power the node off and on, reseat the "
         "card or its riser. Many gone and as many others new: bus numbers moved, because a card was added or removed. "
         f"{_BASELINE}",
+        confirm="confirm_seconds",
+        expects="expected",
     ),
     "pcie_devices/another": Explain(
         Severity.DEGRADED,
@@ -97,5 +105,7 @@ EXPLAIN = {
         "At this PCI address is another device than the baseline has.",
         "A card was swapped or came up with other firmware, or bus numbers moved since another card is missing.",
         f"lspci -D -nn shows what is there. {_BASELINE}",
+        confirm="confirm_seconds",
+        expects="expected",
     ),
 }

@@ -8,10 +8,10 @@ takes out by button or command: it says then that it powers the slot off, and no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, PciDevice, Severity
+from healthd.values import dataclass
 
 USES = ""
 
@@ -86,6 +86,7 @@ EXPLAIN = {
         "network card is in it, and warns for all else.",
         "The device is gone for whatever uses it. A GPU falls off the bus with it.",
         _TODO,
+        also=(Severity.WARNING,),
     ),
     "pcie_hotplug/power_fault": Explain(
         Severity.CRITICAL,

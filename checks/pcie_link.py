@@ -10,15 +10,15 @@ Files: Linux, sysfs-bus-pci; all ones in a dead device's registers read as 63 la
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host, PciFunction
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
+from healthd.text import regex
+from healthd.values import dataclass
 
 USES = ""
 AFTER_EVENTS = ("pcie_hotplug",)
@@ -26,7 +26,7 @@ AFTER_EVENTS = ("pcie_hotplug",)
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the beginning of the class
 LANES = ("1", "2", "4", "8", "12", "16", "32")
-SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
+SPEED = regex(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
 NO_LINK = ("0", "255")  # max_link_width of devices built into the root complex
 DEAD = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
 
@@ -138,6 +138,10 @@ _TODO = (
     "reseat the card, its riser or cable."
 )
 
+OBSERVATIONS = {
+    "pcie_link_watched_links": Meaning("PCIe links whose width and speed are compared with what both ends can."),
+}
+
 EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
@@ -146,6 +150,7 @@ EXPLAIN = {
         "Lanes failed when the link was trained: it has that part of its bandwidth less, and jobs wait for this node.",
         f'{_TODO} Built so (a slot with fewer lanes than its port): severity = {{ "pcie_link/narrow" = "info" }}; '
         "a site without such slots writes enforce = true instead.",
+        confirm="confirm_seconds",
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
@@ -153,6 +158,7 @@ EXPLAIN = {
         "The link runs at a lower speed than the device and the port above it can. It warns, unless enforce = true.",
         "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: look at its set-up.",
+        confirm="confirm_seconds",
     ),
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
@@ -161,5 +167,6 @@ EXPLAIN = {
         "enforce = true.",
         "Whatever uses the device fails. Other checks say what that means for jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' says since when. {_TODO}",
+        confirm="confirm_seconds",
     ),
 }

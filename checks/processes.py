@@ -5,6 +5,16 @@ and mounts; Slurm cannot end its job (GCM and Azure healthagent look for it). Ki
 kernel (signal.c, complete_signal) makes of every fatal signal, or it is on its way out already (PF_EXITING, which has
 taken the signal); one that writes a core dump is neither. A leader that ended (Z) waits for its threads: they count.
 
+A user can have a process hang for ever: in a FUSE mount of their own, whose server does not answer a request that it
+has taken (fuse/dev.c, request_wait_answer). That is no fault of the node: it warns, as processes/user_file_system, and
+never drains. It counts only if all of this holds, which hides no hang in a driver or a file server: the task's stack in
+the kernel has no other module's function than fuse's or overlay's (a driver that faults on a FUSE page has its own
+there), and it waits for FUSE or for a lock of the file system layer; requests wait in a user's FUSE connection
+(/sys/fs/fuse/connections/N, which belongs to who mounted it), and if some also wait in root's (a shared one, like
+CVMFS), the process is of a user whose own connection waits. The stack is for CAP_SYS_ADMIN alone, which
+healthd.service does not give: there the innermost function (wchan) has to do, and only for a user whose own connection
+waits. Where neither can be read, or no connections, it drains, as any other.
+
 To read all of 2,000 processes takes 18 ms of CPU. So a look reads some, the next look goes on behind them, and where
 anything is suspicious all are read, as in the first look. A stuck process is therefore seen within
 (processes / processes_per_look) looks, the kernel's own threads not counted, and found `killed_seconds` later. Of more
@@ -17,25 +27,31 @@ import bisect
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Clears, Explain, Finding, Observation, Severity
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity
 from healthd.past import Past
-from healthd.text import printable
+from healthd.plausible import Count, Processes
+from healthd.text import is_decimal, printable, regex
+from healthd.values import dataclass
 
 USES = ""
 
 ONLINE = "/sys/devices/system/cpu/online"
-CPUS = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+CPUS = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
-KTHREADD_STAT = re.compile(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
+KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
 STATES = frozenset("RSDTtZXxKWPI")
 LEAST_FIELDS = 44  # Linux 2.6 has so many; later kernels have more
 PF_EXITING = 0x4
 SIGKILL = 1 << (9 - 1)
+FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
+UID = regex(r"^Uid:\t([0-9]{1,10})", re.MULTILINE)
+FRAME = regex(r"^\[<[0-9a-fx]+>\] ([^\s+]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[([^\s\]]+)\])?")
+# An inode's lock, which somebody who waits for FUSE may hold (fs/namei.c: inode_lock, d_alloc_parallel).
+FILE_LOCKS = (["rwsem_down_write_slowpath"], ["rwsem_down_read_slowpath"], ["d_alloc_parallel"])
 MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enough to drain, and to look at
 
 
@@ -47,8 +63,8 @@ class Config(CheckConfig):
     """
 
     killed_seconds: Seconds = 300.0
-    max_zombies_per_core: int = 50
-    processes_per_look: int = 200
+    max_zombies_per_core: Count = 50
+    processes_per_look: Processes = 200
 
 
 def validate(config: Config) -> str | None:
@@ -68,8 +84,11 @@ class Process(NamedTuple):
 
 
 class Seen(NamedTuple):
+    """`stuck`: killed, and hangs; `in_user_fuse`: the same, in a file system that a user mounted."""
+
     zombies: list[Process]
     stuck: list[Process]
+    in_user_fuse: list[Process]
     unreadable: list[str]
 
 
@@ -81,13 +100,15 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     at = bisect.bisect_right(pids, last.value) if last else 0
     order = pids[at:] + pids[:at]
     now = min(len(pids), config.processes_per_look) if last and last.value else len(pids)
-    seen = Seen([], [], [])
+    seen = Seen([], [], [], [])
     _look(host, order[:now], seen)
     allowed = config.max_zombies_per_core * _cores(host) if seen.zombies else 0
     many = len(seen.zombies) * len(pids) > allowed * now
-    if seen.stuck or many:
+    found = bool(seen.stuck or seen.in_user_fuse)
+    if found or many:
         _look(host, order[now:], seen)
-    yield Observation("processes_looked_up_to_pid", 0 if seen.stuck else order[now - 1])  # 0: all
+        found = bool(seen.stuck or seen.in_user_fuse)
+    yield Observation("processes_looked_up_to_pid", 0 if found else order[now - 1])  # 0: all
     for process in sorted(seen.stuck, key=lambda p: (p.start, p.pid))[:MOST_FINDINGS]:
         yield Finding(
             Severity.DEGRADED,
@@ -96,6 +117,14 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
             _words(host, process),
             confirm_seconds=config.killed_seconds,
             shared_cause=True,
+        )
+    for process in sorted(seen.in_user_fuse, key=lambda p: (p.start, p.pid))[:MOST_FINDINGS]:
+        yield Finding(
+            Severity.WARNING,
+            "processes/user_file_system",
+            f"{process.pid}@{process.start}",
+            f"{_words(host, process)}, for the FUSE file system of a user",
+            confirm_seconds=config.killed_seconds,
         )
     if many and len(seen.zombies) > allowed:
         ((parent, children),) = Counter(zombie.parent for zombie in seen.zombies).most_common(1)
@@ -111,7 +140,7 @@ def _user_processes(host: Host) -> list[int]:
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
         names -= {str(KTHREADD), *children.split()}
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name) for name in names if is_decimal(name))
 
 
 def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
@@ -125,8 +154,10 @@ def _look(host: Host, pids: Sequence[int], seen: Seen) -> None:
             process = parse(text, path)
             if process.state == "Z":
                 seen.zombies.append(process)
-            if _is_stuck(host, process):
-                seen.stuck.append(process)
+            tasks = list(_stuck_tasks(host, process))
+            if tasks:
+                theirs = all(_waits_in_user_fuse(host, task) for task in tasks)
+                (seen.in_user_fuse if theirs else seen.stuck).append(process)
         except ProcessLookupError:  # it ended while it was read
             continue
         except (OSError, ValueError) as error:  # it must not hide the others
@@ -153,17 +184,49 @@ def parse(text: str, where: str) -> Process:
         raise ValueError(f"{where}: not the state of a process: {text[:60]!r}") from None
 
 
-def _is_stuck(host: Host, process: Process) -> bool:
+def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
+    """Where /proc has its tasks that were killed and hang."""
     own = f"/proc/{process.pid}"
-    if process.state == "D":
-        return _is_killed(host, own, process)
+    if process.state == "D" and _is_killed(host, own, process):
+        yield own
     for task in host.list(f"{own}/task") if process.threads > 1 else []:
-        text = host.read(f"{own}/task/{task}/stat")
-        if text is not None and state_of(text, f"{own}/task/{task}/stat") == "D":
-            thread = parse(text, f"{own}/task/{task}/stat")
-            if _is_killed(host, f"{own}/task/{task}", thread):
-                return True
-    return False
+        where = f"{own}/task/{task}"
+        text = host.read(f"{where}/stat")
+        hangs = text is not None and state_of(text, f"{where}/stat") == "D"
+        if text is not None and hangs and _is_killed(host, where, parse(text, f"{where}/stat")):
+            yield where
+
+
+def _waits_in_user_fuse(host: Host, where: str) -> bool:
+    """Whether a task that hangs waits for a FUSE file system that a user mounted."""
+    stack = host.told(f"{where}/stack")
+    if not (is_fuse_wait(stack) if stack else is_fuse_function(host.told(f"{where}/wchan"))):
+        return False
+    waiting = {
+        found.uid
+        for name in host.names(FUSE_CONNECTIONS)
+        if host.told(f"{FUSE_CONNECTIONS}/{name}/waiting").strip("0")
+        and (found := host.stat(f"{FUSE_CONNECTIONS}/{name}"))
+    }
+    uid = UID.search(host.told(f"{where}/status"))
+    own = uid is not None and uid[1] != "0" and int(uid[1]) in waiting
+    return bool(waiting - {0}) and (own or (0 not in waiting and stack != ""))
+
+
+def is_fuse_wait(stack: str) -> bool:
+    """Whether a task with this stack (/proc/PID/stack, the innermost function first) waits for a FUSE server or a lock
+    of the file system layer, and for no driver: drivers are modules."""
+    frames = [frame for line in stack.splitlines() for frame in FRAME.findall(line)]
+    modules = {module for _, module in frames}
+    functions = [function for function, _ in frames]
+    waits = any(function.startswith("fuse_") or function == "request_wait_answer" for function in functions)
+    return modules <= {"", "fuse", "overlay"} and (waits or functions[:1] in FILE_LOCKS)
+
+
+def is_fuse_function(function: str) -> bool:
+    """Whether a task that waits in this function of the kernel (/proc/PID/wchan) may wait for a FUSE server, or for a
+    lock of the file system layer."""
+    return function.startswith("fuse_") or function == "request_wait_answer" or [function] in FILE_LOCKS
 
 
 def _is_killed(host: Host, where: str, task: Process) -> bool:
@@ -202,6 +265,12 @@ def _words(host: Host, process: Process) -> str:
     return f"process {process.pid} ({command}){user} was killed and hangs{where}"
 
 
+OBSERVATIONS = {
+    "processes_looked_up_to_pid": Meaning(
+        "The process id up to which the last look went: 0 if all were looked at; for healthd itself.",
+    ),
+}
+
 EXPLAIN = {
     "processes/unkillable": Explain(
         Severity.DEGRADED,
@@ -211,6 +280,18 @@ EXPLAIN = {
         "It holds its memory, GPU and mounts. Slurm cannot end its job; the next one finds less than it was promised.",
         "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. nvidia or uvm: journalctl -k | grep Xid; nfs, "
         "rpc, lustre: the file server. It ends when that answers; if it never does, reboot.",
+        confirm="killed_seconds",
+        shared=True,
+    ),
+    "processes/user_file_system": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A process was killed and has not ended for minutes: it waits for a FUSE file system that a user has mounted "
+        "(sshfs, an Apptainer image) and whose server does not answer.",
+        "Slurm cannot end its job. The node is not to blame: its jobs and GPUs are as before.",
+        "Kill the server: fuser -v /dev/fuse shows it. Or echo 1 > /sys/fs/fuse/connections/N/abort, where "
+        "/sys/fs/fuse/connections/N/waiting is not 0.",
+        confirm="killed_seconds",
     ),
     "processes/zombies": Explain(
         Severity.WARNING,

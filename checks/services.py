@@ -10,19 +10,31 @@ is started again and again warns, also while it is up.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
-from healthd.model import Baseline, Clears, Entry, Explain, Finding, LeftOut, Observation, ObservationKind, Severity
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    LeftOut,
+    Meaning,
+    Observation,
+    ObservationKind,
+    Severity,
+)
 from healthd.past import Past
+from healthd.plausible import Few
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
 
 USES = ""
 BASELINE = Baseline(("required", "wanted"), place=70)
 
-UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+")
+UNIT = regex(r"[A-Za-z0-9:_.\\@-]+")
 PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
 MORE = ("Job", "NRestarts")  # a waiting job; the restarts, which only services have, since systemd 235
 ACTIVE = ("active", "reloading", "refreshing")
@@ -41,7 +53,7 @@ class Config(CheckConfig):
     required: tuple[str, ...] = ()
     wanted: tuple[str, ...] = ()
     confirm_seconds: Seconds = 60.0
-    restarts_per_hour: int = 3
+    restarts_per_hour: Few = 3
 
 
 def validate(config: Config) -> str | None:
@@ -97,7 +109,7 @@ def _judge(
     active, sub = shown["ActiveState"], shown["SubState"]
     labels = (("unit", unit),)
     yield Observation("service_active", int(active in ACTIVE), labels=labels)
-    if shown.get("NRestarts", "").isdecimal():
+    if is_decimal(shown.get("NRestarts", "")):
         reading = Observation("service_restarts_total", int(shown["NRestarts"]), ObservationKind.COUNTER, labels)
         yield reading
         restarts = past.growth(reading, 3600.0) or 0.0
@@ -164,6 +176,11 @@ def _unit(name: str) -> str:
 
 _TODO = "systemctl status UNIT; journalctl -u UNIT -b. If the unit does not belong on this node, correct the settings."
 
+OBSERVATIONS = {
+    "service_active": Meaning("1 if the systemd unit is active, else 0.", ("unit",)),
+    "service_restarts_total": Meaning("Times that systemd itself started the unit again (NRestarts).", ("unit",)),
+}
+
 EXPLAIN = {
     "services/inactive": Explain(
         Severity.DEGRADED,
@@ -172,6 +189,9 @@ EXPLAIN = {
         "Without slurmd or munge no job starts and none ends; without nvidia-fabricmanager no CUDA program runs "
         "on machines with NVLink switches.",
         _TODO,
+        confirm="confirm_seconds",
+        shared=True,
+        expects="required",
     ),
     "services/wanted_inactive": Explain(
         Severity.WARNING,
@@ -179,6 +199,9 @@ EXPLAIN = {
         "A unit that this node should have is not active.",
         "None at once: it was not named as one that jobs need.",
         _TODO,
+        confirm="confirm_seconds",
+        shared=True,
+        expects="wanted",
     ),
     "services/changing": Explain(
         Severity.WARNING,
@@ -186,6 +209,8 @@ EXPLAIN = {
         "A unit is starting or stopping, or waits for others to be started, for longer than a restart takes.",
         "Until it is up it serves nobody. systemd gives up after the unit's own time limit: then it is not active.",
         "systemctl list-jobs shows what it waits for. " + _TODO,
+        confirm="confirm_seconds",
+        shared=True,
     ),
     "services/restarting": Explain(
         Severity.WARNING,
@@ -193,5 +218,8 @@ EXPLAIN = {
         "A unit fails and systemd starts it again, many times within an hour. Restarts by hand do not count.",
         "Between two starts it serves nobody: jobs fail to start or to authenticate now and then.",
         _TODO,
+        confirm="confirm_seconds",
+        shared=True,
+        expects="required",
     ),
 }

@@ -1,24 +1,43 @@
 """What the kernel log says of NVSwitches: SXids.
 
-Rules: the Fabric Manager guide puts each SXid into one of three classes. Always fatal is CRITICAL; potentially fatal is
-CRITICAL if the driver's line says Fatal; all others warn, and so do codes that are not in the guide.
+Rules: the Fabric Manager guide puts an SXid into one of three classes. Always fatal is CRITICAL; potentially fatal is
+CRITICAL if the driver's line says Fatal; non-fatal warns. Codes that are not in the guide are judged by the driver's
+word too, which has given up the link or the switch then (nvswitch_set_fatal_error()): they are half of those that it
+may call Fatal (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some of its
+lines have no word, though the switch cannot work after them: DEGRADED, by their code, or since they say that it shuts
+down. All others warn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Seconds
 from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
 from healthd.nvidia import codes
+from healthd.text import is_decimal, printable, regex
+from healthd.values import dataclass
 
 USES = ""
+
+# Lines of a switch that is out of order, without "Fatal" or "Non-fatal": open-gpu-kernel-modules 595.45.04,
+# src/common/nvswitch/kernel: nvswitch.c, ls10/ls10.c (10007: its registers cannot be read), lr10/soe_lr10.c,
+# ls10/soe_ls10.c (its controller, SOE), lr10/therm_lr10.c, ls10/therm_ls10.c (it switches itself off: under 10006, or
+# with the words under 10004, which else says that it is slowed down), ls10/heartbeat_ls10.c (28005; 28001 and 28003,
+# hot transceivers, warn: "Deactivated" follows them, 28002 and 28004, when they have cooled down).
+WITHOUT_A_WORD = {
+    10006: "the switch is too hot and shuts down",
+    10007: "I/O failure: the switch's registers cannot be read",
+    26001: "the switch's controller (SOE) could not be reset",
+    26002: "the switch's controller (SOE) could not be booted",
+    26006: "the switch's controller (SOE) halted",
+    28005: "a shutdown by the controller's (SOE) watch over the heat of the transceivers (OSFP)",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Config(CheckConfig):
-    """warning_window_seconds   how long an SXid that is no fault of all links stays a warning"""
+    """warning_window_seconds   how long an SXid that only warns is told after its last line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
@@ -51,10 +70,10 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 def _severity(event: KernelEvent) -> Severity:
     category = _category(int(event.code))
-    fatal = event.field("fatal") == "true"
-    if category == "always fatal" or (category == "potentially fatal" and fatal):
+    if category == "always fatal" or (category != "non-fatal" and event.field("fatal") == "true"):
         return Severity.CRITICAL
-    return Severity.WARNING
+    shut_down = int(event.code) in WITHOUT_A_WORD or event.field("shutdown") == "true"
+    return Severity.DEGRADED if shut_down else Severity.WARNING
 
 
 def _category(code: int) -> str:
@@ -64,7 +83,8 @@ def _category(code: int) -> str:
 
 def _message(event: KernelEvent, lines: int) -> str:
     found = dict(event.fields)
-    words = [_title(int(event.code))]
+    said = _said(event)
+    words = [f"SXid {event.code}: {said}" if said else _title(int(event.code))]
     words += [f"NVSwitch {found['switch']}"] if "switch" in found else []
     words += [f"link {found['link']}"] if "link" in found else []
     words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if "fatal" in found else []
@@ -74,7 +94,21 @@ def _message(event: KernelEvent, lines: int) -> str:
 
 def _title(code: int) -> str:
     fact = codes.sxid(code)
-    return f"SXid {code}: {fact.name}" if fact is not None else f"SXid {code}: unknown to this version"
+    words = fact.name if fact is not None else WITHOUT_A_WORD.get(code, "unknown to this version")
+    return f"SXid {code}: {words}"
+
+
+_WORDS = regex(r"[^\n)]{0,80}\): \d{1,6}, {0,4}(?:(?:Fatal|Non-fatal), {0,4})?(?:Link -?\d{1,3}(?: |$))?([^\n]{0,80})")
+
+
+def _said(event: KernelEvent) -> str:
+    """What the driver says of a code that is in no list, or that it shuts down under one that is: "SOE Watchdog error".
+    "" if it says nothing, or the list says more."""
+    code = int(event.code)
+    if code in WITHOUT_A_WORD or event.field("further") or (_category(code) and not event.field("shutdown")):
+        return ""
+    found = _WORDS.match(event.text)
+    return printable(found[1].strip()) if found else ""
 
 
 _TODO = (
@@ -86,27 +120,33 @@ _CLASSES = {
     "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
     "potentially fatal": (
         "If the line says Fatal, jobs that use the link or switch fail, and healthd drains. If it says Non-fatal it "
-        "is a warning."
+        "is a warning. If it says neither, but that the switch shuts down, healthd drains and requeues nobody."
     ),
     "non-fatal": "Traffic goes on. It is a warning.",
 }
 
 
+MILDER = (Severity.DEGRADED, Severity.WARNING)  # what may be fatal where the line does not say so
+
+
 def explain(code: str) -> Explain | None:
     """The text for one code: "sxid/20034"; None if the code is none of this check's."""
     name = code.rpartition("/")[2]
-    if not (name.isascii() and name.isdecimal() and len(name) < 7):
+    if not (is_decimal(name) and len(name) < 7):
         return None
     category = _category(int(name))
+    if int(name) in WITHOUT_A_WORD:
+        meaning = f"{_title(int(name))}. NVIDIA's driver says so without calling it fatal or not."
+        return Explain(Severity.DEGRADED, Clears.REBOOT, meaning, _CLASSES["always fatal"], _TODO)
     if not category:
-        meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch that newer drivers report."
-        matters = "Unknown: healthd only warns of codes that it cannot justify to drain for."
-        return Explain(Severity.WARNING, Clears.REBOOT, meaning, matters, _TODO)
+        meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, as its driver says."
+        return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, _CLASSES["potentially fatal"], _TODO, MILDER)
     worst = Severity.WARNING if category == "non-fatal" else Severity.CRITICAL
     meaning = f"{_title(int(name))}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide."
-    return Explain(worst, Clears.REBOOT, meaning, _CLASSES[category], _TODO)
+    also = MILDER if category == "potentially fatal" else ()
+    return Explain(worst, Clears.REBOOT, meaning, _CLASSES[category], _TODO, also)
 
 
 def known_codes() -> list[str]:
-    """Every SXid of the guide; others are explained too."""
-    return [f"sxid/{number}" for number in codes.sxid_numbers()]
+    """Every SXid of the guide, and those that drain without it; others are explained too."""
+    return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *WITHOUT_A_WORD})]

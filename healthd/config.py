@@ -7,27 +7,32 @@ the effective settings of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import field
+from typing import Any, NamedTuple
 
 from healthd import toml
 from healthd.convert import ConvertError, show
 from healthd.errors import HealthdError
-from healthd.model import Mode, RunName, Severity
+from healthd.machine import ownership
+from healthd.model import Mode, Requeue, RunName, Severity
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
     Address,
-    Count,
+    Addresses,
+    ClusterName,
+    Few,
     FileOrName,
     NodeName,
+    Nodes,
     Percent,
-    at_least,
+    Times,
     no_absolute_path,
     no_address,
 )
 from healthd.plausible import Period as Period  # checks declare their periods with it
 from healthd.plausible import Seconds as Seconds
+from healthd.values import dataclass
 
 
 class ConfigError(HealthdError):
@@ -51,7 +56,7 @@ class CheckConfig:
     enabled: bool = True
     interval_seconds: Period | None = None
     timeout_seconds: Period = 10.0
-    clear_after: Annotated[int, at_least(1)] = 2
+    clear_after: Times = 2
     enforce: bool = True
     severity: dict[str, Severity] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()
@@ -69,22 +74,30 @@ class NvmlConfig:
 
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
-    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: root's own lines count (drills)."""
+    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: root's own lines count (drills).
+    trust_file: what a followed file says may drain, though users can forge its lines."""
 
     source: FileOrName = "kmsg"
     accept_injected: bool = False
+    trust_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmConfig:
     """command_seconds: a Slurm command's own deadline. requeue_again_seconds: how long an unconfirmed requeue may still
     be under way. max_restarts: a job that was restarted so often is held when it is requeued. admin_comment: whether
-    a job that a CRITICAL fault hit is told so in its AdminComment."""
+    a job that a CRITICAL fault hit is told so in its AdminComment. requeue: which jobs such a fault requeues: those
+    that the broken part serves, or all on the node. own_faults_an_hour, shared_wait_seconds,
+    shared_longest_wait_seconds: what a fault that comes and goes meets (slurm/flapping.py)."""
 
     command_seconds: Period = 30.0
     requeue_again_seconds: Seconds = 90.0
-    max_restarts: Count = 5
+    max_restarts: Few = 5
     admin_comment: bool = True
+    own_faults_an_hour: Few = 3
+    shared_wait_seconds: Seconds = 600.0
+    shared_longest_wait_seconds: Seconds = 4 * 3600.0
+    requeue: Requeue = Requeue.PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +110,32 @@ class FleetLimits:
     """
 
     limit_percent: Percent = 10.0
-    limit_at_least: Count = 2
+    limit_at_least: Nodes = 2
     own_hardware_limit_percent: Percent = 30.0
-    own_hardware_limit_at_least: Count = 5
+    own_hardware_limit_at_least: Nodes = 5
     jitter_seconds: Seconds = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """listen: ADDRESS:PORT or "off". textfile: a *.prom file for node_exporter's textfile collector; "" = none."""
+    """listen: ADDRESS:PORT, several of them, or "off". textfile: a *.prom file for node_exporter's textfile collector;
+    "" = none. deprecated: also metrics that are called otherwise now, until the version that drops them.
+    web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
 
-    listen: Address = "127.0.0.1:9478"
+    listen: Address | Addresses = "127.0.0.1:9478"
     textfile: FileOrName = ""
+    deprecated: bool = True
+    web_config: AbsolutePathOrNone = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """profile: "auto", "none", a name of conf/profiles or a path. baseline_file: "" = none."""
+    """cluster: "" = as Slurm's settings call it. profile: "auto", "none", a name of conf/profiles or a path.
+    baseline_file: "" = none."""
 
     mode: Mode = Mode.OBSERVE
     node_name: NodeName = ""
+    cluster: ClusterName = ""
     interval_seconds: Period = 300.0
     round_timeout_seconds: Period = 120.0
     root: AbsolutePath = "/"
@@ -132,8 +151,7 @@ class Settings:
     metrics: MetricsConfig = MetricsConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """The [checks.*] of one source. `guessed`: it says what such machines usually have, not what this one has."""
 
     source: str
@@ -161,15 +179,27 @@ class Loaded:
     profile: str = ""
 
 
-def read_file(path: str, required: bool) -> dict[str, Any]:
-    """The plain table of a TOML file; {} if there is no file and none is required."""
+def only_observes_kernel_log(loaded: Loaded) -> bool:
+    """Whether what the kernel log says is shown and decides nothing: it is followed in a file, where a line break in a
+    user's text begins a line of its own. A path that was given as a flag is a drill or a test."""
+    kernel_log = loaded.settings.kernel_log
+    proven = kernel_log.source in ("kmsg", "journal", "off") or kernel_log.trust_file
+    return not (proven or loaded.origins.get("kernel_log.source", "").startswith("--"))
+
+
+def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
+    """The plain table of a TOML file; {} if there is no file and none is required. `setting`: the one that names it.
+
+    Raises ConfigError, also where others could have written the file: it says what runs as root.
+    """
     try:
-        with open(path, "rb") as file:
-            return parse_toml(file.read(), path)
+        return parse_toml(ownership.read(path), path)
     except FileNotFoundError:
         if required:
             raise ConfigError(f"{path}: there is no such file") from None
         return {}
+    except ownership.Untrusted as error:
+        raise ConfigError(str(error.at(path, setting))) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -182,11 +212,11 @@ def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
         raise ConfigError(f"{source}: not TOML: {error}") from None
 
 
-def runtime_dir(table: Mapping[str, Any], source: str) -> str:
-    """The directory of the socket of a daemon with these settings; other errors in them do not matter here."""
-    found = table.get("runtime_dir", Settings().runtime_dir)
+def directory(table: Mapping[str, Any], source: str, name: str) -> str:
+    """`runtime_dir` or `state_dir` of a daemon with these settings; other errors in them do not matter here."""
+    found = table.get(name, getattr(Settings(), name))
     if not isinstance(found, str):
-        raise ConfigError(f"{source}: runtime_dir: must be text, is {show(found)}")
+        raise ConfigError(f"{source}: {name}: must be text, is {show(found)}")
     return found
 
 
@@ -196,9 +226,12 @@ def checks_dir(table: Mapping[str, Any]) -> str:
     return found if isinstance(found, str) and not no_absolute_path(found) else ""
 
 
-def listen_address(text: str, where: str) -> tuple[str, int] | None:
-    """("127.0.0.1", 9478) for "127.0.0.1:9478", ("::1", 9478) for "[::1]:9478"; None for "off"."""
-    if problem := no_address(text):
-        raise ConvertError(f"{where}: {problem}")
-    address, _, port = text.rpartition(":")
-    return (address.strip("[]"), int(port)) if address else None
+def listen_addresses(listen: str | tuple[str, ...], where: str) -> list[tuple[str, int]]:
+    """[("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478"; none for "off"."""
+    found = []
+    for text in (listen,) if isinstance(listen, str) else listen:
+        if problem := no_address(text):
+            raise ConvertError(f"{where}: {problem}")
+        address, _, port = text.rpartition(":")
+        found += [(address.strip("[]"), int(port))] if address else []
+    return found

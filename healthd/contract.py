@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -22,10 +22,13 @@ from healthd.model import (
     Inventory,
     KernelEvent,
     LeftOut,
+    Meaning,
     Observation,
+    Program,
     Repair,
 )
 from healthd.past import Past
+from healthd.values import dataclass
 
 C = TypeVar("C", bound=CheckConfig)
 
@@ -39,15 +42,21 @@ class Contract(Generic[C]):
     USES           what a run may hang in: "nvml", which all its users share; "" = nothing that other checks need
     WHEN           "idle": it runs only while healthd wants or holds a drain and Slurm shows the node drained and
                    idle, and `healthd check` runs it only by its name; "" = always
-    AFTER_EVENTS   kinds of kernel events after which it runs at once
-    HOLDS_RESUME   whether a drained node stays drained while the check cannot look
+    AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was taken out),
+                   "job_end" (an epilog says so), "nvml_trouble" (a GPU check met a lost GPU, or NVML did not answer)
+    HOLDS_RESUME   False: a drained node is resumed while the check cannot look, though it can drain. No node waits for
+                   a check that can only warn, by its codes and the site's settings
     run            looks, and yields what it finds, counts, and sees repaired. An exception means that it could not look
+    before_resume  a program that is run once in each drain of ours, on the drained and idle node, when nothing else
+                   keeps it from its resume, which waits until it has ended and the check has looked; None: none
+    after_job      a program that Slurm's epilog runs after the last job of a node that nothing drains; None: none
     validate       the sentence that refuses its settings; None or "" = they are right
     overdue        what it means when a run has not answered for so many seconds
     correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
     repairs        the repairs that kernel events are evidence of; pure. Beside correlate, built-in checks only
     BASELINE       the settings that `healthd baseline` writes for it, and where
     baseline       the values of those settings on this node now. An exception leaves the check out, with the reason
+    OBSERVATIONS   name of an observation -> what its value says: the HELP of its metric
     EXPLAIN        code -> what it means, why it matters, what to do
     explain        the same for codes that come in numbers; asked before EXPLAIN
     known_codes    the codes that `explain` has words for
@@ -62,12 +71,15 @@ class Contract(Generic[C]):
     AFTER_EVENTS: Sequence[str] = ()
     HOLDS_RESUME: bool = True
     run: Callable[[Host, C, Past], Iterable[Finding | Observation | Repair]] | None = None
+    before_resume: Callable[[C], Program | None] = lambda config: None
+    after_job: Callable[[C], Program | None] = lambda config: None
     validate: Callable[[C], str | None] = lambda config: None
     overdue: Callable[[C, float], Iterable[Finding]] = lambda config, seconds: ()
     correlate: Callable[[Sequence[KernelEvent], Inventory, C], Iterable[Finding]] | None = None
     repairs: Callable[[Sequence[KernelEvent]], Iterable[Repair]] | None = None
     BASELINE: Baseline | None = None
     baseline: Callable[[Host, C], Iterable[Entry | LeftOut]] | None = None
+    OBSERVATIONS: Mapping[str, Meaning] = field(default_factory=dict)
     EXPLAIN: Mapping[str, Explain] = field(default_factory=dict)
     explain: Callable[[str], Explain | None] | None = None
     known_codes: Callable[[], Iterable[str]] | None = None

@@ -7,17 +7,16 @@ pydantic, msgspec and cattrs: the two that start as quickly accept "100" for a n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import functools
 import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from healthd.errors import HealthdError
+from healthd.values import dataclass, type_hints
 
 T = TypeVar("T")
 
@@ -29,13 +28,18 @@ class ConvertError(HealthdError, ValueError):
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)]. problem: what is
-    wrong with a value of the type ("must not be negative, is -1"); "" = nothing."""
+    wrong with a value of the type ("must be 0 to 64, is -1"); "" = nothing. least, most: of a number, if it has
+    such."""
 
     problem: Callable[[Any], str]
+    least: float | None = None
+    most: float | None = None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: '; did you mean "timeout_seconds"?' or the list of what is known."""
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
@@ -82,10 +86,18 @@ def _loader(kind: Any) -> Loader:
 def _union_loader(kind: Any) -> Loader:
     args = typing.get_args(kind)
     kinds = [arg for arg in args if arg is not type(None)]
+    if len(kinds) == 2 and _is_list(kinds[1]):  # one, or several
+        one, several = map(_loader, kinds)
+        return lambda data, where: several(data, where) if isinstance(data, list | tuple) else one(data, where)
     if len(kinds) != 1:
-        raise TypeError(f"{kind} is neither one type nor one and None")
+        raise TypeError(f"{kind} is neither one type nor one and None, nor one and several")
     some = _loader(kinds[0])
     return lambda data, where: None if data is None and type(None) in args else some(data, where)
+
+
+def _is_list(kind: Any) -> bool:
+    plain = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    return typing.get_origin(plain) in (tuple, list)
 
 
 def _ruled_loader(kind: Any) -> Loader:
@@ -104,7 +116,7 @@ def _ruled_loader(kind: Any) -> Loader:
 
 
 def _dataclass_loader(cls: type) -> Loader:
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = type_hints(cls)
     required = {f.name for f in dataclasses.fields(cls) if _required(f)}
     loaders: dict[str, Loader] = {}
 
@@ -297,6 +309,8 @@ def _dataclass_dumper(cls: Any) -> Dumper:
             item = getattr(value, name)
             if item != default if default is not dataclasses.MISSING else item:
                 out[name] = dump(item)
+            elif default is True and item is not True:
+                out[name] = dump(item)  # 1 equals True, and is the setting of a node with one GPU
         return out
 
     return dump_dataclass

@@ -7,6 +7,8 @@ One process that sleeps in one wait. Each part of it does one thing:
     work/hearing.py    the ears: kernel events become conditions
     work/looking.py    the eyes: what is due, and what the worker says of it
     slurm/hand.py      the hand on Slurm
+    work/watching.py   the process that watches jobs for fail-slow, where a site wants it
+    work/before_resume.py  what is run on the idle node before the hand resumes it
     say/publisher.py   what is shown
     judge/memory.py    what it believes, the ledger: a value that is replaced
 
@@ -20,44 +22,55 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import healthd
 from healthd import guard
-from healthd.config import ConfigError, Loaded, Settings
-from healthd.guard import HOT_UNPLUG, METRICS
+from healthd.config import ConfigError, Loaded, Settings, only_observes_kernel_log
+from healthd.guard import FAILSLOW, HOT_UNPLUG, METRICS
 from healthd.host import Host
-from healthd.judge import absorb, verdict
+from healthd.judge import absorb, log_fields, telling, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.listener import Listener
-from healthd.machine.files import remove_leftovers
+from healthd.machine import detection_pause
+from healthd.machine.files import newest, remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
-from healthd.machine.lock import holds, lock
+from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
 from healthd.model import Decision, Health, Mode, Outcome, Verdict
+from healthd.nvidia import codes
 from healthd.say import commands, service
 from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher
-from healthd.say.status import SOCKET, Snapshot, decision_words, status_json
+from healthd.say.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json
+from healthd.say.troubles import Trouble, troubles
 from healthd.settings.configured import Configured
 from healthd.settings.registry import Check
+from healthd.slurm import job_gpus
 from healthd.slurm.hand import Hand
 from healthd.slurm.job_at_source import JobAtSource
 from healthd.slurm.look import ReconcileReport
+from healthd.text import compile_patterns
+from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.work.hearing import Hearing
 from healthd.work.looking import Looking
 from healthd.work.results import CLOCK_STEP_SECONDS
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Request, Runner
-from healthd.work.worker import Setup
+from healthd.work.watching import Watching
+from healthd.work.worker import setup_of
 
 log = logging.getLogger("healthd")
 
+LAST_WORDS_SECONDS = 2.0  # for what is told of the end, if the worker is idle
 STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one is left to end by itself
+SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for people; who reads it is `load_settings`
 READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at our start
 
 # Reads the settings and finds the checks. A directory is where to find the site's checks instead.
@@ -65,15 +78,15 @@ LoadSettings = Callable[[str | None], tuple[Loaded, dict[str, Check]]]
 
 # A reload leaves these as they were: a change takes effect at the next start.
 FIXED_SETTINGS = (
-    *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "nvml", "kernel_log", "metrics"),
+    *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "cluster", "nvml", "kernel_log", "metrics"),
     "round_timeout_seconds",
 )
 
 
-def run(load_settings: LoadSettings) -> int:
+def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
     """`healthd run`, until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
     service.set_up_logging()
-    daemon = Daemon(load_settings)
+    daemon = Daemon(load_settings, settings_file)
     try:
         while not daemon.stopping:
             daemon.wait()
@@ -92,26 +105,27 @@ def run(load_settings: LoadSettings) -> int:
 class Daemon:
     # --- start
 
-    def __init__(self, load_settings: LoadSettings) -> None:
-        self.load_settings = load_settings
+    def __init__(self, load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> None:
+        self.load_settings, self.settings_file = load_settings, settings_file
         self.configured = Configured(*load_settings(None))
         settings = self.settings
         self.now, self.monotonic = time.time, time.monotonic
         self.boot_id = Host(settings.root).boot_id()
-        os.makedirs(settings.runtime_dir, mode=0o755, exist_ok=True)
         self.lock = lock(settings.runtime_dir)
         remove_leftovers(settings.runtime_dir)
+        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
         self.wakeup = wake_on_signals()
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
-        self.stopping = self.said_ready = self.only_worker_woke = False
+        self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
         self.ready_by = FOREVER
+        self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
         self.commanded: Counter[str] = Counter()
         self.reload_failures, self.reload_trouble = 0, ""
         self.judged: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
         runner = Runner(
-            Setup(settings.root, settings.nvml.fake, settings.checks_dir),
+            setup_of(settings),
             settings.runtime_dir,
             self.monotonic,
             self.now,
@@ -128,6 +142,7 @@ class Daemon:
             settings.kernel_log.accept_injected,
             self.now,
             self.monotonic,
+            only_observes_kernel_log(self.configured.loaded),
         )
         job_at_source = JobAtSource(
             settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
@@ -139,6 +154,7 @@ class Daemon:
             runner,
             lambda: self.hand.shows_drained(self.verdict),
             lambda reply: self.hearing.hear_from_journal(reply),
+            lambda inventory: self.hearing.know(inventory),
             self.now,
             self.monotonic,
         )
@@ -150,11 +166,20 @@ class Daemon:
             lambda kind: self.looking.look_after(kind),
             self.now,
         )
+        self.watching = Watching(self.configured, self.monotonic)
+        self.before_resume = BeforeResume(
+            self.command_of,
+            lambda name: self.looking.rounds.look_early(name, self.monotonic()),
+            lambda: is_held(os.path.join(self.settings.runtime_dir, VALIDATION_LOCK)),
+            self.now,
+            self.monotonic,
+        )
         self.hot_unplug = hot_unplug(settings.root)
         self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, self.monotonic)
         self.publisher = Publisher(settings)
         self.judge()
         self.publisher.shown = self.snapshot()
+        self.keep_in_memory()
         self.publisher.serve_metrics()
         log.info(
             "healthd %s on %s: mode %s, %d checks",
@@ -170,8 +195,11 @@ class Daemon:
 
     def recalled(self, runner: Runner) -> Memory:
         """The ledger as it was, without the conditions of checks that are no longer configured."""
-        memory = Memory(self.settings.runtime_dir, self.now)
-        memory.recall(lambda: self.read_copy(runner, memory), self.boot_id, self.settings.mode)
+        settings = self.settings
+        memory = Memory(settings.runtime_dir, self.now, self.monotonic, settings.node_name, settings.cluster)
+        last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
+        memory.recall(lambda: self.read_copy(runner, memory), self.boot_id, settings.mode, last_alive)
+        memory.say_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
         return memory
@@ -190,6 +218,7 @@ class Daemon:
         if reply.outcome is not Outcome.COMPLETED:
             log.error("the copy of the ledger in %s cannot be read: %s", self.settings.state_dir, reply.error)
             memory.copy_unread = True
+        memory.copied_at = reply.table.get("written", 0.0)
         texts: dict[str, str | None] = reply.table.get("texts", {})
         return texts
 
@@ -198,9 +227,10 @@ class Daemon:
     def wait(self) -> None:
         """Sleep until something can be read, a deadline passes, or something is due."""
         known, worker = self.memory.ledger, self.looking.runner
-        others = (self.hearing, self.hot_unplug, self.control)
+        others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
         ends = [c.ack.until for c in known.conditions if c.ack]  # epoch seconds; the moments below are monotonic
         ends += [known.pause.until] if known.pause else []
+        ends += [telling.flush_at(known.told)]
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []
         moments = (
             self.looking.rounds.deadline,
@@ -209,6 +239,7 @@ class Daemon:
             self.monotonic() + min(ends, default=FOREVER) - self.now(),
             self.ticked + self.watchdog_seconds / 2,
             FOREVER if self.said_ready else self.ready_by,
+            self.renew_verdict_at if self.looking.rounds.running else FOREVER,
         )
         of_worker = list(worker.waits())
         of_others = [descriptor for other in others for descriptor in other.waits()]
@@ -220,7 +251,8 @@ class Daemon:
         service.watchdog()
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                self.reload()
+                with suppress(commands.CommandRefused):  # which it has logged; nobody waits for an answer
+                    self.reload()
             else:
                 self.stopping = True
 
@@ -228,9 +260,8 @@ class Daemon:
         """Raises OSError if the runtime directory was removed, and the verdict, the socket and the lock with it: drains
         would go on, and a second daemon could start. The ledger is saved there again; systemd starts us anew."""
         directory = self.settings.runtime_dir
-        if holds(self.lock, directory):
+        if self.only_worker_woke or holds(self.lock, directory):
             return
-        os.makedirs(directory, mode=0o755, exist_ok=True)
         self.lock = lock(directory)
         self.memory.save_anew()
         raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: it must be started anew")
@@ -245,6 +276,9 @@ class Daemon:
         request = self.hearing.journal_request()
         if request is not None and request != self.looking.runner.request:
             self.looking.rounds.task(request)  # else the same lines would be read, and counted, twice
+        with guard.at(FAILSLOW):
+            if self.watching.step():
+                self.looking.look_after("failslow")
         removed: list[str] = []
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
@@ -272,18 +306,20 @@ class Daemon:
             commands.end_pause(self.memory, now)
             self.looking.rounds.look_now()
         self.memory.end_acks()
+        self.memory.flush_after_job()
 
     # --- decide: conditions -> verdict -> decision -> Slurm
 
     def judge(self) -> None:
         """Make the verdict anew if something changed that it rests on. Called after every check."""
-        known, looking = self.memory.ledger, self.looking
-        rests_on = (known.conditions, known.trusted_since, looking.scheduled(), looking.turns)
+        known, looking, waits_for = self.memory.ledger, self.looking, self.before_resume.waits_for
+        rests_on = (known.conditions, known.trusted_since, looking.scheduled(), looking.turns, waits_for)
         if rests_on != self.judged:
             self.judged = rests_on
-            names, configured = looking.judged_by(), self.configured
-            optional = {name for name in names if not configured.check(name).holds_resume(configured.runs[name])}
+            names, optional = looking.judged_by(), self.configured.never_holds_resume
             self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
+            if waits_for:
+                self.verdict = dataclasses.replace(self.verdict, may_resume=False, before_resume=waits_for)
 
     def decide(self) -> None:
         before = self.verdict.health
@@ -292,8 +328,32 @@ class Daemon:
             log.info("health: %s, was %s", self.verdict.health.value, before.value)
         decision = self.hand.decision
         self.slurm_was_looked_at(self.hand.step(), decision)
+        self.run_before_resume()
         decision = self.hand.decision
         self.slurm_was_looked_at(self.hand.look(self.verdict, self.looking.rounds.ended), decision)
+
+    def run_before_resume(self) -> None:
+        """What checks want run on the drained, idle node. The verdict says what the resume waits for."""
+        programs = self.configured.before_resume
+        if not programs and not self.before_resume.waits_for:
+            return
+        known, looking = self.memory.ledger, self.looking
+        before, drained = self.before_resume, bool(known.slurm.reason or known.slurm.writing)
+        if not drained and before.stage is Stage.BEFORE and not before.waits_for:
+            return  # no drain of ours stands, or stood at the last look
+        others = {key: c for key, c in known.by_key().items() if c.run not in programs}
+        results = {name: result for name, result in looking.results.items() if name not in programs}
+        names = [name for name in looking.judged_by() if name not in programs]
+        rest = verdict.judge(others, results, names, known.trusted_since, self.configured.never_holds_resume)
+        sight = Sight(
+            drained=drained and self.hand.may_change(),
+            idle=self.hand.shows_drained(self.verdict),
+            causes=bool(rest.causes),
+            clean=rest.may_resume,
+            failed=found_by(known.conditions, programs, self.memory.booted_at),
+        )
+        before.step(programs, sight, looking.results)
+        self.judge()
 
     def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
         if report is not None:
@@ -301,27 +361,50 @@ class Daemon:
                 self.looking.forget_unless_idle()
             self.judge()
         if self.hand.decision != before:
-            log.info("decision: %s", decision_words(self.hand.decision, self.hand.status.owner))
+            words = decision_words(self.hand.decision, self.hand.status.owner)
+            fields = log_fields.of_decision(self.hand.decision, self.verdict.causes)
+            log.log(logging.WARNING if fields else logging.INFO, "decision: %s", words, extra=fields)
+            self.memory.say([telling.decision(self.hand.decision, words)])
 
-    # --- publish: the ledger and its copy, the verdict file, metrics, systemd
+    # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
     def publish(self) -> None:
-        round_ended, known = self.looking.rounds.ended, self.memory.ledger
+        if round_ended := self.looking.rounds.ended:
+            self.say_alive()
+        known = self.memory.ledger
         if self.memory.unsaved or round_ended:
-            self.memory.save()
+            self.memory.save(round_over=round_ended)
         drain = self.hand.keeps_jobs_out(self.verdict)
         quarantined = self.looking.runner.quarantined
         shown = (self.verdict, self.hand.decision, self.hand.status, self.hearing.kernel.status, quarantined)
         if self.publisher.has_news((*shown, drain, known.pause, known.slurm, self.settings.mode)) or round_ended:
-            until = self.now() + 3 * self.settings.interval_seconds
-            if self.publisher.publish(self.snapshot(), drain, until, round_ended):
-                self.write_textfile()
+            self.publish_verdict(drain, round_ended)
+        elif self.looking.rounds.running and self.monotonic() >= self.renew_verdict_at:
+            # A round that takes longer than the interval is no hung daemon: what the last one found still holds.
+            self.publish_verdict(drain, round_ended=True)
+        self.looking.copy_ledger(round_ended)
+        self.looking.write_stream(round_ended)
         if round_ended:
             self.looking.round_is_over()
             self.hearing.round_is_over()
-            self.looking.copy_ledger()
             self.publisher.serve_metrics()
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
+
+    def say_alive(self) -> None:
+        """After the first round, and once a day: without it nobody can tell "no failure" from "not observed"."""
+        if self.said_alive and not telling.is_alive_due(self.memory.ledger.told, self.now()):
+            return
+        listening = self.configured.listeners if self.hearing.kernel.status.alive else ()
+        only_listen = {check.name for check, _ in listening if not check.runs}
+        self.memory.say_alive(self.looking.completed() | only_listen, anyway=True)
+        self.said_alive = True
+
+    def publish_verdict(self, drain: bool, round_ended: bool) -> None:
+        """It expires after three rounds without another."""
+        until = self.now() + 3 * self.settings.interval_seconds
+        if self.publisher.publish(self.snapshot(), drain, until, round_ended):
+            self.renew_verdict_at = self.monotonic() + self.settings.interval_seconds
+            self.write_textfile()
 
     def write_textfile(self) -> None:
         """The worker writes it: the collector's directory is on a disk, which may hang."""
@@ -330,7 +413,8 @@ class Daemon:
             from healthd.say.metrics import render
 
             with guard.at(METRICS):
-                table = {"op": "write_file", "path": path, "text": render(self.snapshot()).decode()}
+                page = render(self.snapshot(), self.settings.metrics.deprecated)
+                table = {"op": "write_file", "path": path, "text": page.decode()}
                 self.looking.rounds.task(Request("textfile", TASK_SECONDS, table))
 
     def say_ready(self) -> None:
@@ -341,6 +425,17 @@ class Daemon:
             return
         self.said_ready = True
         service.ready(self.verdict.health.value)
+
+    def keep_in_memory(self) -> None:
+        """What is needed late is loaded now: healthd's files may be removed or replaced while it runs."""
+        codes.load()
+        compile_patterns()
+        metrics = self.settings.metrics
+        if metrics.textfile or metrics.listen != "off":
+            from healthd.say.metrics import render
+
+            with guard.at(METRICS):
+                render(self.snapshot(), metrics.deprecated)
 
     def snapshot(self) -> Snapshot:
         known, looking, hearing, runner = self.memory.ledger, self.looking, self.hearing, self.looking.runner
@@ -362,33 +457,53 @@ class Daemon:
             round=looking.rounds.status,
             inventory=known.inventory,
             pause=known.pause,
+            detection_pause=detection_pause.standing(self.settings.runtime_dir, self.now()),
             commands=dict(self.commanded),
             # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else known.slurm.hold,
+            # A worse fault gives our drain another reason, and Slurm another time: ours is when it began to stand.
+            drained_since=known.slurm.drained_at
+            or (self.hand.status.node.reason_time if self.hand.status.node else 0.0),
             quarantined=runner.quarantined,
             workers_started_total=runner.started_total,
             workers_abandoned_total=runner.abandoned_total,
             ledger_copy_failures_total=looking.copy_failures,
+            stream=looking.delivery.status,
             config_reload_failures_total=self.reload_failures,
+            config_last_reload_successful=not self.reload_trouble,
             events_forgotten_total=hearing.events_forgotten,
             dropped=dict(guard.dropped),
             cleared=known.cleared[-20:],
+            meanings=self.configured.meanings,
             troubles=self.troubles(),
-            processes={"daemon": (os.getpid(),), "worker": runner.pids},
+            processes={"daemon": (os.getpid(),), "worker": runner.pids, "live": self.watching.pids},
         )
 
-    def troubles(self) -> tuple[str, ...]:
-        """What is wrong with healthd itself, one sentence each."""
-        kernel_log, slurm = self.hearing.kernel.status, self.hand.status
-        found = (
-            self.publisher.metrics_trouble,
-            f"{self.settings.runtime_dir}: the ledger cannot be saved" if self.memory.save_failed else "",
-            f"kernel log: {kernel_log.trouble}" if not kernel_log.alive else "",
-            f"slurm: {slurm.trouble}" if slurm.trouble else "",
-            f"the settings were not read again: {self.reload_trouble}" if self.reload_trouble else "",
-            *guard.troubles(self.now()),
+    def command_of(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        """healthd itself, with our settings and our folders."""
+        folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
+        return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
+
+    def troubles(self) -> tuple[Trouble, ...]:
+        return troubles(
+            runtime_dir=self.settings.runtime_dir,
+            state_dir=self.settings.state_dir,
+            settings_file=self.settings_file,
+            reload="systemctl reload healthd" if service.is_managed() else f"kill -HUP {os.getpid()}",
+            reload_trouble=self.reload_trouble,
+            metrics_troubles=self.publisher.metrics_troubles,
+            web_trouble=self.publisher.web_trouble,
+            files_trouble=self.looking.files_trouble,
+            save_failed=self.memory.save_failed,
+            copy_trouble=self.looking.copy_trouble,
+            stream=self.looking.delivery.status,
+            lost_events=self.memory.ledger.outbox.dropped,
+            kernel_log=self.hearing.kernel.status,
+            slurm=self.hand.status,
+            failslow_trouble=self.watching.trouble,
+            before_resume=self.before_resume.trouble,
+            mistakes=guard.troubles(self.now()),
         )
-        return tuple(sentence for sentence in found if sentence)
 
     # --- what people say
 
@@ -400,58 +515,85 @@ class Daemon:
             may_command,
             status=lambda: status_json(self.snapshot()),
             looks_left=self.looking.looks_left,
-            job_ended=self.looking.job_ended,
+            job_ended=self.job_ended,
             carry_out=self.carry_out,
         )
 
+    def job_ended(self) -> dict[str, Any]:
+        """What the epilog may wait for, and what it runs then: only where no job is left, and nothing drains."""
+        told, drains = self.looking.job_ended(), bool(self.verdict.causes)
+        programs = self.configured.after_job if self.looking.is_without_jobs and not drains else []
+        then = [{"argv": self.command_of(program.arguments), "seconds": program.seconds} for program in programs]
+        return {**told, "then": then} if then else told
+
     def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
         """What was done, in words. Raises commands.CommandRefused."""
+        if command == commands.RELOAD:
+            return self.reload()
+        if command in commands.OF_DETECTION:
+            done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())
+            self.commanded[command] += 1
+            self.looking.look_after("failslow")
+            return done
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1
         self.memory.save()
         self.looking.rounds.look_now()
         return done
 
-    def reload(self) -> None:
-        """SIGHUP: read the settings and the site's checks again. An error changes nothing: all is made before any of it
-        is used."""
+    def reload(self) -> str:
+        """SIGHUP, or `healthd reload`: read the settings and the site's checks again. An error changes nothing: all is
+        made before any of it is used. Raises commands.CommandRefused."""
         service.reloading()
         try:
+            if changed := self.looking.own_files_changed():  # profiles and facts would be missing, or another version's
+                raise ConfigError(changed)
             loaded, checks = self.load_settings(self.settings.checks_dir)
             kept = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
             waiting = [name for name in FIXED_SETTINGS if getattr(loaded.settings, name) != kept[name]]
             settings = dataclasses.replace(loaded.settings, **kept)
             configured = Configured(dataclasses.replace(loaded, settings=settings), checks)
             conditions = absorb.reconfigured(self.memory.conditions, configured.runs)
-        except BaseException as error:  # a site's file may raise what it likes; nothing else ends the daemon from here
+        except BaseException as raised:  # a site's file may raise what it likes; nothing else ends the daemon from here
             self.reload_failures += 1
+            changed = self.looking.own_files_changed()  # while it read: this is what came of it
+            error = ConfigError(changed) if changed else raised
             known = isinstance(error, ConfigError)
             self.reload_trouble = str(error) if known else traceback.format_exception_only(error)[-1].strip()
-            log.error("the settings stay as they were: %s", self.reload_trouble, exc_info=not known)
+            log.error("the settings stay as they were: %s", self.reload_trouble, exc_info=None if known else raised)
             service.ready(f"old settings kept: {self.reload_trouble}")
-            return
+            raise commands.CommandRefused(f"the settings stay as they were: {self.reload_trouble}") from None
         if waiting:
             log.warning("takes effect at the next start only: %s", ", ".join(waiting))
         self.reload_trouble = ""
         self.configured = self.hearing.configured = configured
         self.hand.settings = self.publisher.settings = settings
         self.looking.reconfigure(configured)
+        self.watching.reconfigure(configured)
         self.memory.change_mode(settings.mode)
         self.memory.set_conditions(conditions)
+        self.memory.say_checks(configured.versions(healthd.__version__))
         self.memory.keep_only(configured.runs)
-        log.info("settings read again: mode %s, %d checks", settings.mode.value, len(configured.runs))
+        done = f"settings read again: mode {settings.mode.value}, {len(configured.runs)} checks"
+        log.info("%s", done)
         service.ready(self.verdict.health.value)
+        return f"{done}; takes effect at the next start only: {', '.join(waiting)}" if waiting else done
 
     # --- stop
 
     def shut_down(self) -> None:
         """Stop within 5 seconds, whatever hangs: we wait for nothing that could be stuck."""
         service.stopping()
+        self.before_resume.drop()
         self.hearing.note_cursor()
         if holds(self.lock, self.settings.runtime_dir):  # else the files there belong to another daemon
-            self.memory.save()
+            self.memory.say_stopped("it was told to" if self.stopping else "by a mistake of its own")
+            self.memory.save(round_over=True)
+            self.looking.last_words(LAST_WORDS_SECONDS)
             self.control.close()
         self.hearing.kernel.close()
+        self.hot_unplug.close()
+        self.watching.close()
         self.hand.close()
         self.publisher.close()
         self.looking.runner.close(STOP_SECONDS)

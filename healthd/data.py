@@ -3,6 +3,9 @@
 facts/                  NVIDIA's codes; a running daemon reads them late, so they stay here
 node_profiles/          what machines of a type have, a link to conf/profiles
 nvidia/fake_machines/   machines with GPUs that do not exist
+fleet/sql/              the questions that the fleet's store answers
+fleet/page/             how its report looks, and what draws its charts
+validation/tools/       the programs that another Python runs, which may have PyTorch
 """
 
 from __future__ import annotations

@@ -6,21 +6,20 @@ think of: the one input is dropped, counted and shown, and the log gets the trac
 from __future__ import annotations
 
 import functools
-import logging
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from healthd.text import printable
 
-log = logging.getLogger("healthd")
+if TYPE_CHECKING:
+    import logging
 
 # The boundaries, as metrics and troubles name them.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
-HOT_UNPLUG, METRICS = "device_removals", "metrics"
+HOT_UNPLUG, METRICS, STREAM, FAILSLOW = "device_removals", "metrics", "stream", "failslow"
 SHOWN_SECONDS = 24 * 3600.0  # a trouble is shown for so long after the last drop
 MOST_TOLD = 200  # at most so many places in the program are logged; more would flood the log
 
@@ -33,9 +32,18 @@ _last: dict[str, tuple[float, str]] = {}
 _told: set[tuple[str, str, str, int]] = set()
 
 
+def log() -> logging.Logger:
+    """The daemon's. It is loaded here since a worker, which imports this too, hardly ever has a word to say."""
+    import logging
+
+    return logging.getLogger("healthd")
+
+
 def drop(boundary: str, error: Exception, what: object = "") -> None:
     """Count a mistake, show it from now on, and log it with its traceback, once for each place in the program that
     raises it. `what`: the input, for the log."""
+    import traceback
+
     dropped[boundary] += 1
     _last[boundary] = (time.time(), words(error))
     *_, frame = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("?", 0, "?")]
@@ -43,7 +51,7 @@ def drop(boundary: str, error: Exception, what: object = "") -> None:
     if place not in _told and len(_told) < MOST_TOLD:
         _told.add(place)
         about = f" with {_shown(what)}" if what else ""
-        log.error("%s: left out, healthd makes a mistake%s: %s", boundary, about, words(error), exc_info=error)
+        log().error("%s: left out, healthd makes a mistake%s: %s", boundary, about, words(error), exc_info=error)
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import builtins
 import errno
 import math
-import re
-import string
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from healthd.machine.program import Ran
 from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
+from healthd.text import is_decimal, regex
 
 if TYPE_CHECKING:
     from healthd.nvml import Nvml, NvmlGpu
@@ -20,9 +19,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
+STATE_DIR, RUNTIME_DIR = "/var/lib/healthd", "/run/healthd"
+INFOROM_SECONDS = 3600.0
 PCI_DEVICES = "/sys/bus/pci/devices"
-PCI_NUMBER = re.compile(r"0x[0-9a-f]{4,6}")
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+PCI_NUMBER = regex(r"0x[0-9a-f]{4,6}")
+PCI_ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
@@ -44,6 +45,8 @@ class Host:
     than the machine's own (None: it always does). `shared_seconds`: a reading that several checks share is taken again
     after so long, not for each check of a round.
 
+    `state_dir`, `runtime_dir`: where the daemon of this node keeps its files; whoever makes the Host sets them.
+
     A file's error is the OSError that the kernel gave; `read` gives None for a file that is not there.
     """
 
@@ -64,11 +67,14 @@ class Host:
         self._nvml: Nvml | None = None
         self._pci: dict[tuple[str, int], PciFunction] = {}
         self._pci_functions: tuple[PciFunction, ...] = ()
+        self._pci_listed: builtins.list[tuple[str, int]] = []
         self._pci_at = -math.inf
-        self._shared: dict[str, tuple[float, str | None]] = {}
+        self._shared: dict[str, tuple[float, object]] = {}
         self._shared_seconds = shared_seconds
+        self._whole_at: dict[str, float] = {}
         self.nvml_is_outdated = False
         self.driver_was_held: bool | None = None
+        self.state_dir, self.runtime_dir = STATE_DIR, RUNTIME_DIR
 
     # files: paths are absolute as on the node ("/sys/bus/pci/devices")
 
@@ -78,7 +84,7 @@ class Host:
     def read(self, path: str) -> str | None:
         """The text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
         try:
-            return self._system.read(path).decode("utf-8", "replace").strip(string.whitespace)
+            return self._system.read(path).strip().decode("utf-8", "replace")
         except OSError as error:
             if error.errno in GONE:
                 return None
@@ -86,12 +92,16 @@ class Host:
 
     def read_shared(self, path: str) -> str | None:
         """As `read`, for a file that several checks want: it is read once for all checks of a round."""
-        at, text = self._shared.get(path, (-math.inf, None))
+        return self.shared(path, lambda: self.read(path))
+
+    def shared(self, name: str, ask: Callable[[], T]) -> T:
+        """What `ask` gives; it is asked once for all checks of a round. Nobody may change it."""
+        at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
-            text = self.read(path)
-            self._shared[path] = (now, text)
-        return text
+            answer = ask()
+            self._shared[name] = (now, answer)
+        return cast(T, answer)
 
     def told(self, path: str) -> str:
         """As `read`, but "" if the file is missing or unreadable: for text that is only shown or may be missing."""
@@ -120,19 +130,19 @@ class Host:
         except OSError:
             return False
 
-    def stat(self, path: str, anywhere: bool = False) -> FileStat | None:
-        """None if nothing is there. `anywhere`: look at this machine, where `run` would run it."""
+    def stat(self, path: str) -> FileStat | None:
+        """None if nothing is there."""
         try:
-            return self._system.stat(path, True) if anywhere else self._system.stat(path)
+            return self._system.stat(path)
         except OSError as error:
             if error.errno in GONE:
                 return None
             raise
 
-    def link_target(self, path: str, anywhere: bool = False) -> str | None:
+    def link_target(self, path: str) -> str | None:
         """Where a symbolic link points (as written); None if the path is none."""
         try:
-            return self._system.readlink(path, True) if anywhere else self._system.readlink(path)
+            return self._system.readlink(path)
         except OSError:
             return None
 
@@ -160,10 +170,10 @@ class Host:
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = self._pci_entries()
-            if self._pci.keys() != set(entries):
+            if entries != self._pci_listed and self._pci.keys() != set(entries):
                 self._pci = {entry: self._pci.get(entry) or self._pci_function(entry[0]) for entry in sorted(entries)}
                 self._pci_functions = tuple(self._pci.values())
-            self._pci_at = now
+            self._pci_listed, self._pci_at = entries, now
         return self._pci_functions
 
     def _pci_entries(self) -> builtins.list[tuple[str, int]]:
@@ -213,12 +223,17 @@ class Host:
     def nvml_is_open(self) -> bool:
         return self._nvml is not None
 
+    @property
+    def gpus_gone(self) -> int:
+        """How many GPUs answered when NVML was opened, and were gone when they were asked more."""
+        return 0 if self._nvml is None else self._nvml.gone_since
+
     def driver_is_held(self) -> bool | None:
         """Whether a process uses the nvidia module. Modules above it (nvidia_uvm) count as one reference each."""
         if self._nvml_stands_in and not self.root:
             return None  # the stand-in NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
-        if not references.lstrip("-").isdecimal():
+        if not is_decimal(references.lstrip("-")):
             return None
         return int(references) > len(self.list("/sys/module/nvidia/holders"))
 
@@ -245,6 +260,19 @@ class Host:
                 failed.append(error)
         if failed:
             raise failed[0]
+
+    def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
+        """As `gpu.inforom_valid`; a GPU whose InfoROM was whole is asked again after an hour, or by another Host.
+
+        The driver reads all of it, which takes 67 ms of a core for each GPU (H100, driver 580), nine tenths of a whole
+        round. DCGM looks once an hour at most too (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom)."""
+        now = time.monotonic()
+        if gpu.uuid and now - self._whole_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
+            return True
+        valid = gpu.inforom_valid()
+        if valid:
+            self._whole_at[gpu.uuid] = now
+        return valid
 
     def has_nvidia_hardware(self) -> bool:
         """Whether PCI shows a GPU for NVIDIA's driver, the driver is loaded, or an NVML stands in for both."""

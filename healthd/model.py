@@ -9,8 +9,10 @@ in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeAlias
+
+from healthd.values import dataclass
 
 
 class Severity(enum.IntEnum):
@@ -42,6 +44,13 @@ class Mode(enum.Enum):
     ACT = "act"  # drain, and requeue what a CRITICAL fault broke
 
 
+class Requeue(enum.Enum):
+    """Which batch jobs a CRITICAL fault requeues (slurm/victims.py)."""
+
+    PART = "part"  # those that the broken part serves
+    NODE = "node"  # all on the node
+
+
 class Outcome(enum.Enum):
     """How one run of a check ended. Only COMPLETED speaks about health."""
 
@@ -55,7 +64,7 @@ class Clears(enum.Enum):
     """What ends a condition."""
 
     PASS = "pass"  # the check completes clean `clear_after` times running
-    WINDOW = "window"  # nothing new for `window_seconds` under load or after repair
+    WINDOW = "window"  # nothing new for `window_seconds` under load or after repair; a shared cause: at any time
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
     REBOOT = "reboot"  # another boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
@@ -79,6 +88,13 @@ class Observation:
     bits: int | None = None
 
 
+class Meaning(NamedTuple):
+    """What an observation's value says, with unit and range: the HELP of its metric. `labels`: all that it has."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Worsens:
     """A finding that lasts `after_seconds` from its first sight is of this severity instead."""
@@ -88,11 +104,33 @@ class Worsens:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowness:
+    """How slow something is, in numbers, so that what it costs can be counted where all nodes' events are.
+
+    slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; of several jobs the largest
+    onset     the first slow iteration (epoch seconds)
+    jobs      the Slurm jobs on this node that are slow, as the kernel's cgroups name them
+    """
+
+    slowdown: float
+    onset: float
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """How bad a check found something, before the site's settings changed it."""
 
     severity: Severity
     worsens: Worsens | None = None
+
+
+class Program(NamedTuple):
+    """What a check wants run before a drained node is resumed: `arguments` of `healthd`, and after how many `seconds`
+    it is ended, whatever it does."""
+
+    arguments: tuple[str, ...]
+    seconds: float
 
 
 class RunName(NamedTuple):
@@ -122,6 +160,8 @@ class Finding:
     code      stable, begins with the check's name: "gpu_xid/79", "mount/missing"
     subject   the part, keyed by what every source knows: a PCI address, a mount point, "mlx5_0/1"; "" = the node
     confirm_seconds   how long it must persist before it counts
+    confirmed_by      codes of conditions from the kernel log: where one of the same part stands ("" = of any part) that
+                      the log told minutes ago, and of which nobody knew by then, it counts at once
     window_seconds    for WINDOW: how long nothing new must be seen. With GPU_RESET, REBOOT or OPERATOR it is the
                       alternative way out ("reset, or 24 h clean"); 0 = no such way
     evidence  what the finding rests on ("failure flag 1"): a fault that an operator acknowledged stays
@@ -134,7 +174,10 @@ class Finding:
               except for REBOOT
     over      the newest of its events is the log's own word that it ended ("nfs: server X OK"): it ends a condition
               that waits for no reset, reboot or operator, and never makes one (correlate only)
+    log_decides   the kernel prints a line with each thing that this look counts, and the line says more: while one came
+              since the last look that saw it, the severity of the lines stands
     found     its first severity, if the site's settings changed it (absorb.as_configured)
+    slowness  how slow, where it is a slowness that was measured
     """
 
     severity: Severity
@@ -151,7 +194,10 @@ class Finding:
     expects: str = ""
     relapse_seconds: float = 0.0
     over: bool = False
+    log_decides: bool = False
     found: Found | None = None
+    confirmed_by: tuple[str, ...] = ()
+    slowness: Slowness | None = None
 
     @property
     def key(self) -> ConditionKey:
@@ -184,6 +230,7 @@ class KernelEvent:
     time      of the first line; `last_time` of the last one; `lines` how many were coalesced into it
     sequence  given by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
     history   it was in the log before healthd ever looked at it: known, but no news
+    observed  its source can be forged (a followed file): it is shown and decides nothing
     fields    everything else that was parsed: (("link", "28"), ("fatal", "true"))
     uptime    seconds from the boot to the first line; None where the source does not tell
     """
@@ -202,6 +249,7 @@ class KernelEvent:
     sequence: int = 0
     history: bool = False
     uptime: float | None = None
+    observed: bool = False
 
     def field(self, name: str) -> str:
         """One of `fields`; "" if the line does not have it."""
@@ -210,7 +258,8 @@ class KernelEvent:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec)."""
+    """One run of one check. `instance` is "" or the named instance ("/data" of mount, the name of an exec). `left_out`:
+    how many more observations it gave than are kept."""
 
     check: str
     instance: str
@@ -221,6 +270,7 @@ class CheckResult:
     observations: tuple[Observation, ...] = ()
     repairs: tuple[Repair, ...] = ()
     error: str = ""
+    left_out: int = 0
 
     @property
     def run(self) -> RunName:
@@ -228,11 +278,29 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class WorsensBy:
+    """Which setting of the check says when its finding worsens, and to what."""
+
+    setting: str
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """What `healthd explain CODE` says about one code, to the engineer who is woken by it.
 
     meaning: what was seen; matters: why that is bad for jobs; todo: what an engineer should do.
-    What healthd does and what ends it follow from `severity` and `clears`.
+    What healthd does and what ends it follow from `severity` and `clears`, and from what the findings of this code have
+    in common, so that it is told before there is one:
+
+    severity   the worst of them
+    also       what others of them are; the texts say which
+    chosen_by  the setting of the check that says its severity, "" = none does
+    confirm    the setting that says how long it must last, "" = it counts at once
+    at_once    some of its findings count at once all the same
+    worsens    a finding that lasts gets worse
+    shared     whether other nodes may have the same cause (Finding.shared_cause); None: some of its findings
+    expects    the setting that it compares with (Finding.expects), "" = none
     """
 
     severity: Severity
@@ -240,6 +308,13 @@ class Explain:
     meaning: str
     matters: str
     todo: str
+    also: tuple[Severity, ...] = ()
+    chosen_by: str = ""
+    confirm: str = ""
+    at_once: bool = False
+    worsens: WorsensBy | None = None
+    shared: bool | None = False
+    expects: str = ""
 
 
 class ConditionState(enum.Enum):
@@ -280,8 +355,10 @@ class Condition:
     quiet_seconds    time without news that counted towards its window
     repaired         a reset or a reboot came after its last sight: its window also runs without load
     history          it rests only on lines that the log held before healthd's first start
+    observed         it rests only on lines of a source that can be forged: it never drains and holds no resume
     boot_id          the boot in which it was last seen
     job              Slurm job at the source, if known
+    slowness         how slow, as the last sight had it; None: it is no slowness that was measured
     """
 
     check: str
@@ -319,6 +396,8 @@ class Condition:
     found: Severity | None = None
     expects: str = ""
     ack: Ack | None = None
+    observed: bool = False
+    slowness: Slowness | None = None
 
     @property
     def key(self) -> ConditionKey:
@@ -340,6 +419,7 @@ class Verdict:
     unknown       why the node cannot be called healthy: one sentence for each check that could not look
     may_resume    every check that a resume waits for completed clean, and no condition >= DEGRADED stands that nobody
                   has acknowledged
+    before_resume what a resume waits for besides, in words: a program that runs on the idle node; "" = nothing
     """
 
     health: Health
@@ -348,12 +428,16 @@ class Verdict:
     unknown: tuple[str, ...] = ()
     may_resume: bool = False
     fault_time: float = 0.0
+    before_resume: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
+    """`spared`: the running jobs that are not requeued, and why: (job, why)."""
+
     reason: str
     requeue: bool
+    spared: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,13 +459,14 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU as NVML names it, for people: faults are keyed by the PCI address. `minor`: its device node is
-    /dev/nvidiaMINOR (None: not known)."""
+    /dev/nvidiaMINOR (None: not known). `mig`: the UUIDs of its MIG devices, in NVML's order."""
 
     pci: str
     index: int
     uuid: str = ""
     name: str = ""
     minor: int | None = None
+    mig: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,13 +519,36 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none."""
+    """This node as Slurm sees it: State split at "+", upper case ({"IDLE", "DRAIN"}). `reason_time`: 0 = none.
+    `partitions`: those that it is in. `gpus`: how many gres/gpu it has there; None: not known. `refused_here`: Slurm
+    drained it because healthd's own prolog refused a job. `gpus_of_one_type`: as `gpus`; None also where they are of
+    several."""
 
     name: str
     flags: frozenset[str]
     reason: str = ""
     reason_user: str = ""
     reason_time: float = 0.0
+    partitions: frozenset[str] = frozenset()
+    gpus: int | None = None
+    refused_here: bool = False
+    gpus_of_one_type: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A run of a job that no fault of GPUs has hit so far: it goes on, and Slurm is not asked again.
+
+    id     the number that its processes have; `name`: the one that it is requeued by
+    start  when this run began, epoch seconds
+    given  what Slurm gave it of this node's GPUs (gres.Given)
+    """
+
+    id: str
+    name: str
+    start: float
+    given: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,7 +586,7 @@ class FleetHold:
 
 @dataclass(frozen=True, slots=True)
 class Lifted:
-    """A drain of ours that is over, whoever ended it.
+    """A drain of ours that is over, whoever ended it, or that has other words of ours by now.
 
     reason   our text
     words    the Reason on the node, without what Slurm appends
@@ -495,6 +603,15 @@ class Lifted:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """A drain of ours that we lifted: when it began to stand and when it was lifted (epoch seconds)."""
+
+    drained_at: float
+    time: float
+    own_hardware: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SlurmMemory:
     """What healthd knows of its own drains of this node in Slurm; the ledger keeps it across restarts.
 
@@ -507,11 +624,22 @@ class SlurmMemory:
     confirmed_at  when the node was last read as held by one of reason, overruled and adopted (0 = never)
     boot_id       this machine's boot at that reading
     rebooting     a reboot, or switching it off or on, was pending in Slurm at that reading
-    resumed_at    when we last asked Slurm to resume the node (0 = never): a drain of ours that is gone after
-                  that was not ended by an operator
+    resumed_at    when we asked Slurm for a resume that has not yet been seen to work (0 = none): a drain of ours
+                  that is gone after that was not ended by an operator
     hold          a drain that the fleet limit holds back
     uncounted     our drain was not yet counted after it was set: beyond the fleet limit it is taken back
     lifted        our last drain that is over, while we hold none
+    stamp         Slurm's time stamp of `reason`, as last read; 0 = not known
+    earlier       drains of ours before `reason` and `lifted`, oldest first: a slurmctld that comes back from an older
+                  state brings one of them back
+    drained_at    when the drain that we hold began to stand (0 = we hold none)
+    own_hardware  whether a fault of the node's own hardware was among its causes
+    clean_seconds  for how long nothing but flapping kept it from being lifted, at the last look; a fault that stands
+                  lets it begin anew
+    clean_since   since when that has gone on, beyond clean_seconds (0 = at the last look it did not)
+    resumed       the drains that we lifted last, oldest first, until a person answers for the node (flapping.py)
+    spared        jobs that the faults did not hit, while a CRITICAL one stands
+    refused       Slurm's time stamp of the drain that stands since our own prolog refused a job; 0 = none does
     """
 
     reason: str = ""
@@ -527,6 +655,15 @@ class SlurmMemory:
     hold: FleetHold | None = None
     uncounted: bool = False
     lifted: Lifted | None = None
+    stamp: float = 0.0
+    earlier: tuple[Lifted, ...] = ()
+    drained_at: float = 0.0
+    own_hardware: bool = False
+    clean_since: float = 0.0
+    clean_seconds: float = 0.0
+    resumed: tuple[Resumed, ...] = ()
+    spared: tuple[Spared, ...] = ()
+    refused: float = 0.0
 
 
 # --- what a node has, for its baseline
@@ -555,13 +692,20 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What a baseline leaves out, and why. `key` "": the whole setting; `setting` "": the whole check."""
+    """What a baseline leaves out, and why. `key` "": the whole setting; `setting` "": the whole check. `unread`: it
+    could not be looked at, so nobody knows whether it is there; else it was, and looks broken."""
 
     check: str
     why: str
     setting: str = ""
     key: str = ""
     instance: str = ""
+    unread: bool = False
+
+    @property
+    def unseen(self) -> bool:
+        """A check of which nothing is told was not looked at either."""
+        return self.unread or not (self.setting or self.instance)
 
 
 # --- what the daemon's parts know of themselves
@@ -570,7 +714,8 @@ class LeftOut:
 @dataclass(frozen=True, slots=True)
 class KernelLogStatus:
     """alive: the source is open and read. lost: lines that were overwritten before they were read; malformed: data that
-    was no record, or too long for a line; rotations: how often the file was replaced or cut."""
+    was no record, or too long for a line; rotations: how often the file was replaced or cut; observed: the source can
+    be forged, so what it says is shown and decides nothing."""
 
     source: str
     alive: bool
@@ -583,6 +728,7 @@ class KernelLogStatus:
     rotations_total: int = 0
     last_line: float = 0.0
     trouble: str = ""
+    observed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,6 +747,19 @@ class SourceStatus:
     lost_total: int = 0
     malformed_total: int = 0
     rotations_total: int = 0
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """How the event stream gets to the disk. waiting: lines that are not on it yet; dropped: lines that did not fit
+    beside those; failures: writes that failed; journal_lost: lines that the journal did not take; trouble: why none can
+    be written, in one sentence."""
+
+    waiting: int = 0
+    dropped_total: int = 0
+    failures_total: int = 0
+    journal_lost_total: int = 0
     trouble: str = ""
 
 

@@ -11,13 +11,15 @@ Numbers of errors, fields and structures are those of nvml.h. A function is "not
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from ctypes import byref
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import CDLL, Array, byref
+from dataclasses import field
+from itertools import islice
+from typing import Any, Protocol, TypeAlias, cast
 
 from healthd.errors import HealthdError
+from healthd.values import dataclass
 
 
 class NvmlErrorKind(enum.Enum):
@@ -34,6 +36,7 @@ class NvmlErrorKind(enum.Enum):
 
 
 NO_DRIVER = (NvmlErrorKind.LIBRARY_NOT_FOUND, NvmlErrorKind.DRIVER_NOT_LOADED)
+GONE = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # whatever is asked, until a reboot or a reset
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, ARGUMENT_VERSION_MISMATCH = 2, 4, 6, 14, 25
 UNKNOWN_ERROR = 999
@@ -46,7 +49,10 @@ GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD, MEMORY_MAX_THRESHOLD = 1, 2  # nvmlTemperatureThresholds_t
 MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
 
+LIBRARY = "libnvidia-ml.so.1"
+
 FIELD_MEMORY_TEMPERATURE = 82
+FIELD_POWER_AVERAGE = 185  # milliwatts over the last second: Ampere but GA100, and newer (nvml.h)
 FIELD_NVLINK_LINK_COUNT = 91
 FIELD_SLOWDOWN_MARGIN = 194  # Ada and later
 FIELD_RECOVERY_ACTION = 230  # driver >= 570
@@ -69,6 +75,16 @@ FIELDS_LINK_PACKET_ERRORS = {
 }
 FIELD_LINK_RECOVERIES = 215  # the successful and the failed ones
 FIELDS_LINK_BER = (220, 222)  # effective, symbol
+# What only grows while a job computes and talks, by what it is called: fields and their scope. KiB over all links of a
+# GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
+ALL_LINKS = 0xFFFFFFFF
+FIELDS_COUNTED: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "nvlink": ((138, ALL_LINKS), (139, ALL_LINKS)),
+    "pcie": ((197, 0), (198, 0)),
+    "power": ((83, 0),),
+}
+WIDE = (2, 3)  # nvmlValueType_t: unsigned long, unsigned long long
+SM_CLOCK = 1  # nvmlClockType_t
 FIELDS_LINK = (
     FIELD_LINK_STATE,
     *FIELDS_LINK_ERRORS,
@@ -86,12 +102,16 @@ FABRIC_VERSIONS = (
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 
-# Reads a structure's member without pynvml's conversion of texts, which costs ten times as much: a round reads
-# thousands.
-raw = object.__getattribute__
-
-# nvmlValueType_t -> the member of the union nvmlValue_t that holds the value
+# nvmlFieldValue_t: the field, its value's type, its own return code, the value's bytes (of its scope, timestamp and
+# latency nothing). Read as one: by ctypes each member of it costs as much.
+FIELD_VALUE = struct.Struct("I20xII8s")
+Told: TypeAlias = tuple[int, int, int, bytes]
+# nvmlValueType_t -> the member of the union nvmlValue_t that holds the value, and how its bytes are read
 UNION_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+VALUE_TYPES = tuple(map(struct.Struct, "dILQqiH"))
+
+# Reads a structure's member without pynvml's conversion of texts, which costs ten times as much.
+raw = object.__getattribute__
 
 
 class NvmlError(HealthdError):
@@ -147,9 +167,12 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any: ...
     def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int: ...
     def nvmlDeviceValidateInforom(self, handle: Any) -> None: ...
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]: ...
+    def nvmlDeviceGetVirtualizationMode(self, handle: Any) -> int: ...
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Any) -> int: ...
     def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Any) -> int: ...
+    def nvmlDeviceGetClockInfo(self, handle: Any, type: int) -> int: ...
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int: ...
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any) -> int: ...
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any) -> list[Any]: ...
@@ -303,18 +326,38 @@ def ask(
 
 
 class NvmlGpu:
-    """One GPU that answers. Every method asks the driver anew; None = this GPU or driver does not have that."""
+    """One GPU that answers. Every method asks the driver anew; None = this GPU or driver does not have that.
+    `gone` is told of an answer that says that the GPU is lost, or must be reset.
+    """
 
-    def __init__(self, library: NvmlLibrary, handle: Any, pci: str, index: int, uuid: str, name: str) -> None:
+    def __init__(
+        self,
+        library: NvmlLibrary,
+        handle: Any,
+        pci: str,
+        index: int,
+        uuid: str,
+        name: str,
+        gone: Callable[[NvmlError], None],
+    ) -> None:
         self._library = library
         self._handle = handle
         self.pci = pci
         self.index = index
         self.uuid = uuid
         self.name = name
+        self._gone = gone
 
     def _ask(self, call: str, *arguments: Any, absent: frozenset[int] = ABSENT) -> Any:
-        return ask(self._library, call, self._handle, *arguments, pci=self.pci, index=self.index, absent=absent)
+        try:
+            return ask(self._library, call, self._handle, *arguments, pci=self.pci, index=self.index, absent=absent)
+        except NvmlError as error:
+            raise self._noted(error) from None
+
+    def _noted(self, error: NvmlError) -> NvmlError:
+        if error.kind in GONE:
+            self._gone(error)
+        return error
 
     def minor(self) -> int | None:
         """N of its device node /dev/nvidiaN, which is not always its index."""
@@ -322,6 +365,15 @@ class NvmlGpu:
 
     def vbios(self) -> str | None:
         return cast("str | None", self._ask("nvmlDeviceGetVbiosVersion"))
+
+    def compute_capability(self) -> tuple[int, int] | None:
+        """(9, 0) for GH100: tells chips of one architecture apart, as GA100 (8, 0) and GA10x (8, 6)."""
+        capability = self._ask("nvmlDeviceGetCudaComputeCapability")
+        return None if capability is None else (int(capability[0]), int(capability[1]))
+
+    def virtualization(self) -> int | None:
+        """0 none, 1 given to this virtual machine, 2 a part of one is (vGPU), 3 and 4 shared out from here."""
+        return cast("int | None", self._ask("nvmlDeviceGetVirtualizationMode"))
 
     def temperature(self) -> int | None:
         """Degrees Celsius."""
@@ -396,6 +448,10 @@ class NvmlGpu:
                 return cast(int, reasons)
         return None
 
+    def sm_clock_mhz(self) -> int | None:
+        """The clock of the multiprocessors, now."""
+        return cast("int | None", self._ask("nvmlDeviceGetClockInfo", SM_CLOCK))
+
     def slowdown_seconds(self) -> dict[str, float] | None:
         """Seconds that the hardware held the clocks down since the driver was loaded, by reason; they only grow.
 
@@ -432,11 +488,17 @@ class NvmlGpu:
     def mig_instances(self) -> int | None:
         """How many MIG devices (compute instances) there are on this GPU now."""
         most = self._ask("nvmlDeviceGetMaxMigDeviceCount")
-        if most is None:
-            return None
+        return None if most is None else len(self._mig_devices(most))
+
+    def mig_uuids(self) -> tuple[str, ...]:
+        """The UUIDs of its MIG devices, in NVML's order; "" of one that has none."""
+        devices = self._mig_devices(self._ask("nvmlDeviceGetMaxMigDeviceCount") or 0)
+        return tuple(str(ask(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
+
+    def _mig_devices(self, most: int) -> list[Any]:
         absent = ABSENT | {NOT_FOUND, INVALID_ARGUMENT}  # numbers have holes
         devices = (self._ask("nvmlDeviceGetMigDeviceHandleByIndex", index, absent=absent) for index in range(most))
-        return sum(1 for device in devices if device is not None)
+        return [device for device in devices if device is not None]
 
     # ECC
 
@@ -517,20 +579,31 @@ class NvmlGpu:
         Hopper and later take three questions: how many links there are, all fields of the first link, and the fields
         that it has of the others. Everything else is asked link by link: before Hopper that is everything. There,
         and if the driver does not tell the number of links, links are asked until one is not there; the binding's
-        NVML_NVLINK_MAX_LINKS is no GPU's number of links.
+        NVML_NVLINK_MAX_LINKS is no GPU's number of links. Of the links that the driver counts, one of which it tells
+        nothing while it knows a later one is not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         most = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
-        links = []
+        links: list[Nvlink] = []
+        untold = 0
+        before: dict[int, float | NvmlError | None] | None = None
+        answer: Nvlink | None = None
         for link, values in enumerate(self._link_fields(most)):
-            answer = self._nvlink(link, values)
-            if answer is None:
+            if values is not before:
+                answer = self._nvlink(link, values)
+                before = values if _tells_all(values) else None
+            if answer is not None:
+                links += [*[Nvlink(active=False)] * untold, answer]
+                untold = 0
+            elif count is None:
                 break
-            links.append(answer)
+            else:
+                untold += 1
         return tuple(links) or None
 
     def _link_fields(self, most: int) -> Iterator[dict[int, float | NvmlError | None]]:
-        """The fields of each link. Fields that an active link does not have (mostly three of four) are asked once."""
+        """The fields of each link. Fields that an active link does not have (mostly three of four) are asked once. A
+        link that tells what the one before it told, as most of 144 do, has the same table."""
         fields, asked = FIELDS_LINK, 0
         while asked < most and len(fields) == len(FIELDS_LINK):
             values = dict(zip(fields, self._answers([(field, asked) for field in fields]), strict=True))
@@ -539,10 +612,13 @@ class NvmlGpu:
             known = tuple(field for field in fields if values[field] is not None)
             if values[FIELD_LINK_STATE] or not known:
                 fields = known
-        wanted = [(field, link) for link in range(asked, most) for field in fields]
-        answers = iter(self._answers(wanted) if wanted else ())
+        told = iter(self._told([(field, link) for link in range(asked, most) for field in fields]))
+        before: list[Told] | None = None
         for _ in range(asked, most):
-            yield {field: next(answers) for field in fields}
+            of_link = list(islice(told, len(fields)))
+            if of_link != before:
+                before, values = of_link, dict(zip(fields, map(self._value, of_link), strict=True))
+            yield values
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
         """One link from the values of its fields; the older calls replace missing ones.
@@ -584,6 +660,25 @@ class NvmlGpu:
             self._ask("nvmlDeviceGetMaxPcieLinkWidth"),
         )
 
+    # what it counts while a job runs
+
+    def mean_power_milliwatts(self) -> float | None:
+        """Over the last second; None where the driver tells no mean."""
+        return self._field(FIELD_POWER_AVERAGE)
+
+    def counted(self, names: Sequence[str]) -> dict[str, int]:
+        """What was counted of each (see FIELDS_COUNTED), both ways together, by one question. Those that are not told
+        are not in it, and no count of 32 bits: bytes of PCIe fill one in a tenth of a second."""
+        fields = [field for name in names for field in FIELDS_COUNTED[name]]
+        if not fields:
+            return {}
+        counts, left = dict[str, int](), iter(self._told(fields))
+        for name in names:
+            parts = [next(left) for _ in FIELDS_COUNTED[name]]
+            if all(number == 0 and kind in WIDE for _, kind, number, _ in parts):
+                counts[name] = sum(cast(int, _number(kind, value)) for _, kind, _, value in parts)
+        return counts
+
     # field values
 
     def _field(self, field: int) -> float | None:
@@ -599,23 +694,38 @@ class NvmlGpu:
 
     def _answers(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
         """As `_fields`, with the error of each field that failed."""
-        values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT})
-        return [None] * len(fields) if values is None else [self._value(value) for value in values]
+        return [self._value(told) for told in self._told(fields)]
 
-    def _value(self, value: Any) -> float | NvmlError | None:
-        number = raw(value, "nvmlReturn")
+    def _told(self, fields: Sequence[int | tuple[int, int]]) -> list[Told]:
+        """As `_answers`, as the driver gives them."""
+        values = self._ask("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
+        if values is None:
+            return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)
+        return [*FIELD_VALUE.iter_unpack(values if isinstance(values, Array) else b"".join(values))]  # replayed: a list
+
+    def _value(self, told: Told) -> float | NvmlError | None:
+        field, kind, number, value = told
+        if number == 0 and kind < len(VALUE_TYPES):
+            return _number(kind, value)
         if number == INVALID_ARGUMENT or number in ABSENT:
             return None
+        call = f"nvmlDeviceGetFieldValues field {field}"
         if number != 0:
-            call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
             message = str(cast(Any, self._library.NVMLError)(number))
-            return NvmlError(kind_of(number), call, message, self.pci, self.index, number)
-        kind = raw(value, "valueType")
-        if not 0 <= kind < len(UNION_MEMBERS):
-            call = f"nvmlDeviceGetFieldValues field {value.fieldId}"
-            message = f"answered with a value of the unknown type {kind}"
-            return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
-        return cast(float, raw(raw(value, "value"), UNION_MEMBERS[kind]))
+            return self._noted(NvmlError(kind_of(number), call, message, self.pci, self.index, number))
+        message = f"answered with a value of the unknown type {kind}"
+        return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
+
+
+def _number(kind: int, value: bytes) -> float:
+    number: float = VALUE_TYPES[kind].unpack_from(value)[0]
+    return number
+
+
+def _tells_all(values: Mapping[int, float | NvmlError | None]) -> bool:
+    """Whether nothing else has to be asked of a link whose fields have these values."""
+    counted = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
+    return counted and FIELD_LINK_STATE in values and None not in values.values()
 
 
 def _known(answer: float | NvmlError | None) -> float | None:
@@ -637,10 +747,14 @@ def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:
 
 
 class Nvml:
-    """An open NVML. `gpus` and `unreachable` come from one enumeration, made when first asked for."""
+    """An open NVML. `gpus` and `unreachable` come from one enumeration, made when first asked for. A GPU that says
+    later that it is lost, or must be reset, goes from the first to the second.
+    """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
+        self._found: tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]] | None = None
+        self.gone_since = 0  # how many GPUs answered at the enumeration, and were gone later
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
@@ -658,19 +772,29 @@ class Nvml:
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
         """The GPUs that answer, in NVML's order (not stable across boots: key by `pci`)."""
-        return self._enumeration[0]
+        return self._enumerated()[0]
 
     @property
     def unreachable(self) -> tuple[NvmlError, ...]:
         """Why each of the other GPUs does not answer."""
-        return self._enumeration[1]
+        return self._enumerated()[1]
 
-    @functools.cached_property
-    def _enumeration(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
+    def _enumerated(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
+        if self._found is None:
+            self._found = self._enumerate()
+        return self._found
+
+    def _gone(self, error: NvmlError) -> None:
+        gpus, unreachable = self._enumerated()
+        if any(gpu.index == error.index for gpu in gpus):
+            self._found = (tuple(gpu for gpu in gpus if gpu.index != error.index), (*unreachable, error))
+            self.gone_since += 1
+
+    def _enumerate(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
         gpus, unreachable = [], []
         for index in range(ask(self._library, "nvmlDeviceGetCount", absent=frozenset())):
             try:
-                gpus.append(_reach(self._library, index))
+                gpus.append(_reach(self._library, index, self._gone))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
                     raise  # a driver too old for this binding: nothing is wrong with this one GPU
@@ -678,7 +802,7 @@ class Nvml:
         return tuple(gpus), tuple(unreachable)
 
 
-def _reach(library: NvmlLibrary, index: int) -> NvmlGpu:
+def _reach(library: NvmlLibrary, index: int, gone: Callable[[NvmlError], None]) -> NvmlGpu:
     """Identify one GPU and make sure that it answers. Raises NvmlError with all that is known of it.
 
     NVML tells a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from
@@ -696,9 +820,9 @@ def _reach(library: NvmlLibrary, index: int) -> NvmlGpu:
     try:
         ask(library, "nvmlDeviceGetTemperature", handle, GPU_SENSOR, pci=pci, index=index)
     except NvmlError as error:
-        if error.kind in (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED):
+        if error.kind in GONE:
             raise
-    return NvmlGpu(library, handle, pci, index, uuid, name)
+    return NvmlGpu(library, handle, pci, index, uuid, name, gone)
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:
@@ -712,6 +836,11 @@ def _lost_if_unknown(error: NvmlError) -> NvmlError:
 
 def open_real() -> Nvml:
     """The NVML of this node: whichever libnvidia-ml.so.1 the loader finds. Raises NvmlError."""
-    import pynvml
+    try:
+        CDLL(LIBRARY)
+    except OSError:  # as pynvml would say, whose 250 classes cost 10 ms: a node without GPUs needs none
+        kind = NvmlErrorKind.LIBRARY_NOT_FOUND
+        raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
+    from healthd.nvml_binding import pynvml
 
-    return Nvml.open(cast(NvmlLibrary, pynvml))
+    return Nvml.open(pynvml())

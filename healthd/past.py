@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from healthd.convert import ConvertError, load
 from healthd.model import Observation, ObservationKind
+from healthd.values import dataclass
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
 KEEP_INCREMENTS = 64  # beyond that the oldest are merged: a counter that grows in every round stays bounded
@@ -26,8 +27,7 @@ class Reading:
     time: float
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """One observation: its last reading, in boot `boot_id`, and a counter's increments with times (oldest first)."""
 
     value: float
@@ -69,12 +69,16 @@ def sticks(reading: Observation) -> bool:
 
 
 class Past:
-    """Earlier readings of one check, as given to its run()."""
+    """Earlier readings of one check, as given to its run(). `again`: what was read at its first moment, and stands, was
+    read again until its second."""
 
-    def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
+    def __init__(
+        self, store: dict[str, Series], now: float, boot_id: str, again: tuple[float, float] | None = None
+    ) -> None:
         self._store = store
         self._now = now
         self._boot_id = boot_id
+        self._again = again
 
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
         """Growth within `within_seconds` before this reading; 0.0 at first sight or after a boot; None if it sticks."""
@@ -88,12 +92,14 @@ class Past:
         old = sum(amount for when, amount in series.grown if when > self._now - within_seconds)
         return old + increment(series, reading, self._boot_id)
 
-    def last(self, reading: Observation, any_boot: bool = False) -> Reading | None:
-        """The previous reading in this boot, or (`any_boot`) in any remembered boot. Gauges have one too."""
+    def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
+        """The previous reading in this boot, or (`any_boot`) in any remembered boot; None if it is older than
+        `within_seconds`. Gauges have one too."""
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
             return None
-        return Reading(series.value, series.time)
+        time = self._again[1] if self._again and series.time == self._again[0] else series.time
+        return Reading(series.value, time) if self._now - time <= within_seconds else None
 
     def rate(self, reading: Observation) -> float | None:
         """Growth per second since the previous reading; None if there is none, or if the counter sticks."""
@@ -101,6 +107,25 @@ class Past:
         if last is None or sticks(reading) or self._now <= last.time:
             return None
         return increment(self._store[key(reading)], reading, self._boot_id) / (self._now - last.time)
+
+
+def stands_until(store: dict[str, Series], readings: int, then: float, boot_id: str) -> float:
+    """Until when a store that so many readings of one run made, at `then` in this boot, needs nothing but another
+    moment if the same is read again (epoch seconds): then it forgets something. -inf if it would need more."""
+    read = [each for each in store.values() if each.time == then]
+    if len(read) != readings or any(each.boot_id != boot_id for each in read):
+        return -math.inf
+    oldest = [when for each in read for when, _ in each.grown[:1]]
+    oldest += [each.time for each in store.values() if each.time != then]
+    return min(oldest, default=math.inf) + KEEP_SECONDS
+
+
+def read_again(store: dict[str, Series], then: float, now: float) -> dict[str, Series]:
+    """What `update` makes of a store that stands, after a run that read the same again. Most runs of a healthy node."""
+    return {
+        name: Series(each.value, now, each.boot_id, each.grown) if each.time == then else each
+        for name, each in store.items()
+    }
 
 
 def update(
@@ -127,10 +152,22 @@ def update(
 # --- the store as text: the worker writes and reads it; the daemon keeps it between runs without looking inside
 
 
+_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 def encode(store: dict[str, Series]) -> str:
     """Raises ValueError for NaN or infinity (a site's check may give them)."""
-    rows = {name: (each.value, each.time, each.boot_id, each.grown) for name, each in store.items()}
-    return json.dumps(rows, separators=(",", ":"), allow_nan=False)
+    return _encoded(store)
+
+
+_encoded_once = functools.lru_cache(maxsize=4)(_encoded)  # a boot's name
+
+
+def encoded_again(text: str, then: float, now: float, boot_id: str) -> str:
+    """The text of a store that stands, which was read at `then`, after a run that read the same again: what `encode`
+    gives of `read_again`. No key can hold what is replaced: a quote in it has a backslash before it."""
+    boot = _encoded_once(boot_id)
+    return text.replace(f",{then!r},{boot},[", f",{now!r},{boot},[")
 
 
 Row: TypeAlias = tuple[float, float, str, tuple[tuple[float, float], ...]]
@@ -155,7 +192,7 @@ def decode(text: str) -> dict[str, Series]:
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
     """The store after a part's repair: earlier growth proves nothing. `subject`: the value of a label; "" = all."""
     return {
-        name: replace(series, grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
+        name: series._replace(grown=()) if f"={subject}," in name or f"={subject}}}" in name or not subject else series
         for name, series in store.items()
     }
 
@@ -163,8 +200,8 @@ def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
 def moved(store: dict[str, Series], move: Callable[[float], float]) -> dict[str, Series]:
     """The store after the clock was set: the same readings, at the times that `move` gives."""
     return {
-        name: replace(
-            series, time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)
+        name: series._replace(
+            time=move(series.time), grown=tuple((move(when), amount) for when, amount in series.grown)
         )
         for name, series in store.items()
     }

@@ -6,29 +6,23 @@ and no field is judged by its name: a site's check may name its own fields as it
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
-from healthd.convert import Rule, show
+from healthd.convert import Rule, number, show
+from healthd.text import regex
 
-_NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-def at_least(least: int) -> Rule:
-    return Rule(lambda value: "" if value >= least else f"must be {least} or more, is {show(value)}")
+_CLUSTER_NAME = regex(r"[A-Za-z0-9_.-]{1,40}")
+_NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def _period(value: float) -> str:
-    fits = 0 < value <= 7 * 86400
-    return "" if fits else f"must be a number of seconds above 0 and up to a week, is {value:g}"
+def between(least: float, most: float, unit: str = "") -> Rule:
+    """A number from `least` to `most`; `unit`: what the sentence says behind them (" seconds")."""
+    wanted = f"must be {_figures(least)} to {_figures(most)}{unit}"
+    return Rule(lambda value: "" if least <= value <= most else f"{wanted}, is {number(value)}", least, most)
 
 
-def _seconds(value: float) -> str:
-    return "" if value >= 0 else f"must not be negative, is {value:g}"
-
-
-def _percent(value: float) -> str:
-    return "" if 0 <= value <= 100 else f"must be 0 to 100, is {value:g}"
+def _figures(limit: float) -> str:
+    return str(int(limit)) if limit == int(limit) else str(limit)
 
 
 def _file_or_name(value: str) -> str:
@@ -50,19 +44,54 @@ def _node_name(value: str) -> str:
     return "" if fits else f"must be the name of one node, is {show(value)}"
 
 
+def _cluster_name(value: str) -> str:
+    fits = not value or _CLUSTER_NAME.fullmatch(value)
+    return "" if fits else f"must be the name of one cluster, is {show(value)}"
+
+
+def no_addresses(value: tuple[str, ...]) -> str:
+    """Of several: none is "off", and none is there twice."""
+    if "off" in value:
+        return 'must be ADDRESS:PORT, or several; "off" stands alone'
+    twice = [address for number, address in enumerate(value) if address in value[:number]]
+    return f'"{twice[0]}" is there twice' if twice else "" if value else 'must be ADDRESS:PORT, or "off" for none'
+
+
 def no_address(value: str) -> str:
     """Why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
     address, _, port = value.rpartition(":")
-    fits = value == "off" or (address and re.fullmatch("[0-9]{1,5}", port) and int(port) <= 65535)
+    fits = value == "off" or (address and regex("[0-9]{1,5}").fullmatch(port) and int(port) <= 65535)
     return "" if fits else f'must be ADDRESS:PORT or "off", is "{value}"'
 
 
-Count = Annotated[int, at_least(0)]
-Period = Annotated[float, Rule(_period)]  # seconds: how often something runs, or how long it may take
-Seconds = Annotated[float, Rule(_seconds)]  # how long to wait for something, or to remember it
-Percent = Annotated[float, Rule(_percent)]
+# Wide enough for each machine that there is or is announced, narrow enough for a slip of the finger: a unit, a digit.
+Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # how often, or how long at most
+Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait for, or to remember
+Percent = Annotated[float, between(0, 100)]
+Share = Annotated[float, between(0, 1)]
+Count = Annotated[int, between(0, 10**9)]  # of errors and the like, which hardware counts in millions
+Rate = Annotated[float, between(0, 1e9)]  # the same, in a second, a minute
+Few = Annotated[int, between(0, 1000)]  # of what a person would count: restarts, looks
+Times = Annotated[int, between(1, 1000)]
+Nodes = Annotated[int, between(0, 65536, " nodes")]  # the largest clusters have some 10,000
+Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl is minor number 255, GPUs are those below it
+MigDevices = Annotated[int, between(-1, 64)]  # of a GPU: the driver makes 7
+Links = Annotated[int, between(0, 64, " links")]  # of a GPU; NVML_NVLINK_MAX_LINKS of nvml.h is 18
+Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has 32 at most
+Cpus = Annotated[int, between(0, 8192, " CPUs")]  # NR_CPUS of Linux on x86 at most
+Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
+Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
+Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
+Celsius = Annotated[float, between(0, 150, " degrees")]
+WholeCelsius = Annotated[int, between(0, 150, " degrees")]
+Watts = Annotated[float, between(0, 10_000, " W")]
+Gbps = Annotated[float, between(0, 10_000, " Gbit/s")]  # InfiniBand XDR over 12 lanes has 2,400
+Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
+Mtu = Annotated[int, between(68, 65536, " bytes")]  # what IPv4 needs (RFC 791), and what Linux gives to lo
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "kmsg", "dgx-h100", "/path", ""
 AbsolutePath = Annotated[str, Rule(no_absolute_path)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's
 Address = Annotated[str, Rule(no_address)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
+Addresses = Annotated[tuple[Address, ...], Rule(no_addresses)]
+ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = as Slurm's settings on the node call it

@@ -7,13 +7,19 @@ Order and headings are those of conf/healthd.toml. tests/test_checks_page.py fai
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from healthd.config import CheckConfig  # noqa: E402
+from healthd.convert import Rule  # noqa: E402
+from healthd.plausible import Seconds  # noqa: E402
 from healthd.say.render import duration  # noqa: E402
 from healthd.settings import registry  # noqa: E402
 from healthd.settings.registry import Check  # noqa: E402
@@ -34,7 +40,8 @@ is the usual one: some findings are milder at first, and the settings can say an
 
 All checks have the settings `enabled`, `interval_seconds` (the daemon's, 300), `timeout_seconds` (10), `clear_after`
 (2), `enforce` and `severity`. What stands below is each check's own, at its default, as in
-[conf/healthd.toml](../conf/healthd.toml).
+[conf/healthd.toml](../conf/healthd.toml). Seconds are accepted up to a year (31622400); what other numbers may be is
+said below their table, and `healthd config check FILE` refuses all others with a sentence.
 """
 
 
@@ -74,6 +81,7 @@ def _section(check: Check) -> str:
             *codes,
             "",
             *_settings(check.name),
+            *_accepted(check),
         ]
     )
 
@@ -95,6 +103,31 @@ def _settings(name: str) -> list[str]:
     own = [line for line in lines if not line.startswith(tuple(f"#{word} = " for word in common))]
     shown = [line.removeprefix("#") for line in (own if name == "gpu_access" else lines)]
     return ["```toml", f"[checks.{name}]", *shown, "```\n"] if shown else []
+
+
+def _accepted(check: Check) -> list[str]:
+    """What its own numbers may be but for seconds, by the words of the refusal of one that is too large."""
+    common = {field.name for field in dataclasses.fields(CheckConfig)}
+    hints = typing.get_type_hints(check.config, include_extras=True)
+    (seconds,) = _rules(Seconds)
+    ranges = {
+        name: rule.problem(rule.most + 1).removeprefix("must be ").rpartition(", is ")[0]
+        for name, hint in hints.items()
+        if name not in common
+        for rule in _rules(hint)
+        if rule.most is not None and rule is not seconds
+    }
+    same: dict[str, list[str]] = {}
+    for name, accepted in ranges.items():
+        same.setdefault(accepted, []).append(f"`{name}`")
+    said = "; ".join(f"{', '.join(names)}: {accepted}" for accepted, names in same.items())
+    return [f"Accepted: {said}.\n"] if said else []
+
+
+def _rules(hint: object) -> Iterator[Rule]:
+    yield from (rule for rule in getattr(hint, "__metadata__", ()) if isinstance(rule, Rule))
+    for inner in typing.get_args(hint):
+        yield from _rules(inner)
 
 
 def _ends(clears: str) -> str:

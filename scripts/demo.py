@@ -88,7 +88,7 @@ def wait_for(
     satisfied: Callable[[dict[str, Any]], bool],
     daemon: subprocess.Popen[bytes],
 ) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     status = None
     while time.monotonic() < deadline:
         status = ask_once()
@@ -107,7 +107,7 @@ def show_metrics(log: Path) -> None:
     with urllib.request.urlopen(address, timeout=5) as page:
         lines = page.read().decode().splitlines()
     for line in lines:
-        if line.startswith(("healthd_health{", "healthd_condition{", "healthd_kernel_log_events_total")):
+        if line.startswith(("healthd_health{", "healthd_condition_severity{", "healthd_kernel_log_events_total")):
             say(line)
 
 

@@ -19,7 +19,8 @@ from healthd.kernel import parse as kernel_parse  # noqa: E402
 from healthd.kernel.lines.rule import pci_address  # noqa: E402
 from healthd.model import KernelEvent  # noqa: E402
 from healthd.scan import events as scan  # noqa: E402
-from healthd.scan.log_file import Block  # noqa: E402
+from healthd.scan import judged as scan_judged  # noqa: E402
+from healthd.scan.lines import Block, Tally  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
@@ -39,8 +40,8 @@ CAPTURED = """\
 `tests/data/kernel_lines*.jsonl` hold lines that other people's machines printed, each with its public source. The first
 file is what the rules were written from; the others were collected afterwards, without a look at the rules. *as that
 kind*: an event of that kind was read from it; *another*: only events of other kinds; *missed*: nothing. Of Xids and
-SXids code, address, pid and name must be right too. A program's log that quotes an Xid is none of the kernel's: *as
-meant*. A benign line is right where nothing is read.
+SXids code, address, pid and name must be right too. A program's log that quotes an Xid is none of the kernel's: nothing
+is read of it, or it is shown as unproven, *as meant*. A benign line is right where nothing else is read.
 """
 RULES = """\
 ## What each kind says
@@ -58,9 +59,9 @@ class Captured(NamedTuple):
     provenance: str
     expected: Mapping[str, Any]
 
-    def events(self) -> list[tuple[KernelEvent, scan.Judged]]:
-        blocks = [Block(1, [line.encode() for line in self.text.split("\n")])]
-        return [(one.seen.event, one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), CORRELATE)]
+    def events(self) -> list[tuple[KernelEvent, scan_judged.Judged]]:
+        blocks = [Block.of(1, [line.encode() for line in self.text.split("\n")])]
+        return [(one.seen.event, one) for one in scan_judged.judged(scan.events(blocks, NOW, Tally()), CORRELATE)]
 
 
 CORRELATE = correlate_all()
@@ -74,7 +75,7 @@ def captured() -> list[Captured]:
 def outcome(row: Captured) -> str:
     """ "right", "meant" (silent on purpose), "wrong" (an Xid with another code, address, pid or name), "other" or
     "missed"."""
-    found = [event for event, _ in row.events()]
+    found = [event for event, judged in row.events() if not judged.unproven]
     if row.kind == "benign":
         return "right" if not found else "other"
     if row.id in QUOTED:
@@ -119,9 +120,11 @@ def table(found: Mapping[tuple[str, str], Counter[str]]) -> list[str]:
 
 def kinds(rows: Sequence[Captured]) -> Iterator[str]:
     """Each kind with its codes as captured, and how each is judged."""
-    examples: dict[tuple[str, str], tuple[scan.Judged, int]] = {}
+    examples: dict[tuple[str, str], tuple[scan_judged.Judged, int]] = {}
     for row in rows:
         for event, judged in row.events():
+            if judged.unproven:
+                continue
             key = (event.kind, event.code)
             known = examples.get(key)
             examples[key] = (known[0] if known else judged, (known[1] if known else 0) + 1)

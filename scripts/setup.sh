@@ -2,20 +2,23 @@
 # What healthd needs to be tried, tested and built, on Debian 12 and Ubuntu 22.04/24.04. Each step does nothing if
 # nothing is missing: no apt, no network.
 #   scripts/setup.sh venv           .venv with healthd and its tools, and the system packages to build it
-#   scripts/setup.sh test-packages  what the end-to-end tests run: a real Slurm, systemd in a container, promtool, gcc
+#   scripts/setup.sh test-packages  what the end-to-end tests run: a real Slurm, systemd in a container, a browser, gcc
 #   scripts/setup.sh interpreters   print "3.X PATH" for each Python that healthd supports and this machine has
 #   scripts/setup.sh make           make itself
+#   scripts/setup.sh java           a Java that Spark runs on
 #   scripts/setup.sh venv-3.X       .venv-3.X for that interpreter
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 BUILD_PACKAGES=(gcc libsystemd-dev pkg-config)  # systemd-python is a source package
-TEST_PACKAGES=(slurmctld slurmd slurm-client munge slurmdbd systemd-container mmdebstrap debian-archive-keyring patchelf prometheus gcc e2fsprogs mount util-linux procps groff-base logrotate)
+TEST_PACKAGES=(slurmctld slurmd slurm-client munge slurmdbd systemd-container iproute2 mmdebstrap debian-archive-keyring patchelf prometheus victoria-metrics gcc e2fsprogs mount util-linux procps groff-base logrotate rsyslog rsyslog-relp rsync zsh fish curl openssl)
 # MariaDB without its service, for slurmdbd.
 if [ -f /etc/os-release ] && grep -q '^VERSION_CODENAME=jammy' /etc/os-release; then
   TEST_PACKAGES+=(mariadb-server-core-10.6 mariadb-client-core-10.6)
 else TEST_PACKAGES+=(mariadb-server-core mariadb-client-core); fi
-DAEMONS=(slurmctld slurmd slurmdbd munge prometheus)
+# The browser that opens the report. Ubuntu has it as a snap only, which cannot be installed in this way.
+if [ -f /etc/os-release ] && grep -q '^ID=debian' /etc/os-release; then TEST_PACKAGES+=(chromium); fi
+DAEMONS=(slurmctld slurmd slurmdbd munge prometheus victoria-metrics rsyslog rsync)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
@@ -94,6 +97,17 @@ choose() { # print the Python that .venv is made with: python3 of the PATH if it
   echo /usr/bin/python3
 }
 
+java_package() { # print the OpenJDK of the distribution that Spark 4 runs on
+  local version
+  for version in 17 21 25; do
+    if apt-cache show "openjdk-$version-jre-headless" >/dev/null 2>&1; then
+      echo "openjdk-$version-jre-headless"
+      return
+    fi
+  done
+  echo default-jre-headless # apt has no lists yet
+}
+
 make_venv() { # DIRECTORY PYTHON EXTRAS
   local log
   log=$(mktemp)
@@ -114,8 +128,9 @@ case ${1:-} in
   venv)
     need "${BUILD_PACKAGES[@]}"
     python=$(choose)
-    make_venv .venv "$python" dev,docs ;;
+    make_venv .venv "$python" dev,docs,fleet,failslow,web ;;
   make) need make ;;
+  java) need "$(java_package)" ;;
   test-packages) need "${TEST_PACKAGES[@]}" ;;
   interpreters) interpreters ;;
   venv-3.1[0-3])
@@ -123,5 +138,5 @@ case ${1:-} in
     python=$(interpreters | awk -v wanted="${1#venv-}" '$1 == wanted { print $2 }')
     [ -n "$python" ] || die "no usable Python ${1#venv-} on this machine"
     make_venv ".$1" "$python" dev ;;
-  *) sed -n '4,8s/^# *//p' "$0" >&2; exit 64 ;;
+  *) sed -n '4,9s/^# *//p' "$0" >&2; exit 64 ;;
 esac

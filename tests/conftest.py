@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePath
@@ -17,19 +18,38 @@ from healthd.host import Host
 
 # How long an example takes says only what else the machine does.
 hypothesis.settings.register_profile(
-    "busy machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "busy machine",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    # What a reader makes of a text depends hardly on the version of Python: one of them tries a hundred.
+    max_examples=25 if os.environ.get("HEALTHD_FEW_EXAMPLES") else 100,
 )
 hypothesis.settings.load_profile("busy machine")
 
-# They write into the machine's one kernel log, or read it all the while.
-KERNEL_LOG = ("test_daemon", "test_real_kernel_log", "test_storm")
+# A shell's background job has SIGINT ignored, and so would have each program that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
+# out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
+KERNEL_LOG = (
+    "test_hot_unplug",
+    "test_daemon",
+    "test_hung_driver",
+    "test_package_kernel_log",
+    "test_real_kernel_log",
+    "test_storm",
+)
+# Their tests of one release of Debian stay together.
+BY_RELEASE = ("test_package", "test_readme_on_a_node")
 
 
+@pytest.hookimpl(optionalhook=True)  # also for `pytest -p no:xdist`
 def pytest_xdist_auto_num_workers() -> int:
     cores = len(os.sched_getaffinity(0))
     return min(3 * cores, cores + 8)
 
 
+@pytest.hookimpl(optionalhook=True)  # also for `pytest -p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # in their order: the end-to-end tests first, the others fill the gaps
     return Scheduling(config, log)
@@ -43,10 +63,12 @@ class Scheduling(LoadScopeScheduling):
 
 
 def group(nodeid: str) -> str:
-    """An end-to-end file: its tests share a cluster or a container. Elsewhere the cases of one test."""
+    """An end-to-end file: its tests share a cluster or a container, or a package. Elsewhere the cases of one test."""
     file, _, test = nodeid.partition("::")
-    if "e2e" not in PurePath(file).parts:
+    if "e2e" not in PurePath(file).parts and PurePath(file).stem not in KERNEL_LOG:
         return f"{file}::{test.partition('[')[0]}"
+    if PurePath(file).stem in BY_RELEASE:
+        return f"{file}[{test.partition('[')[2]}"
     return "kernel log" if PurePath(file).stem in KERNEL_LOG else file
 
 

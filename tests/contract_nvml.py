@@ -43,7 +43,16 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert type(gpu.unrepairable_memory()) in (bool, type(None))
     assert isinstance(gpu.vbios(), str | None)
     _assert_count(gpu.recovery_action())
+    _assert_count(gpu.virtualization())
+    assert all(type(part) is int for part in gpu.compute_capability() or ())
     _assert_count(gpu.temperature())
+    _assert_count(gpu.sm_clock_mhz())
+    assert gpu.counted(()) == {}
+    watts = gpu.mean_power_milliwatts()
+    assert watts is None or 0 <= watts < 3_000_000
+    counted = gpu.counted(("nvlink", "pcie", "power"))
+    assert counted.keys() <= {"nvlink", "pcie", "power"}
+    assert all(type(count) is int and count >= 0 for count in counted.values())
     for uncorrected in (True, False):
         for volatile in (True, False):
             _assert_count(gpu.ecc_total(uncorrected, volatile))

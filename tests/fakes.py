@@ -12,10 +12,24 @@ from typing import Any
 from healthd.config import CheckConfig
 from healthd.convert import dump, load
 from healthd.host import Host
-from healthd.model import Finding, Observation, Repair
+from healthd.model import (
+    Finding,
+    Health,
+    Inventory,
+    KernelLogStatus,
+    Leave,
+    Observation,
+    ObservationKind,
+    Repair,
+    RoundStatus,
+    SlurmStatus,
+    Verdict,
+)
 from healthd.nvidia.fake_nvml import open_fake
 from healthd.nvml import NvmlError
 from healthd.past import Past, Series, update
+from healthd.say.course import findings_of
+from healthd.say.status import Snapshot
 
 BOOT = "b"
 NOW = 1_800_000_000.0
@@ -28,16 +42,34 @@ def run_check(
 ) -> list[Finding | Observation | Repair]:
     """All that one run of a check gives. Raises what the check raises.
 
-    Holds it to what the core takes: plain data that comes back equal, and findings as their explanations say.
+    Holds it to what the core takes: plain data that comes back equal, findings as their explanations say, and
+    observations that say what they mean.
     """
     given = list(module.run(host, config or module.Config(), past or Past({}, NOW, BOOT)))
     for item in given:
         assert load(type(item), json.loads(json.dumps(dump(item)))) == item
+    for reading in given:
+        if isinstance(reading, Observation):
+            meaning = module.OBSERVATIONS[reading.name]
+            assert {label for label, _ in reading.labels} == set(meaning.labels), reading.name
+            assert reading.name.endswith("_total") == (reading.kind is ObservationKind.COUNTER)
     for finding in given:
-        if isinstance(finding, Finding) and finding.code != "exec/critical":  # whose severity the site chooses
-            explain = module.EXPLAIN[finding.code]
-            assert (finding.severity, finding.clears) == (explain.severity, explain.clears)
+        if isinstance(finding, Finding):
+            assert_as_explained(finding, module, config or module.Config())
     return given
+
+
+def assert_as_explained(finding: Finding, module: ModuleType, config: CheckConfig) -> None:
+    """What `healthd explain` tells of the code before there is a finding is so of this one."""
+    explain = module.EXPLAIN[finding.code]
+    assert finding.clears == explain.clears or explain.also
+    told = findings_of(finding.code, explain, config)
+    assert finding.severity in {one.severity for one in told}
+    assert finding.worsens == told[0].worsens
+    seconds = {told[0].confirm_seconds, 0.0} if explain.at_once else {told[0].confirm_seconds}
+    assert finding.confirm_seconds in seconds
+    assert explain.shared is None or finding.shared_cause == explain.shared
+    assert explain.expects in ("", finding.expects)
 
 
 def findings(*args: Any, **kwargs: Any) -> list[Finding]:
@@ -101,3 +133,27 @@ def refusal(function: Callable[..., Any], *args: Any) -> tuple[Any, str]:
         return function(*args), ""
     except ValueError as error:
         return None, str(error)
+
+
+# A quiet node, as the daemon publishes it.
+PLAIN_SNAPSHOT = Snapshot(
+    version="0.1.0",
+    node_name="n1",
+    mode="observe",
+    started=NOW - 100,
+    now=NOW,
+    interval_seconds=300.0,
+    verdict=Verdict(Health.HEALTHY, may_resume=True),
+    results=(),
+    outcomes={},
+    decision=Leave("nothing to do"),
+    slurm=SlurmStatus(),
+    kernel_log=KernelLogStatus("kmsg", alive=True, lines_total=12),
+    round=RoundStatus(3, NOW - 50, 0.02, NOW + 250),
+    inventory=Inventory(),
+)
+
+
+def standing() -> float:
+    """A clock by which there is time, however busy the machine is."""
+    return 0.0

@@ -35,6 +35,7 @@ EXPECTED = {
     "gpu_count": {"expected": 8},
     "gpu_nvlink": {"links": 18},
     "gpu_mig": {"mode": "off"},
+    "gpu_pcie": {"lanes": 16},
     "gpu_software": {"driver_version": "580.105.08", "vbios": "96.00.99.00.01"},
     "pcie_devices": {"expected": {**dict.fromkeys(NICS, "15b3:1021"), DISK: "144d:a80a"}},
     "ib_link": {"expected_gbps": {"mlx5_0/1": 400.0, "mlx5_1/1": 400.0}},
@@ -61,8 +62,8 @@ class System(FakeSystem):
         self.free: dict[str, float] = {}
         self.fails: dict[str, int] = {}
 
-    def stat(self, path: str, anywhere: bool = False) -> FileStat:
-        found = super().stat(path, anywhere)
+    def stat(self, path: str) -> FileStat:
+        found = super().stat(path)
         return found._replace(mode=stat.S_IFCHR | 0o666) if path.startswith("/dev/") else found
 
     def statvfs(self, path: str) -> FileSystem:

@@ -16,9 +16,11 @@ def columns(values: Sequence[str], of: tuple[tuple[str, int], ...]) -> str:
     return "".join(value.ljust(width)[:width] for value, (_, width) in zip(values, of, strict=True)) + "\n"
 
 
-def sinfo(state: str, reason: str = "none") -> CommandResult:
-    since, user = ("Unknown", "Unknown") if reason == "none" else (f"{NOW - 60:.0f}", "root(0)")
-    return CommandResult(0, columns((state, since, user, reason), NODE_COLUMNS))
+def sinfo(state: str, reason: str = "none", since: float = NOW - 60, gres: str = "(null)") -> CommandResult:
+    """A node in one partition of two."""
+    stamp, user = ("Unknown", "Unknown") if reason == "none" else (f"{since:.0f}", "root(0)")
+    elsewhere = columns(("full", "0", "n/a", "Unknown", "Unknown", "none", "(null)"), NODE_COLUMNS)
+    return CommandResult(0, elsewhere + columns(("gpu", "1", state, stamp, user, reason, gres), NODE_COLUMNS))
 
 
 def squeue(

@@ -80,7 +80,7 @@ class Story:
 
     @conditions.setter
     def conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
-        self.ledger = with_conditions(self.ledger, conditions, self.now)
+        self.ledger = with_conditions(self.ledger, conditions)
 
     @property
     def cleared(self) -> tuple[Condition, ...]:

@@ -3,8 +3,12 @@
  * STUB_GPUS=N            how many GPUs (default 2, at most 8), at the addresses of a DGX H100
  * STUB_ERRORS=CALL[@INDEX]=NUMBER,...   this C function returns NUMBER (for that GPU); "*" is every question to a
  *                        GPU but those that NVML answers from memory: "*@1=15" is a GPU that is lost
+ * STUB_VALUES=NAME[@INDEX]=NUMBER,...   what a GPU says instead of what it says without: temperature, fabric (its
+ *                        state), fabric_health, virtualization, linkN (1 active, 0 not, -1 nothing is told of it); answers: so many
+ *                        questions since nvmlInit it answers, and then it is lost
  * STUB_HANG_CALL=CALL, STUB_HANG_PATH=FILE   this function appends to FILE before it answers: on a frozen file
  *                        system (fsfreeze) it waits in D state
+ * STUB_HANG_CALL=CALL, STUB_HANG_SECONDS=N   it sleeps before it answers
  *
  * -DMINIMAL: a driver so old (or so broken) that most symbols are not there.
  */
@@ -15,7 +19,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { ARGUMENT_VERSION_MISMATCH = 25 };
+enum { GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25 };
 enum { LINKS = 18 };
 
 typedef struct {
@@ -38,34 +42,58 @@ typedef struct {
 
 static const unsigned int BUSES[8] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf};
 static int devices[8];
+static int answered[8];
 
 static int index_of(const void *device) { return (int)((const int *)device - devices); }
 
 static void hang(const char *call) {
     const char *path = getenv("STUB_HANG_PATH"), *wanted = getenv("STUB_HANG_CALL");
-    if (!path || !wanted || strcmp(call, wanted) != 0) return;
+    const char *seconds = getenv("STUB_HANG_SECONDS");
+    if (!wanted || strcmp(call, wanted) != 0) return;
+    if (seconds) sleep((unsigned int)atoi(seconds));
+    if (!path) return;
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
     if (fd < 0) return;
     if (write(fd, "x", 1) != 1) perror(path);
     close(fd);
 }
 
-/* The number that STUB_ERRORS has for this call on this GPU (index -1: no GPU), 0 without one. */
-static int error_of(const char *call, int index, int star) {
-    const char *entry = getenv("STUB_ERRORS");
+/* The number that a variable has for this name and this GPU (index -1: no GPU), else `otherwise`. */
+static int number_of(const char *variable, const char *wanted, int index, int star, int otherwise) {
+    const char *entry = getenv(variable);
     while (entry && *entry) {
         char name[64] = "";
         int at = -1, number = 0;
         if (sscanf(entry, "%63[^@=]@%d=%d", name, &at, &number) == 3 ||
             sscanf(entry, "%63[^@=]=%d", name, &number) == 2) {
-            int meant = strcmp(name, call) == 0 || (star && strcmp(name, "*") == 0);
+            int meant = strcmp(name, wanted) == 0 || (star && strcmp(name, "*") == 0);
             if (meant && (at < 0 || at == index)) return number;
         }
         entry = strchr(entry, ',');
         if (entry) entry++;
     }
-    return 0;
+    return otherwise;
 }
+
+/* The error of this call. `star`: it is a question that the GPU itself must answer. */
+static int error_of(const char *call, int index, int star) {
+    int error = number_of("STUB_ERRORS", call, index, star, 0);
+    int most = star && !error ? number_of("STUB_VALUES", "answers", index, 0, -1) : -1;
+    return most >= 0 && answered[index]++ >= most ? GPU_IS_LOST : error;
+}
+
+#ifndef MINIMAL
+static int value_of(const char *name, int index, int otherwise) {
+    return number_of("STUB_VALUES", name, index, 0, otherwise);
+}
+
+/* 1 active, 0 not, -1 nothing is told of it. */
+static int link_state(int index, unsigned int link) {
+    char name[16];
+    snprintf(name, sizeof name, "link%u", link);
+    return value_of(name, index, link != 5);
+}
+#endif
 
 #define ENTER_AS(index, star)                              \
     do {                                                   \
@@ -80,6 +108,7 @@ static int error_of(const char *call, int index, int star) {
 int nvmlInitWithFlags(unsigned int flags) {
     (void)flags;
     ENTER_LIBRARY();
+    memset(answered, 0, sizeof answered);
     return SUCCESS;
 }
 
@@ -150,7 +179,7 @@ int nvmlDeviceGetVbiosVersion(void *device, char *version, unsigned int size) {
 int nvmlDeviceGetTemperature(void *device, unsigned int sensor, unsigned int *celsius) {
     ENTER_GPU(device);
     if (sensor != 0) return INVALID_ARGUMENT;
-    *celsius = 29;
+    *celsius = (unsigned int)value_of("temperature", index_of(device), 29);
     return SUCCESS;
 }
 
@@ -201,6 +230,19 @@ int nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
+    ENTER_GPU(device);
+    *major = 9;
+    *minor = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetVirtualizationMode(void *device, unsigned int *mode) {
+    ENTER_GPU(device);
+    *mode = (unsigned int)value_of("virtualization", index_of(device), 0);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetPersistenceMode(void *device, unsigned int *mode) {
     ENTER_GPU(device);
     *mode = 1;
@@ -225,6 +267,13 @@ int nvmlDeviceGetPowerManagementDefaultLimit(void *device, unsigned int *milliwa
 }
 
 /* More than 32 bits, so that a wrong type shows. */
+int nvmlDeviceGetClockInfo(void *device, unsigned int type, unsigned int *megahertz) {
+    ENTER_GPU(device);
+    if (type != 1) return NOT_SUPPORTED;
+    *megahertz = 1980;
+    return SUCCESS;
+}
+
 int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
     ENTER_GPU(device);
     *reasons = 0x48 | 1ull << 40;
@@ -298,7 +347,8 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *fabric) {
     ENTER_GPU(device);
     unsigned int version = fabric->version >> 24, size = version == 3 ? sizeof *fabric : 36;
     if (version > newest_fabric() || fabric->version != (size | version << 24)) return ARGUMENT_VERSION_MISMATCH;
-    fabric->status = 0, fabric->state = 3, fabric->health = 0x155;
+    fabric->status = 0, fabric->state = (unsigned int)value_of("fabric", index_of(device), 3);
+    fabric->health = (unsigned int)value_of("fabric_health", index_of(device), 0x155);
     if (version == 3) fabric->summary = 1;
     return SUCCESS;
 }
@@ -376,7 +426,9 @@ int nvmlDeviceGetRowRemapperHistogram(void *device, unsigned int *banks) {
 int nvmlDeviceGetNvLinkState(void *device, unsigned int link, unsigned int *active) {
     ENTER_GPU(device);
     if (link >= LINKS) return INVALID_ARGUMENT;
-    *active = link != 5;
+    int state = link_state(index_of(device), link);
+    if (state < 0) return NOT_SUPPORTED;
+    *active = (unsigned int)state;
     return SUCCESS;
 }
 
@@ -408,6 +460,14 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
             v->nvmlReturn = SUCCESS;
             v->valueType = 5;
             v->value.si = -2;
+        } else if (v->fieldId == 138 || v->fieldId == 139 || v->fieldId == 83) {
+            v->nvmlReturn = v->fieldId == 83 || v->scopeId == 0xffffffff ? SUCCESS : NOT_SUPPORTED;
+            v->valueType = 3;
+            v->value.ull = v->fieldId + (1ull << 40);
+        } else if (v->fieldId == 197 || v->fieldId == 198) {
+            v->nvmlReturn = SUCCESS;
+            v->valueType = getenv("STUB_NARROW") ? 1 : 3;
+            v->value.ull = v->fieldId;
         } else if (v->fieldId == 270 || v->fieldId == 271) {
             v->nvmlReturn = SUCCESS;
             v->valueType = 3;
@@ -417,9 +477,10 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
             v->valueType = 3;
             v->value.ull = v->fieldId == 220 ? 0x305 : v->fieldId == 222 ? 0xfff : v->fieldId + (1ull << 40);
         } else if (v->fieldId == 165) {
-            v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
+            int state = link_state(index_of(device), v->scopeId);
+            v->nvmlReturn = v->scopeId >= LINKS ? INVALID_ARGUMENT : state < 0 ? NOT_SUPPORTED : SUCCESS;
             v->valueType = 1;
-            v->value.ui = v->scopeId != 5;
+            v->value.ui = (unsigned int)state;
         } else if (blackwell()) {
             continue;
         } else if (v->fieldId >= 161 && v->fieldId <= 163) {

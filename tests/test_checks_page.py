@@ -10,6 +10,8 @@ import pytest
 
 from healthd.settings import registry
 
+pytestmark = pytest.mark.one_python
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts/checks_page.py"
 CHECKS = registry.built_in()

@@ -13,7 +13,8 @@ from healthd.checks import clock
 from healthd.checks.clock import CLOCK_SOURCE, CLOCK_SOURCES, SLOW, Config, validate
 from healthd.host import Host
 from healthd.machine.system import KernelClock
-from healthd.model import Clears, Finding, Severity
+from healthd.model import Clears, Finding, Observation, Severity
+from healthd.past import Past
 
 RIGHT = KernelClock(True, 0.000012, 0.02)
 NEVER = KernelClock(False, 0.0, 16.0)  # as the kernel starts
@@ -76,6 +77,18 @@ def test_the_longest_usual_poll_of_a_time_server_is_no_finding(tmp_path):
 
 def test_a_clock_that_may_not_be_read_is_unknown(tmp_path):
     assert "not permitted" in until_it_fails(clock, node(tmp_path, PermissionError(1, "Operation not permitted")))[1]
+
+
+@pytest.mark.parametrize(("kept", "found"), [(True, []), (False, ["clock/unsynchronised"])])
+def test_who_may_not_ask_the_kernel_is_told_by_systemd_whether_it_is_kept(tmp_path, kept, found):
+    told = list(clock.run(node(tmp_path, KernelClock(kept, None, None)), Config(), Past({}, 0.0, "")))
+    assert [one.code for one in told if isinstance(one, Finding)] == found
+    assert [(one.name, one.value) for one in told if isinstance(one, Observation)] == [("clock_synchronised", kept)]
+
+
+def test_a_virtual_machine_whose_hypervisor_keeps_the_clock_is_none_where_systemd_tells(tmp_path):
+    write(tmp_path, {CLOCK_SOURCES: "tsc kvm-clock\n"})
+    assert findings(clock, node(tmp_path, KernelClock(False, None, None))) == []
 
 
 @pytest.mark.parametrize("sources", ["tsc kvm-clock acpi_pm", "xen tsc", "hyperv_clocksource_tsc_page acpi_pm"])

@@ -16,8 +16,9 @@ from healthd import past
 from healthd.judge.condition import LONGEST_WISH_SECONDS, acts
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
-from healthd.model import Condition, ConditionState, Mode
-from healthd.say.commands import COMMANDS, CommandRefused
+from healthd.model import Condition, ConditionState, Mode, Resumed, Severity, SlurmMemory
+from healthd.say.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused, answer
+from healthd.slurm import flapping
 
 
 @pytest.fixture
@@ -96,9 +97,69 @@ def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
     assert "gpu_xid/79 0000:61:00.0" in why
 
 
+def test_what_is_refused_is_quoted_in_bounds_and_on_one_line() -> None:
+    def carry_out(*_: object) -> str:
+        raise CommandRefused("there is no condition gpu\n_xid/79; there are: none")
+
+    said = answer(
+        {"command": "ack"},
+        "root (uid 0)",
+        True,
+        status=dict,
+        looks_left=lambda _: [],
+        job_ended=dict,
+        carry_out=carry_out,
+    )
+    assert said == {"error": "ack: there is no condition gpu?_xid/79; there are: none"}
+
+
 def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:
     told(memory, "repaired", code="gpu_xid/79")
     assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+
+
+ONCE = Resumed(NOW - 60, NOW - 50, True)
+TWICE = SlurmMemory(reason="healthd: gpu_xid/79 0000:61:00.0: it fell off", drained_at=NOW, resumed=(ONCE, ONCE))
+
+
+def over(memory: Memory, when: float, **changes: Any) -> None:
+    """Nothing stands; our drain does, since it was not the first one."""
+    gone = dataclasses.replace(STANDING, state=ConditionState.CLEARED, cleared_at=when, cleared_by="pass", **changes)
+    memory.change(conditions=(), cleared=(gone,), slurm=TWICE)
+
+
+@pytest.mark.parametrize("severity", [Severity.CRITICAL, Severity.WARNING])
+def test_a_fault_that_is_over_is_answered_for_where_it_came_and_went_and_holds_the_node(
+    memory: Memory, severity: Severity
+) -> None:
+    """Also where it was no more than a warning in the end: the Reason names it."""
+    over(memory, NOW + 5, severity=severity)
+    said = flapping.why_waits(
+        dataclasses.replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_an_hour=3), NOW + 9
+    )
+    assert 'a person must resume it, or say "healthd repaired gpu_xid/79"' in said
+    assert told(memory, "repaired", code="gpu_xid/79") == "repaired: gpu_xid/79 0000:61:00.0; all checks look now"
+    assert memory.ledger.slurm == dataclasses.replace(TWICE, resumed=())
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+
+
+def test_what_was_over_before_the_drain_or_never_drained_is_not_meant(memory: Memory) -> None:
+    over(memory, NOW - 1)
+    assert refused(memory, "repaired", code="gpu_xid/79").endswith("there are: none")
+    over(memory, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
+    assert refused(memory, "repaired", code="gpu_xid/13").endswith("there are: none")
+    over(memory, NOW + 5)
+    assert refused(memory, "ack", code="gpu_xid/79", seconds=60, why="because").endswith("there are: none")
+
+
+def test_who_repairs_what_only_warned_does_not_answer_for_what_drained(memory: Memory) -> None:
+    warns = dataclasses.replace(STANDING, code="gpu_xid/13", severity=Severity.WARNING)
+    hold(memory, warns, STANDING)
+    memory.change(slurm=TWICE)
+    told(memory, "repaired", code="gpu_xid/13")
+    assert memory.ledger.slurm.resumed == (ONCE, ONCE)
+    told(memory, "repaired", code="gpu_xid/79")
+    assert memory.ledger.slurm.resumed == ()
 
 
 def test_a_pause_is_kept_with_its_reason_and_who_wanted_it(memory: Memory) -> None:
@@ -129,6 +190,15 @@ def test_a_pause_or_an_ack_without_a_reason_is_refused(memory: Memory, command: 
     assert "needs a reason" in refused(memory, command, code="gpu_xid/79", seconds=60, why=why)
 
 
+@pytest.mark.parametrize("command", ["pause", "ack", "repaired"])
+def test_a_reason_is_one_printable_line_of_bounded_length(memory: Memory, command: str) -> None:
+    request: dict[str, Any] = {"code": "gpu_xid/79", "part": "0000:61:00.0", "seconds": 60}
+    assert "at most 500 characters" in refused(memory, command, **request, why="x" * (MAX_WHY + 1))
+    said = told(memory, command, **request, why=f"ticket\n12 \x1b[2J{'x' * (MAX_WHY - 14)}")
+    assert "ticket 12 ?[2J" in said
+    assert said.isprintable()
+
+
 def test_after_a_pause_only_what_is_seen_again_acts(memory: Memory) -> None:
     told(memory, "pause", seconds=1800, why="driver upgrade")
     assert acts(memory.ledger.conditions[0], memory.ledger.trusted_since - NOW)
@@ -151,3 +221,20 @@ def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: 
     with suppress(CommandRefused):
         assert told(memory, command, **request_)
     memory.save()
+
+
+@given(st.sampled_from(sorted(OF_DETECTION)), st.fixed_dictionaries({}, optional=dict.fromkeys(
+    ("seconds", "why"), JSON)))  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_whatever_a_request_on_detection_says_it_is_done_or_refused(
+    tmp_path: Path, command: str, request_: dict[str, Any]
+) -> None:
+    with suppress(CommandRefused):
+        assert OF_DETECTION[command](str(tmp_path), request_, "ann (uid 1000)", NOW)
+
+
+def test_without_a_runtime_directory_nothing_is_paused_and_that_is_told(tmp_path: Path) -> None:
+    wish = {"seconds": 60, "why": "x"}
+    for command in OF_DETECTION:
+        with pytest.raises(CommandRefused, match="No such file or directory"):
+            OF_DETECTION[command](str(tmp_path / "none"), wish, "ann (uid 1000)", NOW)

@@ -69,6 +69,8 @@ WRONG = {
     "WHEN": "WHEN = None",
     "AFTER_EVENTS": "AFTER_EVENTS = (3,)",
     "HOLDS_RESUME": "HOLDS_RESUME = 'no'",
+    "before_resume": "def before_resume(config: Config) -> str: return ''",
+    "after_job": "def after_job() -> None: return None",
     "run": "def run(host: Host, config: Config) -> Iterator[Finding]: yield from ()",
     "validate": "def validate(config: Config) -> bool: return True",
     "overdue": "def overdue(config: str, seconds: float) -> Iterator[Finding]: yield from ()",
@@ -131,3 +133,36 @@ def test_a_check_that_knows_repairs_listens() -> None:
     repairing = [check for check in registry.built_in().values() if check.declares.repairs]
     assert repairing
     assert all(check.listens for check in repairing)
+
+
+def observed(source: str) -> set[str]:
+    """The names of the observations that a check may give, as patterns: what is put into a name stands as `.+`."""
+    found = set()
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.args):
+            continue
+        if call.func.id not in ("Observation", "_reading"):  # _reading(name, ...) of ib_flap.py makes one
+            continue
+        name = call.args[0]
+        if isinstance(name, ast.Constant):
+            found.add(re.escape(str(name.value)))
+        elif isinstance(name, ast.JoinedStr):
+            found.add("".join(re.escape(p.value) if isinstance(p, ast.Constant) else ".+" for p in name.values))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_each_observation_that_a_check_can_give_says_what_its_value_means(name):
+    """And nothing else has a meaning: what one run gives is held to the table by fakes.run_check()."""
+    meanings = CHECKS[name].declares.OBSERVATIONS
+    patterns = observed((ROOT / f"checks/{name}.py").read_text("utf-8"))
+    assert {pattern for pattern in patterns if not any(re.fullmatch(pattern, told) for told in meanings)} == set()
+    assert {told for told in meanings if not any(re.fullmatch(pattern, told) for pattern in patterns)} == set()
+    for told, (text, labels) in meanings.items():
+        assert text.endswith("."), told
+        assert not {"instance", "job"} & set(labels), told
+
+
+def test_no_two_checks_give_an_observation_of_one_name():
+    named = [told for check in CHECKS.values() for told in check.declares.OBSERVATIONS]
+    assert sorted(named) == sorted(set(named))

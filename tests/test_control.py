@@ -40,10 +40,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
         yield start
         for thread in threads:
-            thread.join(10)
+            thread.join(120)
 
 
-def sentence(runtime_dir: str, kind: type[Exception] = NoAnswer, patience: float = 5.0) -> str:
+def sentence(runtime_dir: str, kind: type[Exception] = NoAnswer, patience: float = 60.0) -> str:
     with pytest.raises(kind) as raised:
         ask(runtime_dir, {"command": "status"}, patience)
     return str(raised.value)
@@ -58,7 +58,7 @@ def test_an_answer_is_given_back(serve):
         stream.sendall(b'{"done": ')
         stream.sendall(b'"yes"}\n')
 
-    assert ask(serve(talk), {"command": "x"}) == {"done": "yes"}
+    assert ask(serve(talk), {"command": "x"}, 60.0) == {"done": "yes"}
     assert heard.pop() == b'{"command": "x"}\n'
 
 

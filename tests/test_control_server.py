@@ -9,16 +9,29 @@ import shutil
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from healthd import guard
-from healthd.say.control_server import MAX_CLIENTS, MAX_REQUEST_BYTES, PATIENCE_SECONDS, ControlServer
-
-NOBODY = 65534
+from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
+from healthd.machine.passing import SO_PASSRIGHTS
+from healthd.say import control_server
+from healthd.say.control_server import (
+    MAX_CLIENTS,
+    MAX_OF_ONE_USER,
+    MAX_OF_USERS,
+    MAX_REQUEST_BYTES,
+    PATIENCE_SECONDS,
+    REST_SECONDS,
+    ControlServer,
+)
+from tests.other_user import NOBODY, as_user, crowd, only_root, told_by
 
 
 class Served:
@@ -46,7 +59,7 @@ class Served:
             stream.send(data)
         return stream
 
-    def until(self, reached: Callable[[], bool], seconds: float = 5.0) -> int:
+    def until(self, reached: Callable[[], bool], seconds: float = 120.0) -> int:
         """Serve until it is so; how often that woke the server."""
         end, wakes = time.monotonic() + seconds, 0
         while not reached():
@@ -105,6 +118,19 @@ def test_a_request_that_comes_in_pieces_is_put_together(served: Served) -> None:
     assert served.said_to(stream) == {"done": "yes"}
 
 
+def test_an_open_file_that_is_handed_over_holds_up_nobody(served: Served) -> None:
+    """To close it may take days: where the kernel can refuse it (Linux 6.16 and later), it does."""
+    stream = served.client(b"")
+    try:
+        known = stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
+    except OSError:
+        known = False
+    with pytest.raises(PermissionError) if known else nullcontext():
+        socket.send_fds(stream, [b" "], [0])
+    stream.send(b'{"command": "status"}\n')
+    assert served.said_to(stream) == {"done": "yes"}
+
+
 def test_one_who_ends_without_a_line_feed_is_answered_too(served: Served) -> None:
     stream = served.client(b'{"command": "status"}')
     stream.shutdown(socket.SHUT_WR)
@@ -117,6 +143,20 @@ def test_one_who_ends_without_a_line_feed_is_answered_too(served: Served) -> Non
 def test_garbage_is_refused_in_one_sentence_and_never_reaches_the_daemon(served: Served, line: bytes) -> None:
     assert set(served.said_to(served.client(line + b"\n"))) == {"error"}
     assert served.asked == []
+
+
+def test_who_was_turned_away_and_then_hears_nothing_says_why_he_was(tmp_path: Path) -> None:
+    """And not that nobody answers: that would be said of a daemon that hangs."""
+    with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor(1) as threads:
+        listening.bind(str(tmp_path / "healthd.sock"))
+        listening.listen()
+        said = threads.submit(ask, str(tmp_path), {"command": "status"}, 5.0)
+        stream, _ = listening.accept()
+        with stream:
+            stream.recv(1 << 16)
+            stream.send(control_server.TURNED_AWAY)
+        with pytest.raises(RefusedByDaemon, match="too many connections"):  # of its second try it hears nothing
+            said.result(120)
 
 
 def test_half_a_line_is_let_go_after_a_while(served: Served) -> None:
@@ -199,27 +239,160 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> Non
     assert not os.path.exists(path)
 
 
-def as_user(uid: int, path: str, request: bytes) -> int:
-    """Ask as another user, in a process of its own; what comes back is to be read from this descriptor."""
-    reading, writing = os.pipe()
-    if os.fork():
-        os.close(writing)
-        return reading
-    try:
-        os.setgroups([])
-        os.setgid(uid)
-        os.setuid(uid)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-            stream.settimeout(5)
-            stream.connect(path)
-            stream.sendall(request)
-            while chunk := stream.recv(1 << 16):
-                os.write(writing, chunk)
-    finally:
-        os._exit(0)
+def asked_by_root(served: Served, request: dict[str, Any]) -> dict[str, Any]:
+    """What the real client gets, while the server does its work."""
+    with ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(ask, os.path.dirname(served.path), request, 60.0)
+        served.until(answer.done)
+        return answer.result()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def client_of(uid: int, path: str, patience_seconds: float) -> int:
+    """The real client asks as this user; what it says is to be read from this descriptor."""
+
+    def tell(writing: int) -> None:
+        try:
+            said = str(ask(os.path.dirname(path), {"command": "status"}, patience_seconds))
+        except (NoAnswer, RefusedByDaemon) as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+
+    return told_by(uid, tell)
+
+
+def told_by_the_client(served: Served, uid: int, patience_seconds: float) -> str:
+    said = client_of(uid, served.path, patience_seconds)
+    served.until(lambda: bool(select.select([said], [], [], 0)[0]))
+    words = os.read(said, 4096).decode()
+    os.close(said)
+    return words
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> float:
+    """No crowd's time is over before the test is, however busy the machine."""
+    seconds = 500.0
+    monkeypatch.setattr(control_server, "PATIENCE_SECONDS", seconds)
+    return seconds
+
+
+def users_of(served: Served) -> Counter[int]:
+    return Counter(client.uid for client in served.server._clients)
+
+
+@only_root
+@pytest.mark.parametrize("command", ["status", "pause", "job-ended"])
+def test_eighty_connections_of_nobody_do_not_lock_root_out(patient: float, served: Served, command: str) -> None:
+    with crowd(NOBODY, served.path, 80) as taken:
+        came = 0
+
+        def all_came() -> bool:
+            nonlocal came
+            came += len(os.read(taken, 100)) if select.select([taken], [], [], 0)[0] else 0
+            return came == 80
+
+        served.until(all_came)
+        began = time.monotonic()
+        assert asked_by_root(served, {"command": command}) == {"done": "yes"}
+        assert time.monotonic() - began < patient, "nobody's patience had to run out for that"
+        assert users_of(served) == {NOBODY: MAX_OF_ONE_USER}
+
+
+@only_root
+def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told_so(
+    patient: float, served: Served
+) -> None:
+    with ExitStack() as crowds:
+        for uid in range(2000, 2005):
+            crowds.enter_context(crowd(uid, served.path, MAX_OF_ONE_USER))
+        served.until(lambda: len(served.server._clients) == MAX_OF_USERS)
+        answer = as_user(NOBODY, served.path, b"{}\n")
+        served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
+        assert json.loads(os.read(answer, 4096)) == {
+            "error": "too many connections of this user are open",
+            "again": True,
+        }
+        os.close(answer)
+        streams = [served.client() for _ in range(MAX_CLIENTS - MAX_OF_USERS)]
+        served.until(lambda: len(served.server._clients) == MAX_CLIENTS)
+        assert max((count, uid) for uid, count in users_of(served).items() if uid)[0] == MAX_OF_ONE_USER
+        for stream in streams:
+            stream.close()
+    os.waitpid(-1, 0)
+
+
+@only_root
+def test_who_has_no_place_is_told_why_and_gets_in_when_one_is_free(patient: float, served: Served) -> None:
+    """With the real client, as that user, many times: sometimes it has sent its request when it is turned away."""
+    with crowd(NOBODY, served.path, MAX_OF_ONE_USER):
+        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER)
+        for _ in range(4):
+            said = told_by_the_client(served, NOBODY, patience_seconds=3.0)
+            assert said == "RefusedByDaemon: too many connections of this user are open"
+        waiting = client_of(NOBODY, served.path, patience_seconds=60)
+        served.ahead = patient + 0.1  # the crowd's time is over
+        served.until(lambda: bool(select.select([waiting], [], [], 0)[0]), seconds=60)
+        assert os.read(waiting, 4096) == b"{'done': 'yes'}"
+        os.close(waiting)
+    with suppress(ChildProcessError):  # until there is none
+        while True:
+            os.waitpid(-1, 0)
+
+
+@only_root
+def test_one_user_more_or_less_at_his_limit(patient: float, served: Served) -> None:
+    with crowd(NOBODY, served.path, MAX_OF_ONE_USER - 1):
+        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER - 1)
+        answer = as_user(NOBODY, served.path, b"{}\n")
+        served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
+        assert json.loads(os.read(answer, 4096)) == {"done": "yes"}, "the last place is his"
+        os.close(answer)
+        os.waitpid(-1, 0)
+        with crowd(NOBODY, served.path, 2), crowd(2000, served.path, 1):
+            served.until(lambda: users_of(served) == {NOBODY: MAX_OF_ONE_USER, 2000: 1})
+
+
+@only_root
+def test_who_connects_in_a_loop_does_not_keep_the_daemon_busy(served: Served) -> None:
+    with crowd(NOBODY, served.path, 100_000):
+        served.until(lambda: users_of(served)[NOBODY] == MAX_OF_ONE_USER)
+        end = time.monotonic() + 1.0
+        wakes = served.until(lambda: time.monotonic() > end)
+        assert wakes < 1.0 / REST_SECONDS * (MAX_OF_ONE_USER + 4), "each that has a place may wake it"
+        assert asked_by_root(served, {"command": "status"}) == {"done": "yes"}
+
+
+def test_the_client_waits_for_a_place_in_a_full_queue() -> None:
+    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as directory, ThreadPoolExecutor(1) as threads:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"{directory}/healthd.sock")
+        listener.listen(0)
+        first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        first.connect(f"{directory}/healthd.sock")
+        answer = threads.submit(ask, directory, {"command": "status"}, 60.0)
+        time.sleep(0.2)
+        assert not answer.done(), "the queue is full, and it tries again"
+        for said in (b"", b'{"done": "yes"}\n'):
+            with listener.accept()[0] as stream:
+                stream.sendall(said)
+                stream.shutdown(socket.SHUT_WR)
+                answer.exception(60) if said else None
+        assert answer.result() == {"done": "yes"}
+        first.close()
+        listener.close()
+
+
+def test_the_client_gives_up_on_a_queue_that_stays_full(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "healthd.sock"))
+        listener.listen(0)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
+            first.connect(str(tmp_path / "healthd.sock"))
+            with pytest.raises(NoAnswer, match=r"nothing came from .* within 0.1 s"):
+                ask(str(tmp_path), {"command": "status"}, 0.1)
+
+
+@only_root
 def test_another_user_may_ask_but_is_known_as_one_who_may_not_command(served: Served) -> None:
     answer = as_user(NOBODY, served.path, b'{"command": "pause"}\n')
     served.until(lambda: bool(select.select([answer], [], [], 0)[0]))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import enum
 import json
+import re
+import typing
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from healthd.config import CheckConfig, Loaded, Settings
 from healthd.convert import ConvertError, dump, load, nearest, show
-from healthd.model import CheckResult, Condition, Inventory, KernelEvent, SlurmMemory
-from healthd.past import Series
+from healthd.model import CheckResult, Condition, Entry, Inventory, KernelEvent, SlurmMemory
+from healthd.settings import registry
+from healthd.values import type_hints
 
 
 class Colour(enum.Enum):
@@ -138,7 +142,7 @@ ANY = st.recursive(
     max_leaves=10,
 )
 # Only what JSON can carry and the settings accept: finite numbers.
-CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, SlurmMemory, Series]
+CLASSES = [Everything, CheckResult, Condition, Inventory, KernelEvent, SlurmMemory]
 st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
 
@@ -186,3 +190,35 @@ def test_a_whole_number_that_nothing_can_have_is_refused(number):
 @pytest.mark.parametrize("number", [2**64 - 1, 1 - 2**64])
 def test_the_largest_whole_numbers_are_taken(number):
     assert load(KernelEvent, {"kind": "xid", "pid": number}).pid == number
+
+
+def test_one_is_not_left_out_where_the_default_is_true() -> None:
+    """They are equal to Python; "expected = 1" of a node with one GPU must not become "expected = true"."""
+    for value in (1, 1.0, True):
+        loaded = load(Entry, json.loads(json.dumps(dump(Entry("gpu_count", "expected", value)))))
+        assert (loaded.value, type(loaded.value)) == (value, type(value))
+
+
+def test_what_a_setting_may_be_is_as_typing_reads_it():
+    """values.py evaluates what classes of healthd have in common once."""
+    classes = [Settings, Loaded, CheckResult, Condition, *(check.config for check in registry.built_in().values())]
+    for cls in classes:
+        by_typing = typing.get_type_hints(cls, include_extras=True)
+        assert list(type_hints(cls)) == list(by_typing)
+        assert shown(type_hints(cls)) == shown(by_typing)
+
+
+def shown(kinds):
+    """Without the places in memory of rules, each of which is made where it stands."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(kinds))
+
+
+def test_a_class_of_others_is_read_by_typing():
+    @dataclass(frozen=True, slots=True)
+    class Config(CheckConfig):
+        share: "float | None" = None  # noqa: UP037
+        counts: "dict[str, int]" = field(default_factory=dict)  # noqa: UP037
+
+    assert load(Config, {"share": 0.5, "counts": {"a": 1}, "enforce": False}).counts == {"a": 1}
+    with pytest.raises(ConvertError, match="share: must be a number"):
+        load(Config, {"share": "a"})

@@ -39,7 +39,7 @@ class Devices(Tree):
         super().__init__("/nonexistent")
         self.files = files
 
-    def stat(self, path: str, anywhere: bool = False) -> FileStat:
+    def stat(self, path: str) -> FileStat:
         found = self.files.get(path) or FileNotFoundError(errno.ENOENT, "No such file or directory")
         if isinstance(found, OSError):
             raise found

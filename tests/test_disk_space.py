@@ -105,6 +105,28 @@ def test_ten_percent_is_enough_and_the_message_says_how_much_there_is(node):
     assert finding.message == "3.0 % of / is free: 3.0 of 100.0 GiB"
 
 
+@pytest.mark.parametrize(
+    ("gib", "code"),
+    [(19.999, "disk_space/no_space"), (20, "disk_space/low_space"), (900, "disk_space/low_space")],
+)
+def test_a_large_disk_with_little_of_its_space_left_is_short_of_it_only_below_20_gib(node, gib, code):
+    large = FileSystem(30_000 * GIB, int(gib * GIB), 1_000_000, 900_000)
+    (finding,) = findings(disk_space, node(spaces={"/tmp": large}))
+    assert finding.code == code
+
+
+def test_a_small_disk_is_short_of_space_only_below_5_percent(node):
+    small = FileSystem(40 * GIB, 3 * GIB, 1_000_000, 900_000)
+    assert codes(findings(disk_space, node(spaces={"/tmp": small}))) == ["disk_space/low_space"]
+
+
+def test_how_many_gib_are_few_is_a_setting_and_inodes_know_no_gib(node):
+    large = FileSystem(30_000 * GIB, 900 * GIB, 1_000_000, 40_000)
+    given = findings(disk_space, node(spaces={"/tmp": large}), Config(degraded_gib=1000.0))
+    assert codes(given) == ["disk_space/no_space", "disk_space/no_inodes"]
+    assert codes(findings(disk_space, node(spaces={"/tmp": large}))) == ["disk_space/low_space", "disk_space/no_inodes"]
+
+
 def test_space_and_inodes_are_judged_each(node):
     both = FileSystem(100 * GIB, GIB, 1000, 80)
     assert codes(findings(disk_space, node(spaces={"/": both}))) == ["disk_space/no_space", "disk_space/low_inodes"]
@@ -228,6 +250,8 @@ def test_this_machine_gives_nothing_above_info():
         (Config(degraded_percent=20.0), "must not be above"),
         (Config(warning_percent=101.0), "between 0 and 100"),
         (Config(degraded_percent=-1.0), "between 0 and 100"),
+        (Config(degraded_gib=0.0), "degraded_gib must be above 0, is 0"),
+        (Config(degraded_gib=float("nan")), "degraded_gib must be above 0"),
     ],
 )
 def test_nonsense_is_refused(config, says):
@@ -239,7 +263,8 @@ def test_nonsense_is_refused(config, says):
 def test_every_size_and_share_is_judged(size, share):
     given = list(disk_space._judge("space", "/", int(size * share), size, Config()))
     degraded = [item for item in given if isinstance(item, Finding) and item.severity is Severity.DEGRADED]
-    assert bool(degraded) == (size > 0 and 100.0 * int(size * share) / size < 5)
+    free = int(size * share)
+    assert bool(degraded) == (size > 0 and 100.0 * free / size < 5 and free < 20 * GIB)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

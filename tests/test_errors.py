@@ -7,10 +7,13 @@ import pkgutil
 import re
 from types import ModuleType
 
+import pytest
+
 import healthd
 from healthd import errors
 from healthd.errors import HealthdError
 
+pytestmark = pytest.mark.one_python  # which has all extras: each module is imported
 LINE = re.compile(r"[├└]── (?P<name>\w+)(?: \((?P<other>\w+)\))? +(?P<file>[\w/]+\.py) +\S.*")
 
 

@@ -15,16 +15,11 @@ from story import Story
 from healthd.checks import exec as exec_check
 from healthd.checks.exec import MAX_MESSAGE, Config, _first_line, validate
 from healthd.host import Host
-from healthd.machine.system import FileStat, Tree
+from healthd.machine.program import ENVIRONMENT, Ran
 from healthd.model import Clears, Observation, Severity
 
 HOST = Host()
 
-ABSENT_IS_FINE = {
-    r"/.*/check": "that there is no program is for the run to say, and it does",
-    r"/.*/healthy": "its directory: where it is gone so is the program",
-    r"/proc/self": "then the owner must be root",
-}
 HARMLESS = {(r"says .*|is (empty|cut short|binary)", r"/.*/check"): "exit status 0 is good whatever it prints"}
 
 
@@ -54,7 +49,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def ends(pid: int, seconds: float = 5.0) -> bool:
+def ends(pid: int, seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -121,9 +116,9 @@ def test_a_program_that_is_too_slow_is_killed_with_all_that_it_started(tmp_path)
     pids = tmp_path / "pids"
     script = f"echo $$ >{pids}; sleep 1000 & echo $! >>{pids}; trap '' TERM; wait; sleep 1000"
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"did not end within 0\.8 s"):
-        run_check(exec_check, HOST, sh(script, timeout_seconds=1.0))
-    assert time.monotonic() - began < 5.0
+    with pytest.raises(TimeoutError, match=r"did not end within 9 s"):  # so long it may take to begin
+        run_check(exec_check, HOST, sh(script, timeout_seconds=10.0))
+    assert time.monotonic() - began < 60.0
     assert all(ends(int(pid)) for pid in pids.read_text().split())
 
 
@@ -132,7 +127,7 @@ def test_a_child_left_in_the_background_delays_nothing_and_is_ended(tmp_path):
     began = time.monotonic()
     (finding,) = findings(exec_check, HOST, sh(f"sleep 1000 & echo $! >{pid}; echo done; exit 1"))
     assert finding.message == "done"
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 60.0
     assert ends(int(pid.read_text()))
 
 
@@ -180,18 +175,26 @@ def test_a_program_that_only_its_owner_may_write_is_run(ours, tmp_path):
     assert (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+@pytest.mark.parametrize("mode", [0o757, 0o777])
 def test_a_program_that_others_may_write_is_refused_and_not_run(ours, tmp_path, mode):
     ours.chmod(mode)
-    assert refused(ours) == f"mine: refused: {ours} is writable by others than its owner (mode {mode:o})"
+    assert refused(ours) == f"mine: command: refused: {ours} is writable by anybody (mode {mode:o})"
     assert not (tmp_path / "it-ran").exists()
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o777, 0o1777])
-def test_a_program_in_a_directory_where_others_may_put_another_is_refused(ours, tmp_path, mode):
-    ours.parent.chmod(mode)
-    assert refused(ours) == f"mine: refused: {ours.parent} is writable by others than its owner (mode {mode:o})"
+def test_a_program_in_a_directory_where_others_may_put_another_is_refused(ours, tmp_path):
+    """However far up: it could be moved away, and another put in its place."""
+    for folder in (ours.parent, tmp_path):
+        folder.chmod(0o777)
+        assert refused(ours) == f"mine: command: refused: {folder} is writable by anybody (mode 777)"
+        folder.chmod(0o755)
     assert not (tmp_path / "it-ran").exists()
+
+
+def test_in_a_sticky_directory_nobody_else_can_put_another(ours, tmp_path):
+    ours.parent.chmod(0o1777)
+    run_check(exec_check, HOST, Config(name="mine", command=(str(ours),)))
+    assert (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize("target", ["real/check", "{}/real/check"])
@@ -214,38 +217,29 @@ def test_links_that_go_round_in_a_circle_are_a_failure(tmp_path):
 def test_with_a_tree_for_the_machine_it_is_looked_at_where_it_is_run(ours, tmp_path):
     """healthd check --root DIR runs this machine's program."""
     ours.chmod(0o777)
-    assert "is writable by others" in refused(ours, Host(str(tmp_path / "tree")))
-    assert not (tmp_path / "it-ran").exists()
-
-
-class OwnedBy(Tree):
-    """This machine, but that one file belongs to another."""
-
-    def __init__(self, path: Path, uid: int) -> None:
-        super().__init__("")
-        self.path, self.uid = str(path), uid
-
-    def stat(self, path: str, anywhere: bool = False) -> FileStat:
-        found = super().stat(path, anywhere)
-        return found._replace(uid=self.uid) if path == self.path else found
-
-
-def test_a_program_of_another_user_is_refused(ours, tmp_path):
-    host = Host(system=OwnedBy(ours, 4711))
-    assert refused(ours, host) == f"mine: refused: {ours} belongs to user 4711, it must belong to root"
-    assert f"refused: {ours.parent} belongs to user 4711" in refused(ours, Host(system=OwnedBy(ours.parent, 4711)))
+    assert "is writable by anybody" in refused(ours, Host(str(tmp_path / "tree")))
     assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_a_file_that_was_given_to_another_user_is_refused(ours):
-    os.chown(ours, 4711, -1)
-    assert refused(ours).endswith("belongs to user 4711, it must belong to root")
+@pytest.mark.parametrize("of", ["program", "directory"])
+def test_a_program_of_another_user_is_refused(ours, tmp_path, of):
+    given = ours if of == "program" else ours.parent
+    os.chown(given, 4711, -1)
+    assert refused(ours) == f"mine: command: refused: {given} belongs to user 4711, it must belong to root"
+    assert not (tmp_path / "it-ran").exists()
 
 
-def test_programs_of_root_and_of_healthds_own_user_are_run(ours):
-    for uid in (0, os.geteuid()):
-        run_check(exec_check, Host(system=OwnedBy(ours, uid)), Config(name="mine", command=(str(ours),)))
+def test_a_program_that_is_found_by_its_name_is_not_taken_from_where_others_may_write(tmp_path, monkeypatch):
+    folders = [program(tmp_path / name, f"echo {name}").parent for name in ("first", "second")]
+    monkeypatch.setitem(ENVIRONMENT, "PATH", ":".join(map(str, folders)))
+    assert HOST.run(["check"], 20.0) == Ran(0, "first\n", "")
+    folders[0].chmod(0o777)
+    assert HOST.run(["check"], 20.0) == Ran(0, "second\n", "")
+    folders[1].chmod(0o777)
+    with pytest.raises(PermissionError, match=rf"^refused: {folders[0]} is writable by anybody"):
+        HOST.run(["check"], 20.0)
+    assert HOST.run(["none"], 20.0) is None
 
 
 # --- stories

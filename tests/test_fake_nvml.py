@@ -51,6 +51,27 @@ def gpu(path: str, index: int) -> NvmlGpu:
     return {gpu.index: gpu for gpu in open_fake(path).gpus()}[index]
 
 
+def test_a_gpu_that_is_lost_later_is_unreachable_from_then_on_and_the_others_stay(scenario):
+    nvml = open_fake(scenario('profile = "dgx-h100"\ngpu.3.lost_after = 2\n'))
+    before, fourth = nvml.gpus(), nvml.gpus()[3]
+    assert (len(before), fourth.ecc_mode(), nvml.gone_since) == (8, True, 0)
+    for _ in range(2):
+        with pytest.raises(NvmlError, match="GPU is lost"):
+            fourth.temperature()
+    assert nvml.gpus() == tuple(gpu for gpu in before if gpu is not fourth)
+    (gone,) = nvml.unreachable
+    assert (gone.kind, gone.pci, gone.call) == (NvmlErrorKind.GPU_LOST, fourth.pci, "nvmlDeviceGetTemperature")
+    assert nvml.gone_since == 1
+
+
+def test_any_other_error_makes_no_gpu_unreachable(scenario):
+    text = 'profile = "dgx-h100"\n[gpu.3.errors]\nnvmlDeviceGetEccMode = "Unknown"\n'
+    nvml = open_fake(scenario(text))
+    with pytest.raises(NvmlError):
+        nvml.gpus()[3].ecc_mode()
+    assert (len(nvml.gpus()), nvml.unreachable) == (8, ())
+
+
 # profiles
 
 
@@ -481,12 +502,12 @@ def test_random_failures_lose_no_gpu(scenario):
 
 
 def test_a_call_hangs_and_then_answers(scenario):
-    path = scenario('profile = "dgx-h100"\n[gpu.2]\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 2.0')
+    path = scenario('profile = "dgx-h100"\n[gpu.2]\nhang = "nvmlDeviceGetEccMode"\nhang_seconds = 10.0')
     program = (
         "import time; from healthd.nvidia.fake_nvml import open_fake\n"
         f"one, two = open_fake({path!r}).gpus()[1:3]\n"
         "start = time.monotonic(); one.ecc_mode(); between = time.monotonic(); two.ecc_mode()\n"
-        "print(between - start < 2.0, time.monotonic() - between >= 2.0)\n"
+        "print(between - start < 10.0, time.monotonic() - between >= 10.0)\n"
     )
     assert run(program).stdout == "True True\n"
 

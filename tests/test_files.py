@@ -53,6 +53,34 @@ def test_who_may_read_it_is_as_said_whatever_the_umask(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_a_durable_file_is_written_again_only_where_it_is_another(tmp_path: Path) -> None:
+    path, other = tmp_path / "ledger.json", tmp_path / "other"
+
+    def replaced(text: str) -> bool:
+        before = path.lstat().st_ino if path.exists() else None
+        replace_file(str(path), text, durable=True)
+        assert (path.read_text(), path.lstat().st_mode & 0o777, path.is_symlink()) == (text, 0o600, False)
+        return path.lstat().st_ino != before
+
+    assert replaced("{}")
+    assert not replaced("{}")
+    assert replaced("[]")
+    path.write_text("{}")  # somebody put an older one back
+    assert replaced("[]")
+    path.chmod(0o640)
+    assert replaced("[]")
+    os.link(path, other)
+    assert replaced("[]")
+    path.unlink()
+    path.symlink_to(other)
+    assert replaced("[]")
+    path.unlink()
+    os.mkfifo(path)
+    replace_file(str(path), "[]", durable=True)
+    assert path.read_text() == "[]"
+    assert sorted(os.listdir(tmp_path)) == ["ledger.json", "other"]
+
+
 def test_a_link_that_lies_where_the_new_file_is_made_is_not_followed(tmp_path: Path) -> None:
     path, other = tmp_path / "a.rec", tmp_path / "other"
     other.write_text("of somebody else")

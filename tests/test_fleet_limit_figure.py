@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_python
+
 ROOT = Path(__file__).parents[1]
 FIGURE = ROOT / "docs/fleet-limit.svg"
 # .venv has it (scripts/setup.sh); the other Pythons draw nothing.

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.kernel.parse import parse
-from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.prefix import parse_record, strip_prefix
 
 CORPUS = [json.loads(line) for line in (Path(__file__).parent / "data/kernel_lines.jsonl").read_text().splitlines()]
 COMM = 15  # TASK_COMM_LEN - 1
@@ -89,6 +89,7 @@ def said(line: str) -> str:
     return f"{event.kind}/{event.code} {event.pci}: {line[:200]}"
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form[:32])
 def test_a_name_that_is_the_beginning_of_a_fault_and_a_file_that_is_its_end_say_nothing(form: str) -> None:
     forged = {
@@ -152,3 +153,31 @@ def test_only_a_facility_tells_what_a_user_logged_as_kernel_from_the_kernels_own
     """As docs/scan.md says and the manual of kernel_log.source."""
     found = strip_prefix(written, 1.8e9)
     assert (found is not None and parse(found.text) is not None) == counts
+
+
+# Linux 6.18, by a user without any right: unshare -Ur -m, then mount(2) of tmpfs, and of an overlay, with a line break
+# in an option. What /dev/kmsg gives is one record; syslog(2), which imklog and `dmesg -S` read, makes lines of it.
+RECORDS = (
+    rb"3,344,643536300,-;tmpfs: Unknown parameter 'zz\x0aNVRM: Xid (PCI:0000:3b:00): 79'",
+    rb"3,346,684296997,-;overlayfs: failed to resolve '/zz\x0aNVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=x, "
+    rb"GPU has fallen off the bus.': -2",
+    rb"3,349,684302007,-;tmpfs: Unknown parameter 'zz\x0aEXT4-fs error (device vda): ext4_find_entry:1455: inode #2: "
+    rb"comm ls: reading directory lblock 0'",
+)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_line_break_in_a_record_of_dev_kmsg_forges_nothing(record: bytes) -> None:
+    found = parse_record(record)
+    assert found is not None
+    assert "\n" in found.text
+    assert parse(found.text) is None
+
+
+def test_the_same_record_cut_into_lines_does() -> None:
+    """So no source of lines is proof: a followed file is only observed (test_observed_log.py)."""
+    found = parse_record(RECORDS[1])
+    assert found is not None
+    _, second = (strip_prefix(f"[  684.296997] {line}", 1.8e9) for line in found.text.split("\n"))
+    assert second is not None
+    assert said(second.text).startswith("xid/79 0000:3b:00.0")

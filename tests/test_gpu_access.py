@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pynvml
 import pytest
-from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, until_it_fails
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, scenarios, until_it_fails
 from story import Node, Story
-from trees import gpus, write
+from trees import PCI, gpus, write
 
-from healthd.checks import gpu_access, gpu_count, gpu_ecc, gpu_nvlink, gpu_recovery_action, gpu_row_remap, gpu_xid
+from healthd.checks import (
+    gpu_access,
+    gpu_count,
+    gpu_ecc,
+    gpu_nvlink,
+    gpu_recovery_action,
+    gpu_row_remap,
+    gpu_xid,
+    pcie_hotplug,
+)
 from healthd.checks.gpu_access import Config
 from healthd.host import Host
-from healthd.model import Clears, Finding, KernelEvent, Severity
+from healthd.judge import intake
+from healthd.judge.absorb import absorb_result
+from healthd.judge.condition import acknowledged
+from healthd.judge.endings import known_for_a_while
+from healthd.model import (
+    Ack,
+    CheckResult,
+    Clears,
+    ConditionKey,
+    ConditionState,
+    Finding,
+    KernelEvent,
+    Outcome,
+    Severity,
+)
 from healthd.nvidia.fake_nvml import library
 from healthd.nvml import Nvml, NvmlError
 from healthd.past import Past
@@ -108,6 +132,16 @@ def test_a_driver_that_cannot_be_opened_is_degraded(host, library, code, shared)
     assert finding.shared_cause is shared
 
 
+@pytest.mark.parametrize("state", ["coming", "live"])
+def test_a_driver_that_is_being_loaded_or_lacks_its_device_files_is_no_fault(host, tmp_path, state):
+    (tmp_path / "root/sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "root/sys/module/nvidia/initstate").write_text(f"{state}\n")
+    loading = host('library = "driver_not_loaded"', root=str(tmp_path / "root"))
+    given, error = until_it_fails(gpu_access, loading)
+    assert given == []
+    assert "driver" in error.lower()
+
+
 def test_any_other_error_of_nvmlinit_is_a_failure_and_says_nothing_of_the_gpus(tmp_path):
     from healthd.nvml import Nvml
 
@@ -151,6 +185,115 @@ def test_a_call_that_hangs_warns_first_and_is_degraded_in_the_second_round():
 def test_gpus_that_answer_every_question_with_an_error_never_pass_silently(host, check):
     with pytest.raises(NvmlError):
         run_check(check, host("random_failures = 1.0"))
+
+
+# a reset looks like a lost GPU
+
+
+def with_slurmd(tmp_path, *states: str, driver: str | None = "nvidia", process: str = "slurmd") -> list[Host]:
+    """Hosts with the GPUs in sysfs and in this process, one for each state of the fake NVML."""
+    root = tmp_path / "node"
+    gpus(root, [THIRD])
+    link = root / PCI[1:] / THIRD / "driver"
+    link.unlink()
+    if driver:
+        link.symlink_to(f"../../../../bus/pci/drivers/{driver}")
+    write(root, {"/proc/4242/comm": f"{process}\n", "/proc/self/comm": "slurmd\n", "/proc/uptime": "1 1\n"})
+    return [scenarios(tmp_path)(text, root=str(root)) for text in states]
+
+
+def test_a_lost_gpu_counts_after_a_minute_where_slurmd_may_reset_it(tmp_path):
+    (host,) = with_slurmd(tmp_path, "gpu.3.lost = true")
+    (finding,) = findings(gpu_access, host)
+    assert (finding.code, finding.confirm_seconds) == ("gpu_access/lost", 60.0)
+    (finding,) = findings(gpu_access, host, Config(confirm_seconds=5.0))
+    assert finding.confirm_seconds == 5.0
+
+
+def test_of_a_gpu_without_a_handle_nobody_can_say_more(tmp_path):
+    (host,) = with_slurmd(tmp_path, "gpu.3.unreachable = true")
+    (finding,) = findings(gpu_access, host)
+    assert (finding.subject, finding.confirm_seconds) == ("", 60.0)
+
+
+@pytest.mark.parametrize("process", ["slurmd", "slurmstepd", "bash"])
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", None])
+def test_it_counts_at_once_before_slurmd_has_started_and_without_the_driver(tmp_path, process, driver):
+    (host,) = with_slurmd(tmp_path, "gpu.3.lost = true", process=process, driver=driver)
+    (finding,) = findings(gpu_access, host)
+    assert finding.confirm_seconds == (60.0 if (process, driver) == ("slurmd", "nvidia") else 0.0)
+
+
+def test_it_counts_at_once_where_the_kernel_has_no_such_device(tmp_path):
+    (host,) = with_slurmd(tmp_path, "gpu.4.lost = true")
+    assert [finding.confirm_seconds for finding in findings(gpu_access, host)] == [0.0]
+
+
+def test_story_a_reset_of_an_epilog_that_ends_within_a_minute_drains_nothing(tmp_path):
+    well, lost = with_slurmd(tmp_path, "", "gpu.3.lost = true")
+    story = Story(gpu_access).look(well).look(lost).look(lost, 59 / 60)
+    assert not story.drained, "59 s"
+    story.look(well, 0.1)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_gpu_that_is_lost_for_a_minute_requeues(tmp_path):
+    well, lost = with_slurmd(tmp_path, "", "gpu.3.lost = true")
+    story = Story(gpu_access).look(well).look(lost).look(lost, 1.0)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_access/lost"], True, True)
+
+
+@pytest.mark.parametrize(
+    ("subject", "said", "at_once"),
+    [
+        (THIRD, KernelEvent("xid", "79", THIRD), True),
+        (THIRD, KernelEvent("xid", "79", "0000:1b:00.0"), False),
+        ("", KernelEvent("xid", "79", "0000:1b:00.0"), True),
+        (THIRD, KernelEvent("xid", "79", THIRD, history=True), False),
+        (THIRD, KernelEvent("xid", "31", THIRD), False),
+    ],
+)
+def test_a_lost_gpu_counts_at_once_where_the_kernel_log_says_that_it_is_gone(tmp_path, subject, said, at_once):
+    state = "lost" if subject else "unreachable"
+    (host,) = with_slurmd(tmp_path, f"gpu.3.{state} = true")
+    heard = Story(gpu_xid)
+    event = replace(said, time=NOW, last_time=NOW, boot_id=BOOT)
+    ledger = intake.heard(heard.ledger, [event], [(heard.check, heard.config)], NOW).ledger
+    result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.1, tuple(findings(gpu_access, host)))
+    looked = intake.looked(ledger, result, Config(), NOW)
+    found = looked.by_key()[ConditionKey("gpu_access/lost", subject)]
+    assert found.state is (ConditionState.OPEN if at_once else ConditionState.PENDING)
+
+
+@pytest.mark.parametrize("said", [KernelEvent("xid", "79", THIRD), KernelEvent("pcie_hotplug", "link_down", THIRD)])
+@pytest.mark.parametrize("knows", ["nobody", "resumed", "acked", "acked before"])
+@pytest.mark.parametrize(("minutes", "recent"), [(0.0, True), (9.9, True), (10.0, False), (3 * 24 * 60.0, False)])
+def test_what_the_log_said_before_somebody_knew_of_it_or_long_ago_confirms_no_reset(
+    tmp_path, said, knows, minutes, recent
+):
+    """An operator forgave an Xid 79 days ago: the next epilog that resets this GPU is no new fault."""
+    (host,) = with_slurmd(tmp_path, "gpu.3.lost = true")
+    check = Story(gpu_xid if said.kind == "xid" else pcie_hotplug)
+    when = NOW - minutes * 60
+    event = replace(said, time=when, last_time=when, boot_id=BOOT)
+    ledger = intake.heard(check.ledger, [event], [(check.check, check.config)], when).ledger
+    ((key, heard),) = ledger.by_key().items()
+    conditions = {key: acknowledged(heard, when) if knows == "resumed" else heard}
+    if knows.startswith("acked"):
+        ack = Ack(NOW + 60, "", "", heard.severity, given=when - 1 if knows == "acked before" else when)
+        conditions = known_for_a_while(conditions, *key, ack)
+    (finding,) = findings(gpu_access, host)
+    result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.0, (finding,))
+    found = absorb_result(conditions, result, 2, BOOT, ())[finding.key]
+    at_once = recent and knows in ("nobody", "acked before")
+    assert found.state is (ConditionState.OPEN if at_once else ConditionState.PENDING)
+
+
+def test_story_a_node_that_boots_with_a_lost_gpu_takes_no_job(tmp_path):
+    """healthd is ready, and slurmd starts, only once the drain stands."""
+    (lost,) = with_slurmd(tmp_path, "gpu.3.lost = true", process="systemd")
+    story = Story(gpu_access).look(lost)
+    assert (story.codes, story.drained) == (["gpu_access/lost"], True)
 
 
 # stories

@@ -13,12 +13,14 @@ from story import Story
 
 from healthd.checks import gpu_clocks
 from healthd.checks.gpu_clocks import Config, validate
+from healthd.config import FleetLimits
 from healthd.host import Host
 from healthd.judge.ledger import Ledger
-from healthd.model import Clears, Finding, Severity
+from healthd.model import Clears, Condition, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
+from healthd.slurm.fleet_limit import PartitionCount, has_room, held, is_own_hardware, must_wait
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 SLOWDOWN, THERMAL, BRAKE = 0x8, 0x48, 0x88
@@ -145,6 +147,7 @@ def test_a_gpu_that_is_always_slow_is_degraded_within_a_quarter_of_an_hour_howev
         assert story.now - story.conditions["gpu_clocks/slowed_briefly", PCI].first_seen <= 15 * 60
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("minutes", [1.0, 2.0, 4.0, 5.0, 7.0, 10.0])
 @pytest.mark.parametrize("counted", [True, False])
 def test_a_gpu_that_is_slow_half_of_the_time_never_drains_however_often_one_looks(story, minutes, counted):
@@ -230,8 +233,34 @@ def hot(story: Life) -> Life:
     return story.sees(THERMAL, 0.0).sees(THERMAL, 300.0).sees(THERMAL, 300.0)
 
 
-def test_a_hot_gpu_drains_without_a_requeue_and_only_six_clean_hours_after_a_repair_end_it(story):
-    hot(story)
+def braked(story: Life) -> Life:
+    return story.sees(BRAKE).sees(BRAKE).sees(BRAKE)
+
+
+def weak(story: Life) -> Life:
+    return story.sees(SLOWDOWN).sees(SLOWDOWN).sees(SLOWDOWN)
+
+
+@pytest.mark.parametrize("event", [hot, braked])
+def test_a_node_that_a_power_event_or_heat_drained_comes_back_by_itself_each_time(story, event):
+    """Nobody reboots a rack of nodes, or says "repaired" on each of them."""
+    for _ in range(3):
+        event(story)
+        assert (story.drained, story.requeued) == (True, False)
+        story.well(hours=1 / 12)
+        assert story.drained, "its ten minutes are not over"
+        story.well(hours=0.5)
+        assert not story.drained
+
+
+def test_a_brake_that_holds_keeps_the_node_drained_while_it_is_idle(story):
+    braked(story)
+    for _ in range(100):
+        assert story.sees(BRAKE).drained
+
+
+def test_a_slowdown_without_a_reason_ends_only_with_six_clean_hours_after_a_repair(story):
+    weak(story)
     assert (story.drained, story.requeued) == (True, False)
     story.well(hours=24)  # no load, no heat: that is no proof
     assert story.drained
@@ -242,11 +271,43 @@ def test_a_hot_gpu_drains_without_a_requeue_and_only_six_clean_hours_after_a_rep
     assert (story.drained, story.codes) == (False, [])
 
 
-def test_the_second_time_within_a_day_it_waits_for_an_engineer(story):
-    hot(story).reboot()
+def slowed(story: Life) -> Condition:
+    return story.conditions["gpu_clocks/slowed", PCI]
+
+
+@pytest.mark.parametrize(("bits", "shared"), [(THERMAL, True), (BRAKE, True), (SLOWDOWN, False)])
+def test_heat_and_the_power_brake_may_be_shared_with_other_nodes_and_a_slowdown_without_a_reason_is_its_own(
+    story, bits, shared
+):
+    for _ in range(3):
+        story.sees(bits)
+    assert (slowed(story).severity, slowed(story).shared_cause) == (Severity.DEGRADED, shared)
+    assert is_own_hardware([slowed(story)]) is not shared
+
+
+def test_a_brake_that_went_and_left_a_slowdown_without_a_reason_is_the_gpus_own(story):
+    for _ in range(3):
+        story.sees(BRAKE)
+    assert slowed(story).shared_cause
+    assert not slowed(story.sees(SLOWDOWN)).shared_cause
+
+
+def test_one_power_event_on_many_nodes_holds_back_those_beyond_the_limit(story):
+    """288 nodes of one partition, on all of which a GPU is braked: 28 may be drained, the others wait."""
+    for _ in range(3):
+        story.sees(BRAKE)
+    limits, own = FleetLimits(), is_own_hardware([slowed(story)])
+    drained = [has_room(PartitionCount("gpu", 288, others), limits, own) for others in range(40)]
+    assert drained == [True] * 28 + [False] * 12
+    hold = held(None, PartitionCount("gpu", 288, 28), limits, own, "n1", story.now)
+    assert must_wait(hold, own, story.now)
+
+
+def test_a_slowdown_without_a_reason_waits_the_second_time_within_a_day_for_an_engineer(story):
+    weak(story).reboot()
     story.well(hours=7)
     assert not story.drained
-    hot(story)
+    weak(story)
     assert (story.drained, story.requeued) == (True, False)
     assert story.conditions["gpu_clocks/slowed", PCI].clears is Clears.OPERATOR
     story.reboot()
@@ -258,9 +319,9 @@ def test_the_second_time_within_a_day_it_waits_for_an_engineer(story):
 
 
 def test_the_second_time_after_more_than_a_day_it_is_as_the_first(story):
-    hot(story).reboot()
+    weak(story).reboot()
     story.well(hours=7 + 25)
-    hot(story)
+    weak(story)
     assert story.conditions["gpu_clocks/slowed", PCI].clears is Clears.WINDOW
 
 

@@ -9,7 +9,7 @@ from fakes import codes, findings, scenarios, until_it_fails
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
-from trees import PCI, gpus, pci_device
+from trees import PCI, gpus, pci_device, write
 
 from healthd.checks import gpu_count
 from healthd.checks.gpu_count import Config
@@ -137,11 +137,6 @@ def test_mig_changes_nothing_about_how_many_gpus_there_are(host):
     assert findings(gpu_count, host("gpu.0.mig = true"), Config(expected=8)) == []
 
 
-def test_a_negative_expectation_is_refused():
-    assert "must not be negative" in (gpu_count.validate(Config(expected=-1)) or "")
-    assert gpu_count.validate(Config()) is None
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(["vendor", "class", "revision", "current_link_width"]), text=st.binary(max_size=40))
 def test_whatever_sysfs_says_of_another_gpu_the_missing_one_is_found_or_the_run_fails(host, tmp_path, name, text):
@@ -159,6 +154,68 @@ def test_a_gpu_that_cannot_be_read_hides_no_other(host, tmp_path):
     found, error = until_it_fails(gpu_count, node)
     assert [item.subject for item in found if isinstance(item, Finding)] == [H100[4]]
     assert error == f"{PCI}/{H100[0]}/revision: not a revision as 0xa1: 'garbage'"
+
+
+SLURMD = {"/proc/4242/comm": "slurmd\n"}
+
+
+def confirms(found: list[Finding]) -> dict[str, float]:
+    return {finding.code: finding.confirm_seconds for finding in found}
+
+
+def test_a_missing_gpu_counts_after_a_minute_where_slurmd_may_reset_it_and_the_number_says_no_more(host, tmp_path):
+    node = host("gpu.3.gone = true")
+    config = Config(expected=8)
+    assert confirms(findings(gpu_count, node, config)) == {
+        "gpu_count/missing": 0.0,
+        "gpu_count/fewer_than_expected": 0.0,
+    }, "slurmd has not started"
+    write(tmp_path, SLURMD)
+    assert confirms(findings(gpu_count, node, config)) == {
+        "gpu_count/missing": 60.0,
+        "gpu_count/fewer_than_expected": 60.0,
+    }
+
+
+@pytest.mark.parametrize("state", ["lost", "unreachable", "requires_reset"])
+def test_the_number_of_gpus_counts_no_sooner_than_the_gpu_that_is_missed(host, tmp_path, state):
+    write(tmp_path, SLURMD)
+    found = confirms(findings(gpu_count, host(f"gpu.3.{state} = true"), Config(expected=8, confirm_seconds=30.0)))
+    assert found["gpu_count/fewer_than_expected"] == 30.0
+
+
+def test_a_gpu_that_no_reset_can_bring_back_counts_at_once(host, tmp_path):
+    write(tmp_path, SLURMD)
+    node = host("gpu.3.gone = true")
+    assert confirms(findings(gpu_count, node, Config(expected=9)))["gpu_count/fewer_than_expected"] == 0.0
+    (tmp_path / PCI[1:] / H100[3] / "driver").unlink()
+    assert confirms(findings(gpu_count, node, Config(expected=8))) == {
+        "gpu_count/missing": 0.0,
+        "gpu_count/fewer_than_expected": 0.0,
+    }
+
+
+def test_a_gpu_that_reads_all_ones_counts_after_a_minute_where_slurmd_may_reset_it(host, tmp_path):
+    node = host()
+    write(tmp_path, {f"{PCI}/{H100[3]}/current_link_width": "63\n"})
+    assert confirms(findings(gpu_count, node)) == {"gpu_count/dead": 0.0}, "slurmd has not started"
+    write(tmp_path, SLURMD)
+    assert confirms(findings(gpu_count, node)) == {"gpu_count/dead": 60.0}
+    (finding,) = findings(gpu_count, node)
+    assert "gpu_xid/79" in finding.confirmed_by
+
+
+def test_story_a_reset_of_all_gpus_drains_nothing_and_a_minute_more_does(host, tmp_path):
+    write(tmp_path, SLURMD)
+    well, reset = host(), host("".join(f"[gpu.{n}]\ngone = true\n" for n in range(8)))
+    story = Story(gpu_count, Config(expected=8)).look(well).look(reset).look(reset, 0.9).look(well, 0.1)
+    assert (story.codes, story.drained) == ([], False)
+    story.look(reset).look(reset, 1.0)
+    assert (story.drained, story.requeued, set(story.codes)) == (
+        True,
+        True,
+        {"gpu_count/missing", "gpu_count/fewer_than_expected"},
+    )
 
 
 def test_story_a_gpu_that_nvml_lost_requeues_and_waits_for_a_reboot(host):

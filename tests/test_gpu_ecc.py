@@ -9,9 +9,10 @@ from trees import write
 
 from healthd.checks import gpu_ecc
 from healthd.checks.gpu_ecc import Config
-from healthd.model import Clears, Finding, Repair, Severity
+from healthd.model import Clears, Finding, Gpu, Repair, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
+from healthd.slurm.victims import OnGpus, is_hit, reach
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 healthy = healthy_gpus(Config())
@@ -24,12 +25,118 @@ def test_a_healthy_machine_gives_its_counters_and_no_finding(host, profile):
     assert [item for item in given if isinstance(item, Finding)] == []
 
 
+# Compute capabilities: developer.nvidia.com/cuda-gpus
+CONTAIN = {"A100, A30": (8, 0), "H100, H200": (9, 0), "B200": (10, 0)}
+REMAP = {"A10, A40": (8, 6), "L4, L40": (8, 9)}
+RETIRE = {"V100": (7, 0), "T4": (7, 5)}
+OTHERS = {"RTX PRO 6000 Blackwell": (12, 0), "one of tomorrow": (99, 0)}
+DO_NOT_CONTAIN = {**REMAP, **RETIRE, **OTHERS}
+
+
+SHOULD = "which this GPU should have contained (see Xid 94 or 95)"
+
+
+def part(capability: tuple[int, int], text: str = "") -> str:
+    return f"[gpu.3]\ncompute_capability = {list(capability)}\n{text}\n"
+
+
+def of_two(host, capability, before: str, after: str, **kw) -> list[Finding]:
+    """What the second of two rounds finds."""
+    given = rounds(gpu_ecc, [host(part(capability, text), **kw) for text in (before, after)])
+    return [item for item in given if isinstance(item, Finding) and item.code != "gpu_ecc/aggregate"]
+
+
 @pytest.mark.parametrize("where", ["sram", "dram"])
-def test_an_uncorrected_error_is_critical_until_a_gpu_reset(host, where):
-    (finding,) = findings(gpu_ecc, host(f"gpu.3.ecc_volatile_uncorrected_{where} = 2"))
+@pytest.mark.parametrize("capability", [*CONTAIN.values(), *DO_NOT_CONTAIN.values()])
+def test_an_uncorrected_error_that_is_there_at_first_sight_is_degraded_on_every_part(host, where, capability):
+    """Whose data it was, nobody knows."""
+    (finding,) = findings(gpu_ecc, host(part(capability, f"ecc_volatile_uncorrected_{where} = 2")))
     assert (finding.code, finding.subject) == ("gpu_ecc/uncorrected", PCI)
-    assert (finding.severity, finding.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
+    assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.GPU_RESET)
     assert finding.evidence == f"uncorrected: {where} 2"
+    assert finding.message == f"uncorrected ECC errors since the driver was loaded: {where} 2"
+
+
+@pytest.mark.parametrize("where", ["sram", "dram"])
+@pytest.mark.parametrize("capability", DO_NOT_CONTAIN.values(), ids=DO_NOT_CONTAIN)
+def test_new_errors_are_critical_where_the_part_does_not_contain_them(host, capability, where):
+    counts = [f"ecc_volatile_uncorrected_{where} = {count}" for count in (2, 5)]
+    (finding,) = of_two(host, capability, *counts)
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_ecc/uncorrected", PCI, Severity.CRITICAL)
+    assert finding.message == f"3 new uncorrected ECC errors; since the driver was loaded: {where} 5"
+    (finding,) = of_two(host, capability, *counts[:1] * 2)
+    assert finding.severity is Severity.DEGRADED, "it did not grow"
+
+
+@pytest.mark.parametrize("capability", CONTAIN.values(), ids=CONTAIN)
+def test_new_errors_drain_only_where_the_part_contains_them_and_the_driver_asks_for_no_reset(host, capability):
+    grown = "ecc_volatile_uncorrected_dram = 1"
+    for action in (0, 3, 4, 5):  # nothing, or what can wait until the jobs have ended
+        (finding,) = of_two(host, capability, "", f"{grown}\nrecovery_action = {action}")
+        assert (finding.subject, finding.severity) == (PCI, Severity.DEGRADED)
+        assert f"1 new uncorrected ECC errors, {SHOULD}; since" in finding.message
+    (finding,) = of_two(host, capability, "", f"{grown}\nunsupported_fields = [230]")  # drivers before 570
+    assert (finding.severity, SHOULD in finding.message) == (Severity.DEGRADED, True), "nobody says that it was so"
+    for action in (1, 2, 6, 7):
+        (finding,) = of_two(host, capability, "", f"{grown}\nrecovery_action = {action}")
+        assert (finding.severity, "contained" in finding.message) == (Severity.CRITICAL, False)
+
+
+def test_a_part_that_does_not_say_what_it_is_contains_nothing(host):
+    text = 'unsupported = ["nvmlDeviceGetCudaComputeCapability"]\n'
+    (finding,) = of_two(host, (9, 0), text, f"{text}ecc_volatile_uncorrected_dram = 1")
+    assert finding.severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize(
+    ("capability", "severity"), [((8, 0), Severity.DEGRADED), ((9, 0), Severity.DEGRADED), ((12, 0), Severity.CRITICAL)]
+)
+def test_with_mig_the_growth_for_life_is_judged_by_the_part_as_well(host, capability, severity):
+    """A contained error ends a process of one MIG device, and the jobs on the others go on."""
+    (finding,) = of_two(host, capability, "mig = true", "mig = true\necc_aggregate_uncorrected_dram = 1")
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_ecc/uncorrected", PCI, severity)
+    more = "mig = true\necc_aggregate_uncorrected_dram = 1\nrecovery_action = 1"
+    assert of_two(host, capability, "mig = true", more)[0].severity is Severity.CRITICAL
+
+
+def test_errors_of_the_driver_before_are_no_growth_and_those_since_a_reset_are(host):
+    text = "ecc_volatile_uncorrected_dram = {}".format
+    assert of_two(host, (7, 0), text(5), text(1))[0].severity is Severity.CRITICAL
+    story = Story(gpu_ecc).look(host(part((7, 0)))).reboot().look(host(part((7, 0), text(1))))
+    assert (story.drained, story.requeued) == (True, False), "the first look of this boot"
+
+
+@pytest.mark.parametrize("mig", [False, True])
+@pytest.mark.parametrize(
+    ("minutes", "config", "requeued"),
+    [
+        (5, Config(), True),
+        (15, Config(), True),
+        (15.1, Config(), False),
+        (24 * 60, Config(), False),
+        (15.1, Config(growth_seconds=1800.0), True),
+    ],
+)
+def test_story_errors_that_came_while_nobody_looked_for_long_requeue_nobody(host, minutes, config, requeued, mig):
+    """Jobs that run now may have begun long after the error."""
+    mode = "mig = true\n" if mig else ""
+    grown = f"ecc_{'aggregate' if mig else 'volatile'}_uncorrected_dram = 1"
+    capability = (12, 0) if mig else (7, 0)
+    well, bad = host(part(capability, mode)), host(part(capability, f"{mode}{grown}"))
+    story = Story(gpu_ecc, config).looks(well, 2).look(bad, minutes)
+    assert (story.drained, story.requeued) == (True, requeued)
+    assert story.look(bad).requeued is requeued, "it grew no more"
+
+
+def test_what_grows_after_a_long_time_without_a_look_is_new_again(host):
+    well, one, two = (host(part((7, 0), f"ecc_volatile_uncorrected_dram = {n}")) for n in range(3))
+    story = Story(gpu_ecc).look(well).look(one, 600)
+    assert not story.requeued
+    (finding,) = story.look(two).result.findings
+    assert (finding.severity, finding.message.partition(";")[0]) == (
+        Severity.CRITICAL,
+        "1 new uncorrected ECC errors",
+    )
 
 
 def test_more_uncorrected_errors_are_other_evidence(host):
@@ -136,7 +243,7 @@ def test_with_mig_old_errors_are_no_fault_and_new_ones_are(host):
     assert codes([item for item in rounds(gpu_ecc, [old, old]) if isinstance(item, Finding)]) == ["gpu_ecc/aggregate"]
     found = [item for item in rounds(gpu_ecc, [old, new]) if isinstance(item, Finding)]
     assert codes(found) == ["gpu_ecc/uncorrected", "gpu_ecc/aggregate"]
-    assert found[0].message == "1 new uncorrected ECC errors (5 in the life of this GPU)"
+    assert found[0].message == f"1 new uncorrected ECC errors, {SHOULD} (5 in the life of this GPU)"
 
 
 def test_with_mig_counters_that_do_not_answer_are_unknown_too(host):
@@ -145,10 +252,12 @@ def test_with_mig_counters_that_do_not_answer_are_unknown_too(host):
 
 
 @pytest.mark.parametrize("way", ["reboot", "repaired"])
-def test_story_with_mig_a_new_error_requeues_until_a_reboot_or_a_word(host, way):
-    old, new = (host(f"[gpu.3]\nmig = true\necc_aggregate_uncorrected_sram = {n}") for n in (0, 1))
+@pytest.mark.parametrize(("capability", "requeued"), [((9, 0), False), ((12, 0), True)])
+def test_story_with_mig_a_new_error_drains_until_a_reboot_or_a_word(host, way, capability, requeued):
+    old, new = (host(part(capability, f"mig = true\necc_aggregate_uncorrected_sram = {n}")) for n in (0, 1))
     story = Story(gpu_ecc).look(old).look(new)
-    assert (story.codes, story.drained, story.requeued) == (["gpu_ecc/aggregate", "gpu_ecc/uncorrected"], True, True)
+    assert story.codes == ["gpu_ecc/aggregate", "gpu_ecc/uncorrected"]
+    assert (story.drained, story.requeued) == (True, requeued)
     story.looks(new, 300)
     assert story.drained
     story.reboot() if way == "reboot" else story.repaired("gpu_ecc/uncorrected", PCI)
@@ -212,16 +321,41 @@ def test_a_gpu_that_fails_hides_no_other(host):
 # stories
 
 
-def test_an_uncorrected_error_drains_and_requeues_until_the_gpu_is_reset(host):
-    bad = host("gpu.3.ecc_volatile_uncorrected_dram = 2")
+@pytest.mark.parametrize(("capability", "requeued"), [((9, 0), False), ((8, 6), True), ((7, 0), True)])
+def test_an_uncorrected_error_drains_until_the_gpu_is_reset_and_requeues_where_nothing_contained_it(
+    host, capability, requeued
+):
+    bad = host(part(capability, "ecc_volatile_uncorrected_dram = 2"))
     story = Story(gpu_ecc).look(host()).look(bad)
-    assert story.drained
-    assert story.requeued
+    assert (story.drained, story.requeued) == (True, requeued)
+    (condition,) = (c for c in story.conditions.values() if c.code == "gpu_ecc/uncorrected")
     story.looks(bad, 300)  # the load is gone, and a day goes by
     assert story.drained, "nobody has reset it"
+    after = story.conditions[condition.key]
+    assert after.severity is condition.severity, "the count stands, and is no less bad"
     story.looks(host(), 2)
     assert story.codes == []
     assert not story.drained
+
+
+def test_a_count_that_stood_and_then_grew_requeues_from_then_on(host):
+    stood, grown = (host(part((8, 9), f"ecc_volatile_uncorrected_dram = {count}")) for count in (1, 2))
+    story = Story(gpu_ecc).looks(stood, 20)
+    assert (story.drained, story.requeued) == (True, False)
+    story.look(grown)
+    assert (story.drained, story.requeued) == (True, True)
+    (condition,) = (c for c in story.conditions.values() if c.code == "gpu_ecc/uncorrected")
+    assert condition.critical_at >= story.now, "jobs that started before that are its victims"
+
+
+def test_new_errors_hit_the_jobs_on_that_gpu_and_no_others(host):
+    story = Story(gpu_ecc).look(host(part((7, 0)))).look(host(part((7, 0), "ecc_volatile_uncorrected_dram = 1")))
+    (condition,) = story.conditions.values()
+    gpus = [Gpu(pci, index) for index, pci in enumerate(fake_pci_gpus("dgx-h100"))]
+    whom = reach(condition, gpus, ())
+    hit = [is_hit(whom, OnGpus(True, frozenset({gpu.pci}), all_seen=True)) for gpu in gpus]
+    assert (condition.severity, hit) == (Severity.CRITICAL, [index == 3 for index in range(8)])
+    assert not is_hit(whom, OnGpus(False, frozenset(), all_seen=True)), "nor a job without a GPU"
 
 
 def test_a_reboot_is_a_reset_too(host):

@@ -9,10 +9,10 @@ from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, refusal, r
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
-from trees import FakeSystem
+from trees import FakeSystem, pci_device, write
 
 from healthd.checks import gpu_fabric
-from healthd.checks.gpu_fabric import ASK, Config, problems
+from healthd.checks.gpu_fabric import ASK, MANAGER_SETTINGS, Config, problems
 from healthd.host import Host
 from healthd.machine.program import Ran
 from healthd.model import Clears, Finding, Severity
@@ -66,6 +66,36 @@ def test_an_a100_a_pcie_card_and_what_says_not_supported_give_nothing(host):
     assert run_check(gpu_fabric, host(text)) == []
 
 
+NO_FABRIC_CALLS = 'unsupported = ["nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"]'
+
+
+@pytest.mark.parametrize("how", ["fabric_state = 0", NO_FABRIC_CALLS])
+def test_one_gpu_without_a_fabric_beside_seven_that_have_joined_is_degraded(host, how):
+    (finding,) = findings(gpu_fabric, host(f"[gpu.3]\n{how}"))
+    assert (finding.code, finding.subject) == ("gpu_fabric/left_out", PCI)
+    assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
+    assert finding.message == "the GPU says that it has no NVLink fabric, 7 of its kind have joined theirs"
+
+
+def test_a_gpu_of_another_model_or_with_mig_needs_no_fabric(host):
+    assert findings(gpu_fabric, host('[gpu.3]\nname = "NVIDIA T1000"\nfabric_state = 0')) == []
+    assert findings(gpu_fabric, host("[gpu.3]\nmig = true\nfabric_state = 0")) == []
+
+
+def test_while_none_has_joined_nobody_is_left_out(host):
+    text = "".join(f"[gpu.{n}]\nfabric_state = {0 if n == 3 else 2}\n" for n in range(8))
+    assert set(codes(findings(gpu_fabric, host(text)))) == {"gpu_fabric/not_joined"}
+
+
+def test_story_a_gpu_that_is_left_out_drains_without_requeue_until_it_has_joined(host):
+    story = Story(gpu_fabric).look(host()).look(host("gpu.3.fabric_state = 0"), 0.5)
+    assert not story.drained, "as while it is reset"
+    story.look(host("gpu.3.fabric_state = 0"))
+    assert (story.codes, story.drained, story.requeued) == (["gpu_fabric/left_out"], True, False)
+    story.looks(host(), 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
 def test_a_machine_without_gpus_gives_nothing(tmp_path):
     assert run_check(gpu_fabric, Host(str(tmp_path))) == []
 
@@ -111,20 +141,29 @@ def test_a_driver_that_tells_no_health_is_judged_by_its_state_alone(host):
 
 
 @pytest.mark.parametrize(
-    ("shift", "words"),
+    ("shift", "code", "words"),
     [
-        (0, "bandwidth is degraded"),
-        (2, "routes are being recovered"),
-        (4, "routes are unhealthy"),
-        (6, "an access time-out is being recovered"),
+        (0, "gpu_fabric/degraded", "bandwidth is degraded"),
+        (2, "gpu_fabric/degraded", "routes are being recovered"),
+        (4, "gpu_fabric/unhealthy", "routes are unhealthy"),
+        (6, "gpu_fabric/unhealthy", "an access time-out is being recovered"),
     ],
 )
-def test_of_the_first_four_1_says_that_something_is_wrong(host, shift, words):
+def test_of_the_first_four_1_says_that_something_is_wrong(host, shift, code, words):
     assert findings(gpu_fabric, host(health(2 << shift))) == []
-    (finding,) = findings(gpu_fabric, host(health(1 << shift)))
-    assert (finding.code, finding.severity, finding.subject) == ("gpu_fabric/unhealthy", Severity.CRITICAL, PCI)
-    assert finding.message == f"the GPU is not well in the NVLink fabric: {words}"
-    assert not finding.shared_cause
+    severity = Severity.CRITICAL if code == "gpu_fabric/unhealthy" else Severity.DEGRADED
+    for summary in (0, 2):  # "unhealthy" says no more than the mask
+        (finding,) = findings(gpu_fabric, host(health(1 << shift, summary)))
+        assert (finding.code, finding.severity, finding.subject) == (code, severity, PCI)
+        assert finding.message == f"the GPU is not well in the NVLink fabric: {words}"
+        assert (finding.shared_cause, finding.confirm_seconds) == (False, 60.0)
+
+
+def test_what_slows_beside_what_fails_is_as_bad_as_what_fails(host):
+    (finding,) = findings(gpu_fabric, host(health(0b01_01_01, 3)))
+    assert (finding.code, finding.severity) == ("gpu_fabric/unhealthy", Severity.CRITICAL)
+    (finding,) = findings(gpu_fabric, host("[gpu.3]\nfabric_status = 999\nfabric_summary = 3"))
+    assert finding.severity is Severity.CRITICAL
 
 
 @pytest.mark.parametrize(
@@ -147,10 +186,13 @@ def test_a_gb200_that_is_well_says_so_in_every_field():
     assert len(problems(0b10_10_0100_01_01_01_01)) == 7
 
 
-@pytest.mark.parametrize(("summary", "words"), [(2, "unhealthy"), (3, "limited capacity")])
-def test_a_bad_summary_is_critical_without_any_reason(host, summary, words):
+@pytest.mark.parametrize(
+    ("summary", "words", "code"),
+    [(2, "unhealthy", "gpu_fabric/unhealthy"), (3, "limited capacity", "gpu_fabric/degraded")],
+)
+def test_a_bad_summary_counts_without_any_reason_and_limited_capacity_is_no_failure(host, summary, words, code):
     (finding,) = findings(gpu_fabric, host(health(0, summary)))
-    assert finding.message == f"the GPU is not well in the NVLink fabric: {words}"
+    assert (finding.code, finding.message) == (code, f"the GPU is not well in the NVLink fabric: {words}")
 
 
 @pytest.mark.parametrize(("mask", "summary"), [(3, 0), (3 << 12, 1), (2**32 - 1, 2), (0, 4), (0, 255)])
@@ -173,6 +215,59 @@ def test_an_error_is_a_failure_and_hides_no_other_gpu(host):
     with pytest.raises(NvmlError):
         seen.extend(run_once(host(text)))
     assert codes([item for item in seen if isinstance(item, Finding)]) == ["gpu_fabric/not_joined"]
+
+
+# --- no fault
+
+
+def test_a_joining_that_is_complete_and_not_supported_is_no_fault(host):
+    assert findings(gpu_fabric, host("[gpu.3]\nfabric_status = 3\nfabric_summary = 2")) == []
+    assert codes(findings(gpu_fabric, host("gpu.3.fabric_status = 4"))) == ["gpu_fabric/unhealthy"]
+
+
+BAD = ["fabric_state = 1", "fabric_state = 2", "fabric_health = 16", "fabric_health = 1", "fabric_summary = 2"]
+
+
+@pytest.mark.parametrize("bad", [*BAD, "fabric_status = 999", "fabric_state = 0"])
+@pytest.mark.parametrize("why", ["mig = true", "virtualization = 3", "virtualization = 4"])
+def test_a_gpu_with_mig_and_one_of_a_vgpu_host_need_no_fabric(host, bad, why):
+    assert findings(gpu_fabric, host(f"[gpu.3]\n{bad}\n{why}", systemd=OSError("must not be asked"))) == []
+    assert len(findings(gpu_fabric, host(f"[gpu.3]\n{bad}"))) == 1
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_on_a_host_that_shares_its_nvswitches_out_a_gpu_in_progress_waits_for_its_partition(host, tmp_path, mode):
+    write(tmp_path / "plain", {MANAGER_SETTINGS: f"# FABRIC_MODE=1\nLOG_LEVEL=4\nFABRIC_MODE={mode}\n"})
+    assert codes(findings(gpu_fabric, host(WAITING))) == (["gpu_fabric/not_joined"] if mode == 0 else [])
+    assert codes(findings(gpu_fabric, host("gpu.3.fabric_state = 1"))) == ["gpu_fabric/not_joined"]
+    assert codes(findings(gpu_fabric, host(health(16)))) == ["gpu_fabric/unhealthy"]
+
+
+def test_a_fabric_manager_is_no_cause_of_what_waits_for_its_partition(host, tmp_path):
+    write(tmp_path / "booted", {MANAGER_SETTINGS: "FABRIC_MODE=1"})
+    assert findings(gpu_fabric, host(WAITING, systemd=OSError("must not be asked"))) == []
+
+
+def test_in_a_virtual_machine_without_nvswitches_a_gpu_in_progress_waits_for_its_host_and_never_drains(host):
+    guest = host(WAITING + "virtualization = 1\n", systemd=OSError("must not be asked"))
+    (finding,) = findings(gpu_fabric, guest)
+    assert (finding.code, finding.severity, finding.subject) == ("gpu_fabric/partition", Severity.WARNING, PCI)
+    assert finding.confirm_seconds == 300.0
+    assert not Story(gpu_fabric).looks(guest, 50).drained
+
+
+def test_a_virtual_machine_that_has_its_own_nvswitches_or_is_a_part_of_an_nvl72_joins_as_a_machine_does(host, tmp_path):
+    guest = WAITING + "virtualization = 1\n"
+    nvl72 = guest + 'name = "NVIDIA GB200"\n'
+    assert codes(findings(gpu_fabric, host(nvl72))) == ["gpu_fabric/not_joined"]
+    pci_device(tmp_path / "plain", "0000:05:00.0", "0x068000")
+    assert codes(findings(gpu_fabric, host(guest))) == ["gpu_fabric/not_joined"]
+
+
+def test_settings_of_the_fabric_manager_that_cannot_be_read_are_unknown(host, tmp_path):
+    (tmp_path / "plain" / MANAGER_SETTINGS[1:]).mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"fabricmanager\.cfg: Is a directory"):
+        list(run_once(host(WAITING)))
 
 
 # --- the fabric manager
@@ -257,6 +352,14 @@ def test_a_fabric_that_is_unwell_drains_and_requeues_until_it_is_well(host):
     story.look(bad, minutes=1)
     assert (story.drained, story.requeued) == (True, True)
     assert story.reboot().looks(bad, 50).drained
+    assert not story.looks(host(), 2).drained
+
+
+@pytest.mark.parametrize("bad", [health(1), health(1 << 2, 2), health(0, 3)])
+def test_a_fabric_that_is_only_slow_drains_without_a_requeue_and_requeues_when_it_fails(host, bad):
+    story = Story(gpu_fabric).looks(host(bad), 20)
+    assert (story.drained, story.requeued) == (True, False)
+    assert story.looks(host(health(1 << 4)), 2).requeued
     assert not story.looks(host(), 2).drained
 
 

@@ -34,12 +34,32 @@ def test_links_that_its_peers_have_are_critical_after_a_minute_until_they_are_ba
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5, 17]"))
     assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 60.0)
-    assert "link 5, 17" in finding.message
+    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 5, 17"
+
+
+def test_one_link_is_one_link(host):
+    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"))
+    assert finding.message == "1 NVLink is down, active on other GPUs; down: 5"
 
 
 def test_links_of_which_the_driver_no_longer_tells_are_down_too(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlinks = 16"))
-    assert "link 16, 17" in finding.message
+    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 16, 17"
+
+
+def test_a_link_of_which_the_driver_tells_nothing_hides_none_of_those_behind_it(host):
+    text = "[gpu.3]\nnvlink_untold = [7]\nnvlink_inactive = [17]\nnvlink_crc = {16 = 5}\n"
+    given = run_check(gpu_nvlink, host(text))
+    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [18, 18, 18, 16, 18, 18, 18, 18]
+    (finding,) = (item for item in given if isinstance(item, Finding))
+    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 7, 17"
+
+
+def test_links_that_the_driver_counts_and_tells_nothing_of_at_the_end_are_none(host):
+    text = "".join(f"[gpu.{n}]\nnvlink_untold = [16, 17]\n" for n in range(8))
+    given = run_check(gpu_nvlink, host(text))
+    assert [item.value for item in observed(given, "gpu_nvlinks_active")] == [16] * 8
+    assert [item for item in given if isinstance(item, Finding)] == []
 
 
 def test_a_gpu_on_a_baseboard_without_any_active_link_is_critical(host):
@@ -85,7 +105,9 @@ def test_links_that_no_gpu_has_are_not_missed(host):
 def test_a_number_of_links_can_be_expected(host):
     assert findings(gpu_nvlink, host(), Config(links=18)) == []
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"), Config(links=18))
-    assert "17 of 18 NVLinks are active (link 5)" in finding.message
+    assert finding.message == "17 of 18 NVLinks are active; down: 5"
+    (fewer,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [7, 17]"), Config(links=18))
+    assert fewer.message == "16 of 18 NVLinks are active; down: 7, 17"
 
 
 def test_pcie_cards_without_links_give_nothing(host):
@@ -219,6 +241,7 @@ def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
     assert (story.conditions, story.drained) == ({}, False)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("profile", "setting", "code"),
     [
@@ -248,6 +271,7 @@ def test_story_errors_that_come_again_after_the_reset_drain_again(host):
     assert (story.codes, story.drained) == (["gpu_nvlink/replay"], True)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("profile", "setting", "code"),
     [("dgx-h100", "nvlink_crc", "gpu_nvlink/crc"), ("dgx-b200", "nvlink_packet_errors", "gpu_nvlink/packet")],
@@ -262,6 +286,7 @@ def test_story_a_few_errors_never_drain_and_a_clean_day_under_load_ends_them(hos
     assert story.codes == []
 
 
+@pytest.mark.one_python
 def test_story_too_many_wrong_bits_never_drain_and_pass_with_them(host):
     bad = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200")
     story = Story(gpu_nvlink).looks(bad, 300)

@@ -10,13 +10,16 @@ from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, rounds, ru
 from story import Story
 from trees import pci_device
 
+from healthd import toml
 from healthd.checks import gpu_pcie
 from healthd.checks.gpu_pcie import Config, validate
 from healthd.host import Host
-from healthd.model import Clears, Finding, Severity
+from healthd.judge.absorb import as_configured
+from healthd.model import Clears, Finding, LeftOut, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
 from healthd.nvml import NvmlError
 from healthd.past import Past
+from healthd.settings.layers import PROFILES
 
 PCI = fake_pci_gpus("dgx-h100")[3]
 BUSY = "utilization_percent = 99\n"
@@ -39,12 +42,90 @@ def test_a_healthy_machine_gives_no_finding(host, profile):
 
 @pytest.mark.parametrize("lanes", [0, 1, 4, 8])
 @pytest.mark.parametrize("more", ["", BUSY, f"pcie_generation = 1\n{BUSY}"])
-def test_missing_lanes_are_degraded_after_two_minutes_until_a_reboot(host, lanes, more):
-    found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {lanes}\n{more}"))
+@pytest.mark.parametrize(("config", "severity"), [(Config(), Severity.WARNING), (Config(lanes=16), Severity.DEGRADED)])
+def test_missing_lanes_warn_after_two_minutes_and_are_degraded_where_more_are_known(
+    host, lanes, more, config, severity
+):
+    found = findings(gpu_pcie, host(f"[gpu.3]\npcie_width = {lanes}\n{more}"), config)
     finding = found[-1]
-    assert (finding.code, finding.subject, finding.severity) == ("gpu_pcie/lanes", PCI, Severity.DEGRADED)
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_pcie/lanes", PCI, severity)
     assert (finding.clears, finding.confirm_seconds, finding.window_seconds) == (Clears.REBOOT, 120.0, 0.0)
     assert finding.message == f"the PCIe link has {lanes} of 16 lanes"
+
+
+def lanes_in_turn(host, *widths: int, config: Config | None = None) -> list[tuple[str, Severity]]:
+    """What the last of several rounds of one boot says of the lanes."""
+    given = rounds(gpu_pcie, [host(f"[gpu.3]\npcie_width = {width}") for width in widths], config)
+    return [(f.message, f.severity) for f in given if isinstance(f, Finding)]
+
+
+def test_a_link_that_had_more_lanes_in_this_boot_is_degraded_however_long_ago(host):
+    assert lanes_in_turn(host, 16, 8) == [("the PCIe link has 8 of 16 lanes", Severity.DEGRADED)]
+    assert lanes_in_turn(host, 16, 8, 8, 8) == [("the PCIe link has 8 of 16 lanes", Severity.DEGRADED)]
+    assert lanes_in_turn(host, 8, 4) == [("the PCIe link has 4 of 8 lanes", Severity.DEGRADED)]
+    assert lanes_in_turn(host, 4, 8) == [("the PCIe link has 8 of 16 lanes", Severity.WARNING)]
+    assert lanes_in_turn(host, 8, 16) == []
+
+
+def test_lanes_of_the_boot_before_are_not_of_this_one(host):
+    narrow = host("[gpu.3]\npcie_width = 8")
+    story = Story(gpu_pcie).look(host()).reboot().looks(narrow, 3)
+    assert (story.codes, story.drained) == (["gpu_pcie/lanes"], False)
+
+
+def test_a_machine_with_fewer_lanes_by_its_settings_is_degraded_below_them_and_else_silent(host):
+    assert lanes_in_turn(host, 8, config=Config(lanes=8)) == []
+    assert lanes_in_turn(host, 4, config=Config(lanes=8)) == [("the PCIe link has 4 of 8 lanes", Severity.DEGRADED)]
+
+
+def test_a_link_that_had_more_lanes_in_this_boot_than_its_settings_say_warns(host):
+    """Who wrote 8 can do with 8: no drain. But this GPU was built with more, and lost them."""
+    given = lanes_in_turn(host, 16, 8, config=Config(lanes=8))
+    assert given == [("the PCIe link has 8 of 16 lanes", Severity.WARNING)]
+    given = lanes_in_turn(host, 16, 4, config=Config(lanes=8))
+    assert given == [("the PCIe link has 4 of 8 lanes", Severity.DEGRADED)]
+
+
+def test_a_profile_that_guesses_fewer_lanes_silences_nothing(host):
+    config = Config(lanes=8, guessed=("lanes",))
+    assert lanes_in_turn(host, 8, config=config) == [("the PCIe link has 8 of 16 lanes", Severity.WARNING)]
+    assert lanes_in_turn(host, 16, 8, config=config) == [("the PCIe link has 8 of 16 lanes", Severity.DEGRADED)]
+
+
+def test_story_the_remedy_of_a_machine_that_is_built_so_is_one(host):
+    """docs: write it as lanes, and say that it is repaired."""
+    narrow = host("[gpu.3]\npcie_width = 8")
+    story = Story(gpu_pcie).looks(narrow, 3)
+    assert story.codes == ["gpu_pcie/lanes"]
+    story.config = Config(lanes=8)
+    story.repaired("gpu_pcie/lanes").looks(narrow, 3)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_more_lanes_than_card_and_slot_can_have_are_nobodys_to_miss(host, tmp_path):
+    root = in_slot(tmp_path, "8")
+    assert findings(gpu_pcie, host("[gpu.3]\npcie_width = 8", root=root), Config(lanes=16)) == []
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+def test_the_profile_of_a_dgx_knows_its_lanes_and_what_card_and_slot_confirm_drains(host, name):
+    lanes = toml.parse(Path(PROFILES, f"{name}.toml").read_text())["checks"]["gpu_pcie"]["lanes"]
+    config = Config(lanes=lanes, guessed=("lanes",))
+    (finding,) = findings(gpu_pcie, host("[gpu.3]\npcie_width = 8", profile=name), config)
+    assert as_configured(finding, config).severity is Severity.DEGRADED
+
+
+def test_the_baseline_has_the_lanes_that_all_gpus_have_and_none_that_look_broken(host, tmp_path):
+    def written(text: str = "", root: str = "/nonexistent") -> list[Any]:
+        return [getattr(given, "value", given) for given in gpu_pcie.baseline(host(text, root=root), Config())]
+
+    assert written() == [16]
+    assert written("[gpu.3]\npcie_width = 8") == [LeftOut("gpu_pcie", f"GPU {PCI} has 8 of 16 lanes", "lanes")]
+    assert written("[gpu.3]\npcie_width = 8", in_slot(tmp_path, "8")) == [
+        LeftOut("gpu_pcie", "GPUs have 8 or 16 lanes", "lanes")
+    ]
+    assert written('pci = ["0000:00:1e.0"]\n[gpu.0]\npcie_width = 8\n') == [8]
+    assert written('pci = ["0000:1b:00.0"]\n[gpu.0]\nunsupported = ["nvmlDeviceGetCurrPcieLinkWidth"]') == []
 
 
 def test_a_lower_generation_of_a_gpu_that_works_warns(host):
@@ -177,7 +258,7 @@ def test_a_link_of_which_nothing_is_known_has_no_limit(host, what):
 
 def test_missing_lanes_drain_without_a_requeue_until_a_reboot_shows_them_again(host):
     narrow = host(f"[gpu.3]\npcie_width = 8\n{BUSY}")
-    story = Story(gpu_pcie).look(narrow)
+    story = Story(gpu_pcie).look(host()).look(narrow)
     assert not story.drained  # not yet confirmed
     story.look(narrow, minutes=2)
     assert (story.drained, story.requeued) == (True, False)
@@ -191,7 +272,7 @@ def test_missing_lanes_drain_without_a_requeue_until_a_reboot_shows_them_again(h
 
 def test_lanes_that_are_missing_after_the_reboot_too_wait_for_an_engineer(host):
     narrow = host("[gpu.3]\npcie_width = 8")
-    story = Story(gpu_pcie).look(narrow).look(narrow).reboot().looks(narrow, 3)
+    story = Story(gpu_pcie, Config(lanes=16)).look(narrow).look(narrow).reboot().looks(narrow, 3)
     assert story.drained
     assert story.reboot().looks(host(), 3).drained
     assert not story.repaired("gpu_pcie/lanes").look(host()).drained
@@ -200,6 +281,8 @@ def test_lanes_that_are_missing_after_the_reboot_too_wait_for_an_engineer(host):
 def test_a_gpu_that_was_given_to_a_virtual_machine_has_the_lanes_that_it_has(host):
     on_root_bus = host('pci = ["0000:00:1e.0"]\n[gpu.0]\npcie_width = 8\n')
     assert findings(gpu_pcie, on_root_bus) == []
+    (finding,) = findings(gpu_pcie, on_root_bus, Config(lanes=16))
+    assert finding.severity is Severity.DEGRADED
 
 
 def test_lanes_that_are_back_within_two_minutes_are_forgotten(host):
@@ -231,6 +314,8 @@ def test_replays_never_drain_and_are_forgotten_after_a_clean_day(host):
     ("config", "sentence"),
     [
         (Config(busy_share=0.0), "busy_share"),
+        (Config(lanes=-1), "lanes"),
+        (Config(lanes=33), "lanes"),
         (Config(busy_share=50.0), "busy_share"),
         (Config(lane_replays_per_minute=()), "lane_replays_per_minute"),
         (Config(lane_replays_per_minute=(1.0, -1.0)), "lane_replays_per_minute"),

@@ -7,7 +7,7 @@ from fakes import codes, findings, healthy_gpus, observed, run_check, until_it_f
 from story import Story
 
 from healthd.checks import gpu_power
-from healthd.checks.gpu_power import Config, validate
+from healthd.checks.gpu_power import Config
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
@@ -63,12 +63,6 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host):
     given, error = until_it_fails(gpu_power, host(text))
     assert GPUS[0] in error
     assert codes([item for item in given if isinstance(item, Finding)]) == ["gpu_power/limited"]
-
-
-@pytest.mark.parametrize("watts", [-1.0, float("nan")])
-def test_an_accepted_limit_that_is_none_is_refused(watts):
-    assert "accepted_watts must be 0 or more" in (validate(Config(accepted_watts=watts)) or "")
-    assert validate(Config()) is None
 
 
 def test_it_warns_until_the_limit_is_back_and_never_drains(host):

@@ -54,6 +54,17 @@ def test_it_is_asked_only_on_an_idle_node():
     assert gpu_processes.WHEN == "idle"
 
 
+def test_what_a_validation_of_this_node_runs_is_no_leftover(node):
+    """Its lock names it; the programs that it runs are its children, and theirs."""
+    host = node("gpu.3.processes = [40, 50]", {40: ("nvbandwidth", 0, OF_A_LOGIN), 50: ("python3", 0, OF_A_LOGIN)})
+    tree = {"/proc/40/status": "PPid:\t30\n", "/proc/30/status": "PPid:\t20\n", "/proc/50/status": "PPid:\t1\n"}
+    write(Path(host.root), {**tree, "/run/healthd/validation.lock": "20\n"})
+    assert [f.message for f in findings(gpu_processes, host)] == ['held by pid 50 "python3" (uid unknown, of no job)']
+    write(Path(host.root), {"/run/healthd/validation.lock": "\n"})
+    assert len(findings(gpu_processes, host)) == 1
+    assert 'pid 40 "nvbandwidth"' in findings(gpu_processes, host)[0].message
+
+
 def test_gpus_that_nobody_holds_are_fine(node):
     assert findings(gpu_processes, node()) == []
 

@@ -28,7 +28,7 @@ def test_no_action_is_no_finding(host):
         (1, "gpu_reset", Severity.CRITICAL),
         (2, "node_reboot", Severity.CRITICAL),
         (3, "drain_p2p", Severity.WARNING),
-        (4, "drain_and_reset", Severity.CRITICAL),
+        (4, "drain_and_reset", Severity.DEGRADED),
         (5, "recover_imex_domain", Severity.WARNING),
         (6, "bus_reset", Severity.CRITICAL),
         (7, "system_reboot", Severity.CRITICAL),
@@ -81,11 +81,10 @@ def test_a_gpu_that_fails_hides_no_other(host):
 
 
 @pytest.mark.parametrize("action", [1, 2, 4, 6, 7])
-def test_what_needs_a_reset_drains_and_requeues_until_the_driver_no_longer_asks(host, action):
+def test_what_needs_a_reset_drains_until_the_driver_no_longer_asks_and_all_but_a_recommended_one_requeue(host, action):
     bad = host(f"gpu.3.recovery_action = {action}")
     story = Story(gpu_recovery_action).look(host()).look(bad)
-    assert story.drained
-    assert story.requeued
+    assert (story.drained, story.requeued) == (True, action != 4)
     story.looks(bad, 300).reboot().looks(bad, 3)
     assert story.drained, "neither time nor a reboot: the driver asks still"
     story.look(host())
@@ -93,6 +92,14 @@ def test_what_needs_a_reset_drains_and_requeues_until_the_driver_no_longer_asks(
     story.look(host())
     assert not story.drained
     assert story.codes == []
+
+
+def test_a_reset_that_was_recommended_and_becomes_necessary_requeues_then(host):
+    recommended, necessary = (host(f"gpu.3.recovery_action = {action}") for action in (4, 1))
+    story = Story(gpu_recovery_action).look(host()).looks(recommended, 20)
+    assert (story.drained, story.requeued) == (True, False)
+    story.look(necessary)
+    assert (story.drained, story.requeued) == (True, True)
 
 
 @pytest.mark.parametrize("action", [3, 5, 8, 2**32 - 1])

@@ -8,9 +8,9 @@ from story import Story
 
 from healthd.checks import gpu_software
 from healthd.checks.gpu_software import Config
-from healthd.host import Host
+from healthd.host import INFOROM_SECONDS, Host
 from healthd.model import Clears, Severity
-from healthd.nvidia.fake_nvml import fake_pci_gpus
+from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
 
 GPUS = fake_pci_gpus("dgx-h100")
 PCI = GPUS[3]
@@ -106,6 +106,27 @@ def test_a_gpu_that_fails_is_unknown_and_hides_no_other(host, call):
     given, error = until_it_fails(gpu_software, host(text), Config(driver_version=DRIVER))
     assert GPUS[0] in error
     assert sorted(codes(given)) == ["gpu_software/driver", "gpu_software/inforom", "gpu_software/vbios"]
+
+
+def test_an_inforom_that_was_whole_is_looked_at_once_an_hour_and_a_bad_one_each_time(tmp_path, monkeypatch):
+    scenario, now = tmp_path / "gpus.toml", [1000.0]
+    monkeypatch.setattr("healthd.host.time.monotonic", lambda: now[0])
+    node = Host("/nonexistent", lambda: open_fake(str(scenario)))
+
+    def look(text: str) -> list[str]:
+        scenario.write_text(f'profile = "dgx-h100"\n{text}')
+        found = codes(findings(gpu_software, node))
+        node.close_nvml()  # as after each round
+        return found
+
+    bad = ["gpu_software/inforom"]
+    assert look("") == []
+    now[0] += INFOROM_SECONDS - 1
+    assert look("gpu.3.inforom = false") == []
+    now[0] += 1
+    assert look("gpu.3.inforom = false") == bad
+    assert look("gpu.3.inforom = false") == bad
+    assert look("") == [], "what was repaired is seen at once"
 
 
 # stories

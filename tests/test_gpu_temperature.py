@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import smi_capture
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check
 from story import Story
 
 from healthd.checks import gpu_temperature
-from healthd.checks.gpu_temperature import Config
+from healthd.checks.gpu_temperature import Config, slowdown_of
 from healthd.host import Host
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
@@ -69,10 +70,58 @@ def test_memory_above_its_maximum_warns(host):
     assert finding.message == "the memory has 96 C, at most 95 are allowed"
 
 
+NO_LIMIT = """[gpu.3]
+unsupported_fields = [194]
+unsupported = ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMarginTemperature"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "slowdown"),
+    [
+        ("Tesla P100-PCIE-16GB", 82),
+        ("Tesla V100-SXM2-32GB", 87),
+        ("NVIDIA A100-SXM4-80GB", 89),
+        ("NVIDIA H100 80GB HBM3", 89),
+        ("NVIDIA H200", 89),
+        ("NVIDIA B200", 91),
+        ("NVIDIA GB200", 89),
+        ("Tesla T4", 93),
+        ("NVIDIA L40S", 90),
+        ("", 90),
+    ],
+)
+def test_where_the_driver_tells_no_limit_the_models_own_slowdown_counts(host, name, slowdown):
+    assert slowdown_of(name) == slowdown
+    text = f'{NO_LIMIT}name = "{name}"\ntemperature = '
+    assert findings(gpu_temperature, host(f"{text}{slowdown - 3}")) == []
+    (finding,) = findings(gpu_temperature, host(f"{text}{slowdown - 2}"))
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_temperature/hot", PCI, Severity.WARNING)
+    assert finding.message == (
+        f"{slowdown - 2} C; the driver tells no limit, and such a GPU slows down at about {slowdown} C"
+    )
+
+
+@pytest.mark.parametrize("capture", smi_capture.CAPTURES, ids=lambda path: path.stem)
+def test_a_models_own_slowdown_is_that_of_real_machines_or_a_little_below(capture):
+    for gpu in smi_capture.host(capture).gpus():
+        limits, margin = gpu.temperature_limits(), gpu.temperature_margin()
+        real = limits.slowdown
+        if real is None:  # T.LIMIT: the sensors of temperature and margin may round differently
+            assert margin is not None
+            real = (gpu.temperature() or 0) + margin - (limits.slowdown_margin or 0)
+        assert real - 5 <= slowdown_of(gpu.name) <= real + 1
+
+
+def test_the_site_may_say_where_the_slowdown_is_and_a_limit_of_the_driver_goes_before(host):
+    hot = host(f"{NO_LIMIT}temperature = 81")
+    assert codes(findings(gpu_temperature, hot, Config(slowdown_celsius=83))) == ["gpu_temperature/hot"]
+    assert findings(gpu_temperature, hot, Config(slowdown_celsius=84)) == []
+    assert findings(gpu_temperature, host("gpu.3.temperature = 86", "dgx-a100"), Config(slowdown_celsius=60)) == []
+
+
 def test_what_a_model_does_not_tell_is_not_judged(host):
-    nothing = 'unsupported = ["nvmlDeviceGetTemperatureThreshold", "nvmlDeviceGetMarginTemperature"]'
-    text = f"[gpu.3]\ntemperature = 120\ntemperature_memory = 120\nunsupported_fields = [194]\n{nothing}\n"
-    assert findings(gpu_temperature, host(text)) == []
+    assert findings(gpu_temperature, host(f"{NO_LIMIT}temperature_memory = 120\n")) == []
     no_sensor = '[gpu.3]\nunsupported_fields = [82]\nunsupported = ["nvmlDeviceGetTemperature"]\n'
     assert findings(gpu_temperature, host(no_sensor)) == []
     assert findings(gpu_temperature, host(no_sensor, "dgx-a100")) == []
@@ -81,6 +130,8 @@ def test_what_a_model_does_not_tell_is_not_judged(host):
 def test_a_limit_of_zero_is_none(host):
     text = "[gpu.3]\ntemperature_slowdown = 0\ntemperature_memory_max = 0\n"
     assert findings(gpu_temperature, host(text, "dgx-a100")) == []
+    (finding,) = findings(gpu_temperature, host(f"{text}temperature = 91\n", "dgx-a100"))
+    assert "the driver tells no limit" in finding.message
 
 
 def test_a_hot_gpu_without_a_sensor_of_its_own_is_named_by_its_margin(host):

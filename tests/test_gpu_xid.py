@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_lines import event, finding_of, findings_of
 from story import Story
 
-from healthd.checks import gpu_xid
+from healthd.checks import gpu_count, gpu_xid
 from healthd.checks.gpu_xid import Config, correlate, explain
 from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
 from healthd.nvidia import codes
@@ -54,9 +54,9 @@ def test_what_nvidia_resets_the_gpu_for_is_critical_until_a_reset(code):
 
 
 def test_every_code_of_the_catalogues_reset_class_is_critical():
-    reset = {code for code in range(1, 174) if (fact := codes.xid(code)) and fact.action == "RESET_GPU"}
+    reset = {code for code in range(1, 177) if (fact := codes.xid(code)) and fact.action == "RESET_GPU"}
     assert reset <= RESET
-    assert RESET - reset == {48}
+    assert RESET - reset == {48, 175}
 
 
 @pytest.mark.parametrize("code", [13, 31, 32, 43, 45, 63, 68, 69, 94, 8, 11, 70, 92, 121, 137, 160])
@@ -71,14 +71,46 @@ def test_what_only_follows_from_something_else_is_recorded(code):
     assert one(xid(f"{code}, x")).severity is Severity.INFO
 
 
-@pytest.mark.parametrize("code", [1, 54, 61, 65, 78, 159, 162, 163, 172, 173, 174, 185, 999])
+@pytest.mark.parametrize("code", [1, 54, 61, 65, 78, 159, 162, 163, 172, 176, 185, 999])
 def test_codes_without_a_justified_action_warn_for_a_day(code):
     assert judged(xid(f"{code}, x")) == (Severity.WARNING, Clears.WINDOW, WINDOW)
 
 
 def test_no_code_but_the_listed_ones_drains():
     drains = {code for code in range(1, 1000) if one(xid(f"{code}, x")).severity > Severity.WARNING}
-    assert drains == RESET | {79, 151}
+    assert drains == RESET | {79, 151, 173}
+
+
+def test_codes_that_only_the_drivers_source_has_are_judged_by_it():
+    gsp = one(xid("119, pid=7, name=a, Timeout after 45s of waiting for RPC response from GPU0 GSP!"))
+    memory = one(xid("175, pid=7, name=a, Timeout after 45s of waiting for RPC response from GPU0 GSP!"))
+    assert (memory.severity, memory.clears) == (gsp.severity, gsp.clears) == (Severity.CRITICAL, Clears.GPU_RESET)
+    c2c = one(xid("173, C2C link failure"))
+    assert (c2c.severity, c2c.clears, c2c.window_seconds) == (Severity.DEGRADED, Clears.REBOOT, 0.0)
+    assert one(xid("174, pid=7, name=a, Ch 00000008")).severity is Severity.INFO
+    assert judged(xid("176, x")) == (Severity.WARNING, Clears.WINDOW, WINDOW)
+    assert [code for code in (173, 174, 175, 176) if codes.xid(code) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "clears"),
+    [
+        ("NVRM: The NVIDIA probe routine failed for 1 device(s).", "gpu_xid/probe_failed", Clears.REBOOT),
+        (
+            "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
+            "gpu_xid/peermem",
+            Clears.WINDOW,
+        ),
+    ],
+)
+def test_what_the_driver_and_peermem_say_at_their_start_and_end_warns(line, code, clears):
+    finding = one(line)
+    assert (finding.code, finding.severity, finding.clears) == (code, Severity.WARNING, clears)
+    assert explain(code) is not None
+
+
+def test_gpu_count_looks_at_once_after_the_driver_did_not_take_a_gpu():
+    assert event("NVRM: The NVIDIA probe routine failed for 1 device(s).").kind in gpu_count.AFTER_EVENTS
 
 
 @pytest.mark.parametrize(
@@ -88,7 +120,7 @@ def test_no_code_but_the_listed_ones_drains():
         ("0x1 (PF FLR)", Severity.CRITICAL, Clears.GPU_RESET),
         ("0x2 (OS Reboot)", Severity.CRITICAL, Clears.REBOOT),
         ("0x3 (Drain P2P)", Severity.WARNING, Clears.GPU_RESET),
-        ("0x4 (Drain and Reset)", Severity.CRITICAL, Clears.GPU_RESET),
+        ("0x4 (Drain and Reset)", Severity.DEGRADED, Clears.GPU_RESET),
         ("0x5 (GPU Reset Required)", Severity.WARNING, Clears.GPU_RESET),
         ("0x6 (Bus Reset)", Severity.CRITICAL, Clears.GPU_RESET),
         ("0x7 (System Reboot)", Severity.CRITICAL, Clears.REBOOT),
@@ -514,7 +546,7 @@ def test_what_needs_a_reboot_drains_and_requeues_until_the_second_time_an_engine
 FATAL_NVLINK5 = xid(NVLINK5.format("REMAP Fatal", 0x82, 0x40))
 
 
-@pytest.mark.parametrize("line", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(4), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("line", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(6), FATAL_NVLINK5])
 @pytest.mark.parametrize("repair", ["reset", "reboot"])
 def test_what_needs_a_reset_drains_and_requeues_until_a_reset_of_that_gpu_or_a_reboot(line, repair):
     life = Life().says(line)
@@ -562,7 +594,7 @@ def test_what_a_job_did_never_drains_however_often_and_is_forgotten_after_an_hou
 @pytest.mark.parametrize(
     "line",
     [
-        *(xid(f"{code}, x") for code in (1, 54, 61, 65, 78, 81, 159, *range(162, 173), 173, 177, 999)),
+        *(xid(f"{code}, x") for code in (1, 54, 61, 65, 78, 81, 159, *range(162, 173), 176, 177, 999)),
         *(to(action) for action in (3, 5, 0x1F)),
         xid("154, cut"),
         xid(NVLINK5.format("SRC_TRACK Nonfatal", 0x040988E2, 0x8)),
@@ -630,7 +662,7 @@ def test_what_the_log_held_before_the_first_start_is_no_evidence():
 OTHER = NODE.gpus[1].pci
 
 
-@pytest.mark.parametrize("reset", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(4), to(6), FATAL_NVLINK5])
+@pytest.mark.parametrize("reset", [*(xid(f"{code}, x") for code in sorted(RESET)), to(1), to(6), FATAL_NVLINK5])
 @pytest.mark.parametrize("reboot", [xid("79, x"), xid("151, x"), to(2), to(7), LOST, RM_INIT, nvrm(NO_BOOT, 3)])
 def test_a_reset_of_one_gpu_ends_what_waits_for_it_there_and_nothing_else(reset, reboot):
     if "154" in reset and "154" in reboot:
@@ -678,6 +710,16 @@ def test_one_memory_error_is_one_cause_and_ends_with_one_reset():
     assert severe == {"gpu_xid/48", "gpu_xid/154"}
     life.reset(PCI)
     assert not life.drained
+
+
+def test_a_reset_that_is_only_recommended_drains_and_one_that_becomes_necessary_requeues():
+    assert not Life().says(to(4)).reset(PCI).drained
+    life = Life().says(to(4))
+    assert life.acts == (True, False)
+    life.says(to(1))
+    assert life.acts == (True, True)
+    life.says(to(4))
+    assert life.acts == (True, True), "it was never made"
 
 
 def test_a_recovery_action_that_got_worse_needs_the_reboot():

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from healthd.host import Host
 from healthd.machine.hot_unplug import RETRY_SECONDS, HotUnplug, hot_unplug
+from healthd.machine.uevents import KOBJECT_UEVENT, OF_THE_KERNEL, Uevent, Uevents, parse
 from tests.e2e.requirements import require, require_root
+
+pytestmark = pytest.mark.one_python  # two at a time would hear one another
 
 
 @pytest.fixture
@@ -28,6 +33,13 @@ def bridge() -> Iterator[str]:
         yield found
     finally:
         say(found, "add")
+
+
+@pytest.fixture
+def heard(bridge: str) -> Iterator[HotUnplug]:
+    found = hot_unplug("/")
+    yield found
+    found.close()
 
 
 def say(pci: str, action: str) -> None:
@@ -50,8 +62,7 @@ def test_a_captured_tree_has_no_removals(tmp_path: Path) -> None:
     assert heard.deadline == float("inf")
 
 
-def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str) -> None:
-    heard = hot_unplug("/")
+def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str, heard: HotUnplug) -> None:
     assert heard.read() == []
     say(bridge, "change")
     say(bridge, "remove")
@@ -62,11 +73,10 @@ def test_a_removal_is_heard_from_the_kernel_and_reading_never_blocks(bridge: str
     assert heard.status.last_read > 0
 
 
-def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge: str) -> None:
+def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge: str, heard: HotUnplug) -> None:
     """The real overflow (ENOBUFS): poll(2) would report it for ever to who does not take it from the socket."""
-    heard = hot_unplug("/")
     with socket.socket(fileno=os.dup(socket_of(heard))) as small:
-        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # some versions of libudev ask for 128 MiB
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     for _ in range(3000):
         say(bridge, "change")
     assert select.select([socket_of(heard)], [], [], 5)[0]
@@ -78,9 +88,8 @@ def test_more_than_the_socket_holds_is_counted_and_heard_again_afterwards(bridge
     assert heard.read() == [bridge]
 
 
-def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge: str) -> None:
-    """Another socket in its place, at its end: libudev itself ends the program if its descriptor is closed."""
-    heard = hot_unplug("/")
+def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge: str, heard: HotUnplug) -> None:
+    """Another socket in its place, at its end."""
     one, other = socket.socketpair()
     other.close()
     os.dup2(one.fileno(), socket_of(heard))
@@ -92,11 +101,35 @@ def test_a_socket_that_no_longer_hears_the_kernel_is_opened_again_at_once(bridge
     assert heard.read() == [bridge]
 
 
+def test_only_the_kernel_is_believed(bridge: str, heard: HotUnplug) -> None:
+    """Whoever may send to its group has another address than it."""
+    forged = f"remove@/devices/{bridge}\0ACTION=remove\0DEVPATH=/devices/{bridge}\0SUBSYSTEM=pci\0".encode()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, KOBJECT_UEVENT) as other:
+        other.sendto(forged, (0, OF_THE_KERNEL))
+    assert select.select([socket_of(heard)], [], [], 5)[0]
+    assert heard.read() == []
+    say(bridge, "remove")
+    assert select.select([socket_of(heard)], [], [], 5)[0]
+    assert heard.read() == [bridge]
+
+
+@given(st.binary())
+def test_any_bytes_are_an_event_or_none(message: bytes) -> None:
+    parse(message)
+
+
+def test_an_event_of_the_kernel_is_taken_apart() -> None:
+    path = "/devices/pci0000:00/0000:00:1f.0"
+    said = f"remove@{path}\0ACTION=remove\0DEVPATH={path}\0SUBSYSTEM=pci\0MODALIAS=pci:v=1\0SEQNUM=7\0"
+    assert parse(said.encode()) == Uevent("remove", path, "pci")
+    assert parse(b"libudev\0\xfe\xed\xca\xfe") is None, "udevd's"
+
+
 def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:
     now = 1000.0
     tried = []
 
-    def refused() -> object:
+    def refused() -> Uevents:
         tried.append(now)
         raise OSError("no netlink here")
 

@@ -14,8 +14,8 @@ from kernel_lines import LINES, messages
 
 from healthd.cli.scan import correlate_all
 from healthd.config import CheckConfig
-from healthd.judge import intake
-from healthd.judge.ledger import KEEP_EVENTS, Ledger
+from healthd.judge import endings, intake
+from healthd.judge.ledger import KEEP_EVENTS, Ledger, with_conditions
 from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
@@ -23,6 +23,7 @@ from healthd.model import (
     Condition,
     ConditionState,
     Finding,
+    Gpu,
     Inventory,
     KernelEvent,
     Outcome,
@@ -30,7 +31,8 @@ from healthd.model import (
     Severity,
 )
 from healthd.scan import events as scan
-from healthd.scan.log_file import Block
+from healthd.scan import judged as scan_judged
+from healthd.scan.lines import Block, Tally
 from healthd.settings import registry
 
 GPU = "0000:61:00.0"
@@ -59,6 +61,16 @@ def test_an_event_becomes_a_condition_and_is_kept_with_its_number():
     assert severities(ledger) == {"gpu_xid/79": Severity.CRITICAL}
     assert [(event.code, event.sequence) for event in ledger.events] == [("79", 1)]
     assert ledger.next_sequence == 2
+
+
+@pytest.mark.parametrize("name", ["ib\ufeff", "enp\u2028s0f0", "ml\x7f5_0", "p\u202e1"])
+def test_the_name_of_a_part_is_printable_whatever_the_kernel_was_told_to_call_it(name: str):
+    line = f"mlx5_core 0000:5e:00.0 {name}: TX timeout detected"
+    event = event_of(RawLine(NOW, line, False), BOOT)
+    assert event is not None
+    (condition,) = heard(EMPTY, event).conditions
+    assert condition.subject.isprintable()
+    assert str(condition.key).isprintable()
 
 
 def test_what_was_known_is_no_news_and_an_event_that_grew_is():
@@ -128,7 +140,7 @@ def test_the_site_s_severity_holds():
 
 
 def test_the_jobs_that_became_known_later_are_those_of_the_event_and_its_condition():
-    ledger = intake.told_of_jobs(heard(EMPTY, xid(79)), {1: "4711"}, LISTENERS, NOW)
+    ledger = intake.told_of_jobs(heard(EMPTY, xid(79)), {1: "4711"}, LISTENERS)
     assert [condition.job for condition in ledger.conditions] == ["4711"]
     assert [event.field("job") for event in ledger.events] == ["4711"]
 
@@ -148,9 +160,9 @@ def test_what_a_run_saw_of_a_repair_counts_where_it_could_not_read_all(outcome: 
 # --- a log of another machine is judged by the same steps
 
 
-def scanned(lines: Sequence[str]) -> list[scan.Judged]:
-    blocks = [Block(1, [line.encode() for line in lines])] if lines else []
-    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate_all()))
+def scanned(lines: Sequence[str]) -> list[scan_judged.Judged]:
+    blocks = [Block.of(1, [line.encode() for line in lines])] if lines else []
+    return list(scan_judged.judged(scan.events(blocks, NOW, Tally()), correlate_all()))
 
 
 def worst(conditions: Sequence[Condition]) -> Severity:
@@ -165,7 +177,8 @@ def test_scan_finds_a_line_as_bad_as_the_daemon_does(row: dict[str, Any]):
     events = [event for line in lines if (event := event_of(RawLine(NOW, line[8:]), BOOT)) is not None]
     node = judged[-1].meaning.node if judged else Inventory()
     ledger = heard(dataclasses.replace(EMPTY, inventory=node), *events)
-    assert max((one.severity for one in judged), default=Severity.INFO) == worst(ledger.conditions)
+    proven = [one.severity for one in judged if not one.unproven]
+    assert max(proven, default=Severity.INFO) == worst(ledger.conditions)
 
 
 def test_scan_finds_a_log_of_many_lines_as_bad_as_the_daemon_does():
@@ -207,3 +220,50 @@ def test_no_burst_is_judged_twice_or_lost_whatever_it_is_cut_into(burst: list[tu
 
     assert facts(one_by_one) == facts(together)
     assert one_by_one.events == together.events
+
+
+# --- what this node has becomes known
+
+SEEN_LATER = Inventory(gpus=(Gpu(GPU, 3, "GPU-3", "H100"),), driver_version="570")
+
+
+def test_a_fault_that_was_read_before_the_first_inventory_names_its_gpu_afterwards():
+    before = heard(EMPTY, xid(79))
+    (nameless,) = before.conditions
+    assert "GPU 3" not in nameless.message
+    after = intake.with_inventory(before, SEEN_LATER, LISTENERS)
+    (named,) = after.conditions
+    assert (named.key, named.message) == (nameless.key, "Xid 79: GPU has fallen off the bus, GPU 3 (GPU-3), x (pid 7)")
+    assert dataclasses.replace(named, message=nameless.message) == nameless
+    assert after.inventory == SEEN_LATER
+    assert intake.with_inventory(after, SEEN_LATER, LISTENERS) == after
+
+
+def test_history_is_named_too_and_stays_history():
+    after = intake.with_inventory(heard(EMPTY, xid(79, history=True)), SEEN_LATER, LISTENERS)
+    assert [(c.history, c.severity, "GPU 3" in c.message) for c in after.conditions] == [(True, Severity.INFO, True)]
+
+
+def test_a_gpu_that_was_exchanged_does_not_give_its_name_to_the_fault_of_the_one_before():
+    before = heard(dataclasses.replace(EMPTY, inventory=SEEN_LATER), xid(79))
+    other = dataclasses.replace(SEEN_LATER, gpus=(Gpu(GPU, 3, "GPU-NEW", "H100"),), dmi_product="DGX")
+    after = intake.with_inventory(before, other, LISTENERS)
+    assert (after.conditions, after.inventory) == (before.conditions, other)
+
+
+def test_what_was_repaired_before_the_inventory_came_does_not_come_back():
+    before = heard(EMPTY, xid(79))
+    (condition,) = before.conditions
+    over = with_conditions(before, endings.repaired(before.by_key(), condition.code, None, "ann", NOW + 1))
+    assert intake.with_inventory(over, SEEN_LATER, LISTENERS).conditions == ()
+
+
+def test_a_line_that_has_only_the_drivers_number_of_a_gpu_gets_its_address_and_counts_once():
+    text = "NVRM: GPU3 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted."
+    event = event_of(RawLine(NOW, text), BOOT)
+    assert event is not None
+    before = heard(EMPTY, event)
+    (old,) = before.conditions
+    after = intake.with_inventory(before, SEEN_LATER, LISTENERS)
+    assert [(c.code, c.subject, c.count) for c in after.conditions] == [(old.code, GPU, old.count)]
+    assert [(c.key, c.cleared_by) for c in after.cleared] == [(old.key, f"it is {old.code} {GPU}")]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from healthd.cli.listing import checks_json, codes_json
 from healthd.judge.ledger import Pause
 from healthd.model import (
     CheckResult,
@@ -32,7 +33,11 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
+from healthd.say import explanation
+from healthd.say.course import Does
 from healthd.say.status import Snapshot, status_json
+from healthd.settings.registry import built_in
+from healthd.settings.settle import settle
 from healthd.work.once import Look, look_json
 
 TEXT = (Path(__file__).parents[1] / "docs/json.md").read_text("utf-8")
@@ -84,8 +89,26 @@ SNAPSHOT = Snapshot(
     fleet_hold=FleetHold(1.0, 2.0),
     cleared=(dataclasses.replace(CONDITION, state=ConditionState.CLEARED),),
 )
+KNOWN = built_in()
+LISTED = [*checks_json(settle({}, "healthd.toml", {}, KNOWN), KNOWN), *codes_json(KNOWN)]
 CHECK_DOCUMENT = look_json(Look("n", 1.0, VERDICT, (RESULT,), (), "b", None))
 STATUS_DOCUMENT = status_json(SNAPSHOT)
+
+
+def explained() -> list[dict[str, Any]]:
+    """Each document of `healthd explain --json`."""
+    checks = built_in()
+    codes = list(codes_json({"mount": checks["mount"]}))
+    text = checks["mount"].explain("mount/hang")
+    assert text is not None
+    code = explanation.of_code("x", "mount/hang", "", text, checks["mount"], explanation.Here(None))
+    return [
+        {**code, "settings_trouble": ""},
+        explanation.of_check("x", checks["mount"], codes),
+        explanation.of_several("x", "cut", codes),
+        explanation.of_others_reason("x", "a", "b", "c"),
+        explanation.of_kernel_line("x", "says"),
+    ]
 
 
 def keys(document: Any) -> Iterator[str]:
@@ -99,7 +122,14 @@ def keys(document: Any) -> Iterator[str]:
 
 
 def test_every_key_of_the_documents_is_explained():
-    assert sorted({*keys(CHECK_DOCUMENT), *keys(STATUS_DOCUMENT)} - NAMED) == []
+    assert sorted({*keys(CHECK_DOCUMENT), *keys(STATUS_DOCUMENT), *keys(LISTED)} - NAMED) == []
+
+
+def test_every_key_and_word_of_explain_is_explained():
+    documents = explained()
+    assert sorted(set(keys(documents)) - NAMED) == []
+    words = [*(does.value for does in Does), *(document["what"] for document in documents)]
+    assert [word for word in words if word not in NAMED] == []
 
 
 def test_the_status_has_all_that_a_check_has():

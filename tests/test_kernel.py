@@ -188,9 +188,9 @@ def test_every_finding_is_explained_as_it_is_judged():
     assert set(EXPLAIN) == {f"kernel/{rule.code}" for rule in RULES.values()}
     for rule in RULES.values():
         text = EXPLAIN[f"kernel/{rule.code}"]
-        assert text.clears is rule.clears
-        # An oops is as bad as its driver matters.
-        assert text.severity == (Severity.DEGRADED if rule.code == "oops" else rule.severity)
+        # An oops is as bad as its driver matters, a soft lockup as long as it lasts.
+        worst = Severity.DEGRADED if rule.code in ("oops", "soft_lockup") else rule.severity
+        assert (text.severity, text.clears) == (worst, Clears.REBOOT if worst >= Severity.DEGRADED else rule.clears)
         assert all((text.meaning, text.matters, text.todo))
 
 
@@ -203,3 +203,48 @@ def test_whatever_is_said_there_is_at_most_one_finding_for_each_code(lines):
     names = [finding.code for finding in found(*lines)]
     assert len(names) == len(set(names))
     assert all(finding.events for finding in found(*lines))
+
+
+def stuck(seconds, cpu=18, pid=4711):
+    return f"watchdog: BUG: soft lockup - CPU#{cpu} stuck for {seconds}s! [python3:{pid}]"
+
+
+@pytest.mark.parametrize(("seconds", "severity"), [(300, Severity.WARNING), (301, Severity.DEGRADED)])
+def test_a_soft_lockup_of_more_than_five_minutes_drains_until_a_reboot(seconds, severity):
+    (finding,) = found(stuck(26), stuck(seconds), times=[0.0, float(seconds - 26)])
+    assert (finding.code, finding.severity) == ("kernel/soft_lockup", severity)
+    assert finding.clears is (Clears.REBOOT if severity is Severity.DEGRADED else Clears.WINDOW)
+    assert f", {seconds} s" in finding.message
+
+
+@pytest.mark.parametrize(("lines", "severity"), [(14, Severity.WARNING), (15, Severity.DEGRADED)])
+def test_a_kernel_that_always_says_22_seconds_is_counted_from_the_first_line_on(lines, severity):
+    """To Linux 5.12 each line has the time since the one before."""
+    times = [20.0 * n for n in range(lines)]
+    (finding,) = found(*[stuck(22)] * lines, times=times)
+    assert finding.severity is severity
+
+
+def test_lockups_of_other_cpus_processes_and_boots_or_with_a_pause_are_not_one():
+    many = 30
+    times = [20.0 * n for n in range(many)]
+    by_turns = [stuck(22, cpu=n % 7) for n in range(many)]
+    assert found(*by_turns, times=times)[0].severity is Severity.WARNING
+    assert found(*[stuck(22, pid=n) for n in range(many)], times=times)[0].severity is Severity.WARNING
+    assert found(*[stuck(22)] * many, times=[61.0 * n for n in range(many)])[0].severity is Severity.WARNING
+    boots = ["a"] * 10 + ["b"] * 10
+    assert found(*[stuck(22)] * 20, times=times[:20], boots=boots)[0].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("VFS: file-max limit 1000000 reached", "file_max", "fs.file-max is 1000000"),
+        ("unregister_netdevice: waiting for lo to become free. Usage count = 1", "netdevice", "lo"),
+        ("unregister_netdevice: waiting for eth0 to become free. Usage count = -1", "netdevice", "eth0"),
+    ],
+)
+def test_a_limit_that_is_reached_and_an_interface_that_stays_warn_for_an_hour(line, code, says):
+    (finding,) = found(line)
+    assert (finding.code, finding.severity, finding.clears) == (f"kernel/{code}", Severity.WARNING, Clears.WINDOW)
+    assert says in finding.message

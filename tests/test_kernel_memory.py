@@ -1,8 +1,7 @@
 """What lines about memory and processors say: machine checks, EDAC, pages with bad data, records of the firmware."""
 
-import time
-
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, fields, messages
@@ -275,7 +274,4 @@ def test_no_process_name_can_forge_another_pid_or_fault(name, pid):
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("piece", [" ", " on ", "a", "a ", "(", "0", ":", '"', "\n"])
 def test_a_very_long_line_takes_no_longer_than_its_length(start, piece):
-    began = time.process_time()
-    for end in ENDS:
-        parse(start + piece * 50_000 + end)
-    assert time.process_time() - began < 1.0
+    assert cpu_seconds(lambda: [parse(start + piece * 50_000 + end) for end in ENDS], 1.0) < 1.0

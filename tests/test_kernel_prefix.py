@@ -1,6 +1,7 @@
 import time
 
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,9 +165,7 @@ def test_any_line_is_stripped_or_none(line):
 
 @pytest.mark.parametrize("piece", ["[", "a", " ", "1", "[...] ", "x-", "\\x0a", "Mar 29 ", "1,"])
 def test_a_very_long_prefix_takes_no_longer_than_its_length(piece):
-    began = time.process_time()
-    strip_prefix(piece * 50_000, NOW)
-    assert time.process_time() - began < 0.5
+    assert cpu_seconds(lambda: strip_prefix(piece * 50_000, NOW), 0.5) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from healthd import past
 from healthd.judge import ledger_file
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
+from healthd.machine.rewrite import rewrite_file
 from healthd.model import (
     LONGEST_HOLD_SECONDS,
     Ack,
@@ -27,6 +30,8 @@ from healthd.model import (
     Severity,
     SlurmMemory,
 )
+from healthd.stream.outbox import Outbox
+from healthd.stream.told import Told
 
 NOW = 1_800_000_000.0
 STANDING = Condition(
@@ -75,6 +80,11 @@ def recalled(
     return memory
 
 
+def remembered(memory: Memory) -> Ledger:
+    """What is remembered, but for the stream."""
+    return dataclasses.replace(memory.ledger, outbox=Outbox(), told=Told())
+
+
 def write(directory: Path, ledger: Ledger) -> None:
     (directory / ledger_file.FILE).write_text(ledger_file.encode(ledger))
 
@@ -85,7 +95,7 @@ def write(directory: Path, ledger: Ledger) -> None:
 def test_the_live_ledger_is_taken_without_reading_the_copy(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
     disk = Disk(ledger=ledger_file.encode(Ledger(born=2.0)))
-    assert recalled(tmp_path, disk).ledger == LIVE
+    assert remembered(recalled(tmp_path, disk)) == LIVE
     assert disk.reads == 0
 
 
@@ -94,7 +104,7 @@ def test_without_a_live_ledger_the_copy_is_taken_with_its_past(tmp_path: Path) -
     before.set_past("pcie_aer", STORE)
     disk = Disk(ledger=ledger_file.encode(LIVE), past=ledger_file.encode_past(before.past))
     memory = recalled(tmp_path, disk)
-    assert memory.ledger == LIVE
+    assert remembered(memory) == LIVE
     assert memory.past == before.past
 
 
@@ -112,7 +122,7 @@ def test_a_live_ledger_that_is_garbage_is_set_aside_and_the_copy_is_taken(
 ) -> None:
     (tmp_path / ledger_file.FILE).write_text(text)
     memory = recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE)))
-    assert memory.ledger == LIVE
+    assert remembered(memory) == LIVE
     assert (tmp_path / f"{ledger_file.FILE}.unreadable").read_text() == text
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "\n" not in record.getMessage()
@@ -127,14 +137,14 @@ def test_where_live_ledger_and_copy_are_both_garbage_a_new_one_begins(tmp_path: 
 
 def test_an_empty_live_ledger_is_none(tmp_path: Path) -> None:
     (tmp_path / ledger_file.FILE).write_text("")
-    assert recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE))).ledger == LIVE
+    assert remembered(recalled(tmp_path, Disk(ledger=ledger_file.encode(LIVE)))) == LIVE
 
 
 def test_a_past_that_is_garbage_costs_only_the_past(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, LIVE)
     (tmp_path / ledger_file.PAST_FILE).write_text("garbage")
     memory = recalled(tmp_path)
-    assert (memory.ledger, memory.past) == (LIVE, {})
+    assert (remembered(memory), memory.past) == (LIVE, {})
     assert "counters begin anew" in caplog.text
 
 
@@ -221,7 +231,7 @@ def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(
     slurm = SlurmMemory(hold=FleetHold(NOW - 60, NOW + 3000, times=1))
     said = dataclasses.replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
     write(tmp_path, said)
-    assert recalled(tmp_path).ledger == said
+    assert remembered(recalled(tmp_path)) == said
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:
@@ -269,6 +279,7 @@ def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp
     windowed = dataclasses.replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
     write(tmp_path, dataclasses.replace(LIVE, conditions=(windowed,)))
     memory = recalled(tmp_path)
+    memory.save()
     memory.pass_quiet_time(60.0, loaded=True)
     assert memory.ledger.conditions[0].quiet_seconds == 60.0
     assert not memory.unsaved
@@ -277,9 +288,22 @@ def test_time_that_only_passes_is_not_worth_a_save_but_a_window_that_ends_is(tmp
     assert memory.unsaved
 
 
+def test_windows_count_time_by_the_second_and_lose_none_of_it(tmp_path: Path) -> None:
+    windowed = dataclasses.replace(STANDING, clears=Clears.WINDOW, window_seconds=100.0)
+    write(tmp_path, dataclasses.replace(LIVE, conditions=(windowed,)))
+    memory = recalled(tmp_path)
+    counted = []
+    for _ in range(8):
+        memory.pass_quiet_time(0.25, loaded=True)
+        counted.append(memory.ledger.conditions[0].quiet_seconds)
+    assert counted == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0]
+
+
 def test_what_does_not_change_anything_is_not_saved(tmp_path: Path) -> None:
     write(tmp_path, LIVE)
     memory = recalled(tmp_path)
+    memory.save()
+    memory.uncopied = False
     memory.change(mode="act")
     memory.set_conditions(memory.ledger.by_key())
     assert not memory.unsaved
@@ -293,11 +317,11 @@ def test_what_was_saved_is_recalled(tmp_path: Path) -> None:
     memory = recalled(tmp_path)
     memory.set_conditions({(STANDING.code, STANDING.subject): STANDING})
     memory.set_past("pcie_aer", STORE)
-    memory.save()
+    memory.save(round_over=True)
     assert not memory.unsaved
     assert memory.uncopied, "a copy on disk is another matter"
     again = recalled(tmp_path)
-    assert (again.ledger, again.past) == (memory.ledger, memory.past)
+    assert (remembered(again), again.past) == (remembered(memory), memory.past)
 
 
 def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_path: Path) -> None:
@@ -308,7 +332,7 @@ def test_a_save_replaces_the_file_whole_so_that_a_reader_never_sees_half(tmp_pat
         memory.save()
         assert ledger_file.decode(before.read(), "").mode == "act", "who has it open reads the old one to its end"
     assert ledger_file.decode((tmp_path / ledger_file.FILE).read_text(), "").mode == "drain"
-    assert sorted(os.listdir(tmp_path)) == [ledger_file.FILE]
+    assert sorted(os.listdir(tmp_path)) == [ledger_file.FILE, f"{ledger_file.FILE}.spare"]
     assert (tmp_path / ledger_file.FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -320,7 +344,7 @@ def test_a_directory_that_is_new_gets_all_of_it_although_it_was_saved(tmp_path: 
         file.unlink()
     memory.save_anew()
     again = recalled(tmp_path)
-    assert (again.ledger, again.past) == (memory.ledger, memory.past)
+    assert (remembered(again), again.past) == (remembered(memory), memory.past)
 
 
 def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -335,4 +359,53 @@ def test_a_save_that_fails_is_said_once_and_made_up_for(tmp_path: Path, caplog: 
     directory.mkdir()
     memory.save()
     assert not memory.unsaved
-    assert recalled(directory).ledger == memory.ledger
+    assert remembered(recalled(directory)) == remembered(memory)
+
+
+def test_lines_that_are_in_the_saved_ledger_stay_when_the_next_daemon_finds_no_room_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon before may have written them: to name them as dropped would be wrong."""
+
+    def full(path: str, pieces: Iterable[bytes]) -> None:
+        text = b"".join(pieces)
+        if len(text) > most:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rewrite_file(path, [text])
+
+    memory = recalled(tmp_path)
+    memory.save()
+    saved, most = memory.ledger.outbox.lines, len(ledger_file.encode(memory.ledger)) + 100
+    monkeypatch.setattr("healthd.judge.memory.rewrite_file", full)
+    after = recalled(tmp_path)
+    after.save()
+    assert not after.unsaved
+    assert after.ledger.outbox.lines == saved
+    assert after.ledger.outbox.dropped_from == json.loads(saved[-1])["seq"] + 1
+
+
+def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: str, pieces: Iterable[bytes]) -> None:
+        text = b"".join(pieces)
+        if len(text) > most:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        rewrite_file(path, [text])
+
+    memory = recalled(tmp_path)
+    memory.save()
+    saved = memory.ledger.outbox.lines
+    for number in range(200):
+        memory.say_stopped(f"{number}" * 20)
+    memory.set_conditions({STANDING.key: STANDING})
+    most = 4000
+    monkeypatch.setattr("healthd.judge.memory.rewrite_file", full)
+    memory.save()
+    assert not memory.unsaved
+    assert (memory.ledger.outbox.lines, memory.dropped) == (saved, 201)
+    assert remembered(recalled(tmp_path)).conditions == (STANDING,)
+    most = 10
+    memory.change(mode="drain")
+    memory.save()
+    assert memory.save_failed

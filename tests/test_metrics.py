@@ -1,18 +1,11 @@
-"""The metrics page, read by promtool and by Prometheus' own parser, over HTTP and as a file."""
+"""The metrics page, read by promtool and by Prometheus' own parser, and as a file."""
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
 import stat
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,10 +26,11 @@ from healthd.model import (
     Drain,
     Finding,
     FleetHold,
+    Gpu,
     Health,
     Inventory,
-    KernelLogStatus,
     Leave,
+    NodeState,
     Observation,
     ObservationKind,
     Outcome,
@@ -44,33 +38,19 @@ from healthd.model import (
     Severity,
     SlurmStatus,
     SourceStatus,
+    StreamStatus,
     Verdict,
 )
-from healthd.say.metrics import CLIENT_SECONDS, render, serve
+from healthd.say.metric_names import FAMILIES
+from healthd.say.metrics import render
 from healthd.say.status import Snapshot
 from healthd.settings import registry
 from healthd.work.worker import Setup, Worker
 from tests.e2e.requirements import require_programs
 from tests.fakes import NOW, run_check, scenarios
+from tests.fakes import PLAIN_SNAPSHOT as PLAIN
 
 HOSTILE = 'a "quoted"\nnew line, back\\slash, tab\t, NUL \0, UTF-8 é漢🔥, half a pair \ud800, {label="x"} 1'
-
-PLAIN = Snapshot(
-    version="0.1.0",
-    node_name="n1",
-    mode="observe",
-    started=NOW - 100,
-    now=NOW,
-    interval_seconds=300.0,
-    verdict=Verdict(Health.HEALTHY, may_resume=True),
-    results=(),
-    outcomes={},
-    decision=Leave("nothing to do"),
-    slurm=SlurmStatus(),
-    kernel_log=KernelLogStatus("kmsg", alive=True, lines_total=12),
-    round=RoundStatus(3, NOW - 50, 0.02, NOW + 250),
-    inventory=Inventory(),
-)
 
 
 def test_each_source_says_whether_it_lives_and_what_it_lost() -> None:
@@ -171,6 +151,7 @@ def troubled() -> Snapshot:
         workers_started_total=3,
         workers_abandoned_total=2,
         ledger_copy_failures_total=1,
+        stream=StreamStatus(waiting=3, dropped_total=2, failures_total=4, journal_lost_total=1, trouble=HOSTILE),
         config_reload_failures_total=1,
     )
 
@@ -186,7 +167,7 @@ def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[tuple[str, str], ...]],
     return found
 
 
-def value(snapshot: Snapshot, name: str, **labels: str) -> float:
+def value(snapshot: Snapshot, name: str, /, **labels: str) -> float:
     return samples(snapshot)[f"healthd_{name}", tuple(sorted(labels.items()))]
 
 
@@ -196,7 +177,7 @@ def names(snapshot: Snapshot) -> set[str]:
 
 def promtool(page: bytes) -> str:
     require_programs("promtool", packages="prometheus")
-    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=30, check=False)
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, timeout=240, check=False)
     return f"{done.returncode} {(done.stdout + done.stderr).decode()}".strip()
 
 
@@ -218,15 +199,113 @@ def test_a_healthy_node_shows_what_its_checks_read(healthy: Snapshot) -> None:
     assert set(refused.values()) == {0}
 
 
-def test_a_condition_is_one_series_with_its_words_unbroken(troubled: Snapshot) -> None:
-    labels = {"check": "gpu_xid", "code": "gpu_xid/79"}
-    assert value(troubled, "condition", **labels, subject="0000:1b:00.0", severity="critical", state="open") == 1
+XID = {"check": "gpu_xid", "code": "gpu_xid/79"}
+
+
+def test_a_condition_tells_how_bad_it_is_and_whether_it_is_confirmed_with_its_words_unbroken(
+    troubled: Snapshot,
+) -> None:
     cleaned = HOSTILE.replace("\0", "\ufffd").replace("\ud800", "?")
-    assert value(troubled, "condition", **labels, subject=cleaned, severity="warning", state="pending") == 1
+    for subject, severity, is_open in (("0000:1b:00.0", 3, 1), (cleaned, 1, 0)):
+        assert value(troubled, "condition_severity", **XID, subject=subject) == severity
+        assert value(troubled, "condition_open", **XID, subject=subject) == is_open
+        assert value(troubled, "condition_enforced", **XID, subject=subject) == 1
+        assert value(troubled, "condition_acknowledged", **XID, subject=subject) == 0
+        assert value(troubled, "condition_since_timestamp_seconds", **XID, subject=subject) == NOW
+    known = {"check": "mount", "code": "mount/missing", "subject": ""}
+    assert value(troubled, "condition_open", **known) == 1
+    assert value(troubled, "condition_acknowledged", **known) == 1
+
+
+def test_no_series_of_a_condition_becomes_another_when_it_is_confirmed_worsens_or_is_known() -> None:
+    """An alert's `for:` begins anew with each new series."""
+    lives = (
+        {"state": ConditionState.PENDING, "severity": Severity.WARNING},
+        {"state": ConditionState.OPEN, "severity": Severity.DEGRADED, "opened_at": NOW + 60},
+        {"state": ConditionState.OPEN, "severity": Severity.CRITICAL, "count": 7},
+        {"state": ConditionState.ACKNOWLEDGED, "severity": Severity.CRITICAL, "observed": True},
+    )
+    shown = [replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (condition("0000:1b:00.0", **life),))) for life in lives]
+    now = [{series for series in samples(one) if series[0].startswith("healthd_condition_")} for one in shown]
+    assert len(now[0]) == 5
+    assert now == [now[0]] * 4
+    of = {**XID, "subject": "0000:1b:00.0"}
+    assert [value(one, "condition_severity", **of) for one in shown] == [1, 2, 3, 3]
+    assert [value(one, "condition_open", **of) for one in shown] == [0, 1, 1, 1]
+    assert [value(one, "condition_enforced", **of) for one in shown] == [1, 1, 1, 0]
+    assert [value(one, "condition_acknowledged", **of) for one in shown] == [0, 0, 0, 1]
+    assert [value(one, "condition_since_timestamp_seconds", **of) for one in shown] == [NOW, NOW + 60, NOW, NOW]
+
+
+def test_what_is_called_otherwise_now_stays_until_the_version_that_drops_it(troubled: Snapshot) -> None:
+    of = {**XID, "subject": "0000:1b:00.0"}
+    assert value(troubled, "condition", **of, severity="critical", state="open") == 1
+    page = render(troubled).decode()
+    said = "# HELP healthd_condition Deprecated since 0.2, gone in 0.3: use healthd_condition_severity, "
+    assert said in page
+    without = render(troubled, deprecated=False).decode()
+    assert "healthd_condition{" not in without
+    assert "Deprecated" not in without
+    old = {name for name, family in FAMILIES.items() if family.deprecated}
+    assert old, "else the setting metrics.deprecated does nothing"
+    assert set(without.splitlines()) < set(page.splitlines())
+
+
+def test_a_gpu_has_the_labels_of_dcgm_exporter() -> None:
+    gpus = (
+        Gpu("0000:61:00.0", 3, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "NVIDIA H100 80GB HBM3", 5),
+        Gpu("0001:c1:00.0", 4),
+    )
+    found = [
+        dict(labels)
+        for name, labels in samples(replace(PLAIN, inventory=Inventory(gpus=gpus)))
+        if name == "healthd_gpu_info"
+    ]
+    assert found == [
+        {
+            "gpu": "3",
+            "UUID": "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52",
+            "pci_bus_id": "00000000:61:00.0",
+            "device": "nvidia5",
+            "modelName": "NVIDIA H100 80GB HBM3",
+            "pci": "0000:61:00.0",
+        },
+        {"gpu": "4", "pci_bus_id": "00000001:C1:00.0", "pci": "0001:c1:00.0"},
+    ]
+
+
+def test_promtool_minds_only_the_capital_in_a_label_that_is_dcgm_exporters() -> None:
+    gpu = Gpu("0000:61:00.0", 3, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "NVIDIA H100 80GB HBM3", 5)
+    said = promtool(render(replace(PLAIN, inventory=Inventory(gpus=(gpu,)))))
+    assert said == "3 healthd_gpu_info label names should be written in 'snake_case' not 'camelCase'"
+
+
+def test_a_drain_that_stands_is_told_with_its_owner_its_words_and_its_time() -> None:
+    node = NodeState("n1", frozenset({"IDLE", "DRAIN"}), "bad cable", "ann", NOW - 3600)
+    drained = replace(PLAIN, slurm=SlurmStatus(node, "foreign", NOW), drained_since=NOW - 3600)
+    assert value(drained, "slurm_drained_by", owner="foreign") == 1
+    assert value(drained, "slurm_drain_info", owner="foreign", reason="bad cable") == 1
+    assert value(drained, "slurm_drained_since_timestamp_seconds") == NOW - 3600
+    over = replace(drained, slurm=SlurmStatus(replace(node, flags=frozenset({"IDLE"})), "nobody", NOW))
+    assert not {name for name in names(over) if name.startswith("healthd_slurm_drain")} - {
+        "healthd_slurm_drain_wanted"
+    }, "from 24.11 on the reason outlives its drain"
+
+
+def test_settings_that_were_refused_show_until_good_ones_are_read() -> None:
+    assert value(PLAIN, "config_last_reload_successful") == 1
+    assert value(replace(PLAIN, config_last_reload_successful=False), "config_last_reload_successful") == 0
+
+
+def test_no_metric_has_a_label_that_prometheus_gives_each_series(healthy: Snapshot, troubled: Snapshot) -> None:
+    for snapshot in (healthy, troubled):
+        for name, labels in samples(snapshot):
+            assert not {"instance", "job"} & {label for label, _ in labels}, name
 
 
 def test_a_check_that_could_not_look_is_down(troubled: Snapshot) -> None:
-    assert value(troubled, "check_up", check="gpu_ecc", instance="") == 0
+    assert value(troubled, "check_up", check="gpu_ecc", name="") == 0
+    assert value(troubled, "check_up", check="mount", name="/a") == 1
     assert not any(
         name == "healthd_check_last_completed_timestamp_seconds" and ("check", "gpu_ecc") in labels
         for name, labels in samples(troubled)
@@ -302,6 +381,8 @@ def test_an_observation_that_cannot_be_shown_is_left_out_and_counted(wrong: Obse
     snapshot = replace(PLAIN, results=(result(Observation("good", 1), wrong),))
     assert value(snapshot, "good") == 1
     assert value(snapshot, "check_observations_refused", check="gpu_ecc") == 1
+    too_many = replace(PLAIN, results=(replace(result(Observation("good", 1), wrong), left_out=10),))
+    assert value(too_many, "check_observations_refused", check="gpu_ecc") == 11
     assert promtool(render(snapshot)) == "0"
 
 
@@ -376,91 +457,12 @@ def test_a_process_that_is_gone_is_left_out(pid: int) -> None:
     assert shown == {(("process", "daemon"),)}
 
 
-# --- over HTTP
-
-
-@pytest.fixture
-def page(healthy: Snapshot) -> Iterator[str]:
-    port, stop = serve(("127.0.0.1", 0), lambda: healthy)
-    yield f"http://127.0.0.1:{port}"
-    stop()
-
-
-def get(url: str, **headers: str) -> tuple[str, bytes]:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
-        return answer.headers["Content-Type"], answer.read()
-
-
-def test_a_scrape_gets_the_page(page: str, healthy: Snapshot) -> None:
-    content_type, body = get(f"{page}/metrics")
-    assert content_type.startswith("text/plain; version=")
-    assert body == render(healthy)
-
-
-def test_a_scrape_may_ask_for_openmetrics(page: str) -> None:
-    content_type, body = get(f"{page}/metrics", Accept="application/openmetrics-text; version=1.0.0")
-    assert content_type.startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-
-
-def test_there_is_nothing_but_the_page(page: str) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="the page is /metrics") as refused:
-        get(f"{page}/etc/passwd")
-    assert refused.value.code == 404
-    refused.value.close()
-
-
-def test_a_client_that_says_nothing_holds_up_neither_others_nor_the_stop(healthy: Snapshot) -> None:
-    port, stop = serve(("127.0.0.1", 0), lambda: healthy)
-    with socket.create_connection(("127.0.0.1", port)):
-        get(f"http://127.0.0.1:{port}/metrics")
-        began = time.monotonic()
-        stop()
-        assert time.monotonic() - began < CLIENT_SECONDS
-    with pytest.raises(OSError, match="refused"):
-        socket.create_connection(("127.0.0.1", port), timeout=1)
-
-
-def test_too_many_clients_are_turned_away_and_the_page_comes_back(healthy: Snapshot) -> None:
-    port, stop = serve(("127.0.0.1", 0), lambda: healthy)
-    crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
-    with pytest.raises((ConnectionError, urllib.error.URLError)):
-        get(f"http://127.0.0.1:{port}/metrics")
-    for client in crowd:
-        client.close()
-    end = time.monotonic() + 30
-    body = b""
-    while not body:
-        with suppress(ConnectionError, urllib.error.URLError):
-            body = get(f"http://127.0.0.1:{port}/metrics")[1]
-        assert time.monotonic() < end
-    stop()
-
-
-def test_a_port_in_use_is_one_sentence(page: str) -> None:
-    port = int(page.rpartition(":")[2])
-    with pytest.raises(OSError, match=rf"metrics.listen: cannot listen on 127.0.0.1:{port}: Address already in use"):
-        serve(("127.0.0.1", port), lambda: PLAIN)
-
-
-def test_a_page_that_cannot_be_made_is_said_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    def broken() -> Snapshot:
-        raise RuntimeError("dictionary changed size during iteration")
-
-    port, stop = serve(("127.0.0.1", 0), broken)
-    with caplog.at_level(logging.ERROR), pytest.raises(ConnectionError):
-        get(f"http://127.0.0.1:{port}/metrics")
-    stop()
-    assert [record.message.count("\n") for record in caplog.records] == [0]
-    assert "dictionary changed size" in caplog.text
-
-
 def test_the_jobs_at_the_source_are_a_family_of_their_own() -> None:
     standing = (condition("0000:1b:00.0", job="12,13"), condition("0000:1c:00.0"))
     page = render(replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, standing))).decode()
     jobs = [line for line in page.splitlines() if line.startswith("healthd_condition_slurm_job{")]
     assert sorted(jobs) == [
-        f'healthd_condition_slurm_job{{code="gpu_xid/79",slurm_job="{job}",subject="0000:1b:00.0"}} 1.0'
+        f'healthd_condition_slurm_job{{check="gpu_xid",code="gpu_xid/79",slurm_job="{job}",subject="0000:1b:00.0"}} 1.0'
         for job in ("12", "13")
     ]
 
@@ -470,5 +472,5 @@ def test_until_when_a_person_knows_of_a_problem_is_told_while_they_do() -> None:
     standing = (condition("0000:1b:00.0", ack=known), condition("0000:1c:00.0"))
     page = render(replace(PLAIN, verdict=Verdict(Health.WARNING, standing))).decode()
     (line,) = [line for line in page.splitlines() if line.startswith("healthd_condition_acknowledged_until")]
-    assert '_timestamp_seconds{code="gpu_xid/79",subject="0000:1b:00.0"} ' in line
+    assert '_timestamp_seconds{check="gpu_xid",code="gpu_xid/79",subject="0000:1b:00.0"} ' in line
     assert float(line.split()[-1]) == NOW + 7200

@@ -10,7 +10,7 @@ from kernel_lines import event, finding_of, findings_of
 from story import Story
 
 from healthd.checks import eth_link, ib_flap, ib_link, mlx5
-from healthd.checks.mlx5 import EXPLAIN, RULES
+from healthd.checks.mlx5 import EXPLAIN, LEAKS, RULES
 from healthd.model import Clears, Finding, Severity
 
 PCI = "0000:61:00.0"
@@ -93,9 +93,12 @@ def test_a_health_report_is_one_finding_that_names_the_fault():
         ("Port module event[error]: module 0, Cable error, High Temperature", "module_temperature"),
         ("Port module event[error]: module 0, Cable error, Power budget exceeded", "module_power"),
         ("Port module event[error]: module 0, Cable error, Unknown identifier", "module_error"),
+        ("wait_func:1155:(pid 1): DESTROY_QP(0x501) canceled on out of queue timeout.", "command_timeout"),
+        ("mlx5_pcie_event:299:(pid 12): Detected insufficient power on the PCIe slot (27W).", "slot_power"),
         (
-            "wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource",
-            "command_timeout",
+            "port_module:254:(pid 0): Port module event[error]: module 0, Cable error, One or more network ports have "
+            "been powered down due to insufficient/unadvertised power on the PCIe slot",
+            "slot_power",
         ),
         ("mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter", "pci_error"),
         ("poll_health:740:(pid 0): Fatal error 3 detected", "health_recovery"),
@@ -108,6 +111,35 @@ def test_heat_transceivers_and_time_outs_warn_for_a_day(rest, code):
     assert (life.drained, life.codes) == (False, [f"mlx5/{code}"])
     assert life.wait(DAY - 11).codes == [f"mlx5/{code}"]
     assert life.wait(2).codes == []
+
+
+LEAKING = [
+    f"{CARD}wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource",
+    f"{CARD}cb_timeout_handler:887:(pid 3): cmd[4]: CREATE_MKEY(0x200) Async, timeout. Will cause a leak of a command "
+    "resource",
+    "infiniband rdmap0s6: The device didn't send any completion for admin cmd CREATE_QP(1) status 0 (ctx 0x0)",
+    "efa 0000:00:06.0: Wait for completion (polling) timeout",
+]
+
+
+@pytest.mark.parametrize("line", LEAKING)
+def test_a_command_that_timed_out_and_leaks_drains_without_requeue_until_a_reboot(line):
+    finding = one(line)
+    assert (finding.severity, finding.code, finding.clears) == (
+        Severity.DEGRADED,
+        "mlx5/command_timeout",
+        Clears.REBOOT,
+    )
+    life = Life().says(line)
+    assert (life.drained, life.requeued) == (True, False)
+    assert life.wait(30 * DAY).drained
+    assert not life.reboot().drained
+
+
+def test_a_leak_of_an_earlier_boot_makes_no_later_time_out_worse():
+    cancelled = f"{CARD}wait_func:1155:(pid 1): DESTROY_QP(0x501) canceled on out of queue timeout."
+    assert one(LEAKING[0], cancelled, times=[0.0, 60.0]).severity is Severity.DEGRADED
+    assert one(LEAKING[0], cancelled, times=[0.0, 60.0], boots=["a", "b"]).severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("line", [MISSED, SYNDROME, REPORT.format("irisc not responding", 2)])
@@ -208,7 +240,7 @@ def test_what_the_log_held_before_healthd_first_looked_never_acts():
 @pytest.mark.parametrize("code", sorted(RULES))
 def test_every_finding_is_explained_as_it_is_judged(code):
     text = EXPLAIN[f"mlx5/{code}"]
-    assert (text.severity, text.clears) == RULES[code][:2]
+    assert (text.severity, text.clears) == (LEAKS if code == "command_timeout" else RULES[code])[:2]
     assert all((text.meaning, text.matters, text.todo))
     assert len(EXPLAIN) == len(RULES)
 

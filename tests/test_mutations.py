@@ -103,11 +103,11 @@ class Asked(System):
     def scan(self, path: str) -> list[tuple[str, int]]:
         return self._answer("scan", path, lambda: self._system.scan(path))
 
-    def readlink(self, path: str, anywhere: bool = False) -> str:
-        return self._answer("readlink", path, lambda: self._system.readlink(path, anywhere))
+    def readlink(self, path: str) -> str:
+        return self._answer("readlink", path, lambda: self._system.readlink(path))
 
-    def stat(self, path: str, anywhere: bool = False) -> FileStat:
-        return self._answer("stat", path, lambda: self._system.stat(path, anywhere))
+    def stat(self, path: str) -> FileStat:
+        return self._answer("stat", path, lambda: self._system.stat(path))
 
     def statvfs(self, path: str) -> FileSystem:
         return self._answer("statvfs", path, lambda: self._system.statvfs(path))

@@ -138,7 +138,7 @@ def site(folder: Path, **texts: str) -> dict[str, Check]:
 
 def look_at_site(folder: Path, tables: dict[str, Any] | None = None, more: str = "", **texts: str) -> once.Look:
     known = site(folder, **texts)
-    loaded = settle({"checks": tables or {}, **({"round_timeout_seconds": 0.4} if more else {})}, "file", {}, known)
+    loaded = settle({"checks": tables or {}, **({"round_timeout_seconds": 1.5} if more else {})}, "file", {}, known)
     runner = Runner(Setup(checks_dir=str(folder)), "", time.monotonic)
     try:
         return once.look(loaded, known, runner, None)
@@ -171,7 +171,7 @@ def test_the_other_checks_run_when_one_does_not_answer(tmp_path):
 
 
 def test_a_round_that_is_out_of_time_ends_without_its_last_checks(tmp_path):
-    texts = {"a": "time.sleep(0.6); yield from ()", "b": "yield from ()"}
+    texts = {"a": "time.sleep(2.0); yield from ()", "b": "yield from ()"}
     found = look_at_site(tmp_path, more="short", **texts)
     assert [r.outcome for r in found.results] == [Outcome.COMPLETED, Outcome.TIMED_OUT]
     assert found.results[1].error == "the round was out of time before its turn"

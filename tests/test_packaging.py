@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-UNIT = Path(__file__).parents[1] / "packaging/systemd/healthd.service"
+pytestmark = pytest.mark.one_python
+
+PACKAGING = Path(__file__).parents[1] / "packaging"
+UNIT = PACKAGING / "systemd/healthd.service"
+SETTINGS_SHA256 = "729f1145869d19b4f27b75232839bdc3784df8ce83affa916e59109677718271"
 
 
 def settings(unit: str) -> dict[str, str]:
@@ -22,7 +28,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "healthd.service"
     unit.write_text(UNIT.read_text().replace("/usr/bin/healthd", "/bin/true"))  # verify looks for the program
     command = ["systemd-analyze", "verify", "--man=no", str(unit)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     complaints = [line for line in done.stderr.splitlines() if "healthd" in line]
     assert (done.returncode, complaints) == (0, []), done.stderr
 
@@ -33,3 +39,32 @@ def test_a_stop_never_reaches_the_workers() -> None:
 
 def test_the_live_ledger_outlives_a_restart() -> None:
     assert settings(UNIT.read_text())["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_jobs_that_eat_the_memory_do_not_cost_the_node_its_watch() -> None:
+    assert int(settings(UNIT.read_text())["OOMScoreAdjust"]) < 0
+
+
+def test_the_settings_file_of_the_package_is_the_same_for_ever() -> None:
+    """Where it and the administrator's differ from the last version's, dpkg asks, or stops where nobody can answer."""
+    shipped = (PACKAGING / "debian/healthd.toml").read_bytes()
+    assert hashlib.sha256(shipped).hexdigest() == SETTINGS_SHA256
+    assert all(line.startswith(b"#") for line in shipped.splitlines())
+
+
+def test_each_script_of_the_package_is_a_shells() -> None:
+    scripts = [*PACKAGING.glob("debian/healthd.p*"), PACKAGING / "tree.sh"]
+    assert len(scripts) == 4
+    for script in scripts:
+        shell = script.read_text().partition("\n")[0].removeprefix("#!")
+        done = subprocess.run([shell, "-n", script], capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_spec_is_of_this_version() -> None:
+    spec, project = (PACKAGING / "rpm/healthd.spec").read_text(), (PACKAGING.parent / "pyproject.toml").read_text()
+    of_spec = re.search(r"(?m)^Version: +(\S+)$", spec)
+    of_project = re.search(r'(?m)^version = "(.*)"$', project)
+    assert of_spec is not None
+    assert of_project is not None
+    assert of_spec[1] == of_project[1]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.model import Observation, ObservationKind
-from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Series, update, without_growth
+from healthd.past import KEEP_INCREMENTS, KEEP_SECONDS, Past, Reading, Series, update, without_growth
 
 COUNTER, GAUGE = ObservationKind.COUNTER, ObservationKind.GAUGE
 
@@ -37,6 +37,12 @@ def grew(readings: list[Observation], within: float, boots: str = "") -> float |
 
 def values(*counts: float, bits: int | None = None) -> list[Observation]:
     return [counter(count, bits) for count in counts]
+
+
+def test_a_reading_that_is_older_than_asked_for_is_none():
+    past = Past(after(counter(1)), 100.0, "a")
+    assert past.last(counter(2), within_seconds=100.0) == past.last(counter(2)) == Reading(1, 0.0)
+    assert past.last(counter(2), within_seconds=99.9) is None
 
 
 def test_the_first_sight_of_a_counter_is_no_growth():

@@ -11,10 +11,12 @@ import pytest
 from healthd.cli.main import FAMILIES
 from healthd.settings import registry
 
+pytestmark = pytest.mark.one_python
+
 PAGE = (Path(__file__).parents[1] / "docs/peers.md").read_text("utf-8")
 CHECKS = registry.built_in()
 CODES = set(registry.explained(CHECKS))
-WITHOUT = ("no", "not yet")  # the last column says why
+WITHOUT = "no"  # the last column says why
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -50,9 +52,15 @@ def test_no_cell_of_a_row_is_empty(heads, row):
 @pytest.mark.parametrize("row", [row[heads.index("healthd")] for heads, row in ROWS if "healthd" in heads])
 def test_what_healthd_is_said_to_have_exists(row):
     names = re.findall(r"`([^`]+)`", row)
-    assert names or row in WITHOUT
+    assert names or row == WITHOUT
     assert [name for name in names if not resolves(name)] == []
-    assert re.sub(r"`[^`]+`", "", row).strip(", ") in ("", *WITHOUT)
+    assert re.sub(r"`[^`]+`", "", row).strip(", ") in ("", WITHOUT)
+
+
+def test_nothing_is_said_to_come_later_that_is_there():
+    """The kernel's lines of disks and file systems were "not yet" read in two sentences, and read in the tables."""
+    assert "not yet" not in PAGE.lower()
+    assert {"block_device/trouble", "filesystem/errors", "mlx5/slot_power"} <= set(re.findall(r"`([^`]+)`", PAGE))
 
 
 @pytest.mark.parametrize("row", PEERS.values(), ids=list(PEERS))

@@ -22,15 +22,16 @@ from healthd.model import (
     Verdict,
 )
 from healthd.slurm.policy import (
+    EARLIER,
     IN_FLIGHT_SECONDS,
     SAVED_SECONDS,
     Owner,
     Policy,
+    brought_back,
     decide,
     describe,
     forget,
     held_from,
-    is_back,
     is_gone,
     is_idle,
     is_left_over,
@@ -39,6 +40,7 @@ from healthd.slurm.policy import (
     is_quiet,
     look_at,
     owner,
+    refused_here,
     remember,
     settled_by_now,
     taken_back,
@@ -48,7 +50,7 @@ NOW = 1_000_000.0
 ACT = Policy(mode=Mode.ACT)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 ECC = "healthd: gpu_ecc/uncorrected 0000:1c:00.0: 3 errors"
-OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1", stamp=5.0)
 
 
 def cause(severity: Severity = Severity.CRITICAL, text: str = XID) -> Condition:
@@ -81,6 +83,14 @@ CRITICAL = faulty(cause())
 DEGRADED = faulty(cause(Severity.DEGRADED))
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 NOT_YET = Verdict(Health.UNKNOWN, unknown=("gpu_ecc timed out",))
+
+
+REFUSED = replace(node("IDLE+DRAIN", "Prolog error"), refused_here=True)
+PROLOG_ERROR = replace(node("IDLE+DRAIN", "Prolog error"), reason_time=NOW)
+
+
+def over_at(moment: float) -> SlurmMemory:
+    return SlurmMemory(lifted=Lifted(XID, XID, NOW - 60, moment))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +161,22 @@ NOT_YET = Verdict(Health.UNKNOWN, unknown=("gpu_ecc timed out",))
             DEGRADED,
             node("IDLE+DRAIN", "Prolog error"),
             SlurmMemory(),
-            Leave('root holds the node: "Prolog error"'),
+            Leave(f'root holds the node: "Prolog error"; what healthd found: {XID}'),
+        ),
+        # our own prolog refused a job because of our verdict, before our drain was in Slurm
+        (CRITICAL, REFUSED, SlurmMemory(), Drain(XID, True)),
+        (DEGRADED, REFUSED, SlurmMemory(), Drain(XID, False)),
+        (
+            REPAIRED,
+            REFUSED,
+            SlurmMemory(),
+            Resume("our prolog refused a job, and Slurm drained the node for that; every check has completed clean"),
+        ),
+        (
+            NOT_YET,
+            REFUSED,
+            SlurmMemory(),
+            Leave("our prolog refused a job, and Slurm drained the node; not every check has completed clean since"),
         ),
         (REPAIRED, node("IDLE+DRAIN", "fan"), SlurmMemory(), Leave('root holds the node: "fan"')),
         (REPAIRED, node("IDLE+DRAIN", "fan"), OURS, Leave('root holds the node: "fan"')),
@@ -236,10 +261,52 @@ def test_whose_drain_it_is(state: NodeState, memory: SlurmMemory, whose: Owner) 
     assert owner(state, memory) is whose
 
 
+@pytest.mark.parametrize(
+    ("state", "refusals", "memory", "is_ours"),
+    [
+        (PROLOG_ERROR, [NOW], SlurmMemory(), True),
+        (PROLOG_ERROR, [NOW + 5], SlurmMemory(), True),  # the clocks; and an older prolog, which notes the last only
+        (PROLOG_ERROR, [NOW + 5.1], SlurmMemory(), False),  # it was drained before: another prolog
+        (PROLOG_ERROR, [NOW, NOW + 30, NOW + 50], SlurmMemory(), True),  # Slurm keeps the time of the first
+        (PROLOG_ERROR, [NOW - 15], SlurmMemory(), True),
+        (PROLOG_ERROR, [NOW - 15.1], SlurmMemory(), False),
+        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 5), True),  # seen as over a moment before Slurm had heard of it
+        (PROLOG_ERROR, [NOW - 10], over_at(NOW - 4.9), False),  # the drain that followed that refusal is over
+        (PROLOG_ERROR, [NOW - 10, NOW - 1], over_at(NOW - 4.9), True),
+        (PROLOG_ERROR, [], SlurmMemory(), False),
+        (PROLOG_ERROR, [], SlurmMemory(refused=NOW), True),  # as at the last look
+        (PROLOG_ERROR, [], SlurmMemory(refused=NOW - 1), False),  # it is over, and another one stands
+        (replace(PROLOG_ERROR, reason="Epilog error"), [NOW], SlurmMemory(refused=NOW), False),
+        (replace(PROLOG_ERROR, reason="Prolog error, fan"), [NOW], SlurmMemory(refused=NOW), False),
+        # 24.11 keeps the words of a drain that is over
+        (replace(PROLOG_ERROR, flags=frozenset({"IDLE"})), [NOW], SlurmMemory(refused=NOW), False),
+    ],
+)
+def test_a_prolog_error_is_of_our_prolog_if_that_refused_a_job_right_before(
+    state: NodeState, refusals: list[float], memory: SlurmMemory, is_ours: bool
+) -> None:
+    seen = refused_here(state, refusals, memory)
+    assert seen.refused_here is is_ours
+    assert (owner(seen, SlurmMemory()) is Owner.NOBODY) is (is_ours or "DRAIN" not in state.flags)
+
+
+def test_a_drain_that_our_prologs_refusal_made_concerns_us_until_it_is_over() -> None:
+    noted = remember(SlurmMemory(), REFUSED, "b1", NOW)
+    assert noted == SlurmMemory(refused=5.0)
+    assert not is_quiet(REPAIRED, noted)
+    assert is_quiet(REPAIRED, remember(noted, node("IDLE"), "b1", NOW))
+    assert is_quiet(REPAIRED, remember(noted, node("IDLE+DRAIN", "fan"), "b1", NOW)), "a person took it over"
+
+
+def test_a_job_that_our_prolog_refused_though_our_drain_stood_shows_that_a_person_resumed_the_node() -> None:
+    assert is_gone(REFUSED, OURS)
+    assert not is_gone(node("IDLE+DRAIN", "Prolog error"), OURS)
+
+
 def test_a_reading_of_our_drain_is_remembered() -> None:
     before = SlurmMemory(reason=ECC, writing=XID, written_at=NOW - 1)
     after = remember(before, node("IDLE+DRAIN+REBOOT_REQUESTED", XID), "b2", NOW)
-    assert after == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", rebooting=True)
+    assert after == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", rebooting=True, stamp=5.0)
 
 
 def test_an_operators_words_over_ours_are_remembered_until_they_are_gone() -> None:
@@ -251,22 +318,67 @@ def test_an_operators_words_over_ours_are_remembered_until_they_are_gone() -> No
 
 
 def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_that() -> None:
-    over = forget(OURS, node("IDLE+DRAIN", f"{XID} : Not responding"), NOW)
-    assert over == SlurmMemory(lifted=Lifted(XID, XID, 5.0, NOW))
+    over, lifted = forget(OURS, node("IDLE+DRAIN", f"{XID} : Not responding"), NOW), Lifted(XID, XID, 5.0, NOW)
+    assert over == SlurmMemory(lifted=lifted)
     assert look_at(over) == NOW + SAVED_SECONDS
     assert settled_by_now(over, NOW + SAVED_SECONDS - 1) == over
     saved = settled_by_now(over, NOW + SAVED_SECONDS)
     assert look_at(saved) == 0.0
     for state in (node("IDLE+DRAIN", XID), node("IDLE+DRAIN+INVALID_REG", XID)):
-        assert is_back(state, over)
-        assert not is_back(state, saved)
+        assert brought_back(state, over) == over.lifted
+        assert not brought_back(state, saved)
         assert owner(state, over) is owner(state, saved) is Owner.FOREIGN
-        assert owner(state, taken_back(over)) is Owner.OURS
+        assert owner(state, taken_back(over, lifted, NOW)) is Owner.OURS
         assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
             "Slurm holds the node, under the words of our drain that is over"
         )
-    assert not is_back(node("IDLE", XID), over), "24.11 keeps the words"
-    assert remember(taken_back(over), node("IDLE+DRAIN", XID), "b1", NOW) == replace(OURS, confirmed_at=NOW)
+    assert not brought_back(node("IDLE", XID), over), "24.11 keeps the words"
+    back = remember(taken_back(over, lifted, NOW), node("IDLE+DRAIN", XID), "b1", NOW)
+    assert back == replace(OURS, confirmed_at=NOW)
+
+
+def drained(reason: str, stamp: float) -> NodeState:
+    return NodeState("n1", frozenset({"IDLE", "DRAIN"}), reason, "root", stamp)
+
+
+def test_each_drain_before_the_last_one_is_known_when_slurmctld_brings_it_back() -> None:
+    memory = SlurmMemory()
+    for stamp, reason in enumerate((XID, ECC, XID), 1):
+        memory = replace(memory, writing=reason, written_at=NOW)
+        memory = remember(memory, drained(reason, stamp), "b1", NOW)
+        memory = forget(memory, node("IDLE"), NOW + stamp)
+    assert memory.lifted == Lifted(XID, XID, 3.0, NOW + 3)
+    for stamp, reason in enumerate((XID, ECC, XID), 1):
+        state = drained(reason, stamp)
+        old = brought_back(state, memory)
+        assert old == Lifted(reason, reason, stamp, NOW + stamp)
+        back = taken_back(memory, old, NOW)
+        assert owner(state, back) is Owner.OURS
+        others = {1.0, 2.0, 3.0} - {stamp}
+        assert {e.stamp for e in back.earlier} == others, "it may come back from another state again"
+    assert brought_back(drained(XID, 4), memory) is None, "our words, written by somebody else"
+    assert brought_back(drained("fan", 1), memory) is None
+
+
+def test_our_words_that_newer_ones_replaced_are_ours_when_slurmctld_brings_them_back() -> None:
+    memory = remember(replace(OURS, writing=ECC), drained(ECC, 6.0), "b1", NOW)
+    assert (memory.reason, memory.earlier) == (ECC, (Lifted(XID, XID, 5.0, NOW),))
+    old = brought_back(drained(XID, 5.0), memory)
+    assert old is not None
+    back = taken_back(memory, old, NOW)
+    assert (back.reason, back.stamp, back.earlier) == (XID, 5.0, (Lifted(ECC, ECC, 6.0, NOW),))
+
+
+def test_the_drains_that_are_remembered_have_a_bound_and_end_where_an_operator_takes_over() -> None:
+    memory = SlurmMemory()
+    for stamp in range(1, EARLIER + 10):
+        memory = remember(replace(memory, writing=XID), drained(XID, stamp), "b1", NOW)
+        memory = forget(memory, node("IDLE"), NOW)
+    assert [e.stamp for e in memory.earlier] == list(range(9, EARLIER + 9))
+    again = remember(replace(memory, writing=XID), drained(XID, 50.0), "b1", NOW)
+    theirs = remember(again, drained("fan", 51.0), "b1", NOW)
+    assert (theirs.earlier, theirs.stamp) == ((), 0.0)
+    assert brought_back(drained(XID, 50.0), theirs) is None, "who took it over lifts it"
 
 
 @pytest.mark.parametrize(
@@ -281,7 +393,7 @@ def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_
 def test_another_drain_after_ours_is_not_taken_for_it(state: NodeState) -> None:
     over = SlurmMemory(lifted=Lifted(XID, XID, 5.0, NOW))
     assert not is_left_over(state, over)
-    assert not is_back(state, over)
+    assert not brought_back(state, over)
     assert owner(state, over) in (Owner.FOREIGN, Owner.FOREIGN_HEALTHD)
 
 

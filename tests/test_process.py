@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fakes import standing
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.machine import process
 from healthd.machine.cgroup import job_in
-from healthd.machine.process import job_of, job_processes, jobs_holding
+from healthd.machine.process import MOST_DESCRIPTORS, job_of, job_processes, jobs_holding, open_gpus
 
 V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 11:cpuset:/slurm/uid_1000/job_4711/step_0/task_2
@@ -35,6 +36,23 @@ V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
         ("0::/system.slice/slurmstepd.scope/job_1/step_0/user/task_0/slurm/job_2\n", "1"),
         ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
         ("0::/user.slice/job_5/x\n", ""),
+        # forms of other set-ups: CgroupSlice, a container's cgroup before it, healthd in a container beside slurmd's
+        ("0::/hpc.slice/slurmstepd.scope/job_31/step_0\n", "31"),
+        ("0::/docker.slice/docker-0a1b.scope/system.slice/n1_slurmstepd.scope/job_32/step_0/user/task_0\n", "32"),
+        ("0::/machine.slice/systemd-nspawn@n1.service/payload/system.slice/slurmstepd.scope/job_33\n", "33"),
+        ("0::/../system.slice/slurmstepd.scope/job_34/step_0\n", "34"),
+        ("4:memory:/docker/0a1b/slurm_n1/uid_1000/job_35/step_batch\n1:name=systemd:/docker/0a1b\n", "35"),
+        # what users may make below what systemd gave them
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/slurmstepd.scope/job_77\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_77/step_0\n", ""),
+        ("0::/user.slice/slurmstepd.scope/job_77/step_0\n", ""),
+        ("0::/user.slice/user-1000.slice/user@1000.service/slurm/uid_1000/job_77\n", ""),
+        ("0::/docker/0a1b/user.slice/user-1000.slice/user@1000.service/slurm/uid_1000/job_77\n", ""),
+        ("5:devices:/user/alice/0/slurm/uid_1000/job_77\n", ""),
+        ("0::/system.slice/jupyter-alice.service/system.slice/slurmstepd.scope/job_77\n", ""),
+        ("0::/system.slice/jupyter-alice.service/my-slurm/job_77\n", ""),
+        ("0::/system.slice/my-slurm-tools.scope/job_77\n", ""),
+        ("0::/system.slice/slurmd.service/job_77\n", ""),
         ("0::/system.slice/slurmstepd.scope/job_123x/step_0\n", ""),
         ("0::/system.slice/slurmstepd.scope/system\n", ""),
         ("0::/system.slice/slurmstepd.scope/job_\u0664\u0667/step_0\n", ""),
@@ -44,6 +62,17 @@ V1 = """12:devices:/slurm/uid_1000/job_4711/step_0/task_2
 )
 def test_the_job_is_in_the_path_of_the_cgroup(cgroup: str, job: str) -> None:
     assert job_in(cgroup) == job
+
+
+USERS = st.sampled_from(["user.slice", "user", "user@1000.service", "user-1000.slice", "x.service"])
+NAMES = st.sampled_from(
+    ["system.slice", "slurmstepd.scope", "slurm", "uid_1000", "job_77", "n_slurmstepd.scope", "step_0"]
+)
+
+
+@given(st.lists(st.sampled_from(["docker", "a.scope", ".."]), max_size=3), USERS, st.lists(NAMES, max_size=8))
+def test_nothing_below_a_users_own_cgroup_is_a_job(above: list[str], users: str, below: list[str]) -> None:
+    assert job_in(f"0::/{'/'.join([*above, users, *below])}\n") == ""
 
 
 @given(st.text())
@@ -85,6 +114,7 @@ V2_STEP = "system.slice/slurmstepd.scope/job_12/step_0"
                 "system.slice/n2_slurmstepd.scope/job_8/step_batch/user/task_0/mine/deeper": "6",
                 "system.slice/sshd.service/job_9/step_0": "7",
                 "user.slice/user-1000.slice/job_9/step_0": "8",
+                "user.slice/slurmstepd.scope/job_9/step_0": "10",
             },
             {5: "7", 6: "8"},
         ),
@@ -105,7 +135,8 @@ V2_STEP = "system.slice/slurmstepd.scope/job_12/step_0"
 def test_the_processes_of_jobs_are_in_the_cgroups_that_slurmd_makes(
     members: dict[str, str], processes: dict[int, str], tmp_path: Path
 ) -> None:
-    assert job_processes(cgroups(tmp_path, **members)) == processes
+    assert job_processes(cgroups(tmp_path, **members), standing) == processes
+    assert process.jobs_here(str(tmp_path)) == frozenset(processes.values())
 
 
 @pytest.mark.parametrize(
@@ -127,7 +158,7 @@ def test_a_cgroup_that_goes_or_cannot_be_read_hides_no_other(tmp_path: Path) -> 
     root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_0": "1", f"{V2_STEP}/user/task_1": "2"})
     threaded = tmp_path / "sys/fs/cgroup" / V2_STEP / "user/task_0/cgroup.procs"
     threaded.write_text("Operation not supported\n")
-    assert job_processes(root) == {2: "12"}
+    assert job_processes(root, standing) == {2: "12"}
 
 
 def test_a_job_with_too_many_cgroups_is_looked_at_for_a_moment_only(tmp_path: Path) -> None:
@@ -135,6 +166,16 @@ def test_a_job_with_too_many_cgroups_is_looked_at_for_a_moment_only(tmp_path: Pa
     ticks = iter(range(10**6))
     found = job_processes(root, lambda: next(ticks) * process.LOOK_SECONDS / 10)
     assert 0 < len(found) < 49
+
+
+def test_which_jobs_are_here_does_not_depend_on_how_busy_the_node_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "system.slice/slurmstepd.scope/job_13/step_0"
+    left = "system.slice/slurmstepd.scope/job_14/step_0"
+    root = cgroups(tmp_path, **{f"{V2_STEP}/user/task_{n}": str(n) for n in range(1, 50)}, **{other: "99", left: ""})
+    monkeypatch.setattr(process, "LOOK_SECONDS", 0.0)
+    assert process.jobs_here(root) == {"12", "13"}
 
 
 # --- who holds a GPU
@@ -153,7 +194,7 @@ def test_the_jobs_of_a_gpu_have_its_device_node_open(tmp_path: Path) -> None:
     holds(tmp_path, 3, "/dev/nvidia3 (deleted)")
     holds(tmp_path, 4, "/dev/nvidia1", "/dev/nvidia3", "/dev/nvidia4")
     jobs = {1: "9", 2: "9", 3: "10", 4: "10", 5: "11"}
-    found = jobs_holding({1, 3, 4, 7}, jobs, str(tmp_path))
+    found = jobs_holding({1, 3, 4, 7}, jobs, str(tmp_path), standing)
     assert found == {1: ("10",), 3: ("9", "10"), 4: ("10",), 7: ()}
     assert jobs_holding((), jobs, str(tmp_path)) == {}
 
@@ -164,6 +205,14 @@ def test_jobs_are_looked_through_for_a_moment_only(tmp_path: Path) -> None:
     ticks = iter(range(10**6))
     found = jobs_holding({0}, {pid: str(pid) for pid in range(1, 30)}, str(tmp_path), lambda: next(ticks) * 0.02)
     assert 0 < len(found[0]) < 10
+
+
+def test_of_a_process_with_any_number_of_files_the_first_are_looked_at_and_it_is_said(tmp_path: Path) -> None:
+    holds(tmp_path, 1, "/dev/nvidia3", *["/dev/null"] * (MOST_DESCRIPTORS - 1))
+    assert open_gpus({1: "9"}, str(tmp_path)) == ({"9": frozenset({3})}, True)
+    holds(tmp_path, 2, *[f"/dev/nvidia{number % 8}" for number in range(MOST_DESCRIPTORS + 1)])
+    assert open_gpus({2: "9"}, str(tmp_path)) == ({"9": frozenset(range(8))}, False)
+    assert jobs_holding({5}, {2: "9"}, str(tmp_path), standing) == {5: ("9",)}
 
 
 @pytest.fixture
@@ -181,4 +230,4 @@ def holder(tmp_path: Path) -> Iterator[int]:
 
 def test_a_real_process_that_has_it_open_is_seen(holder: int) -> None:
     jobs = {holder: "12", os.getppid(): "13"}
-    assert jobs_holding({4, 5}, jobs, "/") == {4: (), 5: ("12",)}
+    assert jobs_holding({4, 5}, jobs, "/", standing) == {4: (), 5: ("12",)}

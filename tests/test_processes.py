@@ -17,8 +17,9 @@ from story import Story
 from trees import FakeSystem, write
 
 from healthd.checks import processes
-from healthd.checks.processes import MOST_FINDINGS, Config, parse, state_of, validate
+from healthd.checks.processes import FUSE_CONNECTIONS, MOST_FINDINGS, Config, parse, state_of, validate
 from healthd.host import Host
+from healthd.machine.system import FileStat, Tree
 from healthd.model import Clears, Finding, Severity
 from healthd.past import Past
 
@@ -222,6 +223,7 @@ def test_a_look_reads_a_share_and_after_a_few_all_have_been_read(crowd):
     assert len({path for path in system.paths if path.endswith("/stat")}) == 2000
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("pid", [1, 2, 199, 200, 201, 1000, 1999, 2000])
 def test_a_stuck_process_is_found_within_ten_looks_wherever_it_is(crowd, pid):
     story = Story(processes).looks(crowd(), 3)
@@ -391,12 +393,142 @@ threading.Thread(target=time.sleep, args=(60,)).start()
 ctypes.CDLL(None).syscall({exit_of_this_thread}, 0)
 """
     with subprocess.Popen([sys.executable, "-c", program]) as child:
-        text, until = "", time.monotonic() + 20.0
+        text, until = "", time.monotonic() + 50.0
         while not text or (state_of(text, "") != "Z" and time.monotonic() < until):
             time.sleep(0.01)
             text = Path(f"/proc/{child.pid}/stat").read_text()
-        seen = processes.Seen([], [], [])
+        seen = processes.Seen([], [], [], [])
         processes._look(Host(), [child.pid], seen)
         child.send_signal(signal.SIGKILL)
     assert [(found.state, found.threads) for found in seen.zombies] == [("Z", 2)]
     assert (seen.stuck, seen.unreadable) == ([], [])
+
+
+# --- a user's own file system
+
+
+FUSE = """[<0>] request_wait_answer+0x11c/0x220 [fuse]
+[<0>] fuse_simple_request+0x16c/0x2c0 [fuse]
+[<0>] fuse_lookup_name+0xe2/0x200 [fuse]
+[<0>] __lookup_slow+0x81/0x130
+[<0>] do_syscall_64+0x38/0x90
+"""
+BUILT_IN = FUSE.replace(" [fuse]", "")
+LOCK = """[<0>] rwsem_down_write_slowpath+0x2c4/0x700
+[<0>] path_openat+0x2b6/0x1170
+[<0>] do_syscall_64+0x38/0x90
+"""
+DRIVER = "[<0>] os_acquire_mutex+0x3c/0x60 [nvidia]\n[<0>] nvidia_unlocked_ioctl+0x81/0x140 [nvidia]\n"
+FAULTS_IN_A_DRIVER = FUSE + "[<0>] filemap_fault+0x1/0x2\n[<0>] copy_from_user+0x1/0x2\n" + DRIVER
+FILE_SERVER = "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]\n[<0>] nfs_readpage+0x1/0x2 [nfs]\n"
+DISK = "[<0>] io_schedule+0x42/0x70\n[<0>] ext4_file_read_iter+0x1/0x2\n"
+
+
+class Mounted(Tree):
+    """A tree with FUSE connections: number -> (its user, how many requests wait)."""
+
+    def __init__(self, root: str, connections: dict[str, tuple[int, int]]) -> None:
+        super().__init__(root)
+        self.connections = {f"{FUSE_CONNECTIONS}/{name}": found for name, found in connections.items()}
+
+    def names(self, path: str) -> list[str]:
+        if path == FUSE_CONNECTIONS:
+            return [name.rpartition("/")[2] for name in self.connections]
+        return super().names(path)
+
+    def read(self, path: str) -> bytes:
+        if path.startswith(FUSE_CONNECTIONS):
+            return b"%d\n" % self.connections[path.removesuffix("/waiting")][1]
+        return super().read(path)
+
+    def stat(self, path: str) -> FileStat:
+        if path in self.connections:
+            return FileStat(0o40500, self.connections[path][0], 0, (0, 0))
+        return super().stat(path)
+
+
+def hangs(stack: str, pid: int = 200, user: int = 1000, **fields: int) -> dict[str, str]:
+    files = {**stuck(pid, **fields), f"/proc/{pid}/stack": stack}
+    files[f"/proc/{pid}/status"] = f"Name:\tx\nUid:\t{user}\t{user}\t{user}\t{user}\n" + files[f"/proc/{pid}/status"]
+    return files
+
+
+def found_in(tmp_path: Path, files: dict[str, str], connections: dict[str, tuple[int, int]]) -> list[str]:
+    root = write(tmp_path, {**CALM_NODE, **files}).root
+    return codes(findings(processes, Host(root, system=Mounted(root, connections))))
+
+
+THEIRS, CODE = {"40": (1000, 2)}, "processes/user_file_system"
+
+
+OVER_IT = FUSE.replace("[<0>] do_sys", "[<0>] ovl_lookup+0x1/0x2 [overlay]\n[<0>] do_sys")
+
+
+@pytest.mark.parametrize("stack", [FUSE, BUILT_IN, LOCK, OVER_IT])
+def test_a_process_in_its_users_own_file_system_warns_and_never_drains(tmp_path, stack):
+    assert found_in(tmp_path, hangs(stack), THEIRS) == [CODE]
+
+
+WHERE = ["request_wait_answer", "fuse_get_req", "rwsem_down_write_slowpath", "d_alloc_parallel"]
+
+
+def refused_stack(wchan: str) -> dict[str, str]:
+    """As healthd.service has it, without CAP_SYS_ADMIN."""
+    files = {**hangs(""), "/proc/200/wchan": wchan}
+    del files["/proc/200/stack"]
+    return files
+
+
+@pytest.mark.parametrize("wchan", WHERE)
+def test_where_the_stack_is_refused_the_function_in_which_it_waits_tells_of_its_users_own_file_system(tmp_path, wchan):
+    assert found_in(tmp_path, refused_stack(wchan), THEIRS) == [CODE]
+
+
+@pytest.mark.parametrize(
+    ("wchan", "connections"),
+    [
+        ("nvidia_ioctl", THEIRS),  # in a driver, whatever else its user has
+        ("rpc_wait_bit_killable", THEIRS),
+        ("0", THEIRS),
+        ("request_wait_answer", {"40": (1001, 2)}),  # another user's
+        ("d_alloc_parallel", {"40": (0, 2)}),  # a shared one
+    ],
+)
+def test_where_the_stack_is_refused_no_driver_and_no_file_server_is_hidden(tmp_path, wchan, connections):
+    assert found_in(tmp_path, refused_stack(wchan), connections) == ["processes/unkillable"]
+
+
+@pytest.mark.parametrize("stack", [DRIVER, FAULTS_IN_A_DRIVER, FILE_SERVER, DISK, "", "N/A", LOCK + DRIVER])
+def test_a_users_file_system_hides_no_driver_no_file_server_and_no_disk(tmp_path, stack):
+    assert found_in(tmp_path, hangs(stack), THEIRS) == ["processes/unkillable"]
+
+
+@pytest.mark.parametrize(
+    ("user", "connections", "code"),
+    [
+        (1000, {"40": (0, 1)}, "processes/unkillable"),  # a file system that root mounted for all
+        (1000, {}, "processes/unkillable"),  # nobody knows: fusectl is not mounted
+        (1000, {"40": (1000, 0)}, "processes/unkillable"),  # nothing waits there
+        (1000, {"40": (1000, 10), "41": (0, 1)}, CODE),  # it hammers root's as well
+        (1001, {"40": (1000, 1), "41": (0, 1)}, "processes/unkillable"),
+        (1001, {"40": (1000, 1), "41": (0, 0)}, CODE),  # a sub-id of a user's container
+        (0, {"40": (1000, 1), "41": (0, 1)}, "processes/unkillable"),
+    ],
+)
+def test_whose_file_system_it_waits_for(tmp_path, user, connections, code):
+    assert found_in(tmp_path, hangs(FUSE, user=user), connections) == [code]
+
+
+def test_a_thread_in_a_driver_counts_whatever_its_other_threads_wait_for(tmp_path):
+    files = hangs(FUSE, threads=2)
+    thread = {**process(201, "D", own="200/task/201"), **status("200/task/201", own=KILLED)}
+    thread |= {"/proc/200/task/201/stack": DRIVER}
+    assert found_in(tmp_path, {**files, **thread}, THEIRS) == ["processes/unkillable"]
+    thread |= {"/proc/200/task/201/stack": FUSE}
+    thread["/proc/200/task/201/status"] += "Uid:\t1000\t1000\t1000\t1000\n"
+    assert found_in(tmp_path, {**files, **thread}, THEIRS) == [CODE]
+
+
+@given(st.text())
+def test_any_text_is_a_fuse_wait_or_none(stack):
+    assert not (processes.is_fuse_wait(stack) and "[nvidia]" in stack)

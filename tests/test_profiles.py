@@ -19,6 +19,7 @@ from healthd.checks import gpu_count, ib_link, mount, services
 from healthd.cli import flags
 from healthd.cli.main import main
 from healthd.config import ConfigError, Layer, Loaded, Settings
+from healthd.convert import load
 from healthd.host import Host
 from healthd.model import Severity
 from healthd.say import render
@@ -83,7 +84,7 @@ def test_a_profile_holds_settings_that_exist(name):
 
 @pytest.mark.parametrize("name", layers.names())
 def test_a_profile_says_where_its_numbers_are_from(name):
-    text = (layers.PROFILES / f"{name}.toml").read_text("utf-8")
+    text = Path(layers.PROFILES, f"{name}.toml").read_text("utf-8")
     assert "# Sources: " in text
     assert "pci.ids" in text
 
@@ -186,6 +187,14 @@ def test_virtual_functions_are_not_counted(tmp_path):
         pci_device(tmp_path, pci, "0x030200", device="0x2330")
         (tmp_path / "sys/bus/pci/devices" / pci / "physfn").symlink_to("../0000:1b:00.0")
     assert chosen(root) == ""
+
+
+@pytest.mark.parametrize("name", layers.names())
+def test_a_profile_asks_for_a_product_or_for_gpus(name):
+    """So none fits a machine that tells neither, and none is read there."""
+    match = load(Match, tomllib.loads(Path(layers.PROFILES, f"{name}.toml").read_text())["match"])
+    assert match.products or match.at_least > 0
+    assert not match.fits("", {})
 
 
 def test_a_tree_without_anything_gets_none(tmp_path):
@@ -357,7 +366,7 @@ def test_a_mistake_in_a_baseline_is_one_sentence_with_its_name(tmp_path):
     for text, sentence in (
         ("[checks.gpu_count]\nexpekted = 8", 'checks.gpu_count: unknown setting "expekted"; did you mean "expected"?'),
         ('[checks.gpu_count]\nexpected = "8"', 'checks.gpu_count.expected: must be a whole number, is "8"'),
-        ("[checks.gpu_count]\nexpected = -8", "checks.gpu_count: expected must not be negative, is -8"),
+        ("[checks.gpu_count]\nexpected = -8", "checks.gpu_count.expected: must be 0 to 255 GPUs, is -8"),
         ("[checks.gpu_cont]", 'checks.gpu_cont: there is no check "gpu_cont"; did you mean "gpu_count"?'),
         ('mode = "act"', 'unknown setting "mode"; only [checks.NAME] belongs in this file'),
         ("[match]", 'unknown setting "match"; only [checks.NAME] belongs in this file'),

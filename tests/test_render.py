@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from healthd.model import Clears, Health, Outcome, Severity
 from healthd.say import render
-from healthd.say.render import Page, ago, ahead, duration, plain
+from healthd.say.render import MOST_SHOWN, Page, ago, ahead, duration, plain
 
 NOW = 1_800_000_000.0
 PAGE = Page(100)
@@ -219,10 +219,8 @@ def test_every_word_of_the_model_can_be_shown(word):
     word = word.lower()
     if word.upper() in Severity.__members__:
         assert word in check(conditions=[condition(severity=word)], results=[result(finding(severity=word))])
-        assert word in render.explain("a/b", word, "pass", ("a", "b", "c"), PAGE)
     elif word.upper() in Clears.__members__:
         assert "ends with: " in check(conditions=[condition(clears=word)])
-        assert "What ends it" in render.explain("a/b", "info", word, ("a", "b", "c"), PAGE)
     else:
         assert word.replace("_", " ") in check(results=[result(outcome=word)])
 
@@ -272,7 +270,7 @@ def test_what_slurm_has_is_told_with_whose_it_is_and_how_old_that_is():
     }
     text = status(slurm=slurm)
     assert '  has: DRAIN+IDLE "healthd: gpu_xid/79" by root (ours); read 12 s ago\n' in text
-    assert "  trouble: slurmctld does not answer\n" in text
+    assert "slurmctld does not answer" not in text, "it is among the troubles"
 
 
 def test_a_pause_a_hung_worker_and_trouble_are_told():
@@ -282,10 +280,70 @@ def test_a_pause_a_hung_worker_and_trouble_are_told():
         troubles=["the ledger cannot be copied"],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
     )
-    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n" in text
-    assert "  worker 4711 hangs in nvml: what needs it waits\n" in text
-    assert "  the ledger cannot be copied\n" in text
+    assert (
+        "  paused by root (uid 0), ends in 30 min: driver upgrade\n  to end that now: healthd resume-checks\n" in text
+    )
+    assert (
+        "  worker 4711 hangs in nvml: what needs it waits\n    next: ps -o pid,stat,etime,wchan:30,args -p 4711\n"
+        in text
+    )
+    assert "  the ledger cannot be copied\n  worker" in text, "an older daemon tells no command"
     assert "  cleared 60 s ago: gpu_xid/79 0000:61:00.0 (repaired by root)\n" in text
+
+
+def test_trouble_stands_above_all_conditions_with_what_mends_it():
+    hold = {"since": NOW - 300, "until": NOW + 60, "times": 2}
+    shown = status(
+        troubles=["no metrics page: in use", "another"],
+        trouble_commands=["ss -ltnp", ""],
+        conditions=[condition()],
+        slurm={**believed()["slurm"], "fleet_hold": hold},
+    )
+    told = [
+        "Trouble",
+        "  no metrics page: in use",
+        "    next: ss -ltnp",
+        "  another",
+        "  the drain waits for the fleet since 5 min ago, held 2 times; tried again in 60 s",
+        "    next: sinfo -R",
+        "",
+        "Conditions",
+    ]
+    assert "\n".join(told) in shown
+
+
+def test_under_a_condition_stands_the_next_command_whole_also_where_the_window_is_narrow():
+    stale = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
+    shown = status(Page(40), conditions=[condition(), stale]).splitlines()
+    assert "    next: healthd explain gpu_xid/79" in shown
+    assert "    once no job runs here: systemctl reboot" in shown
+    assert f"    once it is repaired: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in shown
+
+
+def test_commands_reach_the_daemon_whose_status_is_shown():
+    text = render.status(
+        believed(conditions=[condition(clears="operator")], pause={"until": NOW, "why": "w", "who": "ann"}),
+        NOW,
+        PAGE,
+        "--runtime-dir 'a b'",
+    )
+    assert "healthd repaired --runtime-dir 'a b' gpu_xid/79 0000:61:00.0\n" in text
+    assert "healthd resume-checks --runtime-dir 'a b'\n" in text
+
+
+def test_what_only_listens_is_told_by_the_daemons_word():
+    log = believed()["kernel_log"]
+    heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "trouble": ""}
+    told = [
+        "Heard by the daemon",
+        "  gpu_xid only listens to the kernel log: there is nothing to look at now",
+        "  kmsg: 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
+        "  nothing stands",
+    ]
+    assert "\n".join(told) in check(listening=heard, results=[result(check="gpu_xid")])
+    standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
+    assert "  gpu_xid, sxid only listen to the kernel log" in standing
+    assert "    open since 3 min ago, seen 2 times, last 20 s ago; ends with: a reboot\n    next: " in standing
 
 
 def test_before_the_first_round():
@@ -306,6 +364,32 @@ def test_a_kernel_log_that_is_not_read_is_told_with_why():
 
 
 # --- the page
+
+
+@pytest.mark.parametrize("drain", [0, 1, MOST_SHOWN, 64])
+def test_a_storm_of_conditions_shows_what_drains_and_the_worst_in_full_and_counts_the_rest(drain):
+    def row(number: int, severity: str, **more: Any) -> dict[str, Any]:
+        return condition(subject=f"part{number:03}", severity=severity, **more)
+
+    bad = [row(number, "degraded") for number in range(drain)]
+    others = [
+        *(row(500 + number, "critical", observed=True) for number in range(5)),
+        *(row(600 + number, "warning") for number in range(123)),
+    ]
+    shown = status(conditions=[*others[:5], *bad, *others[5:]])
+    parts = [line.split()[2] for line in shown.splitlines() if line.split()[1:2] == ["gpu_xid/79"]]
+    room = max(MOST_SHOWN - drain, 0)
+    assert sorted(parts) == sorted(c["subject"] for c in [*bad, *others[:room]])
+    assert f"  and {128 - room} more: healthd status --json\n" in shown
+    few = status(conditions=others[:MOST_SHOWN])
+    assert "more: healthd status" not in few
+
+
+def test_an_incident_of_hundreds_names_the_first_of_them():
+    then = [f"gpu_xid/31 part{number:03}" for number in range(MOST_SHOWN + 7)]
+    told = " ".join(status(incidents=[{"first": "gpu_xid/79", "then": then}]).split())
+    assert f"{then[MOST_SHOWN - 1]} and 7 more" in told
+    assert then[MOST_SHOWN] not in told
 
 
 def test_paragraphs_are_wrapped_and_long_words_stay_whole():
@@ -349,7 +433,6 @@ def test_nothing_that_a_document_says_steers_the_terminal(text, width):
         status(page, node=text, conditions=[bad], cleared=[bad], results=[found], slurm=slurm, troubles=[text]),
         status(page, barred={text: 1}, pause={"until": NOW, "why": text, "who": text}, decision={"text": text}),
         render.settings([(text, text, text), (text, [text], text)], page),
-        render.explain(plain(text), "critical", "operator", (text, text, text), page),
     ]
     assert all(line.isprintable() for written in shown for line in written.split("\n"))
 

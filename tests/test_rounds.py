@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from healthd.model import Outcome
+from healthd.model import Outcome, RunName
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
 from healthd.work.runner import Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
@@ -22,7 +22,12 @@ CHECK = """
 import os, time
 from healthd.model import Observation
 
+USES = "nvml" if "{name}".startswith("gpu") else ""
+
 def run(host, config, past):
+    if "{name}" == "gpu_asks":
+        for gpu in host.gpus():
+            gpu.ecc_mode()
     if "{name}" == "slow":
         time.sleep(0.2)
     while "{name}" == "hangs" and not os.path.exists({go_on!r}):
@@ -30,27 +35,36 @@ def run(host, config, past):
     yield Observation("ran", 1)
 """
 FAR = 100_000.0  # no check comes round again by itself in a test
-INVENTORY = Request("nvml", 10.0, {"op": "inventory", "gpus": True})
+INVENTORY = Request("nvml", 60.0, {"op": "inventory", "gpus": True})
 
 
-def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 10.0) -> ScheduledRun:
-    return ScheduledRun(check, "", uses or check, interval, timeout)
+def a_run(check: str, uses: str = "", interval: float = FAR, timeout: float = 60.0) -> ScheduledRun:
+    return ScheduledRun(RunName(check, ""), uses or check, interval, timeout)
 
 
 class Node:
     """Rounds over `scheduled`, with a clock that can be put forward."""
 
-    def __init__(self, directory: Path, *scheduled: ScheduledRun, round_timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *scheduled: ScheduledRun,
+        round_timeout: float = 600.0,
+        scenario: str = "",
+        after: Callable[[Reply], list[RunName]] = lambda reply: [],
+    ) -> None:
         self.go_on = directory / "go-on"
         checks = directory / "checks"
         checks.mkdir(mode=0o755)
-        for name in ("a", "b", "gpu_1", "gpu_2", "slow", "hangs"):
+        for name in ("a", "b", "gpu_1", "gpu_2", "gpu_asks", "slow", "hangs"):
             (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on)))
         self.ahead = 0.0
         self.scheduled = list(scheduled)
-        self.runner = Runner(Setup(fake_nvml="dgx-h100", checks_dir=str(checks)), "", self.monotonic)
+        fake = directory / "scenario.toml"
+        fake.write_text(f'profile = "dgx-h100"\n{scenario}')
+        self.runner = Runner(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
         self.rounds = Rounds(
-            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_of, time.time, self.monotonic
+            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_of, time.time, self.monotonic, after
         )
         self.wakes = 0
 
@@ -60,7 +74,7 @@ class Node:
     def request_of(self, wanted: ScheduledRun) -> dict[str, Any]:
         return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
 
-    def go(self, over: Callable[[], bool], seconds: float = 60.0) -> list[Reply]:
+    def go(self, over: Callable[[], bool], seconds: float = 240.0) -> list[Reply]:
         """What the daemon does, until it is over: what ended meanwhile."""
         end = time.monotonic() + seconds
         ended: list[Reply] = []
@@ -111,7 +125,7 @@ def words(replies: list[Reply]) -> list[str]:
 def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(*scheduled: ScheduledRun, **settings: float) -> Node:
+    def make(*scheduled: ScheduledRun, **settings: Any) -> Node:
         made.append(Node(tmp_path, *scheduled, **settings))
         return made[-1]
 
@@ -121,11 +135,12 @@ def node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
         one.runner.close(2.0)
 
 
-A, B, GPU_1, GPU_2 = (
+A, B, GPU_1, GPU_2, GPU_ASKS = (
     a_run("a"),
     a_run("b"),
     a_run("gpu_1", "nvml"),
     a_run("gpu_2", "nvml"),
+    a_run("gpu_asks", "nvml"),
 )
 
 
@@ -135,6 +150,40 @@ def test_gpu_checks_run_first_and_the_driver_is_closed_right_after_the_last(node
     assert words(ended) == ["gpu_1", "gpu_2", "close_nvml", "a", "b"]
     assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
     assert one.runner.started_total == 1
+
+
+def once_more(reply: Reply) -> list[RunName]:
+    return [GPU_1.name] if reply.nvml_trouble else []
+
+
+def test_when_a_gpu_check_meets_a_lost_gpu_others_look_once_more_in_that_round(node: Callable[..., Node]) -> None:
+    one = node(A, GPU_1, GPU_ASKS, GPU_2, scenario="gpu.3.lost_after = 1", after=once_more)
+    ended = one.round()
+    assert words(ended) == ["gpu_1", "gpu_asks", "gpu_2", "gpu_1", "close_nvml", "a"]
+    assert [reply.outcome for reply in ended[:4]] == [Outcome.COMPLETED, Outcome.FAILED, *[Outcome.COMPLETED] * 2]
+    assert one.rounds.deadline > one.monotonic() + 1000, "and then as always"
+
+
+def test_when_no_gpu_is_lost_nobody_looks_twice(node: Callable[..., Node]) -> None:
+    assert words(node(A, GPU_1, GPU_ASKS, GPU_2, after=once_more).round()) == [
+        *("gpu_1", "gpu_asks", "gpu_2", "close_nvml", "a")
+    ]
+
+
+def test_who_has_not_looked_yet_looks_only_once(node: Callable[..., Node]) -> None:
+    one = node(GPU_ASKS, GPU_1, scenario="gpu.3.lost_after = 1", after=once_more)
+    assert words(one.round()) == ["gpu_asks", "gpu_1", "close_nvml"]
+
+
+def test_when_a_gpu_check_hangs_others_learn_of_it_in_that_round(node: Callable[..., Node]) -> None:
+    one = node(GPU_1, a_run("hangs", "nvml", timeout=0.5), GPU_2, after=once_more)
+    ended = one.go(lambda: one.rounds.ended)
+    assert [(reply.request.table["check"], reply.outcome) for reply in ended if reply.request.table["op"] == "run"] == [
+        ("gpu_1", Outcome.COMPLETED),
+        ("hangs", Outcome.TIMED_OUT),
+        ("gpu_2", Outcome.STUCK),
+        ("gpu_1", Outcome.STUCK),
+    ]
 
 
 def test_an_task_that_needs_the_driver_is_done_while_it_is_open(node: Callable[..., Node]) -> None:
@@ -152,7 +201,7 @@ def test_an_task_alone_opens_and_closes_the_driver(node: Callable[..., Node]) ->
 
 def test_other_tasks_come_after_the_checks_and_the_same_one_once(node: Callable[..., Node], tmp_path: Path) -> None:
     one = node(A, B)
-    task = Request("state_dir", 10.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
+    task = Request("state_dir", 60.0, {"op": "load_copy", "from": str(tmp_path), "names": []})
     one.rounds.task(task)
     one.rounds.task(task)
     assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["a", "b", "load_copy"]
@@ -184,12 +233,13 @@ def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_i
     one.round()
     one.ahead = EARLY_AGAIN_SECONDS + 1
     one.rounds.look_after_event([A.name])
+    before = one.monotonic()
     assert words(one.round()) == ["a"]
     last = one.monotonic()
     for _ in range(1000):
         one.rounds.look_after_event([A.name])
         assert one.rounds.step() == []
-    assert last + EARLY_AGAIN_SECONDS - 1 < one.rounds.deadline <= last + EARLY_AGAIN_SECONDS
+    assert before + EARLY_AGAIN_SECONDS <= one.rounds.deadline <= last + EARLY_AGAIN_SECONDS
     one.ahead += EARLY_AGAIN_SECONDS
     assert words(one.round()) == ["a"]
     assert one.rounds.deadline > one.monotonic() + 100, "all those events together asked for one look"
@@ -256,7 +306,7 @@ def test_of_tasks_of_one_kind_that_wait_the_newest_is_done(node: Callable[..., N
     one.rounds.step()
     path = tmp_path / "healthd.prom"
     for number in range(100):
-        one.rounds.task(Request("textfile", 10.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
+        one.rounds.task(Request("textfile", 60.0, {"op": "write_file", "path": str(path), "text": f"up {number}"}))
     assert words(one.go(lambda: one.rounds.ended and not one.runner.busy)) == ["slow", "write_file"]
     assert path.read_text() == "up 99"
 
@@ -312,3 +362,15 @@ def test_the_status_tells_of_the_round(node: Callable[..., Node]) -> None:
     assert before <= status.started <= time.time()
     assert 0 < status.seconds <= time.time() - before
     assert status.next_at > time.time() + 100
+
+
+def test_a_round_that_takes_longer_than_its_interval_ends_and_the_next_one_begins(tmp_path):
+    """It does not go on with what has come round again in it until it is out of time."""
+    node = Node(tmp_path, a_run("slow", interval=0.05), a_run("a", interval=0.05))
+    try:
+        ended = node.go(lambda: node.rounds.status.number >= 3)
+        assert node.rounds.ended
+        assert {reply.outcome for reply in ended} == {Outcome.COMPLETED}
+        assert 4 <= len(ended) <= 5  # two rounds of both, and what has begun of the third
+    finally:
+        node.runner.close(5.0)

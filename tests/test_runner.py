@@ -19,6 +19,7 @@ from healthd.convert import dump
 from healthd.host import Host
 from healthd.model import Outcome
 from healthd.past import decode
+from healthd.work import runner as work_runner
 from healthd.work.runner import WORKERS_FILE, Identity, Reply, Request, Runner, start_time
 from healthd.work.worker import Setup, Worker
 
@@ -30,17 +31,20 @@ CHECKS = {
     "faults": "import faulthandler, ctypes; faulthandler.disable(); ctypes.string_at(0)",
     "babbles": 'os.write(stream(), b"hello")',
     "pretends": 'os.write(stream(), b\'{"error": "", "findings": []}\\n\')',
-    "talks_later": 'import threading; threading.Timer(0.3, lambda: os.write(stream(), b"psst")).start()',
+    "talks_later": (
+        "import threading\ndef psst():\n    while not os.path.exists(config.name): time.sleep(0.01)\n"
+        '    os.write(stream(), b"psst")\nthreading.Thread(target=psst).start()'
+    ),
     "floods": 'os.write(stream(), b"x" * (9 << 20))',
     "gives_too_much": 'yield Observation("x" * (9 << 20), 1)',
-    "hangs_up": "os.close(stream()); time.sleep(60)",
+    "hangs_up": "os.close(stream()); time.sleep(600)",
     "prints": 'print("hello", flush=True)\nos.write(1, b"hello")\nyield Observation("answer", 42)',
     "reads": "sys.stdin.read()",
     "gives_nonsense": "yield 42",
     "gives_bytes": 'yield Finding(Severity.WARNING, "gives_bytes/x", b"part", "m")',
     "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
     "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
-    "hangs": "time.sleep(60)",
+    "hangs": "time.sleep(600)",
     "waits_for_file": "while not os.path.exists(config.name): time.sleep(0.01)",
 }
 
@@ -93,7 +97,7 @@ def runner(runners: Callable[..., Runner]) -> Runner:
     return runners()
 
 
-def request(check: str, resource: str = "", timeout_seconds: float = 20.0, **config: object) -> Request:
+def request(check: str, resource: str = "", timeout_seconds: float = 120.0, **config: object) -> Request:
     table = {"op": "run", "check": check, "instance": "", "config": config, "past": "", "boot_id": "b"}
     return Request(resource or check, timeout_seconds, table)
 
@@ -107,14 +111,17 @@ def wait(runner: Runner, seconds: float) -> None:
 
 
 def ask(runner: Runner, what: Request) -> Reply:
-    reply = runner.send(what)
-    while reply is None:
+    return runner.send(what) or answered(runner)
+
+
+def answered(runner: Runner) -> Reply:
+    """The end of the request in flight."""
+    while (reply := runner.step()) is None:
         wait(runner, 30.0)
-        reply = runner.step()
     return reply
 
 
-def until(runner: Runner, reached: Callable[[], bool], seconds: float = 10.0) -> None:
+def until(runner: Runner, reached: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < end, "it did not happen"
@@ -163,8 +170,9 @@ def test_a_check_that_raises_fails_with_one_sentence_and_keeps_what_it_gave(runn
     ],
 )  # fmt: skip
 def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
-    runner: Runner, check: str, error: str, resource: str
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, check: str, error: str, resource: str
 ) -> None:
+    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows a worker's own end late
     reply = ask(runner, request(check, resource))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, error)
     until(runner, lambda: not runner.quarantined)  # what may be in the driver is not killed, but ends by itself
@@ -172,10 +180,12 @@ def test_a_check_that_misbehaves_fails_and_the_next_one_runs_at_once(
     assert runner.quarantined == {}
 
 
-def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: Runner) -> None:
-    assert ask(runner, request("talks_later")).outcome is Outcome.COMPLETED
+def test_what_a_worker_says_unasked_is_not_the_answer_of_the_next_check(runner: Runner, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    assert ask(runner, request("talks_later", name=str(go_on))).outcome is Outcome.COMPLETED
     babbler = worker_pid(runner)
-    time.sleep(0.5)
+    go_on.touch()
+    assert runner.answers_within(60)
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
     assert worker_pid(runner) != babbler
 
@@ -194,17 +204,16 @@ def test_one_worker_serves_all_checks_that_behave(runner: Runner) -> None:
 def test_a_worker_that_was_killed_between_rounds_is_replaced_unseen(runner: Runner) -> None:
     ask(runner, request("fine"))
     os.kill(worker_pid(runner), signal.SIGKILL)
-    time.sleep(0.1)
+    os.waitid(os.P_PID, worker_pid(runner), os.WEXITED | os.WNOWAIT)
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
     assert runner.started_total == 2
 
 
-def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner) -> None:
+def test_a_worker_that_is_killed_at_work_fails_that_check_only(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows its end late
     assert runner.send(request("hangs")) is None
     os.kill(worker_pid(runner), signal.SIGKILL)
-    wait(runner, 5)
-    reply = runner.step()
-    assert reply is not None
+    reply = answered(runner)
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "the worker died (signal 9)")
     assert ask(runner, request("fine")).outcome is Outcome.COMPLETED
 
@@ -221,12 +230,13 @@ def test_an_unknown_check_is_one_sentence(runner: Runner) -> None:
 # --- overdue
 
 
-def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(runner: Runner) -> None:
+def test_an_overdue_worker_outside_the_driver_is_killed_and_replaced(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_runner, "END_SECONDS", 60.0)  # a busy machine shows its end late
     runner.send(request("hangs", timeout_seconds=0.5))
     hung = worker_pid(runner)
-    wait(runner, 5)
-    reply = runner.step()
-    assert reply is not None
+    reply = answered(runner)
     assert (reply.outcome, reply.error) == (Outcome.TIMED_OUT, "no answer within 0.5 s")
     assert start_time(hung) is None
     assert runner.quarantined == {}
@@ -238,9 +248,7 @@ def test_an_overdue_worker_in_the_driver_is_left_alone_and_bars_only_the_driver(
     go_on = tmp_path / "go-on"
     runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
     hung = worker_pid(runner)
-    wait(runner, 5)
-    reply = runner.step()
-    assert reply is not None
+    reply = answered(runner)
     assert reply.outcome is Outcome.TIMED_OUT
     assert runner.abandoned_total == 1
     assert runner.quarantined == {"nvml": hung}
@@ -262,13 +270,11 @@ def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
     runners: Callable[..., Runner], tmp_path: Path
 ) -> None:
     scenario = tmp_path / "hangs.toml"
-    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 2\n')
+    scenario.write_text('profile = "dgx-h100"\nhang = "nvmlInit"\nhang_seconds = 20\n')
     runner = runners(fake_nvml=str(scenario))
-    runner.send(Request("nvml", 0.5, {"op": "inventory", "gpus": True}))
+    runner.send(Request("nvml", 5.0, {"op": "inventory", "gpus": True}))
     hung = worker_pid(runner)
-    wait(runner, 5)
-    reply = runner.step()
-    assert reply is not None
+    reply = answered(runner)
     assert reply.outcome is Outcome.TIMED_OUT
     assert runner.quarantined == {"nvml": hung}
     assert signals_pending(hung) == 0
@@ -280,8 +286,7 @@ def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner
     first = runners()
     first.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
     hung = worker_pid(first)
-    wait(first, 5)
-    assert first.step() is not None
+    answered(first)
 
     second = runners()
     assert second.quarantined == {"nvml": hung}
@@ -322,7 +327,7 @@ def test_a_list_of_workers_that_was_cut_off_bars_nothing(
 def test_closing_ends_an_idle_worker(runner: Runner) -> None:
     ask(runner, request("fine"))
     pid = worker_pid(runner)
-    runner.close(5.0)
+    runner.close(120.0)
     assert start_time(pid) is None
 
 
@@ -332,7 +337,7 @@ def test_closing_leaves_a_busy_worker_in_time_and_unharmed(runner: Runner, tmp_p
     pid = worker_pid(runner)
     began = time.monotonic()
     runner.close(0.2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert signals_pending(pid) == 0
     known = json.loads((tmp_path / WORKERS_FILE).read_text())
     assert [(worker["pid"], worker["resource"]) for worker in known] == [(pid, "nvml")]
@@ -359,14 +364,14 @@ def test_the_driver_is_held_from_the_first_gpu_check_until_it_is_closed(runners:
     assert not runner.nvml_open
     assert ask(runner, request("gpu_count", "nvml")).outcome is Outcome.COMPLETED
     assert runner.nvml_open
-    assert ask(runner, Request("nvml", 10, {"op": "close_nvml"})).outcome is Outcome.COMPLETED
+    assert ask(runner, Request("nvml", 60, {"op": "close_nvml"})).outcome is Outcome.COMPLETED
     assert not runner.nvml_open
     assert runner.started_total == 1
 
 
 def test_a_driver_that_cannot_be_closed_is_let_go_with_its_worker(runner: Runner) -> None:
     ask(runner, request("unclosable", "nvml"))
-    reply = ask(runner, Request("nvml", 10, {"op": "close_nvml"}))
+    reply = ask(runner, Request("nvml", 60, {"op": "close_nvml"}))
     assert (reply.outcome, reply.error) == (Outcome.FAILED, "OSError: nvmlShutdown failed")
     assert not runner.nvml_open
     assert runner.quarantined == {}
@@ -381,7 +386,7 @@ def upgraded(runners: Callable[..., Runner], tmp_path: Path) -> tuple[Runner, Pa
     scenario.write_text('profile = "dgx-h100"\n')
     runner = runners(fake_nvml=str(scenario))
     ask(runner, request("gpu_access", "nvml"))
-    ask(runner, Request("nvml", 10, {"op": "close_nvml"}))
+    ask(runner, Request("nvml", 60, {"op": "close_nvml"}))
     scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
     return runner, scenario
 
@@ -464,7 +469,7 @@ def test_however_long_a_worker_takes_to_start_no_clock_was_set(
     assert abs(reply.clock_step) < 1.0
     assert reply.told is not None
     assert reply.told >= before + 10.0, "after the second start"
-    assert reply.seconds < 5.0
+    assert reply.seconds < 9.0  # its clock is 10 s late
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
@@ -518,7 +523,7 @@ def test_a_file_for_others_is_written_by_the_worker(runner: Runner, tmp_path: Pa
 
 def test_an_inventory_comes_from_the_worker(runners: Callable[..., Runner], tmp_path: Path) -> None:
     runner = runners(fake_nvml="dgx-h100", root=str(tmp_path))
-    reply = ask(runner, Request("nvml", 10, {"op": "inventory", "gpus": True}))
+    reply = ask(runner, Request("nvml", 60, {"op": "inventory", "gpus": True}))
     assert len(reply.table["inventory"]["gpus"]) == 8
     assert runner.nvml_open, "whoever asked must close it"
 

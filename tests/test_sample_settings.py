@@ -13,6 +13,8 @@ from healthd.config import CheckConfig
 from healthd.convert import dump
 from healthd.settings.registry import built_in
 
+pytestmark = pytest.mark.one_python
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

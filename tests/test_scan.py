@@ -19,19 +19,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.cli.main import main
 from healthd.cli.scan import correlate_all
 from healthd.judge.incidents import GAP_SECONDS
+from healthd.kernel import prefix as prefix_module
 from healthd.kernel.parse import LITERALS, parse
 from healthd.kernel.prefix import strip_prefix
 from healthd.model import Finding, Inventory, KernelEvent, PciDevice, Severity
+from healthd.scan import candidates, literals, messages, unprefixed
 from healthd.scan import events as scan
+from healthd.scan import judged as scan_judged
 from healthd.scan import table as scan_table
-from healthd.scan.log_file import Block, lines_of
+from healthd.scan.lines import Block, Tally
+from healthd.scan.log_file import lines_of
 from healthd.scan.table import summary
+from healthd.scan.unprefixed import stripped
 
 ROOT = Path(__file__).parents[1]
 NOW = 1_760_000_000.0  # 2025-10-09
@@ -62,13 +68,13 @@ def healthd_scan(*arguments: object, log: bytes | str = b"") -> Done:
     argv = [sys.executable, "-m", "healthd", "scan", *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "LC_ALL": "C.UTF-8"}
     data = log.encode() if isinstance(log, str) else log
-    return Done(subprocess.run(argv, input=data, capture_output=True, timeout=60, env=env))
+    return Done(subprocess.run(argv, input=data, capture_output=True, timeout=240, env=env))
 
 
-def scanned(*lines: str | bytes) -> list[scan.Judged]:
+def scanned(*lines: str | bytes) -> list[scan_judged.Judged]:
     data = [line.encode() if isinstance(line, str) else line for line in lines]
-    blocks = [Block(place, [line]) for place, line in enumerate(data, 1)]
-    return list(scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate_all()))
+    blocks = [Block.of(place, [line]) for place, line in enumerate(data, 1)]
+    return list(scan_judged.judged(scan.events(blocks, NOW, Tally()), correlate_all()))
 
 
 def told(*lines: str | bytes) -> list[tuple[int, str, str]]:
@@ -111,6 +117,7 @@ def test_each_event_is_an_object_of_a_line():
         "name": "python3",
         "severity": "critical",
         "clears": "reboot",
+        "unproven": False,
         "count": 1,
         "text": XID,
     }
@@ -125,6 +132,7 @@ def test_every_code_that_is_worth_an_incident_can_be_explained():
         assert main(["explain", code]) == 0
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize(
     ("log", "status"),
     [
@@ -223,12 +231,12 @@ def test_ctrl_c_and_a_reader_that_goes_away_are_no_trouble():
             assert process.stdout.readline()
             if end == "interrupt":
                 process.send_signal(signal.SIGINT)
-                assert process.wait(10) == 130
+                assert process.wait(240) == 130
             else:
                 process.stdout.close()
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(process, "stdout", None)
-                    _, said = process.communicate(lines.encode(), timeout=20)
+                    _, said = process.communicate(lines.encode(), timeout=240)
                 assert said == b""
                 continue
             assert process.stderr.read() == b""
@@ -331,6 +339,7 @@ FORGED = (
 )
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("owner", ["Mar 29 15:38:59 gpu-042 bob[4711]: ", "[ 12.345678] gpu-042 bob[4711]: "])
 @pytest.mark.parametrize("forged", FORGED)
 def test_the_second_line_of_a_services_message_is_nothing_as_journalctl_shows_it(owner, forged):
@@ -349,16 +358,42 @@ def test_a_pasted_log_may_be_indented():
 def test_a_message_of_very_many_lines_is_read_in_linear_time():
     owner = b"Mar 29 15:38:59 gpu-042 bob[4711]: "
     lines = [owner + b"hello", *[b" " * len(owner) + XID.encode()] * 200_000]
-    blocks = [Block(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
-    began = time.process_time()
-    assert list(scan.candidates(blocks, scan.Tally())) == []
-    assert time.process_time() - began < 10.0
+    blocks = [Block.of(n + 1, lines[n : n + 50_000]) for n in range(0, len(lines), 50_000)]
+    assert list(candidates.candidates(blocks, Tally())) == []
+    assert cpu_seconds(lambda: list(candidates.candidates(blocks, Tally())), 10.0) < 10.0
 
 
 @given(st.sampled_from(PREFIXES), st.sampled_from([XID, "text", "[1] x", " x", "é\udc80", "kernel: [1.5] x", ""]))
 def test_the_short_cut_for_usual_prefixes_finds_what_the_long_way_finds(prefix, text):
     line = (prefix + text).encode("utf-8", "surrogateescape")
-    assert scan.stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
+    assert stripped(line, NOW) == strip_prefix(line.decode("utf-8", "replace"), NOW)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"])
+@given(
+    day=st.sampled_from(["Mar 29", "Mar 30", "Oct 26", "Apr  6", "Oct  5", "Nov  1", "Feb 29", "Feb 30"]),
+    hour=st.integers(0, 25),
+    minute=st.integers(0, 61),
+    written=st.sampled_from(["{day} {hour:02}:{minute:02}:00", "2025-10-26T{hour:02}:{minute:02}:07.250000{east}"]),
+    east=st.sampled_from(["Z", "+01:00", "-03:30"]),
+    now=st.integers(0, 400 * 24 * 60).map(lambda minutes: NOW + 60.0 * minutes),
+)
+def test_dates_of_one_hour_are_those_of_the_long_way_where_clocks_are_set_too(
+    zone, day, hour, minute, written, east, now
+):
+    line = f"{written.format(day=day, hour=hour, minute=minute, east=east)} gpu-042 kernel: [   12.345678] {XID}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        known = (unprefixed._minute, unprefixed._even_hour, prefix_module._minute)
+        for cached in known:
+            cached.cache_clear()
+        try:
+            assert stripped(line.encode(), now) == strip_prefix(line, now)
+        finally:
+            for cached in known:
+                cached.cache_clear()
+    time.tzset()
 
 
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
@@ -373,8 +408,8 @@ def test_the_search_misses_no_line_that_a_rule_reads():
         if (found := strip_prefix(line, NOW)) is not None and parse(found.text) is not None
     }
     assert len(read) > 150
-    blocks = [Block(1, [line.encode() for line in lines])]
-    seen = {number for number, _, _ in scan.candidates(blocks, scan.Tally())}
+    blocks = [Block.of(1, [line.encode() for line in lines])]
+    seen = {found.number for found in candidates.candidates(blocks, Tally())}
     assert read <= seen
     assert len(scanned(*lines)) > 100
 
@@ -382,9 +417,9 @@ def test_the_search_misses_no_line_that_a_rule_reads():
 @pytest.mark.parametrize("literal", sorted(LITERALS))
 def test_a_literal_is_found_by_what_is_left_of_it(literal):
     line = f"[ 1.5] 0af1{literal}9c".encode()
-    ((_, _, found),) = scan.candidates([Block(1, [line])], scan.Tally())
+    ((_, _, _, found, _),) = candidates.candidates([Block.of(1, [line])], Tally())
     assert literal in found
-    assert len(literal.encode().translate(None, scan._VARIES)) >= 2, "everything has it"
+    assert len(literal.encode().translate(None, literals.VARIES)) >= 2, "everything has it"
 
 
 @given(st.lists(st.binary(max_size=300), max_size=20))
@@ -459,34 +494,45 @@ def many(count: int) -> Iterable[Block]:
     """`count` different faults, some seconds apart."""
     for number in range(count):
         pci = f"{number // 8192 % 65536:04x}:{number // 32 % 256:02x}:{number % 32:02x}"
-        yield Block(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
+        yield Block.of(number + 1, [f"[{number * 9:>5}.000000] {XID.replace('0000:18:00', pci)}".encode()])
 
 
+@pytest.mark.one_python
 def test_a_log_of_nothing_but_different_faults_takes_bounded_memory(monkeypatch):
-    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_FAULTS", "MOST_DEVICES", "MOST_MEANINGS"):
+    for bound in ("MOST_WAITING", "MOST_SAME", "MOST_DEVICES"):
         monkeypatch.setattr(scan, bound, 100)
-    monkeypatch.setattr(scan, "MESSAGES_BYTES", 100_000)
+    for bound in ("MOST_FAULTS", "MOST_MEANINGS"):
+        monkeypatch.setattr(scan_judged, bound, 100)
+    monkeypatch.setattr(messages, "MESSAGES_BYTES", 100_000)
     monkeypatch.setattr(scan_table, "MOST_INCIDENTS", 50)
 
     def peak(count: int) -> int:
         tracemalloc.start()
         correlate = correlate_all()
         tracemalloc.reset_peak()
-        found = summary(scan.judged(scan.events(many(count), NOW, scan.Tally()), correlate))
+        found = summary(scan_judged.judged(scan.events(many(count), NOW, Tally()), correlate))
         assert len(found.incidents) + found.left_out == count
         assert len(found.incidents) == 50
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used
 
+    peak(1000)  # what is imported late and cached for good is there
     assert peak(6000) < peak(3000) + 500_000
+
+
+def test_what_a_log_shows_of_a_node_is_kept_once_however_many_events_are_judged_by_it():
+    lines = [f"[    1.{number:06}] {XID.replace('18:00', f'{number:02x}:00')}".encode() for number in range(100)]
+    lines += [f"[{number * 9:>5}.000000] {XID.replace('79', str(number))}".encode() for number in range(200, 300)]
+    found = scan_judged.judged(scan.events([Block.of(1, lines)], NOW, Tally()), correlate_all())
+    assert len({id(device) for told in [*found] for device in told.meaning.node.devices}) == 100
 
 
 def test_a_storm_is_one_event_and_hides_no_other():
     storm = [f"[   10.{number:06}] {XID.replace('4711', str(number))}".encode() for number in range(20_000)]
     other = f"[   10.010000] {XID.replace('18:00', '2a:00')}".encode()
     lines = [*storm[:10_000], other, *storm[10_000:]]
-    found = list(scan.events([Block(1, lines)], NOW, scan.Tally()))
+    found = list(scan.events([Block.of(1, lines)], NOW, Tally()))
     assert [(seen.line, seen.count) for seen in found] == [(1, 20_000), (10_001, 1)]
 
 
@@ -523,7 +569,7 @@ def test_lines_are_whole_and_numbered_however_they_come(lines, step):
 def test_a_byte_order_mark_and_what_a_crash_left_of_zeros_hide_no_line(before):
     log = before + f"[88001.100300] {XID}\n".encode()
     for block in (1000, len(log)):
-        found = scan.events(lines_of(io.BytesIO(log), block), NOW, scan.Tally())
+        found = scan.events(lines_of(io.BytesIO(log), block), NOW, Tally())
         assert [seen.line for seen in found] == [1 + before.count(b"\n")]
 
 
@@ -535,7 +581,7 @@ def test_a_line_without_end_takes_bounded_memory():
 def test_every_key_of_an_event_is_explained():
     text = (ROOT / "docs/json.md").read_text("utf-8").partition("## `healthd scan --json`")[2].partition("\n## ")[0]
     for one in scanned(f"[   10.000000] {XID}", "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 30 x"):
-        assert [key for key in scan.event_json(one) if f"`{key}`" not in text] == []
+        assert [key for key in scan_judged.event_json(one) if f"`{key}`" not in text] == []
 
 
 # --- what is known already
@@ -555,23 +601,23 @@ def test_what_a_line_says_does_not_depend_on_the_lines_before_it(prefix):
     correlate = correlate_all()
 
     def objects(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-        return [scan.event_json(one) for one in scan.judged(scan.events(blocks, NOW, scan.Tally()), correlate)]
+        return [scan_judged.event_json(one) for one in scan_judged.judged(scan.events(blocks, NOW, Tally()), correlate)]
 
     lines = []
     for place, text in enumerate(texts[:900] * 2):
         minute, second = divmod(place, 60)
         begins = prefix.format(minute=minute, second=second, uptime=88000.5 + place, host=f"gpu-{place}")
         lines.append((begins + text).encode())
-    together = objects([Block(1, lines)])
-    assert together == [each for place, line in enumerate(lines, 1) for each in objects([Block(place, [line])])]
+    together = objects([Block.of(1, lines)])
+    assert together == [each for place, line in enumerate(lines, 1) for each in objects([Block.of(place, [line])])]
     assert len(together) > 500
 
 
 def test_an_event_is_written_as_json_as_its_object_says():
     lines = [line for row in CAPTURED for line in row["text"].split("\n")]
     for one in scanned(*lines, *lines):
-        assert json.loads(scan.event_line(one)) == scan.event_json(one)
-        assert scan.event_line(one) == json.dumps(scan.event_json(one)) + "\n"
+        assert json.loads(scan_judged.event_line(one)) == scan_judged.event_json(one)
+        assert scan_judged.event_line(one) == json.dumps(scan_judged.event_json(one)) + "\n"
 
 
 def test_only_what_is_told_to_be_worse_again_is_worse_again():
@@ -580,7 +626,7 @@ def test_only_what_is_told_to_be_worse_again_is_worse_again():
         for line in row["text"].split("\n"):
             found = strip_prefix(line, NOW)
             event = parse(found.text) if found is not None else None
-            if event is None or (event.kind, event.code) in scan._WORSE_AGAIN:
+            if event is None or (event.kind, event.code) in scan_judged._WORSE_AGAIN:
                 continue
             for node in (Inventory(), Inventory(devices=(PciDevice(event.pci, "", "", "", "gpu", ""),))):
                 for apart in (6.0, 90.0, 3600.0, 80_000.0):
@@ -606,5 +652,5 @@ def test_no_check_judges_by_who_had_the_gpu_nor_by_the_words():
 
 
 def worst(findings: Iterable[Finding], event: KernelEvent) -> Severity:
-    found = scan._worst(findings, event)
+    found = scan_judged._worst(findings, event)
     return Severity.INFO if found is None else found.severity

@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.work.schedule import ScheduledRun, due, due_at, next_due, phase
+from healthd.model import RunName
+from healthd.work.schedule import ScheduledRun, again, due, due_at, next_due, phase
 
 NODES = st.text(min_size=1, max_size=12)
 INTERVALS = st.floats(0.5, 7 * 86400.0)
@@ -15,7 +16,7 @@ TIMES = st.floats(0, 1e7)
 
 
 def a_run(check: str, uses: str = "", interval: float = 300.0) -> ScheduledRun:
-    return ScheduledRun(check, "", uses, interval, 10.0)
+    return ScheduledRun(RunName(check, ""), uses, interval, 10.0)
 
 
 @given(NODES, INTERVALS)
@@ -82,6 +83,15 @@ def test_a_wish_for_later_does_not_put_off_the_round():
     one = a_run("mount")
     at = due_at(one, 1000.0, "n")
     assert due([one], {one.name: 1000.0}, {one.name: at + 100}, "n", at) == [one]
+
+
+def test_what_is_wanted_once_more_comes_with_its_like_and_never_twice():
+    a, b, first, second = a_run("a"), a_run("b"), a_run("gpu_1", "nvml"), a_run("gpu_2", "nvml")
+    every = [a, b, first, second]
+    assert again([second, a], every, {first.name}) == [second, first, a]
+    assert again([first, second, a], every, {first.name}) == [first, second, a]
+    assert again([], every, {b.name, first.name}) == [first, b]
+    assert again([a], every, set()) == [a]
 
 
 def test_with_nothing_to_run_nothing_is_ever_due():

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.one_python
+
 BENCH = str(Path(__file__).parents[1] / "bench")
 if BENCH not in sys.path:
     sys.path.append(BENCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from healthd.model import (
     Clears,
     Condition,
     ConditionState,
+    Decision,
     Drain,
     FleetHold,
     Health,
@@ -21,18 +23,20 @@ from healthd.model import (
     Lifted,
     Mode,
     Requeued,
+    Resumed,
     Severity,
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Command, CommandResult
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
-from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy
+from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy, describe, is_quiet
 
 ACT = Policy(mode=Mode.ACT, requeue_again_seconds=90, admin_comment=False)
 TELL = replace(ACT, admin_comment=True)
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
+OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
 OVER = Lifted(XID, XID, NOW - 60, NOW)
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 
@@ -56,6 +60,9 @@ def cause(severity: Severity = Severity.CRITICAL) -> Condition:
 
 CRITICAL = Verdict(Health.UNHEALTHY, causes=(cause(),), fault_time=NOW - 10)
 DEGRADED = Verdict(Health.DEGRADED, causes=(cause(Severity.DEGRADED),))
+SHARED = replace(DEGRADED, causes=(replace(cause(Severity.DEGRADED), shared_cause=True),))
+DUE = FleetHold(since=NOW - 100, until=NOW - 1)
+FREE, TAKEN = sinfo("idle"), sinfo("idle+drain", XID)
 
 
 DONE = CommandResult(0)
@@ -73,12 +80,13 @@ NOT_ALLOWED = failed("slurm_update error: Invalid user id")
 
 @dataclass
 class Look:
-    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order; what it asked of
-    the fleet is apart."""
+    """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order; apart from
+    these what it asked of the fleet, and how often it read the node again right before a change."""
 
     report: ReconcileReport
     steps: list[tuple[str, ...] | SlurmMemory] = field(default_factory=list)
     asked_of_fleet: list[tuple[str, ...]] = field(default_factory=list)
+    read_again: int = 0
 
     def sent(self) -> list[str]:
         return [" ".join(step) for step in self.steps if isinstance(step, tuple)]
@@ -95,40 +103,48 @@ def look(
     boot_id: str = "b1",
     now: Callable[[], float] = lambda: NOW,
     fleet: Callable[[tuple[str, ...]], CommandResult] | None = None,
+    meanwhile: Sequence[CommandResult] = (),
+    refusals: tuple[float, ...] = (),
 ) -> Look:
     """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
-    without it there are 1000 nodes, and healthd holds none."""
+    without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
+    before a change; without it as it was. `refusals`: when this node's prolog refused jobs."""
     memory = memory or SlurmMemory()
-    generator = reconcile(verdict, memory, policy, "n1", boot_id, now)
-    left, steps, asked = list(answers), [], []
+    generator = reconcile(verdict, memory, policy, "n1", boot_id, now, refusals=lambda: refusals)
+    left, steps, asked, others = list(answers), [], [], list(meanwhile)
     answer: CommandResult | None = None
+    node: CommandResult | None = None  # as read since the last change
+    again = 0
     while True:
         try:
             step = generator.send(answer)
         except StopIteration as end:
-            assert not left, f"never asked for: {left}"
-            return Look(end.value, steps, asked)
+            assert not [*left, *others], f"never asked for: {left}, {others}"
+            return Look(end.value, steps, asked, again)
         if isinstance(step, Remember):
             steps.append(step.memory)
             answer = None
         else:
             assert isinstance(step, Command)
             assert step.deadline_seconds == policy.command_seconds
-            if step.argv[-1].startswith("PartitionName") or step.argv[-1] == "partition":
+            if "-n" not in step.argv and (step.argv[0] == "sinfo" or step.argv[-1] == "partition"):
                 asked.append(step.argv)
                 answer = (fleet or nodes)(step.argv)
                 continue
+            is_node = step.argv[0] == "sinfo"
+            if is_node and node is not None:
+                again += 1
+                answer = node = others.pop(0) if others else node
+                continue
             steps.append(step.argv)
             answer = left.pop(0)
+            node = answer if is_node else None if step.changes else node
 
 
 def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandResult:
     """What Slurm says of a partition of so many nodes, of which healthd has drained so many."""
     if argv[-1] == "partition":
         return CommandResult(0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n")
-    if "-n" in argv:
-        rows = (("gpu", "1"), ("full", "0"), ("empty", "0"))
-        return CommandResult(0, "".join(columns(row, PARTITION_COLUMNS) for row in rows))
     rows = [("gpu", "idle", "Unknown", "none", f"{total - held}")]
     rows += [("gpu", "idle+drain", f"{NOW - 60:.0f}", "healthd:", f"{held}")] * bool(held)
     return CommandResult(0, "".join(columns(row, FLEET_COLUMNS) for row in rows))
@@ -139,12 +155,85 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
-    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True)
+    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1")
+    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, **OWN)
     assert done.report.settled
     assert done.report.owner is Owner.OURS
     assert done.report.decision == Drain(XID, False)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "decision", "jobs"),
+    [
+        (DEGRADED, Leave('root holds the node: "fan"'), []),
+        (CRITICAL, Drain("fan", True), [listpids()]),
+    ],
+)
+def test_an_operators_drain_while_the_fleet_is_counted_is_seen_before_ours_is_sent(
+    verdict: Verdict, decision: Decision, jobs: list[CommandResult]
+) -> None:
+    done = look(verdict, [sinfo("idle"), *jobs], meanwhile=[sinfo("idle+drain", "fan")])
+    assert (done.changes(), done.report.decision, done.report.owner) == ([], decision, Owner.FOREIGN)
+    assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
+
+
+def test_a_drain_of_ours_that_stands_again_when_the_fleet_was_counted_is_not_sent_again() -> None:
+    """slurmctld was restarted without our drain, and then again with it."""
+    answers = [sinfo("idle"), started(NOW - 30), started(NOW)]
+    done = look(DEGRADED, answers, OURS, meanwhile=[sinfo("idle+drain", XID)])
+    assert (done.changes(), done.report.owner, done.report.memory.reason) == ([], Owner.OURS, XID)
+
+
+def test_an_operators_words_between_our_drain_and_our_reading_of_it_stand_and_ours_is_withdrawn() -> None:
+    done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", "fan")])
+    assert len(done.changes()) == 1
+    assert done.report.decision == Leave('root holds the node: "fan"')
+    assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
+
+
+def test_a_drain_is_read_again_before_it_is_sent_and_a_resume_only_if_something_was_asked_since() -> None:
+    assert look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).read_again == 1
+    assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 0
+    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
+    back = [sinfo("unknown+drain", XID), started(NOW - 50)]
+    assert look(REPAIRED, [*back, DONE, sinfo("idle")], over).read_again == 1
+    taken = look(REPAIRED, back, over, meanwhile=[sinfo("idle+drain", "fan")])
+    assert (taken.changes(), taken.report.owner) == ([], Owner.FOREIGN)
+
+
+def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None:
+    changing = [sinfo("idle+down", f"Not responding {number}") for number in range(3)]
+    done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
+    assert done.changes() == []
+    assert done.report.trouble == "others change the node each time that healthd is about to"
+    assert not done.report.settled
+
+
+def test_a_drain_that_the_limit_takes_back_is_left_to_an_operator_who_took_it_over_meanwhile() -> None:
+    answers = [sinfo("idle"), DONE, sinfo("idle+drain", XID)]
+    theirs = sinfo("idle+drain", "fan")
+    done = look(SHARED, answers, SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 101), meanwhile=[FREE, theirs])
+    assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
+    assert (done.report.owner, done.report.memory.overruled, done.report.memory.hold) == (Owner.FOREIGN, "fan", None)
+
+
+def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_are_drained_for_again() -> None:
+    """From 24.11 on a resume leaves the words: these came between our reading and our command."""
+    answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", "fan", NOW), DONE, sinfo("idle+drain", "fan", NOW)]
+    done = look(REPAIRED, answers, OURS)
+    assert done.changes()[1] == "scontrol update NodeName=n1 State=DRAIN Reason=fan"
+    assert (done.report.owner, done.report.decision) == (Owner.FOREIGN, Leave('root holds the node: "fan"'))
+    assert done.report.memory.reason == ""
+    ours = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle", f"{XID} : Not responding")], OURS)
+    assert len(ours.changes()) == 1
+
+
+def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
+    done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", "fan", NOW)], OURS)
+    assert (done.report.owner, done.report.memory.overruled, done.report.memory.resumed_at) == (Owner.FOREIGN, "fan", 0)
+    gone = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], done.report.memory)
+    assert gone.report.acknowledged, "and so is their resume"
 
 
 def test_a_drain_that_stands_is_not_sent_again() -> None:
@@ -183,7 +272,7 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
     done = look(CRITICAL, [sinfo("idle"), answer])
     assert done.report.trouble == trouble
     assert not done.report.settled
-    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True)
+    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
     again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
     assert again.changes() == []
     assert again.report.owner is Owner.OURS
@@ -231,14 +320,14 @@ def test_observing_it_reads_and_never_changes() -> None:
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.memory == SlurmMemory(resumed_at=NOW, lifted=OVER)
+    assert done.report.memory == SlurmMemory(lifted=OVER, resumed=(Resumed(NOW, NOW, False),))
     assert done.report.settled
     assert done.report.look_at == NOW + 60
     assert not done.report.acknowledged
 
 
 def test_a_drain_that_is_over_is_looked_at_once_more_and_then_no_more() -> None:
-    over = SlurmMemory(resumed_at=NOW - 60, lifted=replace(OVER, time=NOW - 60))
+    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
     done = look(REPAIRED, [sinfo("idle")], over)
     assert done.changes() == []
     assert (done.report.settled, done.report.look_at) == (True, 0.0)
@@ -247,7 +336,7 @@ def test_a_drain_that_is_over_is_looked_at_once_more_and_then_no_more() -> None:
 
 
 def test_a_drain_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> None:
-    over = SlurmMemory(resumed_at=NOW - 60, lifted=replace(OVER, time=NOW - 60))
+    over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
     answers = [sinfo("unknown+drain", XID), started(NOW - 50), DONE, sinfo("idle")]
     done = look(REPAIRED, answers, over)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
@@ -256,8 +345,22 @@ def test_a_drain_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> Non
     assert (stands.changes(), stands.report.owner) == ([], Owner.OURS)
 
 
+def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_lifted_again() -> None:
+    first = Lifted(XID, XID, NOW - 300, NOW - 200)
+    over = SlurmMemory(lifted=replace(OVER, stamp=NOW - 60, time=NOW - 40), earlier=(first,))
+    back = sinfo("unknown+drain", XID, NOW - 300)
+    done = look(REPAIRED, [back, started(NOW - 30), DONE, sinfo("idle")], over)
+    assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+    assert done.report.adopted is None
+    unread = look(REPAIRED, [back, CONNECT_FAILURE], over)
+    assert (unread.changes(), unread.report.memory) == ([], over)
+    holding = SlurmMemory(reason=XID.replace("79", "48"), confirmed_at=NOW - 60, boot_id="b1", earlier=(first,))
+    ours = look(DEGRADED, [back, started(NOW - 30)], holding)
+    assert (ours.changes(), ours.report.owner, ours.report.memory.reason) == ([], Owner.OURS, XID)
+
+
 def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_restarted() -> None:
-    over = SlurmMemory(resumed_at=NOW - 30, lifted=replace(OVER, time=NOW - 30))
+    over = SlurmMemory(lifted=replace(OVER, time=NOW - 30))
     done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), started(NOW - 1000)], over)
     assert done.changes() == []
     assert done.report.owner is Owner.FOREIGN
@@ -280,6 +383,91 @@ def test_a_resume_that_failed_keeps_the_drain_as_ours() -> None:
     assert late.report.memory.reason == ""
 
 
+@pytest.mark.parametrize("answer", [NOT_ALLOWED, CONNECT_FAILURE, CommandResult(127, stderr="no scontrol")])
+def test_a_resume_that_was_surely_refused_is_not_under_way(answer: CommandResult) -> None:
+    done = look(REPAIRED, [sinfo("idle+drain", XID), answer], OURS)
+    assert (done.report.memory.reason, done.report.memory.resumed_at) == (XID, 0.0)
+
+
+def test_an_operators_resume_soon_after_our_own_is_theirs() -> None:
+    resumed = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
+    broken = look(CRITICAL, [sinfo("idle"), DONE, sinfo("idle+drain", XID), listpids()], resumed, now=lambda: NOW + 5)
+    assert broken.report.owner is Owner.OURS
+    theirs = look(CRITICAL, [sinfo("idle"), started(NOW - 1000)], broken.report.memory, now=lambda: NOW + 30)
+    assert (theirs.report.acknowledged, theirs.changes()) == (True, [])
+
+
+@pytest.mark.parametrize("unknown", [LATE, SOCKET_TIMEOUT])
+def test_a_resume_of_ours_that_may_come_late_is_ours_and_the_next_one_an_operators(unknown: CommandResult) -> None:
+    sent = look(REPAIRED, [sinfo("idle+drain", XID), unknown], OURS).report.memory
+    late = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], sent, now=lambda: NOW + 5)
+    assert (late.report.acknowledged, late.report.owner) == (False, Owner.OURS)
+    theirs = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], late.report.memory, now=lambda: NOW + 30)
+    assert theirs.report.acknowledged
+
+
+@pytest.mark.parametrize("unknown", [LATE, SOCKET_TIMEOUT, None], ids=["time-out", "no answer", "killed"])
+def test_a_resume_of_ours_whose_answer_was_lost_counts_as_one_that_was_heard(unknown: CommandResult | None) -> None:
+    """A fault that comes and goes is damped however slow slurmctld is."""
+    held = replace(OURS, drained_at=NOW - 300, own_hardware=True)
+    if unknown is None:  # killed right after that was written down, as scontrol had it
+        known = replace(held, resumed_at=NOW)
+    else:
+        known = look(REPAIRED, [sinfo("idle+drain", XID), unknown], held).report.memory
+        assert known.resumed == ()
+    late = look(REPAIRED, [sinfo("idle")], known, now=lambda: NOW + 20)
+    assert late.report.memory.resumed == (Resumed(NOW - 300, NOW + 20, True),)
+    lost = look(REPAIRED, [sinfo("idle"), started(NOW - 30)], held)
+    assert lost.report.memory.resumed == (), "slurmctld lost that drain: nobody resumed it"
+
+
+@pytest.mark.parametrize("after", [sinfo("idle+drain", "fan"), sinfo("idle", "fan")], ids=["drained", "24.11"])
+def test_a_resume_of_ours_counts_also_where_a_person_drained_the_node_right_after_it(after: CommandResult) -> None:
+    held = replace(OURS, drained_at=NOW - 300, own_hardware=True)
+    again = [DONE, sinfo("idle+drain", "fan")] if after.stdout == sinfo("idle", "fan").stdout else []
+    done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, after, *again], held)
+    assert done.report.owner is Owner.FOREIGN
+    assert done.report.memory.resumed == (Resumed(NOW - 300, NOW, True),)
+
+
+# drains after a refusal of our prolog
+
+
+def prolog_error(since: float = NOW - 2) -> CommandResult:
+    return sinfo("idle+drain", "Prolog error", since)
+
+
+NOT_CLEAN = Verdict(Health.UNKNOWN, unknown=("site timed out",))
+
+
+@pytest.mark.parametrize("memory", [SlurmMemory(), replace(OURS, stamp=NOW - 60)], ids=["no drain", "ours was resumed"])
+def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: SlurmMemory) -> None:
+    answers = [prolog_error(NOW - 9), *([started(NOW - 1000)] if memory.reason else [])]
+    first = look(NOT_CLEAN, answers, memory, refusals=(NOW - 10,)).report
+    assert first.acknowledged is bool(memory.reason)
+    waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.memory, now=lambda: NOW + 20, refusals=(NOW - 10,))
+    assert (waits.changes(), waits.report.owner) == ([], Owner.NOBODY)
+    assert "our prolog refused a job" in describe(waits.report.decision)
+    assert not is_quiet(REPAIRED, waits.report.memory)
+    kept = waits.report.memory
+    later = look(REPAIRED, [prolog_error(NOW - 9), DONE, sinfo("idle")], kept, now=lambda: NOW + 200)
+    assert later.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"], "also without the prolog's note"
+    assert is_quiet(REPAIRED, replace(later.report.memory, lifted=None))
+
+
+def test_a_node_that_our_prolog_drained_is_looked_at_until_it_is_steady() -> None:
+    booting = sinfo("idle+drain+not_responding", "Prolog error", NOW - 2)
+    assert not look(NOT_CLEAN, [booting], refusals=(NOW - 3,)).report.settled
+    assert look(NOT_CLEAN, [prolog_error()], refusals=(NOW - 3,)).report.settled
+
+
+def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_left() -> None:
+    """Our prolog refused a job 50 s before, and the drain for it was lifted 25 s before."""
+    over = SlurmMemory(lifted=replace(OVER, time=NOW - 25, saved=True))
+    done = look(REPAIRED, [prolog_error(NOW)], over, refusals=(NOW - 50,))
+    assert (done.changes(), done.report.owner) == ([], Owner.FOREIGN)
+
+
 # drains that are gone
 
 
@@ -299,7 +487,7 @@ def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
 
 def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2")
+    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, **OWN)
 
 
 def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> None:
@@ -563,10 +751,11 @@ def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], st
         found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n"
     elif argv[0] == "squeue":
         found = row(JOB_COLUMNS, argv[6], "12", "RUNNING", "1", start, "0", "1", "(null)")
-    elif argv[-1].startswith("StateComplete"):
-        found = row(NODE_COLUMNS, draw(st.sampled_from(["idle", "idle+drain"])), start, "root(0)", XID)
+    elif argv[0] == "sinfo" and "-n" in argv:
+        state = draw(st.sampled_from(["idle", "idle+drain"]))
+        found = row(NODE_COLUMNS, "gpu", "1", state, start, "root(0)", XID, draw(st.sampled_from(["(null)", "gpu:8"])))
     elif argv[0] == "sinfo":
-        found = row(PARTITION_COLUMNS, "gpu", "1") if "-n" in argv else row(FLEET_COLUMNS, "gpu", "idle", "5", "x", "9")
+        found = row(FLEET_COLUMNS, "gpu", "idle", "5", "x", "9")
     else:
         found = f"BOOT_TIME = {draw(st.just(start) | WORDS)}\nTotalNodes={draw(st.just('12') | WORDS)}\n"
     return draw(st.sampled_from([found] * 6) | ANY_TEXT)
@@ -577,7 +766,7 @@ def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], st
     st.sampled_from(
         [CRITICAL, CRITICAL, DEGRADED, REPAIRED, replace(DEGRADED, causes=(replace(cause(), shared_cause=True),))]
     ),
-    st.sampled_from([SlurmMemory(), OURS, SlurmMemory(lifted=OVER)]),
+    st.sampled_from([SlurmMemory(), OURS, SlurmMemory(lifted=OVER, earlier=(replace(OVER, stamp=NOW - 100),))]),
 )
 def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
     data: st.DataObject, verdict: Verdict, memory: SlurmMemory
@@ -600,17 +789,11 @@ def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
 
 # the fleet
 
-SHARED = replace(DEGRADED, causes=(replace(cause(Severity.DEGRADED), shared_cause=True),))
-DUE = FleetHold(since=NOW - 100, until=NOW - 1)
-FREE, TAKEN = sinfo("idle"), sinfo("idle+drain", XID)
-
 
 def held_by_healthd(*counts: int) -> Callable[[tuple[str, ...]], CommandResult]:
     """1000 nodes, of which healthd holds so many at the first count, the second, ..."""
     left = list(counts)
-    return lambda argv: nodes(
-        argv, held=left.pop(0) if argv[-1].startswith("PartitionName") and "-n" not in argv else 0
-    )
+    return lambda argv: nodes(argv, held=left.pop(0) if argv[0] == "sinfo" else 0)
 
 
 def unreadable(argv: tuple[str, ...]) -> CommandResult:
@@ -634,7 +817,7 @@ def test_after_its_wait_a_shared_cause_drains_and_is_counted_again() -> None:
     done = look(SHARED, [FREE, DONE, TAKEN], SlurmMemory(hold=DUE), fleet=held_by_healthd(99, 100))
     assert done.report.decision == Drain(XID, False)
     assert (done.report.memory.hold, done.report.memory.uncounted, done.report.settled) == (None, False, True)
-    assert sum("-n" not in argv for argv in done.asked_of_fleet) == 2
+    assert [argv[0] for argv in done.asked_of_fleet] == ["sinfo", "sinfo"]
 
 
 def test_at_the_limit_nothing_is_sent_and_each_wait_is_longer() -> None:

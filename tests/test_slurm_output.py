@@ -19,23 +19,36 @@ from healthd.slurm.output import (
     parse_job,
     parse_listpids,
     parse_node,
-    parse_partitions,
     parse_processes,
     parse_slurmctld_start,
 )
 
+GPU = frozenset({"gpu"})
+
 
 def test_a_node_is_read_from_fixed_columns() -> None:
-    text = columns(("allocated+drain", "1795207836", "root(0)", "healthd: x\nfoo | [y]"), NODE_COLUMNS)
+    text = columns(
+        ("gpu", "1", "allocated+drain", "1795207836", "root(0)", "healthd: x\nfoo | [y]", "(null)"), NODE_COLUMNS
+    )
     flags = frozenset({"ALLOCATED", "DRAIN"})
-    assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0)
-    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}))
+    assert parse_node(text, "n1") == NodeState("n1", flags, "healthd: x foo | [y]", "root", 1795207836.0, GPU, 0)
+    assert parse_node(sinfo("idle").stdout, "n1") == NodeState("n1", frozenset({"IDLE"}), partitions=GPU, gpus=0)
     assert parse_node(sinfo("down*+drain").stdout, "n1").flags == {"DOWN", "DRAIN"}  # up to 20.11
     assert parse_node(sinfo("IDLE+DRAIN").stdout, "n1").flags == {"IDLE", "DRAIN"}
 
 
+def test_a_node_is_in_the_partitions_in_which_sinfo_counts_it() -> None:
+    rows = [("other", "0", "n/a", "Unknown", "Unknown", "none", "gpu:8")]
+    rows += [(name, "1", "idle+drain", "1795207836", "root(0)", "line\none", "gpu:8") for name in ("gpu", "all")]
+    found = parse_node("".join(columns(row, NODE_COLUMNS) for row in rows), "n1")
+    assert (found.partitions, found.flags, found.reason) == ({"gpu", "all"}, {"IDLE", "DRAIN"}, "line one")
+    for text in ("", " \n", columns(rows[0], NODE_COLUMNS)):
+        with pytest.raises(SlurmTrouble, match=r'^Slurm has no node "n1" in any partition$'):
+            parse_node(text, "n1")
+
+
 def test_local_times_are_read_too() -> None:
-    text = columns(("idle+drain", "2026-11-20T20:48:09", "root(0)", "x"), NODE_COLUMNS)
+    text = columns(("gpu", "1", "idle+drain", "2026-11-20T20:48:09", "root(0)", "x", "(null)"), NODE_COLUMNS)
     assert abs(parse_node(text, "n1").reason_time - 1795207689) < 15 * 3600
     assert parse_slurmctld_start("BOOT_TIME               = 2026-11-20T20:48:09\n") > 0
 
@@ -58,8 +71,9 @@ def test_a_number_that_slurm_does_not_print_is_none(digits: str) -> None:
 
 
 def test_times_beyond_all_calendars_are_none() -> None:
-    assert parse_node(columns(("idle", "9" * 40, "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
-    assert parse_node(columns(("idle", "202611201204809", "root(0)", "x"), NODE_COLUMNS), "n1").reason_time == 0
+    for since in ("9" * 40, "202611201204809"):
+        row = ("gpu", "1", "idle", since, "root(0)", "x", "(null)")
+        assert parse_node(columns(row, NODE_COLUMNS), "n1").reason_time == 0
     job = parse_job(columns(("12", "12", "RUNNING", "1", "9" * 40, "0", "1", "(null)"), JOB_COLUMNS), "12")
     assert job is not None
     assert job.start == 0
@@ -85,8 +99,7 @@ def of_columns(text: str, of: tuple[tuple[str, int], ...], *first: str) -> str:
 
 PARSERS: dict[str, Callable[[str], object]] = {
     "node": lambda text: parse_node(text, "n1"),
-    "node's columns": lambda text: parse_node(of_columns(text, NODE_COLUMNS), "n1"),
-    "partitions": parse_partitions,
+    "node's columns": lambda text: parse_node(of_columns(text, NODE_COLUMNS, "gpu", "1"), "n1"),
     "fleet": lambda text: parse_fleet(text, {"gpu"}, NOW),
     "fleet's columns": lambda text: parse_fleet(of_columns(text, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
     "cluster": lambda text: parse_cluster_size(f"TotalNodes={text}"),
@@ -116,7 +129,8 @@ def test_garbage_is_one_sentence_and_never_another_error(parser: Callable[[str],
     state=st.sampled_from(["idle+drain", "down", "mixed+drain+reboot_issued"]),
 )
 def test_any_reason_is_read_back_as_it_was_written(reason: str, state: str) -> None:
-    found = parse_node(columns((state, "1795207836", "alice(1000)", reason), NODE_COLUMNS), "n1")
+    row = ("gpu", "1", state, "1795207836", "alice(1000)", reason, "gpu:8")
+    found = parse_node(columns(row, NODE_COLUMNS), "n1")
     assert (found.reason, found.reason_user) == (reason, "alice")
 
 

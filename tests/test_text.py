@@ -1,11 +1,230 @@
-"""Text of others on its way into a message."""
+"""Text of others: ASCII's digits and letters only, and no text that a pattern takes longer for than its length."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import copy
+import importlib
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_lines import LINES, messages
+from pumped import pumps
 
-from healthd.text import printable
+from healthd.kernel.lines.rule import MAX_TEXT
+from healthd.kernel.parse import RULES, UNREAD, parse
+from healthd.text import LatePattern, is_decimal, patterns_compiled_where_made, printable, regex
+
+ROOT = Path(__file__).parents[1]
+OTHER_DIGITS = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
+
+
+def modules() -> list[str]:
+    """Those of healthd that have patterns."""
+    paths = [*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]
+    with_patterns = [path for path in paths if "regex(" in path.read_text("utf-8") and path.name != "text.py"]
+    return sorted(
+        ".".join(("healthd", *path.with_suffix("").relative_to(ROOT).parts)).replace("healthd.healthd.", "healthd.")
+        for path in with_patterns
+    )
+
+
+def patterns(value: object) -> Iterator[re.Pattern[str]]:
+    """Those in a module's value, also within tables."""
+    if isinstance(value, re.Pattern | LatePattern) and isinstance(value.pattern, str):
+        yield value
+    elif isinstance(value, dict | tuple | list | frozenset):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from patterns(inner)
+
+
+def patterns_of(module: str) -> list[re.Pattern[str]]:
+    values = vars(importlib.import_module(module)).values()
+    return list({(p.pattern, p.flags): p for value in values for p in patterns(value)}.values())
+
+
+def seconds(pattern: re.Pattern[str], text: str) -> float:
+    return cpu_seconds(lambda: pattern.match(text), QUICK_SECONDS)
+
+
+QUICK_SECONDS = 0.05  # 64 KiB in linear time take a tenth of this, in quadratic time ten times as much
+KIB = 1024
+
+
+def is_linear(pattern: re.Pattern[str], text: str) -> bool:
+    """Four times the text takes four times as long, not sixteen times."""
+    quarter = seconds(pattern, text[: len(text) // 4] + text[-1])
+    if quarter > 1:
+        return False
+    whole = seconds(pattern, text)
+    return whole < QUICK_SECONDS or whole < 8 * quarter
+
+
+def test_what_takes_longer_than_its_length_is_noticed():
+    quadratic = regex(r"md/raid:\w+: (?:[a-z]+\d*[a-z\d]*: )?read error")
+    assert not all(is_linear(quadratic, text) for text in pumps(quadratic, 16 * KIB))
+    linear = regex(r"md/raid:\w+: (?:[a-z][a-z\d]{0,31}: )?read error")
+    assert all(is_linear(linear, text) for text in pumps(linear, 16 * KIB))
+
+
+# The centre's modules import what only .venv has.
+EACH_MODULE = pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(name, marks=[pytest.mark.one_python] if name.startswith("healthd.fleet.") else [])
+        for name in modules()
+    ],
+)
+
+
+@EACH_MODULE
+def test_no_text_takes_a_pattern_longer_than_its_length(module):
+    slow = [
+        f"{pattern.pattern[:80]} at {text[:60]!r}"
+        for pattern in patterns_of(module)
+        for text in pumps(pattern, 64 * KIB)
+        if not is_linear(pattern, text)
+    ]
+    assert slow == []
+
+
+def test_every_rule_is_pumped_at_each_of_its_repeats():
+    """And none fails on what it is given then."""
+    known = {p.pattern for module in modules() if ".lines." in module for p in patterns_of(module)}
+    assert {rule.pattern.pattern for rule in RULES} <= known
+    for rule in RULES:
+        for text in pumps(rule.pattern, MAX_TEXT):
+            assert (found := parse(text)) is None or found.kind != UNREAD
+
+
+@EACH_MODULE
+def test_a_pattern_knows_the_digits_of_ascii_only(module):
+    assert [p.pattern for p in patterns_of(module) if not p.flags & re.ASCII] == []
+
+
+def literal_patterns() -> Iterator[tuple[str, str, int]]:
+    """(where, pattern, flags) of each regex("...") whose text stands in the call."""
+    for path in sorted([*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "regex":
+                with contextlib.suppress(ValueError):  # put together of parts: a module's is compiled by the test below
+                    text = ast.literal_eval(node.args[0])
+                    flags = [
+                        getattr(re, each.attr)
+                        for each in ast.walk(node)
+                        if isinstance(each, ast.Attribute) and each.attr.isupper()
+                    ]
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text, sum(flags)
+
+
+def test_each_pattern_that_stands_in_the_source_can_be_compiled():
+    found = list(literal_patterns())
+    assert len(found) > 200
+    for where, text, flags in found:
+        try:
+            re.compile(text, flags | re.ASCII)
+        except re.error as error:
+            pytest.fail(f"{where}: {error}")
+
+
+@EACH_MODULE
+def test_each_pattern_of_a_module_can_be_compiled(module):
+    assert all(re.compile(p.pattern, p.flags) for p in patterns_of(module))
+
+
+def test_a_pattern_is_compiled_when_it_is_first_used():
+    late = LatePattern(r"(?P<word>b+)(\d)?", re.ASCII)
+    assert late.pattern == r"(?P<word>b+)(\d)?"
+    assert "compiled" not in vars(late)
+    assert late.match("bb1")["word"] == "bb"
+    assert "compiled" in vars(late)
+    for same in (copy.copy(late), copy.deepcopy(late), pickle.loads(pickle.dumps(late))):
+        assert (same.pattern, same.flags) == (late.pattern, late.flags)
+
+
+def test_a_late_pattern_does_what_a_compiled_one_does():
+    text, flags = r"(?P<word>b+)(\d)?", re.ASCII | re.IGNORECASE
+    late, compiled = LatePattern(text, flags), re.compile(text, flags)
+    for name in ("match", "fullmatch", "search", "findall", "split"):
+        for line in ("", "bB1", "abb2b"):
+            ours, theirs = getattr(late, name)(line), getattr(compiled, name)(line)
+            assert (
+                getattr(ours, "groups", lambda ours=ours: ours)()
+                == getattr(theirs, "groups", lambda theirs=theirs: theirs)()
+            )
+    assert late.sub("x", "abb2b") == compiled.sub("x", "abb2b")
+    assert (late.flags, late.groups, late.groupindex) == (compiled.flags, compiled.groups, compiled.groupindex)
+    assert [each.span() for each in late.finditer("abb2b")] == [each.span() for each in compiled.finditer("abb2b")]
+
+
+def test_a_pattern_that_is_none_raises_where_it_is_used_or_where_a_sites_file_makes_it():
+    late = LatePattern("(", 0)
+    with pytest.raises(re.error):
+        late.match("")
+    with patterns_compiled_where_made(), pytest.raises(re.error):
+        regex("(")
+
+
+ONCE_COMPILED = """
+import healthd.daemon
+from healthd.settings import registry
+from healthd.text import LatePattern, compile_patterns, regex
+registry.built_in()
+waited = compile_patterns()
+print(waited, compile_patterns(), type(regex("a")).__name__)
+"""
+
+
+def test_a_daemon_compiles_them_all_before_it_is_ready_and_later_ones_at_once():
+    done = subprocess.run([sys.executable, "-c", ONCE_COMPILED], capture_output=True, text=True, timeout=120)
+    waited, left, kind = done.stdout.split()
+    assert int(waited) > 200, done.stderr
+    assert (left, kind) == ("0", "Pattern")
+
+
+def test_the_digits_of_ascii_are_the_only_ones():
+    assert regex(r"\d+").match("٣") is None
+    assert regex("k", re.IGNORECASE).match("\u212a") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal"), [("0123456789", True), ("٣", False), ("²", False), ("", False), ("-1", False), ("1_0", False)]
+)
+def test_a_decimal_number_is_one_in_ascii(text, decimal):
+    assert is_decimal(text) is decimal
+
+
+def test_digits_of_another_script_are_no_number_of_a_kernel_line():
+    for row in LINES:
+        for message in messages(row["text"]):
+            found = parse(message.translate(OTHER_DIGITS))
+            assert found is None or (found.code.isascii() and found.pci.isascii() and found.pid is None), message
+            assert found is None or found.kind not in ("xid", "sxid"), message
+
+
+def test_what_is_longer_than_the_kernel_can_print_is_not_matched():
+    oom = "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),task_memcg=/a,task={},pid=1,uid=0"
+    room = MAX_TEXT - len(oom.format(""))
+    assert parse(oom.format("a" * room)).pid == 1
+    assert parse(oom.format("a" * (room + 1))) is None
+    assert parse("NVRM: Xid (PCI:0000:3b:00): 79, " + "a" * 100_000).code == "79"
+
+
+def test_no_captured_line_is_longer_than_what_is_matched():
+    """So no fault is cut off."""
+    data = (ROOT / "tests/data").glob("kernel_lines*.jsonl")
+    texts = [json.loads(row)["text"] for path in data for row in path.read_text("utf-8").splitlines()]
+    assert max(len(message) for text in texts for message in messages(text)) <= MAX_TEXT
 
 
 def test_what_ends_a_line_or_steers_a_terminal_becomes_a_question_mark() -> None:
@@ -17,3 +236,11 @@ def test_whatever_it_is_given_is_printable_and_as_long(text: str) -> None:
     assert printable(text).isprintable()
     assert len(printable(text)) == len(text)
     assert printable(printable(text)) == printable(text)
+
+
+def test_a_terminal_gets_our_colours_and_nothing_else_that_steers_it():
+    from healthd.cli.terminal import harmless
+
+    ours = "\033[1;31mcritical\033[0m\tpart\nnext\n"
+    assert harmless(ours) == ours
+    assert harmless("a\x1b[2Jb\x1b]0;title\x07c\x9b1md\re\x1b") == "a?[2Jb?]0;title?c?1md?e?"

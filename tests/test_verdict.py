@@ -30,6 +30,7 @@ from healthd.model import (
     Repair,
     RunName,
     Severity,
+    Slowness,
     Verdict,
     Worsens,
 )
@@ -518,6 +519,16 @@ def test_an_event_opens_a_condition_with_its_own_time() -> None:
     event = node.event(XID)
     assert (node.only.state, node.only.count, node.only.last_event) == (OPEN, 1, event.time)
     assert node.judge().fault_time == event.time
+
+
+def test_a_slowness_is_as_the_last_look_had_it_and_names_its_jobs() -> None:
+    slow = Finding(Severity.WARNING, "failslow/job", "", "slow", slowness=Slowness(0.2, T0, ("4711",)))
+    node = Node().run(slow)
+    (first,) = node.conditions.values()
+    assert (first.slowness, first.job) == (slow.slowness, "4711")
+    node.run(replace(slow, slowness=Slowness(0.4, T0, ("4711", "4712"))))
+    (then,) = node.conditions.values()
+    assert (then.slowness, then.job) == (Slowness(0.4, T0, ("4711", "4712")), "4711,4712")
 
 
 def test_a_finding_that_rests_on_nothing_new_was_absorbed_before() -> None:

@@ -14,6 +14,8 @@ from wheel_files import LIMIT_BYTES, ROOT, strangers
 
 from healthd.cli.main import FAMILIES
 
+pytestmark = pytest.mark.one_python
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

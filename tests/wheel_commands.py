@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-SECONDS = 60.0
+SECONDS = 240.0
 NODE = ("--root", "tree", "--fake-nvml", "dgx-h100", "--profile", "none", "--baseline", "baseline.toml")
 DAEMON = ("--runtime-dir", "run")
 XID = "Jun  1 12:00:00 n1 kernel: NVRM: Xid (PCI:0000:61:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
@@ -24,17 +24,46 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "ack": (("gpu_xid/79", "--for", "1h", "--why", "known", *DAEMON), 0),
     "pause": (("--for", "1h", "--why", "a driver", *DAEMON), 0),
     "resume-checks": (DAEMON, 0),
+    "failslow pause": (("--for", "1h", "--why", "a benchmark", *DAEMON), 0),
+    "failslow resume-detection": (DAEMON, 0),
+    "reload": (DAEMON, 0),
     "repaired": (("gpu_xid/79", *DAEMON), 0),
     "hook epilog": (DAEMON, 0),
     "hook healthcheck": (DAEMON, 0),
     "check": (("gpu_count", "gpu_ecc", *NODE), 0),
     "record": (("node.rec", "gpu_count", *NODE), 0),
-    "baseline": (("--write", *NODE), 0),
+    "doctor": ((*NODE, *DAEMON), 2),  # that tree has no /dev/kmsg
+    "baseline": (("--write", "--force", *NODE), 0),
     "config check": (("healthd.toml",), 0),
     "config show": (NODE, 0),
     "explain": (("gpu_xid/79",), 0),
     "list": ((), 0),
+    "completion": (("bash",), 0),
+    "failslow": (("steps.csv",), 0),
+    "failslow period": (("steps.csv",), 3),  # it has no operations
+    "failslow plan": (("steps.csv", "--gpus", "8"), 0),
+    "failslow split": (("--micro-batches", "8", "--times", "1.0,1.3"), 0),
+    "validate": (("--plan", "8"), 0),
     "scan": (("log",), 2),
+    "events": (("--state-dir", "state"), 0),
+    "fleet ingest": (("--out", "db", "--tickets", "none.csv"), 3),  # the extra is not installed
+    "fleet prune": (("--db", "db", "--before", "2026-01-01"), 3),
+    "fleet query": ((), 0),
+    "fleet status": (("--prometheus", "http://127.0.0.1:9"), 3),  # nobody listens there
+    "fleet states": (("--db", "db"), 3),
+    "fleet goodput": (("--db", "db"), 3),
+    "fleet availability": (("--db", "db"), 3),
+    "fleet nccl": (("none",), 3),
+    "fleet attribution": (("--db", "db"), 3),
+    "fleet rate": (("--db", "db"), 3),
+    "fleet ettr": (("--db", "db"), 3),
+    "fleet alarms": (("--db", "db"), 3),
+    "fleet checks": (("--db", "db"), 3),
+    "fleet links": (("--db", "db"), 3),
+    "fleet failslow": (("--db", "db"), 3),
+    "fleet lemons": (("--db", "db"), 3),
+    "fleet compare": (("2026-01", "2026-02", "--db", "db"), 3),
+    "fleet report": (("--db", "db", "--out", "report"), 3),
 }
 
 
@@ -78,6 +107,7 @@ def _make_node(folder: Path) -> None:
     (folder / "tree/proc/self/mountinfo").write_text("22 1 8:2 / / rw - ext4 /dev/sda2 rw\n")
     (folder / "healthd.toml").write_text('mode = "observe"\n')
     (folder / "log").write_text("")
+    (folder / "steps.csv").write_text("step_time\n" + "1.5\n" * 40)
 
 
 def _until(reached: Callable[[int], bool], status: Callable[[], int], daemon: subprocess.Popen[bytes]) -> None:

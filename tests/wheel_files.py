@@ -12,7 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
-LIMIT_BYTES = 600_000
+LIMIT_BYTES = 1_500_000
 # File or folder of the tree -> where it is below PREFIX of `pip install` (README.md, docs/prolog-epilog.md).
 SHARE = {
     "man/healthd.toml.5": "share/man/man5/healthd.toml.5",
@@ -20,7 +20,10 @@ SHARE = {
     "conf/healthd.toml": "share/healthd/healthd.toml",
     "conf/profiles": "share/healthd/profiles",
     "packaging/systemd/healthd.service": "share/healthd/healthd.service",
+    "packaging/prometheus": "share/healthd/prometheus",
+    "packaging/systemd/healthd-exec-checks.conf": "share/healthd/healthd-exec-checks.conf",
     "packaging/slurm": "share/healthd/slurm",
+    "packaging/transport": "share/healthd/transport",
 }
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "LICENSE"}
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from healthd.config import CheckConfig, Loaded
 from healthd.convert import load
 from healthd.model import Entry, LeftOut, Outcome, RunName
 from healthd.settings.registry import Check, with_baseline
-from healthd.text import printable
+from healthd.text import printable, without_class
+from healthd.values import dataclass
 from healthd.work.once import CLOSE_NVML_SECONDS, ask
 from healthd.work.runner import Request, Runner
 
@@ -77,7 +77,7 @@ def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runne
     left = INSTANCES_SECONDS
     for (check, instance), table in tables.items():
         if left <= 0:
-            yield LeftOut(check, "not asked: others took too long", instance=instance)
+            yield LeftOut(check, "not asked: others took too long", instance=instance, unread=True)
             continue
         run = {"op": "run", "check": check, "instance": instance, "config": table, "past": "", "boot_id": ""}
         reply = ask(runner, Request(checks[check].resource(instance), INSTANCE_SECONDS, run))
@@ -86,11 +86,12 @@ def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runne
         if reply.outcome is not Outcome.COMPLETED:
             problems.append(_why(reply.error, INSTANCE_SECONDS))
         if problems:
-            yield LeftOut(check, "; ".join(problems), instance=instance)
+            unread = reply.outcome is not Outcome.COMPLETED
+            yield LeftOut(check, "; ".join(problems), instance=instance, unread=unread)
 
 
 def _why(error: str, seconds: float) -> str:
-    return error or f"no answer within {seconds:g} s"
+    return without_class(error) or f"no answer within {seconds:g} s"
 
 
 # --- as a file
@@ -141,6 +142,29 @@ def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> 
     if left_out:
         yield ""
     yield from (_comment(f"{check} {left.instance}".strip(), left.why) for left in left_out)
+
+
+def as_json(present: Present, kept: Iterable[Entry], changes: Iterable[Change]) -> dict[str, Any]:
+    """The document of `healthd baseline --json` (docs/json.md), without where it was written."""
+    left_out = [
+        {name: getattr(left, name) for name in ("check", "instance", "setting", "key", "why", "unseen")}
+        for left in present.left_out
+    ]
+    return {
+        "entries": list(map(_entry_json, present.entries)),
+        "left_out": left_out,
+        "kept": list(map(_entry_json, kept)),
+        "changes": [change._asdict() for change in changes],
+    }
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in ("check", "instance", "setting", "key", "value", "note")}
+
+
+def words_of_kept(entry: Entry) -> str:
+    """What stays in the file as it was, in words that name its setting."""
+    return _one_line(f"kept as it was: {_name(_place(entry))} = {_shown(_place(entry), entry.value)}")
 
 
 def words_of(left: LeftOut) -> str:
@@ -257,8 +281,30 @@ def _why_not(place: Place, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
         whole = not left.setting and not left.instance
         it = (left.check, left.instance) == (check, instance) and left.setting in ("", setting)
         if (left.check == check and whole) or (it and left.key in ("", key)):
-            return left.why, whole
+            return left.why, left.unseen
     return "gone", False
+
+
+class Kept(NamedTuple):
+    """What could not be looked at stays in the file as it was. `lost`: of which the file had nothing."""
+
+    present: Present
+    entries: tuple[Entry, ...]
+    lost: tuple[LeftOut, ...]
+
+
+def keep(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> Kept:
+    """What is present, and from a baseline's [checks] what could not be looked at now: else the file would say that a
+    node without its GPUs, on a day when the driver does not answer, is as it should be."""
+    seen = {_place(entry) for entry in present.entries}
+    kept: list[Entry] = []
+    for place, value in _flat(tables, checks):
+        if place not in seen and _why_not(place, present.left_out)[1]:
+            check, instance, setting, key = place
+            kept.append(Entry(check, setting, value, key, instance, "kept: could not be looked at"))
+    without = [left for left in present.left_out if not any(_why_not(_place(entry), [left])[1] for entry in kept)]
+    lost = tuple(left for left in without if left.unseen)
+    return Kept(Present((*present.entries, *kept), tuple(without)), tuple(kept), lost)
 
 
 def _shown(place: Place, value: Any) -> str:

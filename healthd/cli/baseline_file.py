@@ -10,26 +10,31 @@ from typing import TYPE_CHECKING, Any
 from healthd.cli import flags
 from healthd.cli.check import runner_of
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, complain, page, say
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, complain, page, say
 
 if TYPE_CHECKING:
     from healthd.cli.baseline import Change
     from healthd.config import Loaded
+    from healthd.model import LeftOut
     from healthd.settings.registry import Check
 
 
 def _baseline_arguments(parser: Parser) -> None:
     parser.add_argument("--diff", action="store_true", help="what has changed since the baseline was written")
     parser.add_argument("--write", action="store_true", help="write it to the settings' baseline_file, as root")
-    parser.add_argument("--force", action="store_true", help="with --write: replace the file that is there")
+    parser.add_argument(
+        "--force", action="store_true", help="with --write: replace what is there, write what is incomplete"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     flags.look(parser)
 
 
 def _baseline(args: argparse.Namespace) -> int:
+    from healthd import __version__
     from healthd.cli import baseline
     from healthd.say import render
     from healthd.settings import layers
-    from healthd.work.worker import Setup
+    from healthd.work.worker import setup_of
 
     if args.diff and args.write:
         raise Stop("healthd baseline: --diff and --write are two things")
@@ -41,20 +46,44 @@ def _baseline(args: argparse.Namespace) -> int:
         path = _baseline_file(loaded) if args.diff or args.write else ""
         before = _baseline_before(path, checks, args) if path else None
     settings = loaded.settings
-    with runner_of(Setup(settings.root, settings.nvml.fake, settings.checks_dir)) as runner:
+    with runner_of(setup_of(settings), checks) as runner:
         present = baseline.take(loaded, checks, runner)
     changes = baseline.drift(before, present, checks) if before is not None else []
+    kept = baseline.keep(before or {}, present, checks)
+    document = {"version": __version__, "node": settings.node_name, "file": path or None, "written": False}
     if args.diff:
         known = [change for change in changes if not change.unknown]
-        return say(render.drift(path, changes, page()), REFUSED if known else UNKNOWN if changes else OK)
-    text = baseline.as_toml(present, checks, _baseline_heading(settings.node_name))
-    if not args.write:
-        return say(text)
-    changes += baseline.by_hand(before, checks) if before is not None else []
-    status = _write_baseline(path, text, changes, args.force, checks)
-    for left in present.left_out:
-        complain(baseline.words_of(left))
-    return status
+        status = REFUSED if known else UNKNOWN if changes else OK
+        if args.json:
+            return say(as_json({**document, **baseline.as_json(present, (), changes)}), status)
+        return say(render.drift(path, changes, page()), status)
+    if args.write:
+        if kept.lost and not args.force:
+            raise Stop(_incomplete(path, kept.lost), UNKNOWN)
+        changes = [change for change in changes if not change.unknown]
+        changes += baseline.by_hand(before, checks) if before is not None else []
+        text = baseline.as_toml(kept.present, checks, _baseline_heading(settings.node_name))
+        _write_baseline(path, text, changes, args.force, checks)
+        told = render.drift(path, changes, page()) + "\n" if changes else ""
+        if args.json:
+            told = as_json({**document, "written": True, **baseline.as_json(kept.present, kept.entries, changes)})
+        say(told if args.json else f"{told}{path}: written\n")
+        for left in present.left_out:
+            complain(baseline.words_of(left))
+        for entry in kept.entries:
+            complain(baseline.words_of_kept(entry))
+        return OK
+    if args.json:
+        return say(as_json({**document, **baseline.as_json(present, (), ())}))
+    return say(baseline.as_toml(present, checks, _baseline_heading(settings.node_name)))
+
+
+def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
+    """Why the file is not written: it would hold the node to less than it should have."""
+    from healthd.cli.baseline import words_of
+
+    whats = "; ".join(words_of(left) for left in lost)
+    return f"healthd baseline: {path}: not written, for not all could be looked at: {whats}; --force leaves it out"
 
 
 def _baseline_file(loaded: Loaded) -> str:
@@ -102,7 +131,7 @@ The checks hold the node to it: what is gone or less later drains it. Take out w
 After a change of hardware or software: healthd baseline --diff, then healthd baseline --write --force."""
 
 
-def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> int:
+def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> None:
     from healthd.config import parse_toml
     from healthd.machine.files import replace_file
     from healthd.say import render
@@ -117,7 +146,6 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
         replace_file(path, text, mode=0o644, durable=True)
     except OSError as error:
         raise Stop(f"healthd baseline: {path}: cannot be written: {error.strerror}", REFUSED) from None
-    return say((f"{render.drift(path, changes, page())}\n" if changes else "") + f"{path}: written\n")
 
 
 COMMANDS = {
@@ -126,6 +154,8 @@ COMMANDS = {
         _baseline,
         "What this node has now, as a settings file that the checks then hold it to: GPUs, ports and their rates, "
         "disks, memory, CPUs, mounts, device nodes, services. What looks broken now is left out, with the reason.\n"
+        "What could not be looked at keeps its old lines in the file; where there are none, nothing is written without "
+        "--force.\n"
         "Exit status: 0 done, or nothing has changed; 1 something has, or refused; 3 could not look; 64 wrong use.",
         "  healthd baseline                        # look at it first\n"
         "  healthd baseline --write && systemctl reload healthd\n"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -31,21 +32,33 @@ def _check_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     parser.add_argument("--replay", metavar="FILE", help="look at what healthd record wrote, not at this machine")
     flags.look(parser)
+    parser.add_argument("--runtime-dir", metavar="DIR", help="of the daemon, asked of checks that only listen")
 
 
 def _check(args: argparse.Namespace) -> int:
     from healthd.work import once
 
     if args.replay is not None:
-        found = _replay(args)
+        found, checks = _replay(args)
+        runtime_dir = None
     else:
-        from healthd.work.worker import Setup
+        from healthd.work.worker import setup_of
 
-        loaded, checks, kernel_log = _to_look_at(args)
+        loaded, checks, kernel_log = _to_look_at(args, "check", heard=True)
         settings = loaded.settings
-        with runner_of(Setup(settings.root, settings.nvml.fake, settings.checks_dir)) as runner:
+        with runner_of(setup_of(settings), checks) as runner:
             found = once.look(loaded, checks, runner, kernel_log)
+        runtime_dir = settings.runtime_dir if settings.root == "/" else None
     document = once.look_json(found)
+    if only_listen := [name for name in dict.fromkeys(args.names) if not checks[name].runs]:
+        from healthd.cli import listening
+
+        heard = (
+            listening.ask_daemon(only_listen, runtime_dir)
+            if runtime_dir is not None
+            else listening.unheard(only_listen, listening.NO_DAEMON_THERE)
+        )
+        document = listening.together(document, heard)
     status = OF_HEALTH[document["health"]]
     if args.json:
         return say(as_json(document), status)
@@ -54,22 +67,47 @@ def _check(args: argparse.Namespace) -> int:
     return say(render.check(document, page(), replayed=args.replay is not None), status)
 
 
-def _to_look_at(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
+def _to_look_at(
+    args: argparse.Namespace, command: str, heard: bool = False
+) -> tuple[Loaded, dict[str, Check], KernelLog | None]:
     """What to look at: this machine, as in the settings."""
     from healthd.work import once
 
     with wrong_settings_are_wrong_use():
-        loaded, checks = load_settings(args)
+        loaded, checks = (_of_the_daemon(args) if heard else None) or load_settings(args)
         require_scenario(loaded)
     kernel_log = once.kernel_log_of(loaded.settings)
-    return _only(args.names, loaded, checks, kernel_log), checks, kernel_log
+    return _only(args.names, loaded, checks, kernel_log, heard=heard, command=command), checks, kernel_log
 
 
-def _replay(args: argparse.Namespace) -> Look:
+def _of_the_daemon(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
+    """Where the settings are wrong, and only checks that come with healthd and only listen were asked for: the defaults
+    at the daemon's runtime_dir. What it has heard it knows, whatever the file has become since."""
+    import dataclasses
+
+    from healthd.config import ConfigError
+    from healthd.settings import layers, registry
+    from healthd.settings.settle import settle
+
+    if not args.names:
+        return None
+    checks = registry.built_in()
+    if any(name not in checks or checks[name].runs for name in args.names):
+        return None
+    try:
+        load_settings(args)
+    except ConfigError:
+        loaded = settle({}, "the defaults", flags.overrides(args), checks, layers.without_baseline)
+        settings = dataclasses.replace(loaded.settings, runtime_dir=flags.runtime_dir(args))
+        return dataclasses.replace(loaded, settings=settings), checks
+    return None
+
+
+def _replay(args: argparse.Namespace) -> tuple[Look, Mapping[str, Check]]:
     from healthd.cli import replay
     from healthd.record import recording
     from healthd.work import once
-    from healthd.work.worker import Setup
+    from healthd.work.worker import setup_of
 
     for flag in ("--root", "--fake-nvml", "--profile", "--baseline"):
         if getattr(args, flag[2:].replace("-", "_")) is not None:
@@ -81,18 +119,27 @@ def _replay(args: argparse.Namespace) -> Look:
     except recording.RecordingError as error:
         raise Stop(f"healthd check: {error}") from None
     with wrong_settings_are_wrong_use():
-        given, checks = flags.settings_elsewhere(args)
+        given, checks = flags.settings_elsewhere(args, lambda *asked: replay.below(recorded, *asked))
     loaded, lost = replay.settings_of(recorded, checks) if given is None else (replay.at_that_node(given, recorded), [])
     lost = [result for result in lost if not args.names or result.check in args.names]
     if args.names or given is not None:
-        loaded = _only(args.names, loaded, checks, kernel_log)
-    setup = Setup(checks_dir=loaded.settings.checks_dir, replay=os.path.abspath(args.replay))
-    with runner_of(setup) as runner:
-        return once.look(loaded, checks, runner, kernel_log, recorded, lost)
+        loaded = _only(args.names, loaded, checks, kernel_log, {run.check for run in recorded.runs})
+    setup = dataclasses.replace(setup_of(loaded.settings), root="/", fake_nvml="", replay=os.path.abspath(args.replay))
+    with runner_of(setup, checks) as runner:
+        return once.look(loaded, checks, runner, kernel_log, recorded, lost), checks
 
 
-def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLog | None) -> Loaded:
-    """The settings with only these checks. Raises Stop if there is nothing to run."""
+def _only(
+    names: Sequence[str],
+    loaded: Loaded,
+    checks: Mapping[str, Check],
+    kernel_log: KernelLog | None,
+    recorded: Collection[str] = (),
+    heard: bool = False,
+    command: str = "check",
+) -> Loaded:
+    """The settings with only these checks. Raises Stop if there is nothing to run; `heard`: the daemon of this machine
+    is asked what those that only listen have heard."""
     import dataclasses
 
     from healthd.convert import nearest
@@ -100,13 +147,14 @@ def _only(names: Sequence[str], loaded: Loaded, checks: Mapping[str, Check], ker
 
     for name in names:
         if name not in checks:
-            raise Stop(f'healthd check: there is no check "{name}"{nearest(name, checks)}')
+            raise Stop(f'healthd {command}: there is no check "{name}"{nearest(name, checks)}')
         if not any(check == name for check, _ in loaded.checks):
-            raise Stop(f"healthd check: {name}: {_why_not(checks[name])}")
-    asked = names or [name for name, check in checks.items() if not check.when]  # the others run only by their names
+            raise Stop(f"healthd {command}: {name}: {_why_not(checks[name])}")
+    # The others run only by their names, here or when it was recorded.
+    asked = names or [name for name, check in checks.items() if not check.when or name in recorded]
     wanted = {key: config for key, config in loaded.checks.items() if key[0] in asked}
     chosen = dataclasses.replace(loaded, checks=wanted)
-    if not names_to_run(chosen, checks, kernel_log):
+    if not names_to_run(chosen, checks, kernel_log) and not (heard and names and loaded.settings.root == "/"):
         listening = "they only listen to the kernel log, and there is none to read here"
         raise Stop(f"healthd check: nothing to run: {listening if wanted else 'no check is enabled'}")
     return chosen
@@ -122,7 +170,9 @@ def _why_not(check: Check) -> str:
 
 
 def _record_arguments(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="where to write it (for you alone to read, mode 0600)")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="where to write it, mode 0600 (default: NODE-TIME.rec, here)"
+    )
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all that are enabled)")
     parser.add_argument("--force", action="store_true", help="replace FILE if there is one")
     flags.look(parser)
@@ -135,26 +185,40 @@ def _record(args: argparse.Namespace) -> int:
     from healthd.record import recording
     from healthd.say import render
     from healthd.work import once
-    from healthd.work.worker import Setup
+    from healthd.work.worker import setup_of
 
-    _require_place(args.file, args.force)
-    loaded, checks, kernel_log = _to_look_at(args)
+    with wrong_settings_are_wrong_use():
+        loaded, checks = load_settings(args)
+    if args.file in checks:  # a file of that name is ./NAME
+        args.names, args.file = [args.file, *args.names], None
+    place = args.file if args.file is not None else _usual_name(loaded.settings.node_name)
+    _require_place(place, args.force)
+    loaded, checks, kernel_log = _to_look_at(args, "record")
     settings = loaded.settings
     with tempfile.TemporaryDirectory(prefix="healthd-record.") as notes:
-        setup = Setup(settings.root, settings.nvml.fake, settings.checks_dir, record=notes)
-        with runner_of(setup) as runner:
+        setup = setup_of(settings, notes)
+        with runner_of(setup, checks) as runner:
             found = once.look(loaded, checks, runner, kernel_log)
         recorded = replay.record(loaded, found, recording.read_notes(notes))
     try:
-        size = recording.write(args.file, recorded)
+        size = recording.write(place, recorded)
     except OSError as error:
-        raise Stop(f"healthd record: {args.file}: cannot be written: {error.strerror}", REFUSED) from None
+        raise Stop(f"healthd record: {place}: cannot be written: {error.strerror}", REFUSED) from None
     answers, silent = replay.told(recorded)
-    return say(render.recorded(once.look_json(found), args.file, size, answers, silent, page()))
+    return say(render.recorded(once.look_json(found), place, size, answers, silent, page()))
+
+
+def _usual_name(node_name: str) -> str:
+    """ "gpu-042-20261122T224501Z.rec": which node it was, and when (UTC)."""
+    import time
+
+    return f"{node_name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.rec"
 
 
 def _require_place(path: str, force: bool) -> None:
     """Raises Stop, before any check looks, if the recording may not be written there."""
+    if not path:
+        raise Stop("healthd record: the name of the file is empty")
     if os.path.lexists(path):
         if not os.path.isfile(path):
             raise Stop(f"healthd record: {path}: is there, and is not a file", REFUSED)
@@ -170,17 +234,21 @@ def _require_place(path: str, force: bool) -> None:
 
 
 @contextmanager
-def runner_of(setup: Setup) -> Iterator[Runner]:
-    """A Runner. What its workers write to standard error is shown at the end."""
-    import tempfile
+def runner_of(setup: Setup, checks: Mapping[str, Check]) -> Iterator[Runner]:
+    """A Runner for these checks, whose workers are copies of this process where they can be (docs/adr/0032). What they
+    write to standard error is shown at the end."""
     import time
+    from functools import partial
 
+    from healthd.work import forked
     from healthd.work.runner import Runner
 
-    with tempfile.TemporaryFile() as words:
+    # Some builds of Python have no memfd_create (python-build-standalone, conda): their C library was older than it.
+    with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as words:
         # A worker that hangs outlives us: a reader of our standard error must not wait for its end.
         with _standard_error_to(words):
-            runner = Runner(setup, "", time.monotonic)
+            begin = partial(forked.start, checks) if forked.can_serve() else None
+            runner = Runner(setup, "", time.monotonic, begin=begin)
             try:
                 yield runner
             finally:
@@ -188,6 +256,12 @@ def runner_of(setup: Setup) -> Iterator[Runner]:
         words.seek(0)
         for line in words.read(WORKER_WORDS).decode("utf-8", "replace").splitlines():
             complain(line)
+
+
+def _nameless_file() -> IO[bytes]:
+    import tempfile
+
+    return tempfile.TemporaryFile()
 
 
 @contextmanager
@@ -207,7 +281,9 @@ COMMANDS = {
         _check_arguments,
         _check,
         "Run the checks once, now. Needs no daemon and changes nothing: findings count at face value.\n"
-        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown, 64 wrong use.",
+        "A NAME that only listens to the kernel log looks at nothing: the daemon is asked what it has heard.\n"
+        "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown, also where no daemon listens; 64 wrong "
+        "use.",
         "  healthd check\n  healthd check gpu_ecc gpu_nvlink\n  healthd check --json | jq -r '.conditions[].message'\n"
         "  healthd check --replay gpu-042.rec\n",
     ),
@@ -217,8 +293,9 @@ COMMANDS = {
         "Run the checks once, as check does, and keep all that they read in FILE: files, NVML's answers, what "
         "programs printed, the lines of the kernel log that mean something. healthd check --replay FILE judges it "
         "on any machine, with the settings of then or, with --config, with others.\n"
-        "FILE names the node, its parts with their serial numbers, and processes. No environment, no user's files.\n"
+        "FILE is NODE-TIME.rec in this directory, if none is named. It names the node, its parts with their serial "
+        "numbers, and processes. No environment, no user's files.\n"
         "Exit status: 0 written, whatever was found; 1 not written; 64 wrong use.",
-        "  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
+        "  healthd record\n  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
     ),
 }

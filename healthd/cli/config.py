@@ -6,7 +6,7 @@ import argparse
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, wrong_settings_are_wrong_use
-from healthd.cli.terminal import page, say
+from healthd.cli.terminal import as_json, complain, page, say
 
 
 def _config_check_arguments(parser: Parser) -> None:
@@ -14,24 +14,44 @@ def _config_check_arguments(parser: Parser) -> None:
 
 
 def _config_check(args: argparse.Namespace) -> int:
+    from healthd.settings.configured import Configured
+    from healthd.settings.pace import warnings
+
     with wrong_settings_are_wrong_use():
-        loaded, _ = load_settings(args)
+        loaded, checks = load_settings(args)
         require_scenario(loaded)
+    for warning in warnings(Configured(loaded, checks)):
+        complain(f"{args.config}: warning: {warning}")
+    if path := loaded.settings.metrics.web_config:
+        from healthd.say.web_config import WebConfigError
+        from healthd.say.web_files import WebFiles
+
+        try:
+            trouble = WebFiles(path).trouble()
+        except WebConfigError as error:
+            trouble = f"there would be no metrics page: {error}"
+        if trouble:
+            complain(f"{args.config}: warning: metrics.web_config: {trouble}")
     return say(f"{args.config}: right; mode {loaded.settings.mode.value}, {len(loaded.checks)} checks\n")
 
 
 def _config_show_arguments(parser: Parser) -> None:
     parser.add_argument("--changed", action="store_true", help="only what is not at its default")
+    parser.add_argument("--json", action="store_true", help="for programs (docs/json.md)")
     flags.daemon(parser)
 
 
 def _config_show(args: argparse.Namespace) -> int:
+    from healthd import __version__
     from healthd.say import render
     from healthd.settings.settle import effective
 
     with wrong_settings_are_wrong_use():
         loaded, _ = load_settings(args)
     rows = [row for row in effective(loaded) if not args.changed or row[2] != "default"]
+    if args.json:
+        settings = [{"setting": setting, "value": value, "from": origin} for setting, value, origin in rows]
+        return say(as_json({"version": __version__, "settings": settings}))
     return say(render.settings(rows, page()))
 
 

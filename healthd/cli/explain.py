@@ -1,100 +1,164 @@
-"""`healthd explain` and `healthd list`: the checks there are, and their codes."""
+"""`healthd explain`: what a code means, and what to do."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
-from healthd.cli.flags import Command, Parser, load_settings, wrong_settings_are_wrong_use
-from healthd.cli.terminal import Stop, page, say
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, load_settings
+from healthd.cli.terminal import Stop, as_json, page, say
 
 if TYPE_CHECKING:
-    from healthd.config import Loaded
-    from healthd.model import Explain
+    from healthd.config import CheckConfig, Loaded
+    from healthd.model import Finding, Inventory, KernelEvent
+    from healthd.say.explanation import Running
     from healthd.settings.registry import Check
+
+MOST_SHOWN = 80  # characters of words that mean nothing
 
 
 def _explain_arguments(parser: Parser) -> None:
-    parser.add_argument("code", metavar="CODE|NAME", help="gpu_xid/79, ...; the name of a check for all of its codes")
-    parser.add_argument("--config", metavar="FILE", help=argparse.SUPPRESS)
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from dataclasses import fields
-
-    from healthd.convert import nearest
-    from healthd.say import render
-    from healthd.settings import registry
-
-    checks = registry.built_in()
-    if args.code.partition("/")[0] not in checks and registry.explain(checks, args.code) is None:
-        with wrong_settings_are_wrong_use():
-            _, checks = load_settings(args)  # the site's own
-    if args.code in checks:
-        known = checks[args.code]
-        rows = _code_rows(registry.explained({args.code: known}))
-        return say(render.explain_check(known.name, known.summary, rows, page()))
-    found = registry.explain(checks, args.code)
-    if found is None:
-        hint = registry.renamed(args.code) or nearest(args.code, registry.all_names(checks))
-        raise Stop(f'healthd explain: there is no code "{args.code}"{hint}')
-    texts = (found.meaning, found.matters, found.todo)
-    check = checks.get(args.code.partition("/")[0])
-    enforced = check is None or bool(next(f.default for f in fields(check.config) if f.name == "enforce"))
-    severity, clears = found.severity.name.lower(), found.clears.name.lower()
-    return say(render.explain(args.code, severity, clears, texts, page(), enforced))
-
-
-def _list_arguments(parser: Parser) -> None:
-    parser.add_argument("--codes", action="store_true", help="the codes of findings instead")
     parser.add_argument(
-        "--config", metavar="FILE", help=f"the settings (default: {flags.DEFAULT_FILE}, if there is one)"
+        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a line of the kernel log, a Reason; or a check"
+    )
+    parser.add_argument("--json", action="store_true", help="the document (docs/json.md)")
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"the settings of this node (default: {DEFAULT_FILE}, if there is one)"
     )
 
 
-def _list(args: argparse.Namespace) -> int:
-    from healthd.say import render
+def _explain(args: argparse.Namespace) -> int:
+    from healthd.say import explanation
 
-    with wrong_settings_are_wrong_use():
+    words = " ".join(args.words).strip()
+    if not words:
+        raise Stop(
+            "healthd explain: say what: a code, an Xid, a line of the kernel log, a Reason; healthd list has the checks"
+        )
+    document = _of_a_code(words, args) or _of_any_words(words, args)
+    return say(as_json(document) if args.json else explanation.text(document, page()))
+
+
+def _of_a_code(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    """The document of a code as healthd writes it, by its check alone: to import all is twice as dear. None for other
+    words, for a site with checks of its own, and for wrong settings, of which all checks must be known to say it."""
+    from healthd.config import ConfigError
+    from healthd.say import explanation
+    from healthd.settings import registry
+
+    name, slash, rest = words.partition("/")
+    if not slash or rest.startswith("0"):
+        return None
+    checks = registry.built_in({name})
+    if not checks or (text := registry.explain(checks, words)) is None:
+        return None
+    owner = checks[name]
+    try:
+        loaded = flags.load_settings_of(args, checks)
+    except ConfigError:
+        return None
+    if loaded is None:
+        return None
+    here = explanation.Here(loaded, _running(loaded, args))
+    return {**explanation.of_code(words, words, "", text, owner, here), "settings_trouble": ""}
+
+
+def _of_any_words(words: str, args: argparse.Namespace) -> dict[str, Any]:
+    from healthd.cli import asked as typed
+    from healthd.cli.listing import codes_json
+    from healthd.config import ConfigError
+    from healthd.say import explanation
+    from healthd.settings import registry
+
+    loaded, trouble = None, ""
+    try:
         loaded, checks = load_settings(args)
-    if args.codes:
-        from healthd.settings import registry
+    except ConfigError as error:  # the person who is woken needs the texts all the same
+        checks, trouble = registry.built_in(), str(error)
+    found = typed.asked(words, checks, _correlate(loaded, checks))
+    if isinstance(found, typed.OfCheck):
+        check = checks[found.name]
+        return explanation.of_check(words, check, codes_json({check.name: check}))
+    if isinstance(found, typed.OthersReason):
+        return explanation.of_others_reason(words, *found.meaning)
+    if isinstance(found, typed.HarmlessLine):
+        return explanation.of_kernel_line(words, found.says)
+    if isinstance(found, typed.Several):
+        known = (row for row in codes_json(checks) if row["code"] in found.codes)
+        return explanation.of_several(words, found.why, known)
+    if isinstance(found, typed.Code) and (text := registry.explain(checks, found.code)) is not None:
+        owner = checks.get(found.code.partition("/")[0])
+        here = explanation.Here(loaded, _running(loaded, args))
+        document = explanation.of_code(words, found.code, found.part, text, owner, here, found.line)
+        return {**document, "settings_trouble": trouble}
+    raise Stop(_no_such(words, found.near if isinstance(found, typed.Unknown) else (), trouble))
 
-        return say(render.codes(_code_rows(registry.explained(checks)), page()))
-    return say(render.checks(_check_rows(loaded, checks), page()))
+
+def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
+    """The daemon of these settings, if it answers within a second: this works without one. One that runs goes on with
+    what it read before the settings became wrong."""
+    if loaded and not os.path.exists(loaded.settings.runtime_dir):
+        return None  # no daemon was ever here since the boot: what would ask it need not be loaded
+
+    from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
+    from healthd.model import Mode
+    from healthd.say.explanation import Running
+
+    try:
+        runtime_dir = loaded.settings.runtime_dir if loaded else flags.runtime_dir(args)
+        status = ask(runtime_dir, {"command": "status"}, patience_seconds=1.0).get("status", {})
+        pause = status.get("pause") or {}
+        return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)))
+    except (NoAnswer, RefusedByDaemon, Stop, AttributeError, TypeError, ValueError):  # or one of another version
+        return None
 
 
-def _code_rows(explained: Mapping[str, Explain]) -> Iterator[tuple[str, str, str, str]]:
-    for code, text in explained.items():
-        meaning = text.meaning.partition(". ")[0].rstrip(".")
-        yield code, text.severity.name.lower(), text.clears.name.lower().replace("_", " "), meaning
+def _no_such(words: str, near: Sequence[str], trouble: str) -> str:
+    from healthd.settings import registry
+
+    short = words if len(words) <= MOST_SHOWN else f"{words[: MOST_SHOWN - 3]}..."
+    unread = f" (the site's own checks are not known: {trouble})" if trouble else ""
+    if now := registry.renamed(words):
+        return f'healthd explain: there is no code "{short}"{now}'
+    *others, last = (f'"{name}"' for name in near) if near else ("",)
+    hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if near else "; see healthd list"
+    return f'healthd explain: there is no code "{short}"{hint}{unread}'
 
 
-def _check_rows(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[tuple[str, str, str, str]]:
-    from healthd.say.render import duration as words
+def _correlate(
+    loaded: Loaded | None, checks: Mapping[str, Check]
+) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
+    """What the checks that listen find in kernel events, before the settings change it; with this node's settings."""
 
-    for name, check in checks.items():
-        mine = {instance: config for (owner, instance), config in loaded.checks.items() if owner == name}
-        if not mine:
-            yield name, "not set up" if check.per else "off", "", check.summary
-        for instance, config in mine.items():
-            every = words(config.interval_seconds or loaded.settings.interval_seconds)
-            every += ", when idle" if check.when else ""
-            timing = (every, words(config.timeout_seconds)) if check.runs else ("each kernel line", "")
-            yield (f"{name} {instance}".strip(), *timing, check.summary)
+    def config_of(check: Check) -> CheckConfig:
+        known = {**loaded.disabled, **loaded.checks} if loaded else {}
+        return known.get(RunName(check.name)) or check.config()
+
+    def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
+        listening = [check for check in checks.values() if check.listens]
+        return [found for check in listening for found in check.correlate(events, node, config_of(check)) or ()]
+
+    from healthd.model import RunName
+
+    return correlate
 
 
 COMMANDS = {
     "explain": Command(
         _explain_arguments,
         _explain,
-        "What a code means, why it matters, what healthd does, what ends it, and what an engineer should do.\n"
-        "With the name of a check: what it looks at, and its codes. nvlink5/149:4 is what an Xid 149 names as 149:4.",
-        "  healthd explain gpu_xid/79\n  healthd explain nvlink5/149:4\n  healthd explain mount\n",
-    ),
-    "list": Command(
-        _list_arguments, _list, "The checks: what they look at, how often they run, how long they may take."
+        "What a code means, why it matters, what healthd does with it here, by the settings of this node, what ends "
+        "it, and what an engineer should do.\n"
+        "WORDS: a code as healthd status has it; 79, or xid 79, or sxid 12028; a line of the kernel log; the Reason of "
+        "a drained node, healthd's or another's, also as sinfo -R cuts it. With the name of a check: its codes. "
+        "nvlink5/149:4 is what an Xid 149 names as 149:4.",
+        "  healthd explain gpu_xid/79\n"
+        "  healthd explain xid 79\n"
+        "  healthd explain 'NVRM: Xid (PCI:0000:61:00): 94, pid=4711, name=python3'\n"
+        "  healthd explain Kill task failed\n"
+        "  healthd explain mount\n",
     ),
 }

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from healthd.cli.terminal import Stop
+from healthd.cli.terminal import Stop, complain
+from healthd.text import regex
 
 if TYPE_CHECKING:
-    from healthd.config import Below, Loaded
+    from healthd.config import Below, Layer, Loaded, Settings
     from healthd.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-DEFAULT_RUNTIME_DIR = "/run/healthd"  # as in config.py, which a client should not have to load
+# As in config.py, which a client should not have to load.
+DEFAULT_RUNTIME_DIR, DEFAULT_STATE_DIR = "/run/healthd", "/var/lib/healthd"
 
 # flag -> the setting that it overrides
 SETTINGS = {
@@ -40,11 +41,14 @@ class Parser(argparse.ArgumentParser):
     """Wrong use raises Stop. `--help` is an ordinary flag: main.py prints the text."""
 
     def __init__(self, name: str, description: str, examples: str) -> None:
+        self._columns = 80  # argparse would ask the terminal, by shutil, for each flag that it is told of
         super().__init__(
             prog=f"healthd {name}",
             description=description,
             epilog=f"examples\n{examples}" if examples else None,
-            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=36),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=36, width=self._columns - 2
+            ),
             allow_abbrev=False,
             add_help=False,
         )
@@ -55,17 +59,18 @@ class Parser(argparse.ArgumentParser):
         import shutil
         import textwrap
 
-        width = max(min(shutil.get_terminal_size((80, 24)).columns, 100), 40)
+        self._columns = shutil.get_terminal_size((80, 24)).columns
+        width = max(min(self._columns, 100), 40)
         lines = (self.description or "").splitlines()
         self.description = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines)
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.fullmatch(r"unrecognized arguments: (-[^\s=]*).*", message)
+        unknown = regex(r"unrecognized arguments: (-[^\s=]*).*").fullmatch(message)
         if unknown:
             from healthd.convert import nearest
 
-            message = f"there is no {unknown[1]}{nearest(unknown[1], re.findall(r'--[a-z-]+', self.format_usage()))}"
+            message = f"there is no {unknown[1]}{nearest(unknown[1], regex(r'--[a-z-]+').findall(self.format_usage()))}"
         raise Stop(f"{self.prog}: {message}")
 
 
@@ -76,6 +81,11 @@ class Command(NamedTuple):
     run: Callable[[argparse.Namespace], int]
     description: str
     examples: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description, without its full stop."""
+        return " ".join(self.description.split()).partition(". ")[0].rstrip(".")
 
 
 # --- groups of flags
@@ -121,13 +131,21 @@ def _seconds(text: str) -> float:
 
 def duration(text: str) -> float | None:
     """Seconds of "90s", "30m", "1.5h", "1h30m", "2d"; None if it is none of these, or nothing at all."""
-    if not re.fullmatch(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+", text):
+    if not regex(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+").fullmatch(text):
         return None
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    return sum(float(number) * units[unit] for number, unit in re.findall(r"([0-9.]+)([smhd])", text)) or None
+    return sum(float(number) * units[unit] for number, unit in regex(r"([0-9.]+)([smhd])").findall(text)) or None
 
 
 # --- what they make
+
+
+def settings_file(args: argparse.Namespace) -> tuple[str, bool]:
+    """The path of the settings, and whether it was named, so that there must be such a file."""
+    given: str | None = getattr(args, "config", None)
+    if given == "":
+        raise Stop("healthd: the settings: a file must be named, the name is empty")
+    return given or DEFAULT_FILE, given is not None
 
 
 def load_settings(
@@ -142,26 +160,56 @@ def load_settings(
     from healthd.settings import layers, registry
     from healthd.settings.settle import require_what_is_named, settle
 
-    given = getattr(args, "config", None)
-    file = given or DEFAULT_FILE
-    table = config.read_file(file, required=given is not None)
+    file, given = settings_file(args)
+    table = config.read_file(file, required=given)
     checks = registry.find(config.checks_dir(table) if checks_dir is None else checks_dir)
     loaded = settle(table, file, overrides(args), checks, below or layers.below)
     require_what_is_named(loaded)
     return loaded, checks
 
 
-def settings_elsewhere(args: argparse.Namespace) -> tuple[Loaded | None, dict[str, Check]]:
-    """The settings file that was named, for another node: so without this node's profile and baseline; None if none was
-    named. And the checks of this node. Raises ConfigError."""
+def load_settings_of(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
+    """What load_settings() gives for these checks, which come with healthd, without importing the others: only those
+    that a layer of the settings names are found, too, and put beside them. None where the site has checks of its own.
+
+    Raises ConfigError where load_settings() does; its sentence knows only these checks.
+    """
+    from healthd import config
+    from healthd.settings import layers, registry
+    from healthd.settings.settle import require_what_is_named, settle
+
+    file, given = settings_file(args)
+    table = config.read_file(file, required=given)
+    if registry.site_files(config.checks_dir(table)):
+        return None
+
+    def below(settings: Settings) -> Sequence[Layer]:
+        found = layers.below(settings)
+        tables = [table.get("checks"), *(layer.checks for layer in found)]
+        named = {name for one in tables if isinstance(one, Mapping) for name in one}
+        checks.update(registry.built_in(named - {*checks}))
+        return found
+
+    loaded = settle(table, file, overrides(args), checks, below)
+    require_what_is_named(loaded)
+    return loaded
+
+
+def settings_elsewhere(
+    args: argparse.Namespace, below: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
+) -> tuple[Loaded | None, dict[str, Check]]:
+    """The settings file that was named, for another node: so over that node's profile and baseline (`below`); None if
+    none was named. And the checks of this node. Raises ConfigError."""
     from healthd import config
     from healthd.settings import registry
     from healthd.settings.settle import settle
 
-    file = args.config or DEFAULT_FILE
-    table = config.read_file(file, required=args.config is not None)
+    file, given = settings_file(args)
+    table = config.read_file(file, required=given)
     checks = registry.find(config.checks_dir(table))
-    return settle(table, file, {}, checks) if args.config is not None else None, checks
+    if not given:
+        return None, checks
+    return settle(table, file, {}, checks, lambda settings: below(settings, checks)), checks
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
@@ -177,17 +225,45 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     return given
 
 
-def runtime_dir(args: argparse.Namespace) -> str:
-    """Where the daemon's socket is. Other errors in the file do not matter: the daemon may run all the same."""
-    if args.runtime_dir is not None:
-        return os.path.abspath(str(args.runtime_dir))
-    file = args.config or DEFAULT_FILE
-    if args.config is None and not os.path.exists(file):
-        return DEFAULT_RUNTIME_DIR
+def runtime_dir(args: argparse.Namespace, default: str = DEFAULT_RUNTIME_DIR) -> str:
+    """Where the daemon's socket is. Other errors in the file do not matter: the daemon may run all the same, with what
+    it read before. Where the file cannot be read this says so, and gives the default. Raises Stop."""
+    return _directory(args, "runtime_dir", default)
+
+
+def state_dir(args: argparse.Namespace) -> str:
+    """Where the daemon keeps what it remembers; the same of errors."""
+    return _directory(args, "state_dir", DEFAULT_STATE_DIR)
+
+
+def _directory(args: argparse.Namespace, name: str, default: str) -> str:
+    given = getattr(args, name, None)
+    if given is not None:
+        return os.path.abspath(str(given))
+    file, required = settings_file(args)
+    if not required and not os.path.exists(file):
+        return default
     from healthd import config
 
     with wrong_settings_are_wrong_use():
-        return config.runtime_dir(config.read_file(file, required=True), file)
+        try:
+            table = config.read_file(file, required=True)
+        except config.ConfigError as error:
+            if required and _is_missing(file):  # mistyped: another daemon may be meant than the default one
+                raise
+            complain(f"healthd: {error}: the default {name} is taken, {default}")
+            return default
+        return config.directory(table, file, name)
+
+
+def _is_missing(file: str) -> bool:
+    try:
+        os.stat(file)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # something is there, which we may not look at
+    return False
 
 
 @contextmanager

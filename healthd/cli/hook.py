@@ -9,15 +9,20 @@ import fcntl
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from healthd.cli import flags
 from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
 from healthd.cli.flags import Command, Parser
-from healthd.cli.terminal import say
+from healthd.cli.terminal import Stop, complain, say
+from healthd.text import is_decimal
 
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 0.25
+# A validation in the epilog: what it needs at least, is given to end its programs, and what is left for the end of us.
+LEAST_SECONDS, ENDING_SECONDS, LAST_SECONDS = 2.0, 4.0, 0.5
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60 s, and start the next one beside it before that
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # statuses of healthcheck
 
@@ -34,10 +39,13 @@ def end_after(seconds: float) -> None:
 
 def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     """Tell the daemon that `job` ended, and wait until it has looked. Returns one sentence on what came of it."""
-    deadline = time.monotonic() + wait_seconds
+    began = time.monotonic()
+    deadline = began + wait_seconds
     pause = FIRST_PAUSE_SECONDS
+    then: object = None
     try:
         answer = _ask(runtime_dir, {"command": "job-ended", "job": job}, deadline)
+        then = answer.get("then")
         while answer.get("left") and time.monotonic() + pause < deadline:
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
@@ -45,7 +53,52 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     except (NoAnswer, RefusedByDaemon) as error:
         return str(error)
     left = answer.get("left") or []
-    return f"not waited for: {', '.join(map(str, left))}" if left else "healthd has looked"
+    looked = f"not waited for: {', '.join(map(str, left))}" if left else "healthd has looked"
+    if not then or left:
+        return looked
+    from healthd.slurm.epilog_timeout import epilog_timeout
+
+    return f"{looked}; {_run_then(then, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
+
+
+def _run_then(then: object, deadline: float, runtime_dir: str, job: str) -> str:
+    """What the daemon wants run after the last job: a validation. It is over ENDING_SECONDS before the deadline, which
+    it needs to end its programs; then the daemon looks at what it left. Only root's daemon is believed."""
+    words = []
+    for item in then if isinstance(then, list) else []:
+        argv, seconds = (item.get("argv"), item.get("seconds")) if isinstance(item, dict) else (None, None)
+        if not isinstance(argv, list) or not argv or not all(isinstance(word, str) for word in argv):
+            return "what it wants run is none"
+        left = deadline - time.monotonic() - ENDING_SECONDS
+        seconds = min(float(seconds), left) if isinstance(seconds, int | float) else left
+        if seconds < LEAST_SECONDS:
+            return "no time is left to validate"
+        words.append(_run_one((*argv, "--seconds", f"{seconds:.0f}"), deadline - LAST_SECONDS))
+    with suppress(NoAnswer, RefusedByDaemon):
+        _ask(runtime_dir, {"command": "job-ended", "job": job}, deadline)
+    return ", ".join(words)
+
+
+def _run_one(argv: tuple[str, ...], deadline: float) -> str:
+    """At the deadline it is told to end, and left."""
+    import subprocess
+
+    program = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+        env={**os.environ, "PATH": os.environ.get("PATH") or PATH},
+    )
+    try:
+        status = program.wait(max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+        program.terminate()
+        program.returncode = 0  # it ends by itself: nobody waits for it
+        return "the validation took too long"
+    return f"validated (status {status})"
 
 
 def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
@@ -66,7 +119,7 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
         return USABLE, "another one runs"
     finally:
         os.close(lock)
-    if not expires.isdecimal() or now >= int(expires):
+    if not is_decimal(expires) or now >= int(expires):
         return NO_VERDICT, "the verdict is old: healthd does not run, or hangs"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
 
@@ -81,7 +134,10 @@ def _hook_epilog_arguments(parser: Parser) -> None:
 
 def _hook_epilog(args: argparse.Namespace) -> int:
     end_after(args.wait + 1)
-    return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), args.wait) + "\n")
+    try:
+        return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), args.wait) + "\n")
+    except Stop as stop:  # Slurm drains a node whose epilog fails
+        return complain(str(stop))
 
 
 def _hook_healthcheck(args: argparse.Namespace) -> int:

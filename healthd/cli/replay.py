@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import healthd
-from healthd.config import CheckConfig, Loaded, Settings
+from healthd.config import CheckConfig, Layer, Loaded, Settings
 from healthd.convert import ConvertError, dump, load
 from healthd.host import Host
 from healthd.kernel.source import RawLine
 from healthd.model import CheckResult, Outcome, RunName
 from healthd.record.recording import KernelLine, Notes, Recording, RecordingError, Run, pack, unpack
+from healthd.settings import layers
 from healthd.settings.registry import Check
+from healthd.settings.settle import place_of
 from healthd.work.once import KernelLog, Look
 
 
@@ -30,10 +32,52 @@ def record(loaded: Loaded, found: Look, notes: Mapping[RunName, Notes]) -> Recor
         root=settings.root,
         fake_nvml=bool(settings.nvml.fake),
         checks=tuple((*name, _all_settings(config)) for name, config in loaded.checks.items()),
-        runs=tuple(_with_notes(run, notes.get(run.name, Notes({}))) for run in found.runs),
+        runs=tuple(_with_notes(found.runs, notes)),
         kernel_lines=tuple(KernelLine(*line[:3]) for line in log) if isinstance(log, list) else None,
         kernel_error=pack(log) if isinstance(log, OSError) else None,
+        baseline=tuple(_of_baseline(loaded)),
     )
+
+
+def _of_baseline(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(check, instance, the settings that the baseline gave)."""
+    for (check, instance), config in loaded.checks.items():
+        places = {f.name: place_of(check, instance, f.name) for f in dataclasses.fields(config)}
+        names = [name for name, place in places.items() if loaded.origins.get(place) == loaded.settings.baseline_file]
+        if names:
+            yield check, instance, tuple(names)
+
+
+def below(recording: Recording, settings: Settings, known: Mapping[str, Check]) -> list[Layer]:
+    """What lay below that node's settings: what a profile guessed of it, and its baseline. They lie below other
+    settings too, unless these want none, or another profile by its name."""
+    found = []
+    if settings.profile == "auto":
+        guessed = [(check, instance, table.get("guessed", ())) for check, instance, table in recording.checks]
+        found.append(Layer("the profile in the recording", _tables(recording, guessed, known), guessed=True))
+    else:
+        found += layers.without_baseline(settings)
+    if settings.baseline_file:
+        found.append(Layer("the baseline in the recording", _tables(recording, recording.baseline, known)))
+    return found
+
+
+def _tables(
+    recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], known: Mapping[str, Check]
+) -> dict[str, Any]:
+    """Those settings of those runs, as they are written in a file. What this healthd does not have is left out."""
+    recorded = {(check, instance): table for check, instance, table in recording.checks}
+    tables: dict[str, Any] = {}
+    for check, instance, names in chosen:
+        if check not in known or not names:
+            continue
+        own = {f.name for f in dataclasses.fields(known[check].config)} - {"name", "guessed"}
+        values = {name: value for name, value in recorded[check, instance].items() if name in own and name in names}
+        if instance:
+            tables.setdefault(check, {})[instance] = values
+        else:
+            tables.setdefault(check, {}).update(values)
+    return tables
 
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
@@ -41,8 +85,12 @@ def _all_settings(config: CheckConfig) -> dict[str, Any]:
     return {f.name: dump(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
-def _with_notes(run: Run, notes: Notes) -> Run:
-    return dataclasses.replace(run, unanswered="" if run.answered else notes.unanswered, asked=notes.asked)
+def _with_notes(runs: Iterable[Run], notes: Mapping[RunName, Notes]) -> Iterator[Run]:
+    """What was asked stands in the first run of a name: the notes of another one are the same."""
+    left = dict(notes)
+    for run in runs:
+        noted = left.pop(run.name, Notes({}))
+        yield dataclasses.replace(run, unanswered="" if run.answered else noted.unanswered, asked=noted.asked)
 
 
 def told(recording: Recording) -> tuple[int, list[str]]:

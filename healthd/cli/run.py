@@ -14,7 +14,8 @@ def _run(args: argparse.Namespace) -> int:
 
     with wrong_settings_are_wrong_use():
         try:
-            return daemon.run(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
+            file = args.config or flags.DEFAULT_FILE
+            return daemon.run(lambda checks_dir: load_settings(args, checks_dir=checks_dir), file)
         except OSError as error:
             why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
             raise Stop(f"healthd run: {why}", REFUSED) from None

@@ -4,26 +4,47 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from healthd.say.render import duration
+from healthd.say.duration import duration
+
+if TYPE_CHECKING:
+    import psutil
+
+
+def found() -> list[psutil.Process]:
+    """The processes that are a `healthd run`, with what was asked of each in `.info`; what we may not see is None
+    there. It looks at every process."""
+    import psutil
+
+    about = ["pid", "cmdline", "username", "create_time", "status"]
+    return [process for process in psutil.process_iter(about) if command_of(process.info["cmdline"] or ())]
+
+
+def of_pids(pids: Iterable[int]) -> list[psutil.Process]:
+    """Those of these processes that are still there."""
+    import psutil
+
+    there = []
+    for pid in pids:
+        with suppress(psutil.Error):
+            there.append(psutil.Process(pid))
+    return there
 
 
 def daemons() -> str:
     """ "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h", "" if none is to be seen.
 
-    It looks at every process: so ask only after waiting in vain.
+    So ask only after waiting in vain.
     """
-    import psutil
-
-    found = []
-    for process in psutil.process_iter(["pid", "cmdline", "username", "create_time", "status"]):
-        about = process.info  # what we may not see is None
-        command = command_of(about["cmdline"] or ())
-        if command:
-            since = duration(max(0, int(time.time() - (about["create_time"] or time.time()))))
-            found.append(f"process {about['pid']} ({about['username']}, for {since}, {about['status']}): {command}")
-    return ", ".join(found)
+    words = []
+    for about in (process.info for process in found()):
+        since = duration(max(0, int(time.time() - (about["create_time"] or time.time()))))
+        command = command_of(about["cmdline"])
+        words.append(f"process {about['pid']} ({about['username']}, for {since}, {about['status']}): {command}")
+    return ", ".join(words)
 
 
 def command_of(words: Sequence[str]) -> str:

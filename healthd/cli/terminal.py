@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from healthd.errors import HealthdError
+from healthd.text import is_decimal, regex
 
 if TYPE_CHECKING:
     from healthd.say.render import Page
+
+# C0 and C1 without tab and line feed, and ESC unless it begins a colour: ECMA-48, "8.3.117 SGR".
+STEERS = regex(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]{1,16}m)")
 
 OK, REFUSED, UNKNOWN, WRONG_USE, INTERRUPTED = 0, 1, 3, 64, 130
 OF_HEALTH = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unknown": 3}
@@ -34,6 +39,8 @@ def prepare() -> None:
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
             os.set_inheritable(opened, True)
+    if sys.stderr is None:  # it was closed; to print there would print to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- for as long as this process lives
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -44,7 +51,7 @@ def say(text: str, status: int = OK) -> int:
     if sys.stdout is None:
         return status
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(harmless(text))
         sys.stdout.flush()
     except OSError as error:
         # Drop what is left in the buffer, else the interpreter complains of it at its end.
@@ -54,11 +61,17 @@ def say(text: str, status: int = OK) -> int:
     return status
 
 
+def harmless(text: str) -> str:
+    """The text without what steers a terminal, but for line ends, tabs and the colours that render.py makes. What
+    others wrote is made printable where it is rendered; this is for the place that somebody forgets."""
+    return STEERS.sub("?", text)
+
+
 def stream(texts: Iterable[str]) -> None:
     """Write the texts as they come; end when nobody reads any more."""
     for text in texts:
         try:
-            sys.stdout.write(text)
+            sys.stdout.write(harmless(text))
             sys.stdout.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -77,19 +90,62 @@ def complain(sentence: str, status: int = OK) -> int:
     return status
 
 
+def usage(text: str) -> int:
+    """Write how a command is used to standard error, for one who left out what it needs; returns WRONG_USE."""
+    with suppress(OSError):
+        print(text, end="", file=sys.stderr, flush=True)
+    return WRONG_USE
+
+
 def page() -> Page:
     """The page of standard output: as wide as the terminal, where long rows are folded; in colour on a terminal, unless
     NO_COLOR is set (no-color.org)."""
-    import shutil
-
     from healthd.say.render import Page
 
     terminal = sys.stdout is not None and sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return Page(shutil.get_terminal_size((100, 24)).columns, colour, fold=terminal)
+    return Page(_columns(), colour, fold=terminal)
+
+
+def _columns() -> int:
+    """As shutil.get_terminal_size((100, 24)), which would bring bz2 and lzma."""
+    asked = os.environ.get("COLUMNS", "")
+    if is_decimal(asked) and int(asked) > 0:
+        return int(asked)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 100  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):  # it is closed, or no terminal
+        return 100
 
 
 def as_json(document: Any) -> str:
     import json
 
     return json.dumps(document, indent=2) + "\n"
+
+
+PIECES_AT_ONCE = 10_000  # of JSON, a few characters each
+
+
+def json_texts(document: Any) -> Iterator[str]:
+    """The document as JSON, bit by bit: the text of a large one is never whole in memory. A number that JSON has no
+    word for (NaN, an infinity) becomes null, in the document too."""
+    import json
+    from itertools import islice
+
+    pieces = json.JSONEncoder(indent=2, allow_nan=False).iterencode(_finite(document))
+    while some := list(islice(pieces, PIECES_AT_ONCE)):
+        yield "".join(some)
+    yield "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same value, where its dicts and lists hold None for each number that is not finite."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, tuple):
+        return tuple(_finite(one) for one in value)
+    if isinstance(value, (dict, list)):
+        for place, one in value.items() if isinstance(value, dict) else enumerate(value):
+            value[place] = _finite(one)
+    return value

@@ -6,7 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from healthd.config import CheckConfig
-from healthd.judge.condition import LATCHED, Conditions, changed, ended, found_severity, opened
+from healthd.judge.bounds import ends_last, others_of, others_of_all
+from healthd.judge.condition import (
+    LATCHED,
+    STANDING,
+    Conditions,
+    Standing,
+    changed,
+    ended,
+    found_severity,
+    opened,
+    standing,
+)
 from healthd.model import (
     CheckResult,
     Clears,
@@ -26,11 +37,15 @@ from healthd.text import printable
 # A REBOOT fault that opens again so soon after a boot or `healthd repaired` waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 UNREAD_SECONDS = 3600.0  # as in the check "kernel"
+CONFIRMS_SECONDS = 600.0  # so long the kernel's word on a part spares what is found there its confirm time: two rounds
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
     """The finding at the severity that the site wants: overrides first, then a cap at WARNING where
-    `enforce = false`, or where a profile guessed what the finding compares with."""
+    `enforce = false`, or where a profile guessed what the finding compares with. Its subject is printable: the kernel
+    may print a name that a user chose."""
+    if not finding.subject.isprintable():
+        finding = replace(finding, subject=printable(finding.subject))
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
     if _only_warns(config, finding.expects):
@@ -61,16 +76,19 @@ def absorb_result(
     new = dict(conditions)
     seen = set()
     for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two about one part counts
-        key = finding.key
+        finding, key = _confirmed(finding, conditions, now), finding.key
         seen.add(key)
         old = new.get(key)
-        if old is None:
+        if old is None or old.observed:
             old = _first_sight(result.check, result.instance, finding, now, boot_id, cleared)
         elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted: now the check knows it itself
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
-        if old.last_event:  # a look that finds less does not undo what the log said
-            finding = _as_latched(finding, old)
-        new[key] = _seen_by_check(old, finding, result.started, now, boot_id)
+        if key in (others_of(result.run, key.code), others_of_all(result.run)):
+            old = replace(old, clears=ends_last(old.clears, finding.clears))
+        if finding.log_decides and old.last_event > old.last_level_seen:
+            finding = replace(finding, severity=old.severity, found=Found(found_severity(old)))
+        # A look that finds less undoes neither what the log said nor what an earlier look found.
+        new[key] = _seen_by_check(old, _as_latched(finding, old), result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
             if old.run == result.run and key not in seen and old.last_level_seen:
@@ -82,6 +100,21 @@ def absorb_result(
     return new
 
 
+def _confirmed(finding: Finding, conditions: Conditions, now: float) -> Finding:
+    """Without a confirm time where the kernel has just said of that part what the finding would wait for.
+
+    What it said long ago, or before somebody knew of it (a resume, `healthd ack`), is no word on what is seen now.
+    """
+    said = any(
+        c.code in finding.confirmed_by
+        and finding.subject in ("", c.subject)
+        and (c.state in STANDING and standing(c) is Standing.PROVEN)
+        and c.last_event > max(now - CONFIRMS_SECONDS, c.acknowledged_at, c.ack.given if c.ack else 0.0)
+        for c in conditions.values()
+    )
+    return replace(finding, confirm_seconds=0.0) if said and finding.confirm_seconds else finding
+
+
 def _first_sight(
     check: str, instance: str, finding: Finding, now: float, boot_id: str, cleared: Sequence[Condition]
 ) -> Condition:
@@ -89,6 +122,7 @@ def _first_sight(
     within = finding.relapse_seconds or (RELAPSE_SECONDS if reboots else 0.0)
     relapse = any(
         past.key == finding.key
+        and not past.observed
         and (past.cleared_by.startswith(("reboot", "repaired by ")) or not reboots)
         and now - past.cleared_at < within
         for past in cleared
@@ -114,7 +148,13 @@ def _first_sight(
         persists_since=now,
         found=_as_found(finding).severity,
         expects=finding.expects,
+        job=_jobs(finding),
+        slowness=finding.slowness,
     )
+
+
+def _jobs(finding: Finding) -> str:
+    return ",".join(finding.slowness.jobs) if finding.slowness else ""
 
 
 def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, boot_id: str) -> Condition:
@@ -142,6 +182,7 @@ def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, b
             boot_id=boot_id,
             worsens=finding.worsens,
             evidence=finding.evidence,
+            shared_cause=finding.shared_cause,
             window_seconds=0.0 if _relapsed(old, finding) else finding.window_seconds,
             persists_since=persists_since,
             clean_runs=0,
@@ -150,6 +191,8 @@ def _seen_by_check(old: Condition, finding: Finding, began: float, now: float, b
             history=False,
             found=_worsened(found.severity, found.worsens, now - persists_since),
             expects=finding.expects,
+            job=_jobs(finding) or old.job,
+            slowness=finding.slowness,
         ),
         now,
     )
@@ -187,7 +230,8 @@ def absorb_events(
     """The conditions after correlate() looked at a window of events, of which `touched` are new or grew.
 
     A finding that rests on none of the touched events was absorbed before. What the log held before healthd first
-    looked at it is history: INFO. A line that says that a fault is over ends the condition if it was last seen before.
+    looked at it is history: INFO. A line that says that a fault is over ends the condition if it was last seen before;
+    one that can be forged ends and changes only what rests on such lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -196,18 +240,21 @@ def absorb_events(
             continue
         key = finding.key
         when = max(event.last_time for event in behind)
-        live = any(not event.history for event in behind)
+        sight = max(standing(event) for event in behind)
+        live = sight is not Standing.HISTORY
         old = new.get(key)
         if finding.over:
-            if old is not None and old.clears not in LATCHED and old.last_seen <= when:
+            weaker = old is not None and sight is Standing.OBSERVED < standing(old)
+            if old is not None and old.clears not in LATCHED and old.last_seen <= when and not weaker:
                 new[key] = ended(old, finding.message, when)
             continue
-        if old is not None and not live and not old.history:
-            continue  # history adds nothing to a condition that was seen live
-        if old is None or (live and old.history):
+        if old is not None and sight < standing(old):
+            continue  # history adds nothing to a condition that was seen live, nor does a line that can be forged
+        if old is None or sight > standing(old):
             first = min(event.time for event in behind)
-            sight = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
-            old = sight if old is None else replace(old, clears=sight.clears)
+            anew = _first_sight(check, "", finding, first, boot_id, cleared if live else ())  # history is no relapse
+            anew = replace(anew, last_sequence=_counted_up_to(new, anew))
+            old = anew if old is None or old.observed else replace(old, clears=anew.clears)
         finding = _as_latched(finding, old)
         fresh = [event for event in behind if event.sequence > old.last_sequence]
         was_known = old.state is ConditionState.ACKNOWLEDGED and when <= old.acknowledged_at
@@ -228,6 +275,7 @@ def absorb_events(
                 quiet_seconds=0.0,
                 repaired=False,
                 history=not live,
+                observed=sight is Standing.OBSERVED,
                 found=_as_found(finding).severity,
                 job=next((job for event in reversed(behind) if (job := dict(event.fields).get("job"))), old.job),
             ),
@@ -236,47 +284,10 @@ def absorb_events(
     return new
 
 
-# Conditions of one code: no node has so many parts of a kind, and each costs time in each turn of the loop.
-MOST_OF_A_CODE = 100
-OTHERS = "others"  # the part that stands for those beyond that number
-ONE_OF_THEM = "; one of them: "
-
-
-def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """Keep at most MOST_OF_A_CODE conditions of a code that came from the log: the worst, then the oldest. The rest
-    become one, as bad as the worst of them: no drain is lost, only which of thousands of parts it was."""
-    told: dict[str, list[Condition]] = {}
-    for condition in conditions.values():
-        stands = condition.state is not ConditionState.CLEARED and condition.subject != OTHERS
-        if stands and condition.last_event and not condition.last_level_seen:
-            told.setdefault(condition.code, []).append(condition)
-    new = dict(conditions)
-    for code, mine in told.items():
-        rest = sorted(mine, key=_weight)[MOST_OF_A_CODE - 1 :]
-        if len(mine) < MOST_OF_A_CODE:
-            continue
-        for condition in rest:
-            del new[condition.key]
-        others = [c for c in (*rest, conditions.get(ConditionKey(code, OTHERS))) if c is not None]
-        worst, count = min(others, key=_weight), sum(c.count for c in others)
-        words = worst.message.rpartition(ONE_OF_THEM)[2]
-        new[ConditionKey(code, OTHERS)] = replace(
-            worst,
-            subject=OTHERS,
-            message=f"{count} more, of other parts than the first {MOST_OF_A_CODE - 1}{ONE_OF_THEM}{words}",
-            count=count,
-            first_seen=min(c.first_seen for c in others),
-            last_seen=max(c.last_seen for c in others),
-            last_event=max(c.last_event for c in others),
-            last_sequence=max(c.last_sequence for c in others),
-        )
-    return new
-
-
-def _weight(condition: Condition) -> tuple[bool, int, float, str]:
-    """A sort key: open ones first, then the worst, then the oldest."""
-    open_first = condition.state is not ConditionState.OPEN
-    return (open_first, -condition.severity, condition.first_seen, condition.subject)
+def _counted_up_to(conditions: Conditions, sight: Condition) -> int:
+    """The newest event that the condition counted which counts what has no name: the part may be one of those."""
+    keys = (others_of(sight.run, sight.code), others_of_all(sight.run))
+    return max((conditions[key].last_sequence for key in keys if key in conditions), default=0)
 
 
 def unread(conditions: Conditions, event: KernelEvent, boot_id: str) -> dict[ConditionKey, Condition]:
@@ -312,8 +323,8 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """A latched fault stays as it is until what ends it comes: a harmless line of the same code a day later changes
-    neither the fault nor its ending."""
+    """A latched fault stays as it is until what ends it comes: a harmless line of the same code a day later, or a look
+    at a count that no longer grows, changes neither the fault nor its ending."""
     if (
         old.clears not in LATCHED
         or old.history

@@ -11,15 +11,30 @@ A condition's life:
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from healthd.model import Clears, Condition, ConditionKey, ConditionState, Severity
+from healthd.model import Clears, Condition, ConditionKey, ConditionState, KernelEvent, Severity
 
 Conditions = Mapping[ConditionKey, Condition]
 LONGEST_WISH_SECONDS = 7 * 24 * 3600.0  # the longest pause or ack
 STANDING = (ConditionState.OPEN, ConditionState.ACKNOWLEDGED)
 LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
+
+
+class Standing(enum.IntEnum):
+    """How much a sight counts. A better one begins a condition anew, a weaker one adds nothing to it."""
+
+    HISTORY = 0
+    OBSERVED = 1
+    PROVEN = 2
+
+
+def standing(seen: Condition | KernelEvent) -> Standing:
+    if seen.history:
+        return Standing.HISTORY
+    return Standing.OBSERVED if seen.observed else Standing.PROVEN
 
 
 def opened(condition: Condition, now: float) -> Condition:
@@ -80,6 +95,7 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
         ack=replace(ack, until=moved_end(ack.until, seconds, until), given=move(ack.given))
         if (ack := condition.ack)
         else None,
+        slowness=replace(slow, onset=move(slow.onset)) if (slow := condition.slowness) else None,
     )
 
 
@@ -92,10 +108,15 @@ def moved_end(moment: float, seconds: float, now: float) -> float:
 
 
 def acts(condition: Condition, trusted_since: float) -> bool:
-    """Whether a condition may drain: open, bad enough, and seen by us since we may be trusted with it."""
+    """Whether a condition may drain: open, bad enough, proven, and seen by us since we may be trusted with it."""
     since = max(trusted_since, condition.acknowledged_at)
     is_bad = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
-    return is_bad and last_sight(condition) > since
+    return is_bad and not condition.observed and last_sight(condition) > since
+
+
+def fault_time(cause: Condition) -> float:
+    """When a CRITICAL fault was last seen happening: jobs that started later are not its victims."""
+    return max(cause.critical_at, cause.last_event)
 
 
 def last_sight(condition: Condition) -> float:

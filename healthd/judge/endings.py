@@ -41,6 +41,8 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
 def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float) -> dict[ConditionKey, Condition]:
     """`seconds` went by. A window counts only time in which the fault could have shown: under load, or after repair.
 
+    That of a cause that nodes share counts at any time: nobody could say "repaired" on a thousand of them. If it comes
+    back with the load, slurm/flapping.py bounds how often.
     The window of what a check finds begins when the check completes without it, not merely between two of its runs.
     """
 
@@ -55,7 +57,7 @@ def after_quiet(conditions: Conditions, seconds: float, loaded: bool, now: float
         lambda c: (
             c.window_seconds > 0
             and c.state in STANDING
-            and (loaded or c.repaired)
+            and (loaded or c.repaired or (c.shared_cause and c.clears is Clears.WINDOW))
             and (c.clean_runs > 0 or not c.last_level_seen)
         ),
         quieter,

@@ -6,11 +6,11 @@ link; a dying NVMe disk is a controller that is down, I/O errors, and a file sys
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from healthd.model import Condition, ConditionKey, Inventory, KernelEvent
+from healthd.text import is_decimal, regex
 
 GAP_SECONDS = 60.0  # an incident is over after so long without a line about its parts
 INDEX_SECONDS = 5.0  # a line with no more than a GPU's index belongs to the GPU that was in trouble so shortly before
@@ -20,7 +20,7 @@ _NAMES = ("device", "disk", "controller", "netdev", "ibdev", "interface", "serve
 _ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
 _NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
 _FABRIC = "NVLink fabric"  # NVSwitches and the GPUs behind them fail together
-_DISK = re.compile(r"(nvme\d+)(?:c\d+)?n\d+(?:p\d+)?|([shv]d[a-z]+)\d*|((?:md|mmcblk)\d+)p\d+")
+_DISK = regex(r"(nvme\d+)(?:c\d+)?n\d+(?:p\d+)?|([shv]d[a-z]+)\d*|((?:md|mmcblk)\d+)p\d+")
 _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink")
 
 
@@ -80,7 +80,7 @@ def may_join_by_index(event: KernelEvent) -> bool:
 
 
 def _is_index(part: str) -> bool:
-    return part.startswith("GPU") and part[3:].isdecimal()
+    return part.startswith("GPU") and is_decimal(part[3:])
 
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:

@@ -10,16 +10,27 @@ by the same steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from healthd.config import CheckConfig
-from healthd.judge import absorb, endings
+from healthd.judge import absorb, bounds, endings
+from healthd.judge.condition import Standing, ended, standing
 from healthd.judge.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
 from healthd.kernel.coalesce import coalesce_events, newest_of_each
 from healthd.kernel.parse import UNREAD, as_unread
-from healthd.model import CheckResult, Condition, ConditionKey, Finding, Inventory, KernelEvent, Outcome, Repair
+from healthd.model import (
+    CheckResult,
+    Condition,
+    ConditionKey,
+    Finding,
+    Inventory,
+    KernelEvent,
+    Outcome,
+    Repair,
+    Severity,
+)
 
 Unjudged = Callable[[KernelEvent, Exception], object]
 Events = tuple[KernelEvent, ...]
@@ -42,8 +53,7 @@ class Listens(Protocol):
 Listeners = Sequence[tuple[Listens, CheckConfig]]
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(NamedTuple):
     """ledger     as it is now
     events     all that were judged, new and old: the ledger keeps fewer
     news       the events that are new or grew, without history
@@ -84,11 +94,24 @@ def heard(
             conditions, name, found, by_sequence, frozenset(touched), ledger.boot_id, ledger.cleared
         )
     news = tuple(event for number in touched if (event := by_sequence.get(number)) and not event.history)
-    repairs = [repair for check, _ in listeners for repair in check.repairs(news)]
-    conditions = absorb.bounded(endings.after_repairs(conditions, repairs, now))
-    kept = newest_of_each(events, KEEP_EVENTS)
-    after = replace(with_conditions(ledger, conditions, now), events=kept, next_sequence=sequence)
+    conditions = bounds.bounded(_after_repairs(conditions, news, listeners, now))
+    behind = {c.last_sequence for c in conditions.values() if c.severity >= Severity.DEGRADED and not c.observed}
+    kept = newest_of_each(events, KEEP_EVENTS, behind)
+    after = replace(with_conditions(ledger, conditions), events=kept, next_sequence=sequence)
     return Heard(after, events, news, findings, mistakes)
+
+
+def _after_repairs(
+    conditions: Mapping[ConditionKey, Condition], news: Events, listeners: Listeners, now: float
+) -> dict[ConditionKey, Condition]:
+    """A repair that only a source that can be forged tells of ends nothing but what such a source told."""
+    new = dict(conditions)
+    for observed in (False, True):
+        told = [event for event in news if event.observed is observed]
+        repairs = [repair for check, _ in listeners for repair in check.repairs(told)] if told else []
+        ends = {key: c for key, c in new.items() if c.observed} if observed else new
+        new |= endings.after_repairs(ends, repairs, now)
+    return new
 
 
 def _judged(
@@ -119,13 +142,20 @@ def findings_of(
     event worse: a harmless line is harmless also an hour after a fatal one of the same code was repaired.
     """
     settled: dict[ConditionKey, list[Condition]] = {}
+    named = {condition.key for condition in known if not condition.cleared_at}
     for condition in known:
         if condition.last_sequence and (condition.cleared_at or condition.acknowledged_at):
             settled.setdefault(condition.key, []).append(condition)
+
+    def settled_by(key: ConditionKey) -> Sequence[Condition]:
+        """Of a part without a condition of its own also what counted it among others."""
+        own = settled.get(key, ())
+        return own if key in named else (*own, *settled.get(ConditionKey(key.code, bounds.OTHERS), ()))
+
     every = {}
     for check, config in listeners:
         judge = partial(found_by, check, config, node=node, unjudged=unjudged)
-        if found := _of_live_and_of_history(events, judge, settled):
+        if found := _of_each_kind(events, judge, settled_by):
             every[check.name] = found
     return every
 
@@ -139,15 +169,20 @@ def found_by(
 
 
 Judge = Callable[[Sequence[KernelEvent]], "list[Finding]"]
-Settled = Mapping[ConditionKey, Sequence[Condition]]
+Settled = Callable[[ConditionKey], Sequence[Condition]]
 
 
-def _of_live_and_of_history(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
-    """Live events and history are judged apart: history makes no live event worse."""
-    live = _of_unsettled([event for event in events if not event.history], judge, settled)
-    keys = {finding.key for finding in live}
-    old = _of_unsettled([event for event in events if event.history], judge, settled)
-    return [*live, *(finding for finding in old if finding.key not in keys)]
+def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
+    """Live events, those of a source that can be forged, and history are judged apart: none makes a better one worse,
+    and of two findings with one key the better one counts."""
+    of_kind: dict[Standing, list[KernelEvent]] = {kind: [] for kind in reversed(Standing)}
+    for event in events:
+        of_kind[standing(event)].append(event)
+    every: list[Finding] = []
+    for mine in of_kind.values():
+        keys = {finding.key for finding in every}
+        every += [finding for finding in _of_unsettled(mine, judge, settled) if finding.key not in keys]
+    return every
 
 
 def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
@@ -156,7 +191,7 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
     over = {
         event.sequence
         for finding in found
-        for condition in settled.get(finding.key, ())
+        for condition in settled(finding.key)
         for event in events
         if event.sequence in finding.events
         # Both must hold: a storm grows on after it was cleared, and a line from before may be read after that.
@@ -166,17 +201,62 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
     return judge([event for event in events if event.sequence not in over]) if over else found
 
 
-def unread(ledger: Ledger, event: KernelEvent, now: float) -> Ledger:
+def unread(ledger: Ledger, event: KernelEvent) -> Ledger:
     """An event that failed even to be taken in as a line that cannot be read."""
-    return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id), now)
+    return with_conditions(ledger, absorb.unread(ledger.by_key(), event, ledger.boot_id))
 
 
-def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners, now: float) -> Ledger:
-    """The jobs at the source of events became known later (`jobs`: by the events' sequences)."""
+def told_of_jobs(ledger: Ledger, jobs: Mapping[int, str], listeners: Listeners) -> Ledger:
+    """The jobs at the source of events became known later (`jobs`: by the events' sequences). What only the jobs show
+    is found now: what was found without them stands, is counted among others, or is over."""
+
+    def found_in(events: Events) -> dict[str, list[Finding]]:
+        return findings_of(events, listeners, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+
     events = with_jobs(ledger.events, jobs)
-    found = findings_of(events, listeners, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+    found, without = found_in(events), found_in(ledger.events)
+    known = {(finding.key, finding.events) for mine in without.values() for finding in mine}
     conditions = absorb.with_jobs(ledger.by_key(), [finding for mine in found.values() for finding in mine], jobs)
-    return with_conditions(replace(ledger, events=events), conditions, now)
+    by_sequence = {event.sequence: event for event in events}
+    for name, mine in found.items():
+        new = [f for f in mine if f.key not in conditions and (f.key, f.events) not in known]
+        conditions = absorb.absorb_events(
+            conditions, name, new, by_sequence, frozenset(jobs), ledger.boot_id, ledger.cleared
+        )
+    return with_conditions(replace(ledger, events=events), bounds.bounded(conditions))
+
+
+def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -> Ledger:
+    """What this node has became known, or is known anew. Of the events that are kept, that is said which could not be
+    said without it: a line that was read before the first inventory then names its GPU, or its part.
+
+    Only what was not known at all is filled in. A GPU that was exchanged does not give its name to the fault of the one
+    before it.
+    """
+    before = ledger.inventory
+    filled = {f.name: getattr(before, f.name) or getattr(inventory, f.name) for f in fields(Inventory)}
+    after, node = replace(ledger, inventory=inventory), Inventory(**filled)
+    if node == before:
+        return after
+    known = (*ledger.conditions, *ledger.cleared)
+    then, now = (findings_of(ledger.events, listeners, inv, known) for inv in (before, node))
+    said = {(finding.key, finding.events): finding for mine in then.values() for finding in mine}
+    by_sequence = {event.sequence: event for event in ledger.events}
+    conditions = ledger.by_key()
+    for name, mine in now.items():
+        for finding in mine:
+            if said.pop((finding.key, finding.events), None) == finding:
+                continue
+            touched = frozenset(finding.events)
+            conditions = absorb.absorb_events(
+                conditions, name, [finding], by_sequence, touched, ledger.boot_id, ledger.cleared
+            )
+    moved = {(finding.key.code, finding.events): finding.key for mine in now.values() for finding in mine}
+    for key, events in said:  # the part of these has another name now
+        to, old = moved.get((key.code, events)), conditions.get(key)
+        if to is not None and old is not None and not old.last_level_seen:
+            conditions[key] = ended(old, f"it is {to}", old.last_seen)
+    return with_conditions(after, bounds.bounded(conditions))
 
 
 def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> Events:
@@ -189,7 +269,11 @@ def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> Events:
 
 def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Ledger:
     """Take in one run of a check. The repairs that it saw count also if it failed on some device."""
-    conditions = absorb.absorb_result(ledger.by_key(), result, config.clear_after, ledger.boot_id, ledger.cleared)
+    if not (ledger.conditions or result.findings or result.repairs):
+        return ledger
+    before = ledger.by_key()
+    result = bounds.with_others(result, before)
+    conditions = absorb.absorb_result(before, result, config.clear_after, ledger.boot_id, ledger.cleared)
     if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
         conditions = endings.after_repairs(conditions, result.repairs, now)
-    return with_conditions(ledger, conditions, now)
+    return with_conditions(ledger, bounds.bounded(conditions))

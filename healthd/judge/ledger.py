@@ -6,7 +6,6 @@ An event's count and the cursor behind it are in one value, so that a restart co
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from healthd.judge.condition import moved_end, shifted
@@ -16,16 +15,21 @@ from healthd.model import (
     ConditionKey,
     ConditionState,
     FleetHold,
+    Gpu,
     Inventory,
     KernelEvent,
     SlurmMemory,
 )
+from healthd.stream.outbox import Outbox
+from healthd.stream.told import Told
+from healthd.values import dataclass
 
 VERSION = 1
 KEEP_EVENTS_SECONDS = 24 * 3600.0
 KEEP_EVENTS = 500
 KEEP_CLEARED_SECONDS = 30 * 24 * 3600.0
 KEEP_CLEARED = 200
+SEEN = ("last_seen", "last_level_seen", "count")  # of a condition: what another look at it changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class Pause:
 class Ledger:
     """born: first start ever. trusted_since: what was seen before it never drains (first start, switch from observe,
     end of a pause). cursors: how far each source of the kernel log was read, by its name. next_sequence: of kernel
-    events. cleared: the conditions that ended last.
+    events. cleared: the conditions that ended last. whole_gpus: those of the inventory when none was missing.
+    outbox: lines of the event stream that are not known to be on the disk; told: what the stream has said.
+    A field that is added here, or below, has a default and stands in ledger_file.NEWER_FIELDS: older ones refuse it.
     """
 
     version: int = VERSION
@@ -56,22 +62,41 @@ class Ledger:
     slurm: SlurmMemory = dataclasses.field(default_factory=SlurmMemory)
     pause: Pause | None = None
     inventory: Inventory = dataclasses.field(default_factory=Inventory)
+    whole_gpus: tuple[Gpu, ...] = ()
+    outbox: Outbox = dataclasses.field(default_factory=Outbox)
+    told: Told = dataclasses.field(default_factory=Told)
 
     def by_key(self) -> dict[ConditionKey, Condition]:
         return {c.key: c for c in self.conditions}
 
 
-def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition], now: float) -> Ledger:
-    """The ledger with these conditions. Those that were cleared move to `cleared`, which is bounded."""
+def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -> Ledger:
+    """The ledger with these conditions. Those that were cleared move to `cleared`, all (`with_short_history`)."""
     if conditions == ledger.by_key():
         return ledger
     gone = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
-    history = [c for c in (*ledger.cleared, *gone) if c.cleared_at > now - KEEP_CLEARED_SECONDS]
     return dataclasses.replace(
         ledger,
         conditions=tuple(c for c in conditions.values() if c.state is not ConditionState.CLEARED),
-        cleared=tuple(history[-KEEP_CLEARED:]),
+        cleared=(*ledger.cleared, *gone),
     )
+
+
+def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
+    """Whether nothing is new but that conditions which stood were seen once more."""
+    if len(before.conditions) != len(after.conditions):
+        return False
+    pairs = zip(before.conditions, after.conditions, strict=True)
+    return dataclasses.replace(after, conditions=before.conditions) == before and all(
+        one is other or dataclasses.replace(one, **{name: getattr(other, name) for name in SEEN}) == other
+        for one, other in pairs
+    )
+
+
+def with_short_history(ledger: Ledger, now: float) -> Ledger:
+    """The ledger with the newest of `cleared`, once the log and the stream were told of all that ended."""
+    history = [c for c in ledger.cleared if c.cleared_at > now - KEEP_CLEARED_SECONDS][-KEEP_CLEARED:]
+    return ledger if len(history) == len(ledger.cleared) else dataclasses.replace(ledger, cleared=tuple(history))
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
@@ -97,7 +122,13 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             confirmed_at=move(slurm.confirmed_at),
             resumed_at=move(slurm.resumed_at),
             lifted=dataclasses.replace(slurm.lifted, time=move(slurm.lifted.time)) if slurm.lifted else None,
+            earlier=tuple(dataclasses.replace(old, time=move(old.time)) for old in slurm.earlier),
             requeued=tuple(dataclasses.replace(r, time=move(r.time)) for r in slurm.requeued),
+            drained_at=move(slurm.drained_at),
+            clean_since=move(slurm.clean_since),
+            resumed=tuple(
+                dataclasses.replace(r, drained_at=move(r.drained_at), time=move(r.time)) for r in slurm.resumed
+            ),
             hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
         ),
         pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until), given=move(pause.given))
@@ -108,7 +139,8 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
     """A pause, an ack or a hold that begins in the future was written while the clock stood ahead: it lasts as long as
-    was said, from now on."""
+    was said, from now on. A drain of ours began, or was over, by now. When those that we lifted in the future really
+    came is not known: they count for nothing, or they would be in a row with the next one for ever."""
 
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)
@@ -118,7 +150,7 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
             return condition
         return dataclasses.replace(condition, ack=dataclasses.replace(ack, until=end(ack.given, ack.until), given=now))
 
-    pause, hold = ledger.pause, ledger.slurm.hold
+    pause, slurm, hold = ledger.pause, ledger.slurm, ledger.slurm.hold
     if pause:
         pause = dataclasses.replace(pause, until=end(pause.given, pause.until), given=min(pause.given, now))
     if hold:
@@ -128,7 +160,15 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
         ledger,
         conditions=tuple(known(condition) for condition in ledger.conditions),
         pause=pause,
-        slurm=dataclasses.replace(ledger.slurm, hold=hold),
+        slurm=dataclasses.replace(
+            slurm,
+            hold=hold,
+            lifted=dataclasses.replace(slurm.lifted, time=min(slurm.lifted.time, now)) if slurm.lifted else None,
+            earlier=tuple(dataclasses.replace(old, time=min(old.time, now)) for old in slurm.earlier),
+            drained_at=min(slurm.drained_at, now),
+            clean_since=min(slurm.clean_since, now),
+            resumed=tuple(old for old in slurm.resumed if max(old.drained_at, old.time) <= now),
+        ),
     )
 
 

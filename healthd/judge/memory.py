@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import healthd
 from healthd import guard, past
-from healthd.guard import LEDGER
-from healthd.judge import endings, ledger_file
+from healthd.guard import LEDGER, STREAM
+from healthd.judge import bounds, endings, kept_file, ledger_file, log_fields, telling
 from healthd.judge import ledger as ledgers
+from healthd.judge.kept_file import LedgerError
 from healthd.judge.ledger import Ledger
-from healthd.judge.ledger_file import LedgerError
-from healthd.machine.files import replace_file
+from healthd.machine.rewrite import rewrite_file
 from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
+from healthd.stream import outbox
+from healthd.stream.event import Event, Source
+from healthd.stream.outbox import Outbox
+from healthd.stream.told import Told
 
 log = logging.getLogger("healthd")
 
 NAMES = (ledger_file.FILE, ledger_file.PAST_FILE)
+QUIET_STEP_SECONDS = 1.0  # windows last minutes, and days
 
 
 class Memory:
     """`ledger` and `past` (check -> its counters, as text that only the worker reads).
 
-    `unsaved`: a kill would lose something now; `uncopied`: a reboot would.
+    `unsaved`: a kill would lose what the next round does not see again; `uncopied`: a reboot would lose something.
+    `node_name`, `cluster`: whose stream of events it is; a cluster that no setting names is that of Slurm's settings,
+    once they were read.
     """
 
-    def __init__(self, runtime_dir: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        runtime_dir: str,
+        now: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+        node_name: str = "",
+        cluster: str = "",
+    ) -> None:
         self._runtime_dir = runtime_dir
         self._now = now
+        self._monotonic = monotonic
+        self._node_name = node_name
+        self._cluster = cluster
+        self._boot_id = ""
+        self.booted_at = 0.0  # epoch: when healthd first ran in this boot; 0 = it ran in it before
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
         self._conditions_of: tuple[Condition, ...] = ()
@@ -38,9 +60,14 @@ class Memory:
         self.unsaved = False
         self.uncopied = False
         self._past_unsaved = False
+        self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
+        self._quiet_seconds = 0.0  # went by, and no window has counted them yet
         self._saved: Ledger | None = None  # what stands in the file
+        self._kept = ledger_file.Kept()
         self.save_failed = False
         self.copy_unread = False  # a copy may exist that could not be read: it is kept beside the next one
+        self.dropped = 0  # lines of the stream that did not fit, since the start
+        self.copied_at = 0.0  # when the copy that was read was written, 0 = not known
 
     @property
     def conditions(self) -> dict[ConditionKey, Condition]:
@@ -51,34 +78,45 @@ class Memory:
 
     # --- recall
 
-    def recall(self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode) -> None:
+    def recall(
+        self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
+    ) -> None:
         """Go on from the live ledger, else the copy, else a new one; then end what a boot or a change of mode ends.
 
-        `read_copy`: the texts of the copy in the state directory, {} if it cannot be read (it says so itself).
+        read_copy   the texts of the copy in the state directory, {} if it cannot be read (it says so itself)
+        last_alive  when the daemon of the live ledger is last known to have run (epoch seconds), 0 = not known
         """
+        self._boot_id = boot_id
         with guard.at(LEDGER, self._path(ledger_file.FILE)):
             if (live := self._live()) is not None:
                 try:
-                    self._go_on_from(live, boot_id, mode)
+                    self._go_on_from(live, boot_id, mode, last_alive)
                 except Exception:
-                    log.error("the ledger is kept as %s", ledger_file.set_aside(self._path(ledger_file.FILE)))
+                    log.error("the ledger is kept as %s", kept_file.set_aside(self._path(ledger_file.FILE)))
                     raise
+                self._saved = live
                 return
         with guard.at(LEDGER, "the copy of the ledger"):
             if (copied := self._copied(read_copy)) is not None:
                 self.copy_unread = True
-                self._go_on_from(copied, boot_id, mode)
+                self._go_on_from(_with_new_stream(copied), boot_id, mode, self.copied_at)
                 self.copy_unread = False
                 return
-        self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode)
+        self._go_on_from(Ledger(born=self._now(), trusted_since=self._now()), boot_id, mode, 0.0)
 
-    def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode) -> None:
+    def _go_on_from(self, found: Ledger, boot_id: str, mode: Mode, last_alive: float) -> None:
         now = self._now()
         found = ledgers.with_none_in_the_future(found, now)
+        found = found if found.outbox.stream_id else _with_new_stream(found)
         # A clock that now stands before `trusted_since` must not switch draining off until then.
         self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
+        known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
+        self.say(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
+        self._tell(dataclasses.replace(self.ledger, conditions=()))  # all that the stream does not know of yet
         if found.boot_id != boot_id:
+            self.booted_at = now
             self.set_conditions(endings.after_boot(found.by_key(), boot_id, now))
+        self.set_conditions(bounds.bounded(self.conditions))  # an older healthd may have kept more
         self.change_mode(mode)
         self.change(boot_id=boot_id)
 
@@ -94,7 +132,7 @@ class Memory:
 
     def _text(self, name: str) -> str | None:
         try:
-            return ledger_file.read_text(self._path(name))
+            return kept_file.read_text(self._path(name))
         except LedgerError as error:
             log.error("%s", error)
             return None
@@ -105,7 +143,7 @@ class Memory:
         try:
             return ledger_file.decode(text, self._path(name))
         except LedgerError as error:
-            aside = ledger_file.set_aside(self._path(name))
+            aside = kept_file.set_aside(self._path(name))
             log.error("%s; kept as %s, going on with the copy or a new ledger", error, aside)
             return None
 
@@ -140,17 +178,30 @@ class Memory:
         self._replace(dataclasses.replace(self.ledger, **changes))
 
     def _replace(self, ledger: Ledger) -> None:
+        """Go on with another ledger. The stream is told what changed, here for all that change it; of what ended all is
+        told before the history is cut."""
+        before = self.ledger
+        if ledger != before:
+            self._set(ledger)
+            self._tell(before)
+            if ledger.conditions is not before.conditions:
+                self._set(ledgers.with_short_history(self.ledger, self._now()))
+
+    def _set(self, ledger: Ledger) -> None:
         if ledger != self.ledger:
+            self.unsaved = self.unsaved or not ledgers.is_only_seen_again(self.ledger, ledger)
             self.ledger = ledger
-            self.unsaved = self.uncopied = True
+            self.uncopied = True
 
     def go_back_to(self, ledger: Ledger) -> None:
-        """Undo every change since this ledger."""
-        self._replace(ledger)
+        """Undo every change since this ledger, and what was told of it: nobody has seen that yet."""
+        self._set(ledger)
 
     def take(self, after: Ledger) -> None:
         """Go on with this ledger. The log is told what opened, rose or cleared."""
         before, known = self.ledger, self.conditions
+        if after is before:
+            return
         self._replace(after)
         if after.conditions is not before.conditions:
             history = set(map(id, before.cleared))
@@ -159,10 +210,15 @@ class Memory:
 
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
         """Go on with these conditions. The log is told."""
-        self.take(ledgers.with_conditions(self.ledger, conditions, self._now()))
+        self.take(ledgers.with_conditions(self.ledger, conditions))
 
     def pass_quiet_time(self, seconds: float, loaded: bool) -> None:
-        """Windows run on. The ledger is saved for that only when a condition ended."""
+        """Windows run on, by QUIET_STEP_SECONDS or more at a time: what changes with each event of a burst is one
+        condition, then, and not each that has a window. The ledger is saved for that only when a condition ended."""
+        self._quiet_seconds += seconds
+        if self._quiet_seconds < QUIET_STEP_SECONDS:
+            return
+        seconds, self._quiet_seconds = self._quiet_seconds, 0.0
         before, unsaved = self.ledger, self.unsaved
         self.set_conditions(endings.after_quiet(before.by_key(), seconds, loaded, self._now()))
         if len(self.ledger.conditions) == len(before.conditions):
@@ -183,8 +239,8 @@ class Memory:
         def move(moment: float) -> float:
             return moment + step if since <= moment <= until else moment
 
-        self._replace(ledgers.after_clock_step(self.ledger, step, since, until))
-        self._past_unsaved = True
+        self._set(ledgers.after_clock_step(self.ledger, step, since, until))
+        self._past_unsaved = self._past_is_set = True
         for check, store in self.past.items():
             self.past[check] = past.encode(past.moved(past.decode(store), move))
 
@@ -199,6 +255,7 @@ class Memory:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
                 self.set_past(label, past.encode(past.without_growth(past.decode(self.past[label]), condition.subject)))
+                self._past_is_set = True
 
     def keep_only(self, configured: Collection[RunName]) -> None:
         """End conditions whose check is no longer configured: nobody looks, so they would stand for ever."""
@@ -215,28 +272,110 @@ class Memory:
         }
         self.set_conditions(conditions)
 
+    # --- the stream
+
+    @property
+    def cluster(self) -> str:
+        return self._cluster or self.ledger.told.cluster
+
+    def _tell(self, before: Ledger) -> None:
+        with guard.at(STREAM):  # to tell of a change matters less than the change
+            self.say(*telling.changes(before, self.ledger, self._now()))
+
+    def say(self, events: Iterable[Event], told: Told | None = None) -> None:
+        """The events become lines in the outbox, saved with the ledger that they are of. `told`: what is told then."""
+        known = self.ledger
+        lines = self._put(known.outbox, list(events))
+        # each has a number, also what did not fit
+        self.dropped += lines.next_seq - known.outbox.next_seq - (len(lines.lines) - len(known.outbox.lines))
+        self._set(dataclasses.replace(known, outbox=lines, told=told or known.told))
+
+    def know_cluster(self, name: str) -> None:
+        """What Slurm's settings call the cluster; "" changes nothing."""
+        if name not in ("", self.ledger.told.cluster):
+            self._set(dataclasses.replace(self.ledger, told=dataclasses.replace(self.ledger.told, cluster=name)))
+
+    def job_ended(self) -> None:
+        self.say((), telling.after_job_end(self.ledger.told, self._now()))
+
+    def flush_after_job(self) -> None:
+        if self.ledger.told.job_ended:
+            self.say(*telling.flushed(self.ledger, self._now()))
+
+    def say_alive(self, checks: Iterable[str], anyway: bool) -> None:
+        """Once a day, or `anyway`. `checks`: those whose runs completed."""
+        if anyway or telling.is_alive_due(self.ledger.told, self._now()):
+            self.say(*telling.alive(self.ledger, checks, self._now()))
+
+    def say_stopped(self, why: str) -> None:
+        self.say(*telling.stopped(self.ledger.told, why))
+
+    def say_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
+        """What runs from now on (telling.checks)."""
+        self.say(*telling.checks(self.ledger.told, configured, self._now()))
+
+    def written(self, lines: Collection[str]) -> None:
+        """These lines are on the disk. The ledger is not saved for that alone: whoever starts from an older one writes
+        the same lines again, and finds them there."""
+        left = outbox.written(self.ledger.outbox, lines)
+        self.ledger = dataclasses.replace(self.ledger, outbox=left)
+        if left.dropped:
+            self._set(dataclasses.replace(self.ledger, outbox=self._put(left, [])))
+
+    def _put(self, into: Outbox, events: Collection[Event]) -> Outbox:
+        if not events and not into.dropped:
+            return into
+        source = Source(self.cluster, self._node_name, self._boot_id, into.stream_id)
+        return outbox.put(into, events, source, self._now(), self._monotonic())
+
     # --- save
 
-    def save(self) -> None:
-        """Save to tmpfs, where a commit cannot block. If it is full the log says so once, and the next change tries
-        again: a node that cannot remember can still drain."""
+    def save(self, round_over: bool = False) -> None:
+        """Save to tmpfs, where a commit cannot block. The files keep their room there if it becomes full. If they have
+        none the log says so once, and the next change tries again: a node that cannot remember can still drain.
+
+        The past that runs left is saved with a ledger that has news, and when a round is over. It is never newer than
+        that ledger: after a kill, growth may be found once more, and none is missed. Nor is it older: a repair of what
+        the ledger knows (a counter that fell) is seen by it.
+        """
         try:
-            if self.ledger is not self._saved:
-                replace_file(self._path(ledger_file.FILE), ledger_file.encode(self.ledger))
-            if self._past_unsaved:
-                replace_file(self._path(ledger_file.PAST_FILE), ledger_file.encode_past(self.past))
+            has_news = self.ledger is not self._saved
+            if has_news:
+                self._save_ledger()
+            if self._past_unsaved and (has_news or round_over or self._past_is_set):
+                rewrite_file(self._path(ledger_file.PAST_FILE), ledger_file.encode_past(self.past))
+                self._past_unsaved = self._past_is_set = False
         except OSError as error:
             if not self.save_failed:
                 log.error("%s: the ledger cannot be saved: %s", self._runtime_dir, error.strerror)
             self.save_failed = True
             return
         self._saved = self.ledger
-        self.unsaved = self._past_unsaved = self.save_failed = False
+        self.unsaved = self.save_failed = False
+
+    def _save_ledger(self) -> None:
+        """Raises OSError. Lines of the stream that are new take no room that what is remembered needs."""
+        path = self._path(ledger_file.FILE)
+        try:
+            rewrite_file(path, ledger_file.in_pieces(self.ledger, self._kept))
+        except OSError as error:
+            before = self.ledger.outbox
+            left = outbox.shed(before, self._saved.outbox.lines if self._saved else ())
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or left is before:
+                raise
+            self.ledger = dataclasses.replace(self.ledger, outbox=left)
+            self.dropped += len(before.lines) - len(left.lines)
+            rewrite_file(path, ledger_file.in_pieces(self.ledger, self._kept))
 
     def save_anew(self) -> None:
         """Save all into a new runtime directory, where nothing that was saved is left."""
         self._saved, self._past_unsaved = None, True
-        self.save()
+        self.save(round_over=True)
+
+
+def _with_new_stream(ledger: Ledger) -> Ledger:
+    """A number that was given after this ledger was written would be given twice."""
+    return dataclasses.replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
 
 
 def tell(before: Condition | None, after: Condition) -> None:
@@ -248,7 +387,7 @@ def tell(before: Condition | None, after: Condition) -> None:
     words = news(before, after)
     if words:
         level = logging.WARNING if after.severity >= Severity.WARNING else logging.INFO
-        log.log(level, "%s", words)
+        log.log(level, "%s", words, extra=log_fields.of_condition(after))
 
 
 def news(before: Condition | None, after: Condition) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 
-from healthd.judge.condition import Conditions, acts
-from healthd.model import CheckResult, ConditionState, Finding, Health, Outcome, RunName, Severity, Verdict
+from healthd.judge.condition import Conditions, acts, fault_time
+from healthd.model import CheckResult, Condition, ConditionState, Finding, Health, Outcome, RunName, Severity, Verdict
 
 
 def judge(
@@ -18,6 +18,7 @@ def judge(
     """The node's health and what may drain it.
 
     `results`: the last result of each run since the start; `expected`: the runs that there should be.
+    What rests only on a log that can be forged is no more than a warning, and holds no resume.
     `trusted_since`: events and sightings before it never act (first start, switch from observe, end of a pause).
     `optional`: the runs that no resume waits for when they cannot look.
     """
@@ -30,7 +31,7 @@ def judge(
     ]
     unknown = tuple(_why_unknown(name, results.get(name)) for name in missing)
     open_ones = [c for c in standing if c.state is ConditionState.OPEN]
-    worst = max((c.severity for c in open_ones), default=Severity.INFO)
+    worst = max((c.severity for c in open_ones if not c.observed), default=Severity.INFO)
     if worst is Severity.CRITICAL:
         health = Health.UNHEALTHY
     elif worst is Severity.DEGRADED:
@@ -48,12 +49,14 @@ def judge(
         causes=causes,
         unknown=unknown,
         may_resume=all(name in optional for name in missing)
-        and not any(c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED for c in standing)
+        and not any(_holds_resume(c) for c in standing)
         and not any(_is_bad_news(finding, conditions) for result in results.values() for finding in result.findings),
-        fault_time=max(
-            (max(c.critical_at, c.last_event) for c in causes if c.severity is Severity.CRITICAL), default=0.0
-        ),
+        fault_time=max((fault_time(c) for c in causes if c.severity is Severity.CRITICAL), default=0.0),
     )
+
+
+def _holds_resume(c: Condition) -> bool:
+    return c.severity >= Severity.DEGRADED and c.state is not ConditionState.ACKNOWLEDGED and not c.observed
 
 
 def _is_bad_news(finding: Finding, conditions: Conditions) -> bool:

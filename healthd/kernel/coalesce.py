@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from healthd.kernel.lines.rule import DETAIL, FURTHER
+from healthd.kernel.lines.rule import DETAIL, FURTHER, SM
 from healthd.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
@@ -28,12 +28,21 @@ _VARIES = frozenset(
         "bank",
         "record",
         "section",
+        "error_type",
         "seconds",
         "scope",
         "cgroup",
         "cqn",
+        "count",
+        "leaks",
+        SM,
     ]
 )
+
+# An application's own mistake raises exceptions on most processors of a GPU, a broken one on its own: of an event that
+# names more of them than this no one is told.
+MOST_SMS = 8
+EVERYWHERE = "many"
 
 # The fields that name a part where a line has no PCI address.
 _PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
@@ -50,7 +59,9 @@ def key(event: KernelEvent) -> Key:
 def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """`event` with `new` counted into it, None if `new` is a fault of its own."""
     details = is_detail(event) + is_detail(new)
-    if event.history != new.history or (part(event) != part(new) if details == 1 else key(event) != key(new)):
+    if (event.history, event.observed) != (new.history, new.observed):
+        return None
+    if part(event) != part(new) if details == 1 else key(event) != key(new):
         return None
     if not -within_seconds <= new.time - event.last_time <= within_seconds or _record(event) != _record(new):
         return None
@@ -58,6 +69,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     fault, other = (new, event) if details == 1 and is_detail(event) else (event, new)
     known = {name for name, _ in fault.fields}
     learnt = tuple(item for item in other.fields if item[0] in _VARIES and item[0] not in known)
+    gathered = _gathered(event, new)
     if fault is new and fault.kind == "oops":
         learnt = ()  # a place named before the oops is a WARNING's: an oops names its own below
     return dataclasses.replace(
@@ -66,8 +78,14 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
         last_time=last_time,
         lines=fault.lines if (FURTHER, "true") in other.fields else event.lines + new.lines,
         sequence=event.sequence,
-        fields=(*fault.fields, *learnt),
+        fields=(*(gathered if item[0] == SM else item for item in fault.fields), *learnt),
     )
+
+
+def _gathered(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
+    """The processors that two lines of one fault name, together."""
+    named = list(dict.fromkeys((*event.field(SM).split(), *new.field(SM).split())))
+    return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MOST_SMS else " ".join(named)
 
 
 def is_detail(event: KernelEvent) -> bool:
@@ -117,9 +135,10 @@ def coalesce_events(
     return kept, tuple(touched), next_sequence
 
 
-def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEvent, ...]:
+def newest_of_each(events: tuple[KernelEvent, ...], most: int, behind: Container[int] = ()) -> tuple[KernelEvent, ...]:
     """At most `most` of the events, which have been judged. The most frequent fault loses its oldest events first: a
-    storm never pushes out another fault, unless there are more faults than places."""
+    storm never pushes out another fault, unless there are more faults than places. Of those, the ones `behind` what
+    drains (their sequences) have a place first."""
     if len(events) <= most:
         return events
     allowed = _level(Counter(key(event) for event in events), most)
@@ -129,7 +148,8 @@ def newest_of_each(events: tuple[KernelEvent, ...], most: int) -> tuple[KernelEv
         seen[key(event)] += 1
         if seen[key(event)] <= allowed:
             kept.append(event)
-    return tuple(reversed(kept[:most]))
+    kept = sorted(kept, key=lambda event: event.sequence not in behind)[:most]  # stable: the newest first
+    return tuple(sorted(kept, key=lambda event: event.sequence))
 
 
 def _level(counts: Counter[Key], most: int) -> int:

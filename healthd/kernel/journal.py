@@ -72,14 +72,19 @@ def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
 
 @never_raises(KERNEL_LOG)
 def line_of(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
-    """One journal entry as a line; None if the kernel did not write it.
+    """One journal entry as a line; None if the kernel did not write it: journald itself says where it has an entry
+    from, and no client can (systemd.journal-fields(7), Trusted Journal Fields).
 
     A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid ..." into an
     identifier and the rest: here they are joined again.
     """
     message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
     facility = entry.get("SYSLOG_FACILITY", KERNEL)
-    if not isinstance(message, str) or (facility != KERNEL and not accept_injected):
+    if (
+        entry.get("_TRANSPORT") != "kernel"
+        or not isinstance(message, str)
+        or (facility != KERNEL and not accept_injected)
+    ):
         return None
     text = message if identifier == "kernel" else f"{identifier}: {message}"
     received = entry["__MONOTONIC_TIMESTAMP"].timestamp

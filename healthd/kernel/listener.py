@@ -21,10 +21,15 @@ RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
 READ_SECONDS = 0.05  # a storm is read for so long at most; then its lines are processed and others get a turn
 LINES_AT_ONCE = 4000  # kept in that time, repeats not counted
+FORGEABLE = (
+    "what {} says is only observed and never drains, since any user can forge a line of it: "
+    'kernel_log.source = "kmsg" is proof against that, kernel_log.trust_file = true trusts the file'
+)
 
 
 class Listener:
-    """It gives KernelEvents, and a status about itself. `cursor` is where an earlier listener stopped."""
+    """It gives KernelEvents, and a status about itself. `cursor` is where an earlier listener stopped; `observed`: the
+    source can be forged (config.only_observes_kernel_log)."""
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class Listener:
         accept_injected: bool,
         now: Callable[[], float],
         monotonic: Callable[[], float],
+        observed: bool = False,
     ) -> None:
         self._spec = spec
         self._root = root
@@ -50,7 +56,8 @@ class Listener:
         self._gap_waits = False
         self._before = (0, 0, 0, 0)  # what sources that died had counted
         self._last_read = 0.0
-        self.status = KernelLogStatus(spec, alive=False, trouble="" if spec != "off" else "switched off")
+        trouble = "" if spec != "off" else "switched off"
+        self.status = KernelLogStatus(spec, alive=False, trouble=trouble, observed=observed)
         self.journal = SourceStatus("journal", up=True)
         self._open()
 
@@ -113,7 +120,7 @@ class Listener:
         return self._events(unrepeated(lines))
 
     def _events(self, lines: Iterable[RawLine]) -> list[KernelEvent]:
-        read = [(line.lines, event_of(line, self._boot_id)) for line in lines]
+        read = [(line.lines, event_of(line, self._boot_id, self.status.observed)) for line in lines]
         events = [event for _, event in read if event is not None]
         lost, overruns, malformed, rotations = self._before
         malformed += sum(event.lines for event in events if event.kind == UNREAD)
@@ -173,7 +180,11 @@ class Listener:
                 self._cursor = None  # the cursor that an earlier daemon left may be the cause
             self._failed(f"{self._spec}: {_why(error)}")
             return
-        self.status = dataclasses.replace(self.status, alive=not self._source.missing, trouble=self._source.missing)
+        missing = self._source.missing
+        self.status = dataclasses.replace(self.status, alive=not missing, trouble=missing or self._forgeable())
+
+    def _forgeable(self) -> str:
+        return FORGEABLE.format(self._spec) if self.status.observed else ""
 
     def _failed(self, trouble: str) -> None:
         if self._source is not None:
@@ -207,7 +218,7 @@ class Listener:
         self.status = dataclasses.replace(
             self.status,
             alive=not missing,
-            trouble=missing,
+            trouble=missing or self._forgeable(),
             lines_total=self.status.lines_total + lines,
             events_total=self.status.events_total + events,
             lost_total=lost,

@@ -18,6 +18,7 @@ from healthd.guard import KERNEL_LOG, drop
 from healthd.kernel.lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel.lines.rule import MAX_TEXT, Rule
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 RULES: tuple[Rule, ...] = (
     *nvidia.RULES,
@@ -37,7 +38,7 @@ LITERALS: dict[str, tuple[Rule, ...]] = {
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
 # mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
 # mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
-_USER_TEXT_FIRST = re.compile(
+_USER_TEXT_FIRST = regex(
     r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame|vsyscall |attempts ))"
     r"|/\d{1,10}: potentially | ?\(\d{1,10}\)(?:: drop_caches|: VmData|: /proc/|: Using mlock| used | uses )"
     r"|:\d{1,10} (?:map pfn |conflicting memory |freeing invalid )| uses |: page allocation | invoked oom-killer: "
@@ -49,15 +50,17 @@ UNREAD = "unread"  # the kind of a line on which a rule fails: the line may be o
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
-    """The event that a kernel message (without any prefix) reports; None if it reports nothing that matters here.
+    """The event that a kernel message (without any prefix) reports; None if it reports nothing that matters here. What
+    is longer than the kernel can print is cut before it is matched.
 
     `literals`: those of LITERALS that the caller has not ruled out, in their order.
     """
+    text = text[:MAX_TEXT]
     try:
         return _parse(text, literals)
     except Exception as error:
         drop(KERNEL_LOG, error, text)
-        return KernelEvent(UNREAD, text=text[:MAX_TEXT])
+        return KernelEvent(UNREAD, text=text)
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:

@@ -12,6 +12,7 @@ import time
 from typing import NamedTuple
 
 from healthd.guard import KERNEL_LOG, never_raises
+from healthd.text import is_decimal, regex
 
 KERNEL = 0  # syslog facility
 
@@ -58,55 +59,54 @@ def parse_record(data: bytes) -> Record | None:
 
 
 # [ 130.456250] [ T1946]     with the caller (CONFIG_PRINTK_CALLER)
-_UPTIME = re.compile(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
+_UPTIME = regex(r"\[ *(\d{1,10}(?:\.\d{1,9})?)\] ?(?:\[ *[TC]\d+\] ?)?")
 # [Fri Aug 30 11:43:09 2024]      dmesg -T
-_CTIME = re.compile(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
+_CTIME = regex(r"\[[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4})\] ?")
 # [2023-06-22 21:55:31.352446]    serial consoles; [...] elided in documents
 # [May19 19:57] and [  +0.000127]    dmesg -H: a time that cannot be read back
-_CONSOLE = re.compile(
+_CONSOLE = regex(
     r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\."
     r"| *\+\d{1,10}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ?"
 )
 # 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: a comma, neither host nor tag
 # 2026-10-03T05:56:38.1-04:00 host kernel: text  rsyslog, journalctl -o short-iso
-_ISO = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)"
-)
+_ISO = regex(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)")
+_LETTERS = "A-Za-z\u0080-\U0010ffff"  # of any script: names of days and months are the writer's
 # Mar 29 15:38:59 host kernel: text   (month in the writer's language: "mars", "12月"); journalctl may omit the host
-_SYSLOG = re.compile(r"((?!\d+ )[^\W_]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
+_SYSLOG = regex(r"((?!\d+ )[0-9" + _LETTERS + r"]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
 # Tue 2025-01-21 04:41:44.123456 UTC host kernel: text           journalctl -o short-full; the writer's zone by its name
 # Mon Jul 28 10:19:15 2025 kern.crit kernel: [ 7013.909286] text     logread
-_FULL = re.compile(r"[^\W\d_]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
-_DAY = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
-_UNIX = re.compile(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
+_FULL = regex("[" + _LETTERS + r"]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
+_DAY = regex(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
+_UNIX = regex(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
 _DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the name of the line's writer follows these
 # "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
 # and syslog-ng the hosts that a line came through: "local@node17", "node17/relay".
-_HOST_TAG = re.compile(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
+_HOST_TAG = regex(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
 # "Sep 18 20:07:01 NVRM: Xid ...": people who quote a log cut off host and "kernel:". No user's line looks like this:
 # without its host (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
-_WITHOUT_TAG = re.compile(_SYSLOG.pattern + "NVRM: ")
-_RFC5424 = re.compile(r"<(\d{1,3})>1 (?=\d{4}-)")
-_RFC5424_TAG = re.compile(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
-_PRIORITY = re.compile(r"<(\d{1,3})>")
-_FACILITY = re.compile(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
+_WITHOUT_TAG = regex(_SYSLOG.pattern + "NVRM: ")
+_RFC5424 = regex(r"<(\d{1,3})>1 (?=\d{4}-)")
+_RFC5424_TAG = regex(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
+_PRIORITY = regex(r"<(\d{1,3})>")
+_FACILITY = regex(r"(\w{1,10}) *:\w{1,8} *: ")  # dmesg -x: "kern  :warn  : "
 # talosctl dmesg: "10.5.0.3: kern:   alert: [2024-05-13T15:13:11.99476118Z]: text"
-_TALOS = re.compile(r"(?:([\w.:-]{1,255}): )?(\w{1,10}): {1,8}\w{1,8}: \[(\d{4}-\d\d-\d\dT[\d:.]{8,18}Z)\]: ")
-_COLOUR = re.compile(r"\x1b\[[\d;]{0,16}[A-Za-z]")  # dmesg --color, a serial console
+_TALOS = regex(r"(?:([\w.:-]{1,255}): )?(\w{1,10}): {1,8}\w{1,8}: \[(\d{4}-\d\d-\d\dT[\d:.]{8,18}Z)\]: ")
+_COLOUR = regex(r"\x1b\[[\d;]{0,16}[A-Za-z]")  # dmesg --color, a serial console
 # pdsh, clush: "node17: [14280.445220] text", and the same before the prefix of a log file
-_COLLECTOR = re.compile(
+_COLLECTOR = regex(
     r"(?!kern(?:el)?:)([\w.-]{1,255}): (?=\[ *\d{1,10}\.\d{6}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:"
     r"|<\d{1,3}>|\d{1,10},\d{1,20},\d{1,20},|\d{4}-\d\d-\d\dT\d\d:|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d "
     r"|kern *:\w{1,8} *: )"
 )
 # An alert around a whole line: "Xid errors on instance: node17, Error: May 19 07:08:57 node17 kernel: [680.5] text"
-_AROUND = re.compile(
+_AROUND = regex(
     r"[\w ,:.-]{1,80}: (?=[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,255} kernel: \[ *\d{1,10}\.\d{6}\] )"
 )
 
 
 # rsyslog ($RepeatedMsgReduction), after the first: "Mar 29 15:38:59 host kernel: message repeated 3 times: [ text]"
-_REPEATED = re.compile(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
+_REPEATED = regex(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 
 @never_raises(KERNEL_LOG)
@@ -128,7 +128,7 @@ def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | No
         host, text = found[1], text[found.end() :]
     elif (found := _AROUND.match(text)) and not any(own.match(text) for own in (_FACILITY, *_DATES)):
         text = text[found.end() :]
-    if text[:1].isdigit() and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
+    if is_decimal(text[:1]) and ";" in text and (record := parse_record(text.encode("utf-8", "replace"))):
         admitted = injected or record.facility == KERNEL
         return Stripped(record.text, uptime=record.usec / 1e6, host=host) if admitted else None
     header = _RFC5424.match(text)
@@ -164,6 +164,11 @@ def _named(tag: re.Match[str]) -> str:
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
+def epoch_of(date: str, now: float) -> float | None:
+    """Epoch seconds of a date as a line begins with it; None if it is none."""
+    return _strip_date(f"{date} -", now)[1]
+
+
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
     """(rest, epoch, whether the name of the line's writer follows this form of date)."""
     for pattern in _DATES:
@@ -180,8 +185,10 @@ def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | N
     for _ in range(3):
         if found := _UPTIME.match(text):
             uptime = float(found[1])
-        elif (found := _CTIME.match(text)) or (found := _CONSOLE.match(text)):
-            epoch = _epoch(found.re, found, now) or epoch
+        elif found := _CTIME.match(text):
+            epoch = _epoch(_CTIME, found, now) or epoch
+        elif found := _CONSOLE.match(text):
+            epoch = _epoch(_CONSOLE, found, now) or epoch
         else:
             break
         text = text[found.end() :]
@@ -239,7 +246,9 @@ def _local(year: int, month: int, day: int, hour: int, minute: int, second: floa
 
 @functools.lru_cache(maxsize=64)
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
-    """Epoch seconds. Cached: the lines of a storm share a minute, and mktime is slow."""
+    """Epoch seconds. Cached: the lines of a storm share a minute, and mktime is slow. Of an hour that there is twice,
+    since the clock is set back, mktime gives the one whose offset it used last: here always the first."""
+    time.mktime((year, month, day, hour - 12, minute, 0, 0, 0, -1))
     return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))
 
 

@@ -12,11 +12,16 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
+from healthd.text import regex
+
 BULK_BYTES = 32 << 10  # this much at once is a storm or a backlog; less is read line by line
 
-# Xid 74 and 144-150 name a link, 154 an action: kernel/lines/nvidia.py makes fields of them.
-_XID = r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): (?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},"
-_HEAD = re.compile(_XID)
+# Xid 74 and 144-150 name a link, 154 an action, some of 13 a processor: kernel/lines/nvidia.py makes fields of them.
+_XID = (
+    r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): "
+    r"(?:13,[^\n(]{0,120} on \(GPC \d{1,3}, TPC \d{1,3}[^\n)]{0,9}\)|(?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},)"
+)
+_HEAD = regex(_XID)
 _WHOLE = (
     rb"(?:NVRM: Xid \(PCI:[0-9A-Fa-f:]{7,16}\): (?:74|14[4-9]|150),|nvidia-nvswitch\d{1,3}: SXid \(PCI:"
     rb"|(?:pcieport|nvidia|mlx5_core|nvme) [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: |PCIe Bus Error: |  ))"

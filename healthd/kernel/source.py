@@ -79,7 +79,8 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
+def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
+    """`observed`: the line's source can be forged."""
     event = parse(line.text)
     if event is None:
         return None
@@ -97,6 +98,7 @@ def event_of(line: RawLine, boot_id: str) -> KernelEvent | None:
         line.lines,
         history=line.history,
         uptime=None if line.usec is None else line.usec / 1e6,
+        observed=observed,
     )
 
 

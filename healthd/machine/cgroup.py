@@ -1,13 +1,31 @@
-"""Which Slurm job a process belongs to: by the cgroup that slurmd put it into."""
+"""Which Slurm job a process belongs to: by the cgroup that slurmd put it into.
+
+v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0
+v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0
+
+Sources: Slurm's cgroup_v2.c (_set_int_cg_ns: SLICE/slurmstepd.scope; NODE_slurmstepd.scope where several slurmds may
+run; the slice is system.slice, or CgroupSlice of cgroup.conf from 25.05 on) and interfaces/cgroup.c (v1: /slurm,
+/slurm_NODE). CgroupMountpoint is no part of these paths. Where slurmd runs in a container, the container's cgroup is
+before them.
+"""
 
 from __future__ import annotations
 
 import re
 
-# cgroup/v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0 (NODE_slurmstepd.scope with several slurmds)
-# cgroup/v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0 (/slurm_NODE/...)
+from healthd.text import regex
+
+# What a user may name as they like lies below a cgroup that systemd gave to that user: user.slice, or a service with
+# User= and Delegate=. Nothing below one of these is a job's. (systemd-nspawn is a service, and root's container.)
+_NO_USERS = r"(?!user[-/.@]|(?!systemd-nspawn@)[^/\n]*\.service/)"
 # A job may give any names to cgroups below its own: the outermost counts.
-_JOB = re.compile(r"^[^/\n]*:(?:/[^/\n]*){0,8}?/[^/\n]*slurm[^/\n]*/(?:uid_[0-9]+/)?job_([0-9]{1,10})(?=/|$)", re.M)
+_JOB = regex(
+    r"^[0-9]{1,10}:[^:/\n]*:"
+    rf"(?:/{_NO_USERS}[^/\n]*){{0,8}}?"
+    rf"/{_NO_USERS}(?:slurm(?:_[^/\n]+)?/uid_[0-9]{{1,10}}|[^/\n]+\.slice/(?:[^/\n]+_)?slurmstepd\.scope)"
+    r"/job_([0-9]{1,10})(?=/|$)",
+    re.M,
+)
 
 
 def job_in(cgroup: str) -> str:

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
+from healthd.machine.oom import then_become
+
 MAX_OUTPUT_BYTES = 1 << 20
-TRAMPOLINE = "/usr/bin/env"  # execs the rest of its argv; status 127 = there is no such program
+TRAMPOLINE = then_become()
 READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes does not hold up everything else
 
 _left: set[int] = set()  # pids of killed children that had not ended when last looked at: future zombies
@@ -36,6 +39,7 @@ class Child:
         deadline: float,
         monotonic: Callable[[], float],
         environment: Mapping[str, str] | None = None,
+        directory: str | None = None,
     ) -> None:
         _left.difference_update([pid for pid in _left if _is_gone(pid)])
         self.argv = argv
@@ -46,12 +50,13 @@ class Child:
         # Through a program on the local disk: Popen waits until the first exec is over, and the exec of a program on a
         # lost file server (a PATH that begins with it is enough) would take for ever.
         self._process = subprocess.Popen(
-            (TRAMPOLINE, "--", *argv),
+            (*TRAMPOLINE, *argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, **(environment or {})},
+            cwd=directory,
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -76,11 +81,20 @@ class Child:
             return True
         if self._monotonic() < self.deadline:
             return False
-        self._process.kill()
-        self._process.returncode = -signal.SIGKILL  # Popen takes it as ended: in D state its end may take days
+        self._process.kill()  # in D state its end may take days
+        self.leave()
+        return True
+
+    def terminate(self) -> None:
+        """Ask it to end. Only while `step` has not said that it is over."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def leave(self) -> None:
+        """It is watched no more, and ends by itself."""
+        self._process.returncode = -signal.SIGTERM  # Popen takes it as ended: nobody waits for it
         _left.add(self._process.pid)
         self._close()
-        return True
 
     def output(self) -> tuple[str, str]:
         """Standard output and standard error."""

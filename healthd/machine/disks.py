@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from healthd.text import regex
 
 NO_DISKS = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")  # they stand for something else, or are empty
 ID_FILES = ("wwid", "device/wwid", "serial", "device/serial")  # of /sys/block/NAME: they tell a disk from all others
 
 # A partition's number follows a "p" where the disk's own name ends with a digit (Linux, block/partitions/core.c).
-_PARTITION = re.compile(
-    r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|loop|nbd|zram|drbd|pmem|rbd)\d+)p\d+|((?:sd|vd|hd|xvd)[a-z]+)\d+"
-)
-_PATH = re.compile(r"(nvme\d+)c\d+(n\d+)")  # one way to a disk that has several
-_NVME = re.compile(r"(nvme\d+)(?:c\d+)?n\d+")
+_PARTITION = regex(r"((?:nvme\d+(?:c\d+)?n|mmcblk|md|loop|nbd|zram|drbd|pmem|rbd)\d+)p\d+|((?:sd|vd|hd|xvd)[a-z]+)\d+")
+_PATH = regex(r"(nvme\d+)c\d+(n\d+)")  # one way to a disk that has several
+_NVME = regex(r"(nvme\d+)(?:c\d+)?n\d+")
 
 
 def whole(name: str) -> str:

@@ -1,43 +1,73 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, in a folder that nobody else may change (ownership.py)."""
 
 from __future__ import annotations
 
 import os
-import re
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+
+from healthd.machine import ownership
+from healthd.text import regex
+
+_TO_LOOK = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
-    """Write `content` to `path`, whole or not at all. `durable`: also after a power cut (never used in the daemon)."""
+    """Write `content` to `path`, whole or not at all. `durable`: also after a power cut (never used in the daemon);
+    then nothing is written where it stands already. Raises ownership.Untrusted, OSError."""
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
-    temporary = f"{path}.{os.getpid()}.new"
-    descriptor = _make(temporary, mode)
-    try:
-        with open(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)  # whatever the umask is: others read the verdict and the metrics
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with ownership.beside(path) as (folder, name):
+        if durable and _stands(folder, name, data, mode):
+            return
+        temporary = f"{name}.{os.getpid()}.new"
+        descriptor = _make(folder, temporary, mode)
+        try:
+            with open(descriptor, "wb") as file:
+                os.fchmod(descriptor, mode)  # whatever the umask is: others read the verdict and the metrics
+                file.write(data)
+                file.flush()
+                if durable:
+                    os.fsync(descriptor)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
+            raise
 
 
-def _make(path: str, mode: int) -> int:
+def newest(directory: str, names: Iterable[str]) -> float:
+    """When the newest of these files was written (epoch seconds), 0 = there is none."""
+    moments = [0.0]
+    for name in names:
+        with suppress(OSError):
+            moments.append(os.stat(os.path.join(directory, name)).st_mtime)
+    return max(moments)
+
+
+def _stands(folder: int, name: str, data: bytes, mode: int) -> bool:
+    """Whether the file is as `replace_file` would leave it."""
+    with suppress(OSError), open(os.open(name, _TO_LOOK, dir_fd=folder), "rb", buffering=0) as file:
+        about = os.fstat(file.fileno())
+        like = (about.st_mode, about.st_uid, about.st_size, about.st_nlink)
+        return like == (stat.S_IFREG | mode, os.geteuid(), len(data), 1) and file.read() == data
+    return False
+
+
+def _make(folder: int, name: str, mode: int) -> int:
     """A new file, open for writing. A link of that name is not followed; the leftover of a killed writer that had our
     pid is removed."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, mode)
+        return os.open(name, flags, mode, dir_fd=folder)
     except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, mode)
+        os.unlink(name, dir_fd=folder)
+        return os.open(name, flags, mode, dir_fd=folder)
 
 
 def remove_leftovers(directory: str) -> None:
     """Remove the leftovers of writers that were killed in `replace_file`: NAME.PID.new where no process PID runs."""
-    for name in os.listdir(directory):
-        found = re.fullmatch(r".+\.(\d+)\.new", name)
-        if found and not os.path.exists(f"/proc/{found[1]}"):
-            os.unlink(os.path.join(directory, name))
+    with ownership.folder(directory) as folder:
+        for name in os.listdir(folder):
+            found = regex(r".+\.(\d+)\.new").fullmatch(name)
+            if found and not os.path.exists(f"/proc/{found[1]}"):
+                os.unlink(name, dir_fd=folder)

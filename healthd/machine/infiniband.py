@@ -7,22 +7,27 @@ from __future__ import annotations
 
 import errno
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from healthd.host import Host
+from healthd.text import regex
 
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
 NOT_TOLD = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
 NO_COUNTERS = "N/A (no PMA)"  # what older kernels print instead
-_PORT = re.compile(r"[^/\s]+/[1-9][0-9]*")
-_COUNT = re.compile(r"[0-9]{1,19}")
-_UPTIME = re.compile(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
+_PORT = regex(r"[^/\s]+/[1-9][0-9]*")
+_COUNT = regex(r"[0-9]{1,19}")
+_UPTIME = regex(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
 
 
 def ports(host: Host) -> list[str]:
-    return [f"{device}/{number}" for device in host.list(DEVICES) for number in host.list(f"{DEVICES}/{device}/ports")]
+    return list(host.shared(DEVICES, lambda: tuple(_ports(host))))
+
+
+def _ports(host: Host) -> Iterator[str]:
+    for device in host.list(DEVICES):
+        yield from (f"{device}/{number}" for number in host.list(f"{DEVICES}/{device}/ports"))
 
 
 def path(port: str, name: str) -> str:

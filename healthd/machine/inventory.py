@@ -8,14 +8,18 @@ PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 Infi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+from healthd.errors import HealthdError
 from healthd.host import PCI_ADDRESS, PCI_DEVICES, Host
 from healthd.machine import mountinfo
 from healthd.machine.disks import ID_FILES, NO_DISKS, whole
 from healthd.model import Disk, Gpu, Inventory, LocalMount, PciDevice
-from healthd.nvml import NvmlError, NvmlGpu
+from healthd.text import regex
+
+if TYPE_CHECKING:
+    from healthd.nvml import NvmlGpu
 
 SLOTS = "/sys/bus/pci/slots"
 UDEV_DATABASE = "/run/udev/data"
@@ -25,7 +29,7 @@ BLOCK = "/sys/block"
 BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
-LVM_COPY = re.compile(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
+LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
 LAYERS = 8  # of device mapper and RAID, one over another; no machine has so many
 
 
@@ -47,17 +51,30 @@ def take(host: Host, gpus: bool) -> Inventory:
 
 def _ask_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
-        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu)) for gpu in host.gpus())
+        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
-    except NvmlError:
+    except HealthdError:  # an NvmlError: to name it would load nvml, with ctypes, wherever a profile is chosen
         return (), ""  # gpu_access says what is wrong
 
 
 def _minor(gpu: NvmlGpu) -> int | None:
     try:
         return gpu.minor()
-    except NvmlError:
+    except HealthdError:
         return None  # for this one GPU nobody knows which jobs hold it
+
+
+def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
+    try:
+        return gpu.mig_uuids() if gpu.mig_enabled() else ()
+    except HealthdError:
+        return ()  # which of them a job has is then not known: their number is another than Slurm's
+
+
+def when_whole(known: tuple[Gpu, ...], seen: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs of this node when none was missing: those `known` stay while some of them are seen, and no other."""
+    before, now = {gpu.pci for gpu in known}, {gpu.pci for gpu in seen}
+    return known if now < before else seen
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:

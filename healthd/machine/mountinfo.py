@@ -7,9 +7,10 @@ id parent DEVICE root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from healthd.text import regex
 
 MOUNTINFO = "/proc/self/mountinfo"
 LOCAL = {
@@ -65,7 +66,7 @@ def parse(line: str) -> Mount:
 
 def _unescape(text: str) -> str:
     r"""The plain text: the kernel writes blank, tab, newline and backslash as \040, \011, \012 and \134."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+    return regex(r"\\([0-7]{3})").sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def parse_all(text: str | None) -> tuple[list[Mount], str]:

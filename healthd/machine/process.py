@@ -8,13 +8,17 @@ only the links' text, never a file behind one (its file system would be asked). 
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from healthd.machine.cgroup import job_in
+from healthd.text import is_decimal
 
 LOOK_SECONDS = 0.1  # a node may have 100,000 processes: those found until then count
+MOST_DESCRIPTORS = 1 << 14  # of one process, lowest first: one may have a million open, which take seconds to read
 DEPTH = 8  # job, step, user, task, and the cgroups that a job makes below its own
 CGROUP = "sys/fs/cgroup"
 # Where cgroups are mounted: v2, v2 beside v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
@@ -46,6 +50,19 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
     return {}
 
 
+def jobs_here(root: str) -> frozenset[str]:
+    """The jobs that have a process here, however many processes there are and however busy the node is: of each job one
+    process is looked for. A cgroup that a job left behind empty is none."""
+    top = os.path.join(root, CGROUP)
+    return frozenset(
+        job
+        for hierarchy in HIERARCHIES
+        for directory in _slurm_directories(os.path.join(top, hierarchy))
+        for path, job in _jobs(directory, top)
+        if any(True for _ in _members(path, DEPTH, math.inf, time.monotonic))
+    )
+
+
 def has_no_jobs(root: str) -> bool:
     """Whether Slurm's cgroups show that no process of a job is here. False where Slurm uses none: nobody knows."""
     top = os.path.join(root, CGROUP)
@@ -58,11 +75,12 @@ def has_no_jobs(root: str) -> bool:
 
 
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
-    """v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope."""
+    """v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope. user.slice has
+    users' own."""
     for entry in _directories(hierarchy):
         if "slurm" in entry.name:
             yield entry.path
-        elif entry.name.endswith(".slice"):
+        elif entry.name.endswith(".slice") and entry.name != "user.slice":
             yield from (below.path for below in _directories(entry.path) if "slurm" in below.name)
 
 
@@ -115,17 +133,31 @@ def jobs_holding(
     return {minor: tuple(sorted(jobs, key=int)) for minor, jobs in holding.items()}
 
 
+def open_gpus(
+    processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
+) -> tuple[dict[str, frozenset[int]], bool]:
+    """Job -> the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open; and whether there was time,
+    and a right, to look at all of them."""
+    found: dict[str, set[int]] = {}
+    until, all_seen = now() + LOOK_SECONDS, True
+    for pid, job in processes.items():
+        if now() > until:
+            all_seen = False
+            break
+        try:
+            found.setdefault(job, set()).update(int(n) for n in _numbers(pid, root) if is_decimal(n) and len(n) <= 4)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # gone meanwhile
+        except OSError:
+            all_seen = False
+    return {job: frozenset(minors) for job, minors in found.items()}, all_seen
+
+
 def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
-    """The N of each /dev/nvidiaN that a process has open. In a container the path is the container's."""
-    descriptors = f"{root.rstrip('/')}/proc/{pid}/fd"
+    """Which of the `wanted` N a process has open as /dev/nvidiaN."""
     found: set[str] = set()
     try:
-        for descriptor in os.listdir(descriptors):
-            try:
-                link = os.readlink(f"{descriptors}/{descriptor}")
-            except OSError:
-                continue  # it was closed meanwhile
-            number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")[2]
+        for number in _numbers(pid, root):
             if number in wanted:
                 found.add(number)
                 if len(found) == len(wanted):
@@ -133,3 +165,19 @@ def _open_gpus(pid: int, wanted: set[str], root: str) -> set[str]:
     except OSError:
         pass  # gone meanwhile
     return found
+
+
+def _numbers(pid: int, root: str) -> Iterator[str]:
+    """What stands behind /dev/nvidia in the name of each file that a process has open. In a container the path is the
+    container's. Raises OSError, behind what was found, where it has more than are looked at."""
+    with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:
+        for looked_at, descriptor in enumerate(descriptors):
+            if looked_at >= MOST_DESCRIPTORS:
+                raise OSError(errno.EMFILE, "more files are open than are looked at")
+            try:
+                link = os.readlink(descriptor.path)
+            except OSError:
+                continue  # it was closed meanwhile
+            _, at, number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")
+            if at:
+                yield number

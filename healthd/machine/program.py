@@ -6,13 +6,17 @@ The daemon runs its own commands by child.py, which waits for nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from healthd.machine import ownership
 
 # The program's whole environment, apart from what the caller adds; stdin is empty, the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
@@ -28,12 +32,38 @@ class Ran(NamedTuple):
     stderr: str
 
 
-def run_program(argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Ran:
-    """Raises OSError, or TimeoutError if the program is too slow: then it and the processes it started are killed, and
+def located(name: str) -> str:
+    """Where a program is that nobody but root, or we, could have written: by its path, or the first of that name in
+    the folders of ENVIRONMENT; a folder that others may write is passed over. Raises FileNotFoundError where there is
+    none, ownership.Untrusted where there are only others."""
+    folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
+    refused: ownership.Untrusted | None = None
+    for folder in folders:
+        path = os.path.join(folder, name)
+        try:
+            about = ownership.program(path)
+        except ownership.Untrusted as error:
+            if os.path.lexists(path):  # else there is none of that name to refuse
+                refused = refused or error
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        else:
+            if folder == "" or (stat.S_ISREG(about.st_mode) and about.st_mode & 0o111):
+                return path
+    raise refused or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+
+
+def run_program(
+    argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
+) -> Ran:
+    """`executable`: the file that is run; None: argv[0], as it is.
+
+    Raises OSError, or TimeoutError if the program is too slow: then it and the processes it started are killed, and
     left behind if even that does not end them.
     """
     process = subprocess.Popen(
         argv,
+        executable=executable,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

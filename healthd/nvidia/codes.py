@@ -144,6 +144,12 @@ def _rows(name: str) -> list[dict[str, str]]:
         return [{key: "" if value == "-" else value for key, value in row.items()} for row in csv.DictReader(file)]
 
 
+def load() -> None:
+    """Read the tables now, for a process that outlives its files."""
+    for read in (_xids, _sxids, _nvlink5s):
+        read()
+
+
 @functools.cache
 def _xids() -> dict[int, XidFact]:
     return {

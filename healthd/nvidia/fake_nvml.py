@@ -11,12 +11,11 @@ import os
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import pynvml
-
+from healthd import nvml_binding
 from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_scenario import Gpu, Library, LinkCounters, Machine
 from healthd.nvml import (
@@ -26,6 +25,7 @@ from healthd.nvml import (
     FIELD_NVLINK_LINK_COUNT,
     FIELD_RECOVERY_ACTION,
     FIELD_SLOWDOWN_MARGIN,
+    FIELDS_COUNTED,
     FIELDS_LINK,
     FIELDS_LINK_BER,
     FIELDS_LINK_ERRORS,
@@ -36,8 +36,10 @@ from healthd.nvml import (
     Nvml,
     raw,
 )
+from healthd.values import dataclass
 
 T = TypeVar("T")
+pynvml = nvml_binding.pynvml()
 
 put = object.__setattr__  # see nvml.raw
 
@@ -53,6 +55,8 @@ FROM_MEMORY = frozenset(
 )
 
 NO_BIT_ERRORS = 0xFFF  # 15e-255
+COUNTED = [field for fields in FIELDS_COUNTED.values() for field, _ in fields]
+COUNTED_EACH = 1_000_000  # of an iteration
 # Field -> the setting that holds its counts by link; "" counts nothing.
 LINK_FIELDS = {
     LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
@@ -86,9 +90,10 @@ def fake_pci_gpus(profile_or_file: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Stands for NVML's pointer to a device: index is its place on the machine."""
+    """Stands for NVML's pointer to a device: index is its place on the machine. `mig`: one of its MIG devices."""
 
     index: int
+    mig: int | None = None
 
 
 class FakeLibrary:
@@ -107,6 +112,9 @@ class FakeLibrary:
         self._gpus = gpus
         self._counted = [index for index, gpu in enumerate(gpus) if not gpu.gone]
         self._opened = 0
+        self._fine = [gpu if _stops_nothing(machine, gpu) else None for gpu in gpus]
+        self._values: dict[tuple[int, tuple[int | tuple[int, int], ...]], Any] = {}
+        self._asked: Counter[int] = Counter()  # questions that a GPU itself must answer
         self._random = random.Random(f"{machine.seed} {next(_opens)}")
 
     # what every call goes through
@@ -121,6 +129,8 @@ class FakeLibrary:
             _fail("Uninitialized")
 
     def _ask(self, call: str, handle: Handle) -> Gpu:
+        if self._opened and (fine := self._fine[handle.index]) is not None:
+            return fine  # a round asks hundreds of questions, mostly of these
         self._enter(call)
         gpu = self._gpus[handle.index]
         _trouble(gpu, call)
@@ -129,7 +139,8 @@ class FakeLibrary:
         if gpu.unreachable and call == "nvmlDeviceGetHandleByIndex":
             _fail("Unknown")
         if call not in FROM_MEMORY:
-            if gpu.lost:
+            self._asked[handle.index] += 1
+            if gpu.lost or (gpu.lost_after is not None and self._asked[handle.index] > gpu.lost_after):
                 _fail("GpuIsLost")
             if gpu.requires_reset:
                 _fail("ResetRequired")
@@ -183,7 +194,8 @@ class FakeLibrary:
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         self._ask("nvmlDeviceGetUUID", handle)
         domain, bus, device = _address(self._pci[handle.index])
-        return f"GPU-{handle.index:08x}-0000-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
+        kind, part = ("GPU", 0) if handle.mig is None else ("MIG", handle.mig)
+        return f"{kind}-{handle.index:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
         """Numbers in the order of the PCI addresses, as the driver gives them."""
@@ -192,6 +204,12 @@ class FakeLibrary:
 
     def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
         return self._ask("nvmlDeviceGetVbiosVersion", handle).vbios
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
+        return _supported(self._ask("nvmlDeviceGetCudaComputeCapability", handle).compute_capability)
+
+    def nvmlDeviceGetVirtualizationMode(self, handle: Handle) -> int:
+        return self._ask("nvmlDeviceGetVirtualizationMode", handle).virtualization
 
     # what they say
 
@@ -211,6 +229,12 @@ class FakeLibrary:
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
         gpu = self._ask("nvmlDeviceGetUtilizationRates", handle)
         return pynvml.c_nvmlUtilization_t(gpu=_supported(None if gpu.mig else gpu.utilization_percent))
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
+        gpu = self._ask("nvmlDeviceGetClockInfo", handle)
+        if type != pynvml.NVML_CLOCK_SM:
+            _fail("NotSupported")
+        return _supported(gpu.sm_clock_mhz)
 
     def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
         return int(_supported(self._ask("nvmlDeviceGetPersistenceMode", handle).persistence))
@@ -250,7 +274,7 @@ class FakeLibrary:
         gpu = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", device)
         if not gpu.mig or index >= gpu.mig_devices:
             _fail("NotFound")
-        return device
+        return Handle(device.index, mig=index)
 
     def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
         ecc = int(_supported(self._ask("nvmlDeviceGetEccMode", handle).ecc))
@@ -334,13 +358,11 @@ class FakeLibrary:
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
         gpu = self._ask("nvmlDeviceGetFieldValues", handle)
-        values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
-        for value, field in zip(values, fieldIds, strict=True):
-            number, scope = field if isinstance(field, tuple) else (field, 0)
-            put(value, "fieldId", number)
-            put(value, "scopeId", scope)
-            _answer(gpu, value, number, scope)
-        return values
+        asked = (id(gpu), tuple(fieldIds))  # equal GPUs are one object, and answer alike
+        if asked not in self._values or gpu.iteration_seconds:
+            self._values[asked] = _values(gpu, fieldIds)
+        values = self._values[asked]
+        return type(values).from_buffer_copy(values)
 
     def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
         return _supported(self._ask("nvmlDeviceGetPcieReplayCounter", handle).pcie_replays)
@@ -356,6 +378,13 @@ class FakeLibrary:
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
         return _supported(self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle).pcie_max_width)
+
+
+def _stops_nothing(machine: Machine, gpu: Gpu) -> bool:
+    """Whether every call, once the machine was opened, reaches what this GPU says, and nothing counts the questions."""
+    away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
+    trouble = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
+    return not (away or trouble or machine.missing_functions or gpu.errors or gpu.unsupported)
 
 
 def _fail(error: str) -> None:
@@ -398,6 +427,8 @@ def _require_link(gpu: Gpu, link: int) -> None:
         _fail("NotSupported")
     if not 0 <= link < gpu.nvlinks:
         _fail("InvalidArgument")
+    if link in gpu.nvlink_untold:
+        _fail("NotSupported")
 
 
 def _processes(gpu: Gpu) -> list[Any]:
@@ -406,6 +437,16 @@ def _processes(gpu: Gpu) -> list[Any]:
 
 def _fill_fabric(gpu: Gpu, struct: Any) -> None:
     struct.state, struct.status = _supported(gpu.fabric_state), gpu.fabric_status
+
+
+def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
+    values = (pynvml.c_nvmlFieldValue_t * len(fields))()
+    for value, field in zip(values, fields, strict=True):
+        number, scope = field if isinstance(field, tuple) else (field, 0)
+        put(value, "fieldId", number)
+        put(value, "scopeId", scope)
+        _answer(gpu, value, number, scope)
+    return values
 
 
 def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
@@ -439,13 +480,20 @@ def _field(gpu: Gpu, field: int) -> int | None:
         FIELD_RECOVERY_ACTION: gpu.recovery_action,
         FIELD_MEMORY_TEMPERATURE: gpu.temperature_memory,
         FIELD_SLOWDOWN_MARGIN: gpu.temperature_slowdown_margin,
+        **(dict.fromkeys(COUNTED, _counted(gpu.iteration_seconds, time.time())) if gpu.iteration_seconds else {}),
         **{field: None if seconds is None else int(seconds * 1e9) for field, seconds in slowdown},
     }.get(field)
 
 
+def _counted(iteration_seconds: float, now: float) -> int:
+    """What a job has counted that talks in the last third of each iteration."""
+    done, part = divmod(now, iteration_seconds)
+    return int(COUNTED_EACH * (done + max(0.0, 3 * part / iteration_seconds - 2)))
+
+
 def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
     counters = LINK_FIELDS.get(gpu.nvlink_counters)
-    if counters is None:
+    if counters is None or link in gpu.nvlink_untold:
         return None
     if field == FIELD_LINK_STATE:
         return int(link not in gpu.nvlink_inactive)

@@ -30,24 +30,24 @@ import dataclasses
 import enum
 import functools
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import field
 from typing import Any
-
-import pynvml
 
 from healthd import toml
 from healthd.convert import ConvertError, load, nearest
 from healthd.convert import number as show_number
 from healthd.data import data_folder
+from healthd.machine import ownership
 from healthd.nvml import NvmlLibrary
+from healthd.nvml_binding import pynvml
+from healthd.text import regex
+from healthd.values import dataclass
 
-PROFILES = Path(data_folder("nvidia/fake_machines"))
+PROFILES = data_folder("nvidia/fake_machines")
 CALLS = frozenset(name for name in vars(NvmlLibrary) if name.startswith("nvml"))
-ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml) if name.startswith("NVMLError_"))
-ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
+ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml()) if name.startswith("NVMLError_"))
+ADDRESS = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.0")
 MAX_COUNT = 2**32 - 1
 MAX_SECONDS = 10.0 * 365 * 24 * 3600
 MAX_LINKS = 64  # NVML_NVLINK_MAX_LINKS of the newest binding is 36
@@ -63,6 +63,7 @@ LIMITS = {
 SIGNED = ("temperature_margin", "temperature_slowdown_margin")
 LINK_SETTINGS = (
     "nvlink_inactive",
+    "nvlink_untold",
     "nvlink_replay",
     "nvlink_recovery",
     "nvlink_crc",
@@ -95,6 +96,8 @@ class Gpu:
 
     gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; it is named,
                 but every question to it answers GpuIsLost; or ResetRequired
+    lost_after  so many questions it answers each time that NVML is opened, and then it is lost
+    compute_capability, virtualization   [9, 0] is GH100; 1: this is a virtual machine, 3: a host of vGPUs
     ecc_*       counters. They are not supported without ECC (`ecc = false`), the volatile ones and the rows' not
                 with `mig` either. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
     remap_histogram   banks with all, many, some, few, no spare rows
@@ -102,10 +105,12 @@ class Gpu:
     retired_single_bit, retired_double_bit   pages, before Ampere
     fabric_health, fabric_summary   if these are not set the driver refuses the newer versions of the structure
     temperature_margin, temperature_slowdown_margin   degrees that are left; at how many the hardware slows down
-    utilization_percent, power_limit_watts, power_default_watts, slowdown_*_seconds   as their names say
+    iteration_seconds   what its links, PCIe and energy count: that of a job whose iterations take so long
+    utilization_percent, power_limit_watts, power_default_watts, sm_clock_mhz, slowdown_*_seconds   as they are named
     inforom     false: its checksums are wrong
     processes   ids of the processes that hold a context
     mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); how many devices
+    nvlink_untold   links of which no call tells anything
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
     nvlink_ber  bit error rates by link: {4 = 1e-5}
     unsupported, unsupported_fields, errors   calls and field ids that answer NotSupported, and any other error
@@ -113,6 +118,8 @@ class Gpu:
 
     name: str = ""
     vbios: str = ""
+    compute_capability: tuple[int, int] | None = None
+    virtualization: int = 0
     temperature: int | None = None
     temperature_slowdown: int | None = None
     temperature_memory_max: int | None = None
@@ -124,6 +131,8 @@ class Gpu:
     inforom: bool | None = None
     power_limit_watts: float | None = None
     power_default_watts: float | None = None
+    sm_clock_mhz: int | None = None
+    iteration_seconds: float | None = None
     clock_event_reasons: int | None = None
     slowdown_hw_thermal_seconds: float | None = None
     slowdown_hw_power_brake_seconds: float | None = None
@@ -139,6 +148,7 @@ class Gpu:
     gone: bool = False
     unreachable: bool = False
     lost: bool = False
+    lost_after: int | None = None
     requires_reset: bool = False
     recovery_action: int | None = None
     ecc: bool | None = None
@@ -167,6 +177,7 @@ class Gpu:
     fabric_summary: int | None = None
     nvlinks: int = 0
     nvlink_inactive: tuple[int, ...] = ()
+    nvlink_untold: tuple[int, ...] = ()
     nvlink_counters: LinkCounters = LinkCounters.NONE
     nvlink_replay: dict[str, int] = field(default_factory=dict)
     nvlink_recovery: dict[str, int] = field(default_factory=dict)
@@ -225,7 +236,7 @@ class When:
 
 def profiles() -> list[str]:
     """The names of the machines that come with healthd."""
-    return sorted(path.stem for path in PROFILES.glob("*.toml"))
+    return sorted(name.removesuffix(".toml") for name in os.listdir(PROFILES) if name.endswith(".toml"))
 
 
 @functools.cache
@@ -233,7 +244,8 @@ def profile(name: str) -> Profile:
     """Raises ConvertError if there is no profile of this name."""
     if name not in profiles():
         raise ConvertError(f'profile: there is no "{name}"{nearest(name, profiles())}')
-    return load(Profile, toml.parse((PROFILES / f"{name}.toml").read_text("utf-8")), name)
+    with open(os.path.join(PROFILES, f"{name}.toml"), encoding="utf-8") as file:
+        return load(Profile, toml.parse(file.read()), name)
 
 
 def read(profile_or_file: str) -> tuple[Scenario, float]:
@@ -241,9 +253,9 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
     if profile_or_file in profiles():
         return Scenario(profile=profile_or_file), 0.0
     try:
-        with open(profile_or_file, "rb") as file:
-            modified = os.fstat(file.fileno()).st_mtime
-            text = file.read().decode("utf-8")
+        with ownership.opened(profile_or_file) as file:
+            modified = os.fstat(file).st_mtime
+            text = ownership.content(file).decode("utf-8")
     except FileNotFoundError:
         hint = nearest(profile_or_file, profiles())
         raise ConvertError(f'there is no profile and no file "{profile_or_file}"{hint}') from None
@@ -281,7 +293,7 @@ def addresses(scenario: Scenario) -> tuple[str, ...]:
 
 
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
-    """The machine and its GPUs after `elapsed` seconds."""
+    """The machine and its GPUs after `elapsed` seconds. Those that are as the profile has them are one object."""
     base = profile(scenario.profile)
     machine = {name: getattr(scenario, name) for name in _names(Machine)}
     machine["driver_version"] = machine["driver_version"] or base.driver_version
@@ -292,7 +304,8 @@ def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]
             machine.update({name: getattr(changed, name) for name in settings})
         elif when.seconds <= elapsed and when.gpu is not None:
             gpus[when.gpu].update(settings)
-    return Machine(**machine), tuple(load(Gpu, gpu) for gpu in gpus)
+    untouched = load(Gpu, base.gpu)
+    return Machine(**machine), tuple(untouched if gpu == base.gpu else load(Gpu, gpu) for gpu in gpus)
 
 
 def _names(settings: type) -> list[str]:

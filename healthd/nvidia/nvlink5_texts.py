@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from healthd.model import Clears, Explain, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.codes import Nvlink5Fact
 from healthd.nvidia.xid_table import NVLINK5, title
+from healthd.text import regex
 
-_CODE = re.compile(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
+_CODE = regex(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
 _MATTERS = (
     "Where the table answers with a reset of the GPU and the line says Fatal, the link is lost: collective operations "
     "over it hang or fail, and healthd drains. Everything else is a warning: it passes, or an Xid beside it (48, 94, "
@@ -157,8 +157,8 @@ def _impact(row: Nvlink5Fact) -> str:
         end = {"Local": "Here", "Remote": "At the other end"}.get(where)
         what = what if end else part
         for pattern, words_of_ours in _WORDS:
-            what = re.sub(pattern, words_of_ours, what)
-        what = re.sub("^(Fatal|Will)", lambda word: word[0].lower(), what.strip())
+            what = regex(pattern).sub(words_of_ours, what)
+        what = regex("^(Fatal|Will)").sub(lambda word: word[0].lower(), what.strip())
         if what.lower() != "none":
             words.append(f" {end}: {what}." if end else f" {what}.")
     return "".join(words)

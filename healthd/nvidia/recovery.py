@@ -17,12 +17,16 @@ class Action(NamedTuple):
     words: str
 
 
-# 0 asks for nothing. An action that concerns other nodes, or also other GPUs, warns.
+# 0 asks for nothing. An action that concerns other nodes, or also other GPUs, warns. Drain and reset (4) is what NVIDIA
+# recommends where the GPU contained the error and what runs goes on: its catalogue answers Xid 48 with RESET_GPU, and
+# with DRAIN_AND_RESET where a row remap (63, 64) waits for the reset. If the GPU can no longer be used without a reset,
+# the driver asks for 1: another condition, and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors (WORKFLOW_XID_48),
+# docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt (error recovery and response flags).
 ACTIONS: Mapping[int, Action] = {
     1: Action("gpu_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
     2: Action("node_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the node"),
     3: Action("drain_p2p", Severity.WARNING, Clears.GPU_RESET, "drain peer-to-peer traffic"),
-    4: Action("drain_and_reset", Severity.CRITICAL, Clears.GPU_RESET, "drain and reset the GPU"),
+    4: Action("drain_and_reset", Severity.DEGRADED, Clears.GPU_RESET, "drain and reset the GPU"),
     5: Action("recover_imex_domain", Severity.WARNING, Clears.GPU_RESET, "recover the IMEX domain"),
     6: Action("bus_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the bus"),
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),

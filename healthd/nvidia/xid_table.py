@@ -13,10 +13,16 @@ from healthd.nvidia import codes
 
 # RESTART_BM and RESTART_VM.
 GONE = frozenset({79, 151})
-# RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset.
-RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158})
-# gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid.
-COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING}
+# RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset. 175 is in no catalogue: the driver
+# prints it instead of 119 where a call to the GSP timed out and the GPU's memory hangs, and marks the GPU for reset
+# (open-gpu-kernel-modules 595.45.04, kernel_gsp.c: _kgspClassifyGspTimeout, _kgspHandleFatalTimeout).
+RESET = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 175})
+# The driver takes the link between Grace and this GPU for dead (nverror.h: C2C_FATAL_LINK_FAILURE), gpud asks for a
+# reboot. No catalogue has it, and the GPU itself may live: it drains, and requeues nobody.
+C2C = 173
+# gpu_row_remap and gpu_recovery_action judge what 63 (IGNORE) and 94 (RESTART_APP) announce; 45 follows another Xid;
+# 174 ends a process in silence, as it was asked to (nverror.h: ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
+COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING, 174: Severity.INFO}
 # WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv says which unit's error resets the GPU.
 NVLINK5 = range(144, 151)
 # WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines and earlier lines say.
@@ -39,6 +45,8 @@ def meaning(event: KernelEvent) -> Meaning:
         return Meaning(Severity.CRITICAL, Clears.REBOOT)
     if code in RESET:
         return Meaning(Severity.CRITICAL, Clears.GPU_RESET)
+    if code == C2C:
+        return Meaning(Severity.DEGRADED, Clears.REBOOT)
     if code in COMPANIONS:
         return Meaning(COMPANIONS[code], Clears.WINDOW, of_application=True)
     if code in NVLINK5:

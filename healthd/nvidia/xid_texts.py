@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from healthd.model import Clears, Explain, Severity
 from healthd.nvidia import codes, xid_table
+from healthd.text import is_decimal
 
 
 class Text(NamedTuple):
@@ -22,8 +23,9 @@ _RESET_TODO = (
     "If it comes back within days: run NVIDIA's field diagnostics and open a case with the log (nvidia-bug-report.sh)."
 )
 _MEMORY_TODO = (
-    "Let the node drain, then reset the GPU so that a pending row remap takes effect. Look at nvidia-smi -q -d "
-    "ECC,ROW_REMAPPER: a failed remap, or many uncorrectable errors, is a case for replacement."
+    "Let the node drain, look at nvidia-smi -q -d ECC,ROW_REMAPPER, then reset the GPU so that a pending row remap "
+    "takes effect (nvidia-smi --gpu-reset -i PCI, with every client stopped; a reboot does it too). A failed remap, or "
+    "uncorrectable errors that come again, are a case for replacement: run NVIDIA's field diagnostics for it."
 )
 _APPLICATION_TODO = (
     "Look at the job that ran then: compute-sanitizer finds illegal accesses, and the same code on every node that "
@@ -83,8 +85,11 @@ _XIDS: dict[int, Text] = {
     79: Text(
         "The GPU no longer answers on PCI Express.",
         "Every process on it is dead or stuck in the driver, and other GPUs of its job wait for it.",
-        "Reboot (a power cycle if the GPU is still missing). Look for PCIe errors on its slot and for power or "
-        "thermal events in the BMC's log. If it happens again: reseat, then replace the GPU, riser or power cable.",
+        # Source: facts/xid.csv (RESTART_BM, then CONTACT_SUPPORT); gpud and NVSentinel ask for the same.
+        "lspci -s PCI shows whether it is still on the bus (rev ff, or nothing: gone); journalctl -k | grep -iE "
+        "'xid|aer|pcieport' what came before it, ipmitool sel elist whether power or heat did. Keep the evidence first "
+        "(healthd record FILE; nvidia-bug-report.sh --safe-mode). Then reboot, by a power cycle if the GPU is still "
+        "missing. If it happens again: a case for the vendor; reseat, then replace the GPU, riser or power cable.",
     ),
     94: Text(
         "An uncorrectable memory error was contained: only the process that used the memory was stopped.",
@@ -105,8 +110,9 @@ _XIDS: dict[int, Text] = {
         "The GPU's system processor (GSP) did not answer the driver in time.",
         "Calls into the driver hang for many seconds each, also those of nvidia-smi and of monitoring; processes "
         "get stuck in D state.",
-        "Do not start more nvidia-smi on it. Drain, then reset the GPU or reboot. Seen after monitoring agents were "
-        "killed in a call and with driver bugs: check the driver's release notes.",
+        "Do not start more nvidia-smi on it. Let the node drain, keep the log (journalctl -k | grep NVRM; "
+        "nvidia-bug-report.sh --safe-mode), then reset the GPU or reboot. Seen after monitoring agents were killed in "
+        "a call and with driver bugs: check the driver's release notes, and ask NVIDIA if it comes again.",
     ),
     120: Text(
         "The firmware of the GPU's system processor (GSP) crashed.",
@@ -141,6 +147,27 @@ _XIDS: dict[int, Text] = {
         "Look for the other Xid on the same GPU, and at nvidia-smi -q -d ECC. SRAM has no spare rows: many errors are "
         "a case for replacement.",
     ),
+    173: Text(
+        "The link between the Grace CPU and this GPU (NVLink-C2C) failed for good.",
+        "What goes over it fails: the GPU's access to the CPU's memory, and the driver's to the GPU.",
+        "Let the node drain and reboot it. If it comes again: a case for NVIDIA (nvidia-bug-report.sh).",
+    ),
+    174: Text(
+        "The driver reset a channel and ended its process, as it was asked to.",
+        "It says nothing of the GPU.",
+        "Look for another Xid on the same GPU just before it; alone it is that process.",
+    ),
+    175: Text(
+        "The GPU's system processor (GSP) did not answer in time, and the GPU's memory hangs. The driver prints it "
+        "instead of Xid 119, and refuses the GPU until it is reset.",
+        "Calls into the driver hang for many seconds each; processes get stuck in D state.",
+        _RESET_TODO,
+    ),
+    176: Text(
+        "The driver counted more corrected PCI Express errors of this GPU than it takes for normal.",
+        "None yet but some bandwidth. It often comes before a link that gets slower or fails: see pcie_aer.",
+        "lspci -vvv -s PCI. At the next maintenance: reseat the GPU, look at riser and cables.",
+    ),
 }
 _NAMED: dict[str, Text] = {
     "fallen_off_bus": Text(
@@ -153,6 +180,17 @@ _NAMED: dict[str, Text] = {
         "The GPU is on the bus but no job can use it. It is only a warning where PCI does not show the GPU.",
         "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU). Reboot; a power "
         "cycle if that does not help; then replace the GPU.",
+    ),
+    "probe_failed": Text(
+        "When it was loaded the driver could not take a GPU that is on the bus, or another driver has it.",
+        "That GPU is not there for any job. gpu_count looks at once, and drains where one is missing.",
+        "Look at the lines before it in the kernel log (firmware, BAR, wrong driver for this GPU); lspci -k says who "
+        "has it. Load the driver again on the drained node, or reboot.",
+    ),
+    "peermem": Text(
+        "nvidia-peermem, by which network cards reach the memory of GPUs, was called for memory that it does not know.",
+        "A transfer between a network card and a GPU was ended; mostly its job had crashed before.",
+        "Nothing, unless jobs of several users see it: then load nvidia-peermem and the network card's drivers again.",
     ),
     "gpu_is_lost": Text(
         "Calls into the driver fail because it lost a GPU, and neither an Xid nor another line says so.",
@@ -180,6 +218,18 @@ _NAMED: dict[str, Text] = {
 _WORST = {
     "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
     "nvlink": (Severity.WARNING, Clears.GPU_RESET),
+    "probe_failed": (Severity.WARNING, Clears.REBOOT),
+    "peermem": (Severity.WARNING, Clears.WINDOW),
+}
+# What other lines of these codes are; the texts, or what the table of NVLink 5 says, tell which.
+_ALSO: dict[str, tuple[Severity, ...]] = {
+    "74": (Severity.WARNING,),
+    "154": (Severity.DEGRADED, Severity.WARNING),
+    **{str(code): (Severity.WARNING,) for code in xid_table.NVLINK5},
+    "171": (Severity.INFO,),
+    "172": (Severity.INFO,),
+    "rm_init_failed": (Severity.WARNING,),
+    "gsp": (Severity.WARNING, Severity.INFO),
 }
 _NVLINK5 = Text(
     "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "
@@ -211,8 +261,8 @@ _OTHER = (
 def explain(name: str) -> Explain | None:
     """`name` is the part after "gpu_xid/": "79", "fallen_off_bus"."""
     if name in _NAMED:
-        return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name])
-    if name.isascii() and name.isdecimal() and len(name) < 5:
+        return Explain(*_WORST.get(name, (Severity.CRITICAL, Clears.REBOOT)), *_NAMED[name], also=_ALSO.get(name, ()))
+    if is_decimal(name) and len(name) < 5:
         return _xid(int(name))
     return None
 
@@ -233,4 +283,4 @@ def _xid(code: int) -> Explain:
             else f"Xid {code} is unknown to this version: it is in no catalogue that it has."
         )
         text = Text(named, matters, todo)
-    return Explain(worst.severity, worst.clears, *text)
+    return Explain(worst.severity, worst.clears, *text, also=_ALSO.get(str(code), ()))

@@ -29,8 +29,8 @@ def open_recorded(recorder: Recorder, fake_nvml: str) -> Nvml:
     if fake_nvml:
         from healthd.nvidia.fake_nvml import library
     else:
-        import pynvml
-    asked = library(fake_nvml) if fake_nvml else pynvml
+        from healthd.nvml_binding import pynvml
+    asked = library(fake_nvml) if fake_nvml else pynvml()
     return Nvml.open(_as_library(RecordedLibrary(recorder, asked)))
 
 

@@ -20,7 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar, cast
 
 from healthd.convert import ConvertError, dump, load
@@ -28,6 +28,7 @@ from healthd.errors import HealthdError
 from healthd.machine import system
 from healthd.machine.files import replace_file
 from healthd.model import Outcome, RunName
+from healthd.values import dataclass
 
 T = TypeVar("T")
 
@@ -82,7 +83,8 @@ class KernelLine:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """`fake_nvml`: a made NVML stood in for the driver. `checks`: (check, instance, its settings) of those
-    enabled. `kernel_lines`: None if no log was read; `kernel_error`: why it could not be read."""
+    enabled. `kernel_lines`: None if no log was read; `kernel_error`: why it could not be read. `baseline`: (check,
+    instance, its settings that were the baseline's)."""
 
     healthd: str
     node: str
@@ -95,9 +97,13 @@ class Recording:
     runs: tuple[Run, ...]
     kernel_lines: tuple[KernelLine, ...] | None = None
     kernel_error: dict[str, Any] | None = None
+    baseline: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
-    def run_of(self, name: RunName) -> Run | None:
-        return next((run for run in self.runs if run.name == name), None)
+    def run_of(self, name: RunName, turn: int = 0) -> Run | None:
+        """The first run of this name, or another one; beyond the last the last one. A run that looked once more in the
+        same round has all that was asked in its first."""
+        runs = [run for run in self.runs if run.name == name]
+        return runs[min(turn, len(runs) - 1)] if runs else None
 
 
 # --- answers as JSON: plain data is itself, anything else is a table with one key that says what it is
@@ -238,7 +244,7 @@ def _notes_of(path: str) -> dict[RunName, Notes]:
     for item in _lines(path):
         if isinstance(item, dict):
             name = RunName(item["check"], item["instance"])
-            runs[name] = Notes({})
+            runs.setdefault(name, Notes({}))
         elif name in runs and len(item) == 1:
             runs[name] = Notes(runs[name].asked, item[0])
         elif name in runs:
@@ -267,7 +273,7 @@ class Player:
     remembered) gets the last answer of any run."""
 
     def __init__(self, recording: Recording) -> None:
-        self._runs = {run.name: run.asked for run in recording.runs}
+        self._runs = {run.name: run.asked for run in reversed(recording.runs)}  # the first one of a name has it all
         self._any = {words: answers[-1:] for run in recording.runs for words, answers in run.asked.items()}
         self.begin("", "")
 

@@ -7,7 +7,7 @@ hour", "go on".
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from healthd.errors import HealthdError
@@ -15,10 +15,17 @@ from healthd.judge import endings
 from healthd.judge.condition import LONGEST_WISH_SECONDS
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
+from healthd.machine import detection_pause
+from healthd.machine.detection_pause import DetectionPause
 from healthd.model import Ack, Condition, Severity
+from healthd.say.duration import duration
+from healthd.slurm.flapping import answered_for, ended_in_drain, has_drained
+from healthd.stream.event import Event
+from healthd.text import printable
 
 log = logging.getLogger("healthd")
 
+MAX_WHY = 500
 LATEST = 1e12  # seconds since the epoch: later than any clock
 
 Reply = dict[str, Any]
@@ -43,7 +50,7 @@ def answer(
     status      gives what `healthd status` shows
     looks_left  tells which checks have not looked since a time
     job_ended   is told when the epilog says that a job ended
-    carry_out   does one of COMMANDS; returns what was done, in words; raises CommandRefused
+    carry_out   does one of COMMANDS, OF_DETECTION, or RELOAD; returns what was done, in words; raises CommandRefused
     """
     name = request.get("command")
     if name == "status":
@@ -53,7 +60,7 @@ def answer(
         if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a moment in 1970
             return {"error": "asked: must be a time, in seconds since the epoch"}
         return {"asked": asked, "left": looks_left(asked)}
-    if not isinstance(name, str) or name not in ("job-ended", *COMMANDS):
+    if not isinstance(name, str) or name not in ("job-ended", RELOAD, *COMMANDS, *OF_DETECTION):
         return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
     if not may_command:
         return {"error": f"{name}: refused: {who} is neither root nor the user that healthd runs as"}
@@ -62,45 +69,54 @@ def answer(
     try:
         done = carry_out(name, request, who)
     except CommandRefused as refusal:
-        return {"error": f"{name}: {refusal}"}
+        return {"error": printable(f"{name}: {refusal}")}
     log.warning("%s by %s: %s", name, who, done)
     return {"done": done}
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    code, part, hit = _meant(memory, request)
+    """Also of a fault that is over, where the node stays drained because it came and went (slurm/flapping.py)."""
+    ledger, slurm = memory.ledger, memory.ledger.slurm
+    code, part, hit = _meant((*ledger.conditions, *ended_in_drain(slurm, ledger.cleared)), request)
     why = _why(request)
+    also = {"subject": part, "why": why}
+    memory.say([Event("repaired", {"who": who, "code": code, **{name: text for name, text in also.items() if text}})])
     memory.set_conditions(endings.repaired(memory.conditions, code, part, f"{who}: {why}" if why else who, now))
     memory.forget_growth(hit)
+    if has_drained(slurm, hit):
+        memory.change(slurm=answered_for(slurm))
     return f"repaired: {_names(hit)}{f': {why}' if why else ''}; all checks look now"
 
 
 def ack(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    from healthd.say.render import duration
-
-    code, part, hit = _meant(memory, request)
+    code, part, hit = _meant(memory.ledger.conditions, request)
     seconds, why = _how_long_and_why(request, "an ack")
     known = Ack(now + seconds, why, who, Severity.INFO, given=now)
     memory.set_conditions(endings.known_for_a_while(memory.conditions, code, part, known))
     return f"acknowledged for {duration(seconds)} by {who}: {_names(hit)}: {why}"
 
 
-def _meant(memory: Memory, request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
+def _meant(conditions: Sequence[Condition], request: Mapping[str, Any]) -> tuple[str, str | None, list[Condition]]:
     """Code, part (None = every part) and the conditions that match. Raises CommandRefused if none does."""
     code, part = str(request.get("code")), request.get("part")
-    hit = [c for c in memory.ledger.conditions if c.code == code and part in (None, c.subject)]
+    hit = [c for c in conditions if c.code == code and part in (None, c.subject)]
     if not hit:
-        standing = _names(memory.ledger.conditions) or "none"
-        raise CommandRefused(f"there is no condition {code}{f' on {part}' if part else ''}; there are: {standing}")
+        standing = _names(conditions) or "none"
+        on = f" on {part!s:.80}" if part else ""
+        raise CommandRefused(f"there is no condition {code:.80}{on}; there are: {standing}")
     return code, part, hit
 
 
 def _names(conditions: Iterable[Condition]) -> str:
-    return ", ".join(f"{c.code} {c.subject}".strip() for c in conditions)
+    return ", ".join(dict.fromkeys(str(c.key) for c in conditions))
 
 
 def _why(request: Mapping[str, Any]) -> str:
-    return str(request.get("why") or "").strip()
+    """Why, on one printable line: it is kept, logged and shown. Raises CommandRefused."""
+    why = printable(" ".join(str(request.get("why") or "").split()))
+    if len(why) > MAX_WHY:
+        raise CommandRefused(f"a reason has at most {MAX_WHY} characters, this one {len(why)}")
+    return why
 
 
 def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str]:
@@ -115,8 +131,6 @@ def _how_long_and_why(request: Mapping[str, Any], what: str) -> tuple[float, str
 
 
 def pause(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
-    from healthd.say.render import duration
-
     seconds, why = _how_long_and_why(request, "a pause")
     memory.change(pause=Pause(now + seconds, why, who, given=now))
     return f"paused for {duration(seconds)} by {who}: {why}"
@@ -134,4 +148,28 @@ def end_pause(memory: Memory, now: float) -> None:
     memory.change(pause=None, trusted_since=now)
 
 
+def pause_detection(runtime_dir: str, request: Mapping[str, Any], who: str, now: float) -> str:
+    """It leaves Slurm and all other checks as they are."""
+    seconds, why = _how_long_and_why(request, "a pause")
+    try:
+        detection_pause.begin(runtime_dir, DetectionPause(now + seconds, why, who, now))
+    except OSError as error:
+        raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
+    return f"nothing new is said of slow jobs for {duration(seconds)}, by {who}: {why}"
+
+
+def resume_detection(runtime_dir: str, _request: Mapping[str, Any], _who: str, now: float) -> str:
+    stood = detection_pause.standing(runtime_dir, now)
+    try:
+        detection_pause.end(runtime_dir)
+    except OSError as error:
+        raise CommandRefused(f"{runtime_dir}: {error.strerror}") from None
+    if stood is None:
+        raise CommandRefused("the detection of slow jobs is not paused")
+    return "slow jobs are told again"
+
+
+RELOAD = "reload"  # the settings: it changes more than what is remembered
 COMMANDS = {"ack": ack, "repaired": repaired, "pause": pause, "resume-checks": resume_checks}
+# What changes nothing that is remembered: (runtime directory, request, who, now) -> what was done.
+OF_DETECTION = {"pause-detection": pause_detection, "resume-detection": resume_detection}

@@ -1,4 +1,9 @@
-"""Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in status.py."""
+"""Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in status.py.
+
+Anyone may ask, so anyone may also connect and say nothing. The kernel tells whose a connection is (SO_PEERCRED,
+unix(7)): a user has a few places, all of them together never those that are kept for root. Who has no place is told so
+at once. All that wait in the listener's queue are taken from it each time, so it is never full for long.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +13,27 @@ import pwd
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.guard import SOCKET, drop, words
+from healthd.machine.passing import take_no_files
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32
+MAX_OF_USERS = 24  # the other places are root's, and those of the user that healthd runs as
+MAX_OF_ONE_USER = 8
 PATIENCE_SECONDS = 5.0
+MOST_ACCEPTED = 128  # in one step: who connects in a loop does not hold up the rest of the daemon
+TURNED_AWAY = b'{"error": "too many connections of this user are open", "again": true}\n'
+REST_SECONDS = 0.02  # how long nobody is accepted after somebody was turned away: what such a loop may cost
 
 
 @dataclass(slots=True)
 class _Client:
     stream: socket.socket
+    uid: int
     since: float
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytes = b""
@@ -36,25 +49,40 @@ class ControlServer:
         self._answer = answer
         self._monotonic = monotonic
         self._clients: list[_Client] = []
-        if os.path.exists(path):
+        self._rests_until = 0.0  # 0 = it does not rest
+        if os.path.lexists(path):
             os.unlink(path)  # left by a daemon that was killed: the lock says that we are the only one
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._brief = take_no_files(self._listener)
         self._listener.bind(path)
         os.chmod(path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
-        self._listener.listen(MAX_CLIENTS)
+        self._listener.listen(MOST_ACCEPTED)
         self._listener.setblocking(False)
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        if len(self._clients) < MAX_CLIENTS:
+        if self._listens():
             yield self._listener.fileno(), False
         for client in self._clients:
             yield client.stream.fileno(), bool(client.outgoing)
 
     @property
     def deadline(self) -> float:
-        return min((client.since for client in self._clients), default=float("inf")) + PATIENCE_SECONDS
+        oldest = min((client.since for client in self._clients), default=float("inf"))
+        return min(oldest + PATIENCE_SECONDS, self._rests_until or float("inf"))
 
     def step(self) -> None:
+        with self._brief():
+            self._serve_all()
+
+    def close(self) -> None:
+        with self._brief():
+            for client in self._clients:
+                client.stream.close()
+            self._listener.close()
+        if os.path.exists(self._path):
+            os.unlink(self._path)
+
+    def _serve_all(self) -> None:
         self._accept()
         for client in list(self._clients):
             try:
@@ -65,21 +93,35 @@ class ControlServer:
                 client.stream.close()
                 self._clients.remove(client)
 
-    def close(self) -> None:
-        for client in self._clients:
-            client.stream.close()
-        self._listener.close()
-        if os.path.exists(self._path):
-            os.unlink(self._path)
+    def _listens(self) -> bool:
+        return len(self._clients) < MAX_CLIENTS and self._monotonic() >= self._rests_until
 
     def _accept(self) -> None:
-        while len(self._clients) < MAX_CLIENTS:
+        if self._monotonic() >= self._rests_until:
+            self._rests_until = 0.0
+        turned_away = False
+        for _ in range(MOST_ACCEPTED):
+            if not self._listens():
+                break
             try:
                 stream, _ = self._listener.accept()
             except OSError:  # nobody is there any more
-                return
+                break
             stream.setblocking(False)
-            self._clients.append(_Client(stream, self._monotonic()))
+            uid = _uid(stream)
+            if self._has_place(uid):
+                self._clients.append(_Client(stream, uid, self._monotonic()))
+            else:
+                turned_away = True
+                _turn_away(stream)
+        if turned_away:
+            self._rests_until = self._monotonic() + REST_SECONDS
+
+    def _has_place(self, uid: int) -> bool:
+        if may_command(uid):
+            return True
+        of_users = [client.uid for client in self._clients if not may_command(client.uid)]
+        return len(of_users) < MAX_OF_USERS and of_users.count(uid) < MAX_OF_ONE_USER
 
     def _serve(self, client: _Client) -> bool:
         """Serve a client. True when it has its whole answer, or left."""
@@ -115,8 +157,26 @@ class ControlServer:
             return {"error": "the request is not JSON"}
         if not isinstance(request, dict):
             return {"error": "the request is not a JSON object"}
-        _, uid, _ = struct.unpack("3i", client.stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return self._answer(request, _who(uid), uid in (0, os.geteuid()))
+        return self._answer(request, _who(client.uid), may_command(client.uid))
+
+
+def may_command(uid: int) -> bool:
+    """Whether this user may tell the daemon what to do; all others may only ask."""
+    return uid in (0, os.geteuid())
+
+
+def _turn_away(stream: socket.socket) -> None:
+    """Say so. What the client has sent is taken first: a stream that is closed with something unread is a reset one."""
+    with stream, suppress(OSError):
+        stream.send(TURNED_AWAY)
+        stream.shutdown(socket.SHUT_WR)
+        stream.recv(MAX_REQUEST_BYTES)
+
+
+def _uid(stream: socket.socket) -> int:
+    """Whose process connected: as what it ran when it did."""
+    _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
 
 
 def _who(uid: int) -> str:

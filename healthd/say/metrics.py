@@ -1,58 +1,78 @@
-"""What the daemon believes as Prometheus metrics: a page over HTTP, a file for node_exporter's textfile collector.
+"""What the daemon believes as Prometheus metrics: as text, for the page (metrics_page.py) and for a file that
+node_exporter's textfile collector reads.
 
-Names follow the Prometheus rules: prefix healthd_, base units, counters end in _total. A check's observations are
-`healthd_<name>`; one that cannot be shown (a name or label that is not allowed, a name that means something else
-already, the same series twice) is left out and counted, so that no check breaks the page for the others.
+What each is called, and what it says, stands in metric_names.py. A check's observations are `healthd_<name>`; one that
+cannot be shown (a name or label that is not allowed, a name that means something else already, the same series twice)
+is left out and counted, so that no check breaks the page for the others.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-import re
-import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from healthd.guard import METRICS, drop
-from healthd.model import Drain, FleetHold, Health, Leave, Observation, ObservationKind, Outcome, Resume, SourceStatus
+from healthd.model import (
+    Condition,
+    ConditionState,
+    Drain,
+    FleetHold,
+    Gpu,
+    Health,
+    Leave,
+    ObservationKind,
+    Outcome,
+    Resume,
+    SourceStatus,
+)
+from healthd.say.metric_names import FAMILIES, PREFIX
+from healthd.say.metrics_text import END, SERIES_KEPT, TOTAL, Labels, Metric, Written, text
 from healthd.say.status import Snapshot
 from healthd.slurm.policy import Owner
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from healthd.text import regex
 
 log = logging.getLogger("healthd")
 
-PREFIX = "healthd_"
-METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
-LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+METRIC_NAME = regex(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
+LABEL_NAME = regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = ("le", "quantile")
 REFUSED = "check_observations_refused"
-CLIENT_SECONDS = 10.0  # how long a client may be silent
+TAKEN = {taken for name in FAMILIES for taken in (name, name.removesuffix("_total"))}  # by healthd itself
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-CLIENTS = 16  # at a time; others are turned away
 
 Row: TypeAlias = "tuple[Mapping[str, str], float]"
+Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # of a family, by its name in FAMILIES
 
 
-def families(snapshot: Snapshot) -> list[Metric]:
-    """healthd's own metrics, then the checks' observations by name. Families without a sample are left out."""
-    own = list(_own(snapshot))
-    observed, refused = _observed(snapshot, {REFUSED, *(name for metric in own for name in _names(metric))})
-    help_text = "Observations of the last run that are no valid metric and are not shown."
-    rows = [({"check": check}, float(count)) for check, count in refused]
-    return [metric for metric in (*own, _gauge(REFUSED, help_text, rows), *observed) if metric.samples]
+def families(snapshot: Snapshot, deprecated: bool = True) -> list[Metric]:
+    """healthd's own metrics, then the checks' observations by name. Families without a series are left out. All of it
+    is the snapshot's: what changes without another one is in `processes`.
+
+    `deprecated`: also those that are called otherwise now.
+    """
+    observed, refused = _observed(snapshot)
+    own = {name: rows for name, rows in _own(snapshot) if deprecated or FAMILIES[name].deprecated is None}
+    own[REFUSED] = [({"check": check}, float(count)) for check, count in refused]
+    return [metric for metric in (*map(_family, own, own.values()), *observed) if metric.series]
 
 
-def _own(s: Snapshot) -> Iterator[Metric]:
-    yield _gauge("build_info", "The version of healthd that runs.", [({"version": s.version}, 1)])
-    yield _gauge("mode_info", "What healthd may do: observe, drain or act.", [({"mode": s.mode}, 1)])
-    yield _gauge("start_timestamp_seconds", "When this healthd was started.", [({}, s.started)])
-    yield from _health(s)
+def processes(snapshot: Snapshot) -> list[Metric]:
+    """What healthd itself costs, as it is now."""
+    return [metric for metric in (_family(name, rows) for name, rows in _processes(snapshot)) if metric.series]
+
+
+def _own(s: Snapshot) -> Iterator[Rows]:
+    yield "build_info", [({"version": s.version}, 1)]
+    yield "node_info", [({"node": s.node_name}, 1)]
+    yield "mode_info", [({"mode": s.mode}, 1)]
+    yield "start_timestamp_seconds", [({}, s.started)]
+    yield "gpu_info", [(gpu_labels(gpu), 1) for gpu in s.inventory.gpus]
+    yield "health", [({"state": health.value}, health is s.verdict.health) for health in Health]
+    yield from _conditions(s.verdict.conditions)
     yield from _checks(s)
     yield from _round(s)
     yield from _kernel_log(s)
@@ -60,164 +80,143 @@ def _own(s: Snapshot) -> Iterator[Metric]:
     yield from _slurm(s)
     yield from _decision(s)
     yield from _workers(s)
-    yield from _processes(s)
 
 
-def _health(s: Snapshot) -> Iterator[Metric]:
-    states = [({"state": health.value}, float(health is s.verdict.health)) for health in Health]
-    yield _gauge("health", "What the node is: 1 for the state that holds.", states)
-    conditions = [
-        (
-            {
-                "check": c.check,
-                "code": c.code,
-                "subject": c.subject,
-                "severity": c.severity.name.lower(),
-                "state": c.state.value,
-            },
-            1.0,
-        )
-        for c in s.verdict.conditions
-    ]
-    yield _gauge("condition", "A problem that stands: 1 while it is there.", conditions)
-    acks = [({"code": c.code, "subject": c.subject}, c.ack.until) for c in s.verdict.conditions if c.ack]
-    until = "Until when a person knows of a problem that stands, by healthd ack: it does not act."
-    yield _gauge("condition_acknowledged_until_timestamp_seconds", until, acks)
+def gpu_labels(gpu: Gpu) -> dict[str, str]:
+    """As dcgm-exporter has them, where they are known: NVML's bus ids have eight digits of domain, and capitals."""
+    labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "pci_bus_id": gpu.pci.upper().zfill(16), "modelName": gpu.name}
+    labels |= {"pci": gpu.pci} if gpu.minor is None else {"pci": gpu.pci, "device": f"nvidia{gpu.minor}"}
+    return {label: text for label, text in labels.items() if text}
+
+
+def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
+    """What may change while one stands is a value, never a label."""
+
+    def rows(of: Callable[[Condition], float]) -> list[Row]:
+        return [(condition_labels(c), float(of(c))) for c in conditions]
+
+    yield "condition_severity", rows(lambda c: c.severity.value)
+    yield "condition_open", rows(lambda c: c.state is not ConditionState.PENDING)
+    yield "condition_enforced", rows(lambda c: not c.observed)
+    yield "condition_acknowledged", rows(lambda c: c.state is ConditionState.ACKNOWLEDGED)
+    yield "condition_since_timestamp_seconds", rows(lambda c: c.opened_at or c.first_seen)
+    yield (
+        "condition_acknowledged_until_timestamp_seconds",
+        [(condition_labels(c), c.ack.until) for c in conditions if c.ack],
+    )
     # Its own metric: a job that becomes known later must not make another series of the condition. "job" is a label
     # of Prometheus's own.
-    jobs = [
-        ({"code": c.code, "subject": c.subject, "slurm_job": job}, 1.0)
-        for c in s.verdict.conditions
-        for job in c.job.split(",")
-        if job
-    ]
-    yield _gauge("condition_slurm_job", "The Slurm jobs at the source of a problem that stands.", jobs)
+    jobs = [({**condition_labels(c), "slurm_job": job}, 1.0) for c in conditions for job in c.job.split(",") if job]
+    yield "condition_slurm_job", jobs
+    words = [({"severity": c.severity.name.lower(), "state": c.state.value} | condition_labels(c)) for c in conditions]
+    yield "condition", [(labels, 1) for labels in words]
 
 
-def _checks(s: Snapshot) -> Iterator[Metric]:
-    runs = [({"check": c, "instance": i, "outcome": o}, float(n)) for (c, i, o), n in s.outcomes.items()]
-    yield _counter("check_runs_total", "Runs of a check since the start, by how they ended.", runs)
-    results = [({"check": r.check, "instance": r.instance}, r) for r in s.results]
-    up = [(name, float(r.outcome is Outcome.COMPLETED)) for name, r in results]
-    yield _gauge("check_up", "Whether the last run of a check completed: 0 means that it could not look.", up)
-    durations = [(name, r.duration_seconds) for name, r in results]
-    yield _gauge("check_duration_seconds", "How long the last run of a check took.", durations)
+def condition_labels(c: Condition) -> dict[str, str]:
+    return {"check": c.check, "code": c.code, "subject": c.subject}
+
+
+def _checks(s: Snapshot) -> Iterator[Rows]:
+    runs = [({"check": c, "name": i, "outcome": o}, float(n)) for (c, i, o), n in s.outcomes.items()]
+    yield "check_runs_total", runs
+    results = [({"check": r.check, "name": r.instance}, r) for r in s.results]
+    yield "check_up", [(name, r.outcome is Outcome.COMPLETED) for name, r in results]
+    yield "check_duration_seconds", [(name, r.duration_seconds) for name, r in results]
     completed = [(name, r.started + r.duration_seconds) for name, r in results if r.outcome is Outcome.COMPLETED]
-    yield _gauge("check_last_completed_timestamp_seconds", "When a check ended, if its last run completed.", completed)
+    yield "check_last_completed_timestamp_seconds", completed
 
 
-def _round(s: Snapshot) -> Iterator[Metric]:
-    r = s.round
-    yield _counter("rounds_total", "Rounds of checks begun since the start.", [({}, r.number)])
-    yield _gauge("round_started_timestamp_seconds", "When the last round began.", _moment(r.started))
-    yield _gauge("round_duration_seconds", "How long the last finished round took.", [({}, r.seconds)])
-    yield _gauge("round_next_timestamp_seconds", "When the next round begins.", _moment(r.next_at))
-    yield _gauge("round_interval_seconds", "How far apart rounds are meant to be.", [({}, s.interval_seconds)])
+def _round(s: Snapshot) -> Iterator[Rows]:
+    yield "rounds_total", [({}, s.round.number)]
+    yield "round_started_timestamp_seconds", _moment(s.round.started)
+    yield "round_duration_seconds", [({}, s.round.seconds)]
+    yield "round_next_timestamp_seconds", _moment(s.round.next_at)
+    yield "round_interval_seconds", [({}, s.interval_seconds)]
 
 
-def _kernel_log(s: Snapshot) -> Iterator[Metric]:
+def _kernel_log(s: Snapshot) -> Iterator[Rows]:
     k = s.kernel_log
-    yield _gauge("kernel_log_info", "Where kernel lines are read from.", [({"from": k.source}, 1)])
-    yield _counter("kernel_log_lines_total", "Lines read.", [({}, k.lines_total)])
-    yield _counter("kernel_log_events_total", "Lines that say something about the hardware.", [({}, k.events_total)])
-    forgotten = "Events that were judged and are no longer kept: what repeats is counted without them."
-    yield _counter("kernel_log_events_forgotten_total", forgotten, [({}, s.events_forgotten_total)])
-    yield _gauge("kernel_log_last_line_timestamp_seconds", "Time of the last line.", _moment(k.last_line))
+    yield "kernel_log_info", [({"from": k.source}, 1)]
+    yield "kernel_log_observed_only", [({}, k.observed)]
+    yield "kernel_log_lines_total", [({}, k.lines_total)]
+    yield "kernel_log_events_total", [({}, k.events_total)]
+    yield "kernel_log_events_forgotten_total", [({}, s.events_forgotten_total)]
+    yield "kernel_log_last_line_timestamp_seconds", _moment(k.last_line)
 
 
-def _sources(s: Snapshot) -> Iterator[Metric]:
+def _sources(s: Snapshot) -> Iterator[Rows]:
     """What healthd listens to: kernel_log, journal (which fills what the ring buffer lost), device_removals."""
 
     def rows(of: Callable[[SourceStatus], float]) -> list[Row]:
         return [({"source": source.source}, float(of(source))) for source in s.sources]
 
-    up = "Whether what is listened to is open and was last read without an error."
-    yield _gauge("source_up", up, rows(lambda source: source.up))
-    read = [row for row in rows(lambda source: source.last_read) if row[1]]
-    yield _gauge("source_last_read_timestamp_seconds", "When it was last read without an error.", read)
-    restarts = "Times that it died, or could not be opened, and was opened again or will be."
-    yield _counter("source_restarts_total", restarts, rows(lambda source: source.restarts_total))
-    overruns = "Times that something was overwritten or dropped before it was read."
-    yield _counter("source_overruns_total", overruns, rows(lambda source: source.overruns_total))
-    lost = "Lines that were lost so, where their number is known; the journal may still have them."
-    yield _counter("source_lost_total", lost, rows(lambda source: source.lost_total))
-    malformed = "What was no record, or too long for a line, and is not read."
-    yield _counter("source_malformed_total", malformed, rows(lambda source: source.malformed_total))
-    rotations = "Times that the file became another or was cut."
-    yield _counter("source_rotations_total", rotations, rows(lambda source: source.rotations_total))
+    yield "source_up", rows(lambda source: source.up)
+    yield "source_last_read_timestamp_seconds", [row for row in rows(lambda source: source.last_read) if row[1]]
+    yield "source_restarts_total", rows(lambda source: source.restarts_total)
+    yield "source_overruns_total", rows(lambda source: source.overruns_total)
+    yield "source_lost_total", rows(lambda source: source.lost_total)
+    yield "source_malformed_total", rows(lambda source: source.malformed_total)
+    yield "source_rotations_total", rows(lambda source: source.rotations_total)
 
 
-def _slurm(s: Snapshot) -> Iterator[Metric]:
+def _slurm(s: Snapshot) -> Iterator[Rows]:
     slurm = s.slurm
     commands = [({"command": command, "result": result}, float(n)) for (command, result), n in slurm.commands.items()]
-    yield _counter("slurm_commands_total", "Slurm commands run since the start.", commands)
-    wanted = "Whether an open condition wants the node drained, in mode observe too."
-    yield _gauge("slurm_drain_wanted", wanted, [({}, float(bool(s.verdict.causes)))])
-    owner = [({"owner": slurm.owner}, 1.0)] if slurm.owner not in ("", Owner.NOBODY.value) else []
-    yield _gauge("slurm_drained_by", "Whose the node's drain in Slurm is, as last read.", owner)
-    yield _gauge("slurm_read_timestamp_seconds", "When the node was last read from Slurm.", _moment(slurm.read_at))
-    trouble = "Whether Slurm could not be read or changed when last tried."
-    yield _gauge("slurm_trouble", trouble, [({}, float(bool(slurm.trouble)))])
+    yield "slurm_commands_total", commands
+    yield "slurm_read_timestamp_seconds", _moment(slurm.read_at)
+    yield "slurm_trouble", [({}, bool(slurm.trouble))]
+    yield "slurm_drain_wanted", [({}, bool(s.verdict.causes))]
+    if slurm.owner not in ("", Owner.NOBODY.value):
+        yield "slurm_drained_by", [({"owner": slurm.owner}, 1)]
+        yield "slurm_drained_since_timestamp_seconds", _moment(s.drained_since)
+        yield "slurm_drain_info", [({"owner": slurm.owner, "reason": slurm.node.reason if slurm.node else ""}, 1)]
     yield from _fleet_limit(s.fleet_hold)
 
 
-def _fleet_limit(hold: FleetHold | None) -> Iterator[Metric]:
+def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
     """Metrics of a drain that waits for the fleet. Without one there are no samples."""
-    counted = hold if hold and hold.times else None
-    of = (
-        {"partition": counted.partition, "kind": "own_hardware" if counted.own_hardware else "shared"}
-        if counted
-        else {}
-    )
-
-    def rows(value: Callable[[FleetHold], float]) -> list[Row]:
-        return [(of, float(value(counted)))] if counted else []
-
-    held = "A drain that is wanted is held back: healthd holds as many nodes of the partition as it may."
-    yield _gauge("fleet_limit_held", held, rows(lambda _: 1.0))
-    yield _gauge(
-        "fleet_limit_nodes_held", "Nodes that healthd held drained at the last count.", rows(lambda h: h.drained)
-    )
-    yield _gauge("fleet_limit_nodes", "Nodes of that partition.", rows(lambda h: h.nodes))
-    yield _gauge("fleet_limit_nodes_allowed", "How many of them healthd may hold.", rows(lambda h: h.limit))
-    waits = "Since when a drain waits for the fleet."
-    yield _gauge("fleet_limit_waiting_since_timestamp_seconds", waits, _moment(hold.since if hold else 0.0))
-    again = "When that drain is tried again."
-    yield _gauge("fleet_limit_next_try_timestamp_seconds", again, _moment(hold.until if hold else 0.0))
+    if hold is None:
+        return
+    if hold.times:
+        of = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
+        yield "fleet_limit_held", [(of, 1)]
+        yield "fleet_limit_nodes_held", [(of, hold.drained)]
+        yield "fleet_limit_nodes", [(of, hold.nodes)]
+        yield "fleet_limit_nodes_allowed", [(of, hold.limit)]
+    yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
+    yield "fleet_limit_next_try_timestamp_seconds", _moment(hold.until)
 
 
-def _decision(s: Snapshot) -> Iterator[Metric]:
+def _decision(s: Snapshot) -> Iterator[Rows]:
     d = s.decision
-    actions = [
-        ({"action": "drain"}, float(isinstance(d, Drain) and not d.requeue)),
-        ({"action": "drain_requeue"}, float(isinstance(d, Drain) and d.requeue)),
-        ({"action": "resume"}, float(isinstance(d, Resume))),
-        ({"action": "leave"}, float(isinstance(d, Leave))),
-    ]
-    yield _gauge("decision", "What was last decided: 1 for the action that holds.", actions)
-    withheld = "Whether something would be done but for the mode, a pause or a limit."
-    yield _gauge("decision_withheld", withheld, [({}, float(isinstance(d, Leave) and bool(d.would)))])
-    told = [({"command": command}, float(times)) for command, times in s.commands.items()]
-    yield _counter("commands_total", "What people told healthd since the start: ack, repaired, pause, ...", told)
-    yield _gauge("paused", "Whether people paused healthd.", [({}, float(s.pause is not None))])
-    until = _moment(s.pause.until) if s.pause else []
-    yield _gauge("paused_until_timestamp_seconds", "When the pause ends.", until)
+    actions = {
+        "drain": isinstance(d, Drain) and not d.requeue,
+        "drain_requeue": isinstance(d, Drain) and d.requeue,
+        "resume": isinstance(d, Resume),
+        "leave": isinstance(d, Leave),
+    }
+    yield "decision", [({"action": action}, holds) for action, holds in actions.items()]
+    yield "decision_withheld", [({}, isinstance(d, Leave) and bool(d.would))]
+    yield "commands_total", [({"command": command}, float(times)) for command, times in s.commands.items()]
+    yield "paused", [({}, s.pause is not None)]
+    yield "paused_until_timestamp_seconds", _moment(s.pause.until) if s.pause else []
 
 
-def _workers(s: Snapshot) -> Iterator[Metric]:
-    quarantined = [({"resource": resource}, 1.0) for resource in s.quarantined]
-    yield _gauge("resource_barred", "A lost worker still hangs in it: checks that use it cannot run.", quarantined)
-    yield _counter("workers_started_total", "Worker processes started.", [({}, s.workers_started_total)])
-    yield _counter("workers_abandoned_total", "Workers that were overdue.", [({}, s.workers_abandoned_total)])
-    copies = "Copies of the ledger to the state directory that failed."
-    yield _counter("ledger_copy_failures_total", copies, [({}, s.ledger_copy_failures_total)])
-    reloads = "Times that changed settings were refused."
-    yield _counter("config_reload_failures_total", reloads, [({}, s.config_reload_failures_total)])
-    dropped = "What healthd made a mistake with and left out, by where it came from; its log has the traceback."
-    yield _counter("inputs_dropped_total", dropped, [({"from": place}, count) for place, count in s.dropped.items()])
+def _workers(s: Snapshot) -> Iterator[Rows]:
+    yield "config_last_reload_successful", [({}, s.config_last_reload_successful)]
+    yield "config_reload_failures_total", [({}, s.config_reload_failures_total)]
+    yield "resource_barred", [({"resource": resource}, 1) for resource in s.quarantined]
+    yield "workers_started_total", [({}, s.workers_started_total)]
+    yield "workers_abandoned_total", [({}, s.workers_abandoned_total)]
+    yield "ledger_copy_failures_total", [({}, s.ledger_copy_failures_total)]
+    yield "stream_lines_waiting", [({}, s.stream.waiting)]
+    yield "stream_write_failures_total", [({}, s.stream.failures_total)]
+    yield "stream_lines_dropped_total", [({}, s.stream.dropped_total)]
+    yield "stream_journal_lost_total", [({}, s.stream.journal_lost_total)]
+    yield "inputs_dropped_total", [({"from": place}, count) for place, count in s.dropped.items()]
 
 
-def _processes(s: Snapshot) -> Iterator[Metric]:
+def _processes(s: Snapshot) -> Iterator[Rows]:
     """What healthd itself costs. A lost worker may hang in the driver: no file is read that takes its memory lock."""
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
@@ -228,10 +227,8 @@ def _processes(s: Snapshot) -> Iterator[Metric]:
             cpu[of] = cpu.get(of, 0.0) + found.cpu_seconds
             if name == "daemon":
                 cpu["children"] = cpu.get("children", 0.0) + found.ended_children_seconds
-    rows = [({"process": name}, size) for name, size in memory.items() if size]
-    yield _gauge("process_resident_memory_bytes", "Resident memory, of all workers together.", rows)
-    spent = "CPU time of the daemon, and of its children: workers and Slurm commands, those that ended too."
-    yield _counter("process_cpu_seconds_total", spent, [({"process": name}, used) for name, used in cpu.items()])
+    yield "process_resident_memory_bytes", [({"process": name}, size) for name, size in memory.items() if size]
+    yield "process_cpu_seconds_total", [({"process": name}, used) for name, used in cpu.items()]
 
 
 class _Cost(NamedTuple):
@@ -254,74 +251,60 @@ def _process(pid: int) -> _Cost:
 # --- the checks' observations
 
 
-def _observed(s: Snapshot, taken: set[str]) -> tuple[list[Metric], list[tuple[str, int]]]:
+def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
     """(families by name, [(check, how many observations were refused)])."""
-    rows: dict[tuple[str, ObservationKind], dict[tuple[tuple[str, str], ...], float]] = {}
-    checks: dict[tuple[str, ObservationKind], set[str]] = {}
+    rows: dict[str, dict[Labels, float]] = {}
+    checks: dict[str, set[str]] = {}
     refused: Counter[str] = Counter()
-    kinds: dict[str, ObservationKind] = {}
+    kinds: dict[str, str] = {}  # of those that only differ in being a counter the first is shown
     for result in s.results:
+        refused[result.check] += result.left_out
         for observation in result.observations:
-            name = observation.name.removesuffix("_total")
-            family = (name, observation.kind)
-            series = tuple(sorted((label, _clean(value)) for label, value in observation.labels))
-            ok = (
-                _is_valid(observation)
-                and taken.isdisjoint({name, observation.name})
-                and kinds.setdefault(name, observation.kind) is observation.kind
-                and series not in rows.get(family, {})
-            )
-            if ok:
-                rows.setdefault(family, {})[series] = observation.value
-                checks.setdefault(family, set()).add(result.check)
-            refused[result.check] += not ok
+            is_counter = observation.kind is ObservationKind.COUNTER
+            name, series = _place(observation.name, is_counter, observation.labels)
+            if (
+                name
+                and kinds.setdefault(name.removesuffix(TOTAL), name) == name
+                and series not in rows.setdefault(name, {})
+            ):
+                rows[name][series] = observation.value
+                checks.setdefault(name, set()).add(result.check)
+            else:
+                refused[result.check] += 1
     metrics = []
-    for name, kind in sorted(rows, key=lambda family: family[0]):
-        make = _counter if kind is ObservationKind.COUNTER else _gauge
-        help_text = f"Read by check {', '.join(sorted(checks[name, kind]))}."
-        metrics.append(make(name, help_text, [(dict(series), value) for series, value in rows[name, kind].items()]))
+    for name in sorted(rows, key=lambda name: name.removesuffix(TOTAL)):
+        of = f"Read by check {', '.join(sorted(checks[name]))}."
+        said = s.meanings.get(name)
+        metrics.append(Metric(PREFIX + name, _clean(f"{said} {of}" if said else of), rows[name]))
     return metrics, sorted(refused.items())
 
 
-def _is_valid(observation: Observation) -> bool:
-    """A gauge must not look like a counter: in the OpenMetrics text the two would be the same name."""
-    labels = [label for label, _value in observation.labels]
-    return (
-        METRIC_NAME.fullmatch(observation.name) is not None
-        and (observation.kind is ObservationKind.COUNTER or not observation.name.endswith("_total"))
-        and all(LABEL_NAME.fullmatch(label) and label not in RESERVED_LABELS for label in labels)
-        and len(set(labels)) == len(labels)
+@functools.lru_cache(SERIES_KEPT)
+def _place(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
+    """(the metric of an observation, its series there); ("", ()) where it cannot be shown. A gauge must not look like a
+    counter: in the OpenMetrics text the two would be the same name."""
+    family = name.removesuffix(TOTAL)
+    names = [label for label, _value in labels]
+    is_valid = (
+        METRIC_NAME.fullmatch(name) is not None
+        and (is_counter or family == name)
+        and all(LABEL_NAME.fullmatch(label) and label not in RESERVED_LABELS for label in names)
+        and len(set(names)) == len(names)
+        and TAKEN.isdisjoint({name, family})
     )
-
-
-def _names(metric: Metric) -> set[str]:
-    """The names that this metric takes on the page, without the prefix."""
-    name = metric.name.removeprefix(PREFIX)
-    return {name, f"{name}_total"}
+    return (f"{family}{TOTAL}" if is_counter else name, _series(labels)) if is_valid else ("", ())
 
 
 # --- families
 
 
-def _gauge(name: str, help_text: str, rows: Iterable[Row]) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    return _filled(GaugeMetricFamily(PREFIX + name, help_text), PREFIX + name, rows)
-
-
-def _counter(name: str, help_text: str, rows: Iterable[Row]) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    family = CounterMetricFamily(PREFIX + name, help_text)
-    return _filled(family, f"{family.name}_total", rows)
+def _family(name: str, rows: Iterable[Row]) -> Metric:
+    """Each series once: Prometheus refuses a page on which one stands twice."""
+    return Metric(PREFIX + name, FAMILIES[name].help, {_series(labels.items()): value for labels, value in rows})
 
 
-def _filled(metric: Metric, sample: str, rows: Iterable[Row]) -> Metric:
-    """The samples, sorted, each series once: Prometheus refuses a page on which a series stands twice."""
-    series = {tuple(sorted((label, _clean(text)) for label, text in labels.items())): value for labels, value in rows}
-    for labels, value in sorted(series.items()):
-        metric.add_sample(sample, dict(labels), value)
-    return metric
+def _series(labels: Iterable[tuple[str, str]]) -> Labels:
+    return tuple(sorted([(label, _clean(value)) for label, value in labels]))
 
 
 def _moment(moment: float) -> list[Row]:
@@ -329,86 +312,26 @@ def _moment(moment: float) -> list[Row]:
     return [({}, moment)] if moment else []
 
 
-def _clean(text: str) -> str:
+def _clean(words: str) -> str:
     """The text as the text format can carry it: UTF-8, without NUL (Prometheus stops reading there)."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    if words.isascii() and "\0" not in words:
+        return words
+    return words.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 # --- the page and the file
 
 
-class _Page:
-    """What prometheus_client calls a collector."""
-
-    def __init__(self, get_snapshot: Callable[[], Snapshot]) -> None:
-        self._get_snapshot = get_snapshot
-
-    def collect(self) -> Iterable[Metric]:
-        return families(self._get_snapshot())
-
-
-def render(snapshot: Snapshot) -> bytes:
+def render(snapshot: Snapshot, deprecated: bool = True) -> bytes:
     """The page in the Prometheus text format."""
-    from prometheus_client import generate_latest
-
-    return generate_latest(_Page(lambda: snapshot))
+    return standing(snapshot, deprecated, openmetrics=False) + passing(snapshot, openmetrics=False)
 
 
-def serve(address: tuple[str, int], get_snapshot: Callable[[], Snapshot]) -> tuple[int, Callable[[], None]]:
-    """Serve http://ADDRESS/metrics from a thread that sleeps until somebody asks. Port 0: any free one.
+def standing(snapshot: Snapshot, deprecated: bool, openmetrics: bool, kept: Written | None = None) -> bytes:
+    """The first part of the page, which is the same until there is another snapshot. kept: as of `text`."""
+    return text(families(snapshot, deprecated), openmetrics, kept).encode()
 
-    Returns the port and a function that stops it. Raises OSError in one sentence. Other threads call `get_snapshot`.
-    """
-    import socket
-    import socketserver
 
-    from prometheus_client import CollectorRegistry, MetricsHandler
-
-    pages = CollectorRegistry()
-    pages.register(_Page(get_snapshot))
-
-    class Handler(MetricsHandler):
-        registry = pages
-        timeout = CLIENT_SECONDS
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] == "/metrics":
-                super().do_GET()
-            else:
-                self.send_error(404, "the page is /metrics")
-
-    class Server(socketserver.ThreadingTCPServer):
-        # Not http.server's own: it asks the resolver for our name when it starts, which can hang.
-        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        allow_reuse_address = True
-        daemon_threads = True
-
-        def verify_request(self, _request: object, _client: object) -> bool:
-            return threading.active_count() <= CLIENTS
-
-        def handle_error(self, _request: object, client: object) -> None:
-            error = sys.exc_info()[1]
-            if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
-                drop(METRICS, error, client)
-
-    try:
-        server = Server(address, Handler)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise OSError(f"metrics.listen: cannot listen on {address[0]}:{address[1]}: {why}") from None
-    stopping = threading.Event()
-
-    def listen() -> None:
-        while not stopping.is_set():
-            server.handle_request()
-
-    thread = threading.Thread(target=listen, name="metrics", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        stopping.set()
-        server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes nothing that is in use
-        thread.join(1.0)
-        server.server_close()
-
-    return int(server.server_address[1]), stop
+def passing(snapshot: Snapshot, openmetrics: bool) -> bytes:
+    """The rest of it, which each page has of its own."""
+    return (text(processes(snapshot), openmetrics) + (END if openmetrics else "")).encode()

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-from healthd.config import Settings, listen_address
+from healthd.config import Settings, listen_addresses
 from healthd.machine.files import replace_file
 from healthd.say import service
 from healthd.say.status import VERDICT_FILE, Snapshot, decision_words, verdict_line
+from healthd.say.web_config import WebConfigError
+
+if TYPE_CHECKING:
+    from healthd.say.metrics_page import Pages
 
 log = logging.getLogger("healthd")
+
+FILES_SECONDS = 10.0  # for so long the daemon waits once for certificates, which may lie on a mount that hangs
+
+
+class _Served(NamedTuple):
+    """What serving the metrics came to: the troubles of the addresses, that of the web configuration."""
+
+    metrics_troubles: tuple[str, ...]
+    web_trouble: str
 
 
 class Publisher:
     """`settings`: the present ones; a reload replaces them.
 
-    shown            what was published last; it is set before the metrics page is served
-    verdict_word     the first word of the verdict file
-    metrics_trouble  why there is no metrics page, though one is wanted; "" = no trouble
+    shown             what was published last; it is set before the metrics page is served
+    verdict_word      the first word of the verdict file
+    metrics_troubles  why the metrics are not served at an address where they are wanted
+    web_trouble       what is wrong with the web configuration or its certificates; "" = no trouble
     """
 
     shown: Snapshot
@@ -27,9 +43,13 @@ class Publisher:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.verdict_word = ""
-        self.metrics_trouble = ""
-        self._stop_metrics: Callable[[], None] | None = None
+        self.metrics_troubles: tuple[str, ...] = ()
+        self.web_trouble = ""
+        self._pages: Pages | None = None
+        self._stop_metrics: dict[tuple[str, int], Callable[[], None]] = {}  # by address
         self._rests_on: object = None
+        self._serving: threading.Thread | None = None
+        self._served: _Served | Exception = _Served((), "")
 
     def has_news(self, rests_on: object) -> bool:
         """Whether something changed on which the published state rests."""
@@ -37,7 +57,8 @@ class Publisher:
         return rests_on != before
 
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
-        """Show this. The verdict file is written after each round, and when its word changes. Returns whether it was.
+        """Show this. The verdict file is written after each round, once an interval in a long one, and when its word
+        changes. Returns whether it was.
 
         `drain`: the prolog shall keep jobs out; `until`: when the verdict expires (epoch).
         """
@@ -60,23 +81,67 @@ class Publisher:
             log.error("%s: cannot be written: %s", path, error.strerror)
 
     def serve_metrics(self) -> None:
-        """Serve the metrics page if it is wanted; its library is imported only then. If somebody else has the port,
-        that is shown, and each round tries again: a node without metrics is still watched."""
-        address = listen_address(self.settings.metrics.listen, "metrics.listen")
-        if address is None or self._stop_metrics is not None:
-            return
-        from healthd.say.metrics import serve
+        """Serve the metrics page on each address where it is wanted; its library is imported only then. What does not
+        succeed (somebody else has the port, the certificate is missing) is shown, and each round tries again: a node
+        without metrics is still watched.
 
-        try:
-            port, self._stop_metrics = serve(address, lambda: self.shown)  # asked from its own threads
-        except OSError as error:
-            if not self.metrics_trouble:
-                log.error("no metrics page: %s", error)
-            self.metrics_trouble = f"no metrics page: {error}"
+        A thread does it, which is waited for FILES_SECONDS once: a file on a mount that hangs holds up it alone."""
+        config = self.settings.metrics
+        if not self._waiting() and self._pages is None:
             return
-        self.metrics_trouble = ""
-        log.info("metrics on http://%s:%d/metrics", address[0], port)
+        import healthd.say.metrics_page  # noqa: F401  here: it takes a moment, which is no hung mount's
+
+        if self._serving is None or not self._serving.is_alive():
+            self._serving = threading.Thread(target=self._serve, name="metrics files", daemon=True)
+            self._serving.start()
+            self._serving.join(FILES_SECONDS)
+        served: _Served | Exception
+        if self._serving.is_alive():
+            trouble = f"metrics page: {config.web_config}: no answer: does it, or a certificate, lie on a hung mount?"
+            served = _Served(self.metrics_troubles, trouble)
+        else:
+            served = self._served
+        if isinstance(served, Exception):
+            raise served
+        for sentence in (*served.metrics_troubles, served.web_trouble):
+            if sentence not in ("", *self.metrics_troubles, self.web_trouble):
+                log.error("%s", sentence)
+        self.metrics_troubles, self.web_trouble = served
+
+    def _waiting(self) -> list[tuple[str, int]]:
+        """The addresses that are not served yet."""
+        wanted = listen_addresses(self.settings.metrics.listen, "metrics.listen")
+        return [address for address in wanted if address not in self._stop_metrics]
+
+    def _serve(self) -> None:
+        try:
+            self._served = self._try_to_serve()
+        except Exception as error:  # the daemon's thread raises it
+            self._served = error
+
+    def _try_to_serve(self) -> _Served:
+        from healthd.say.metrics_page import Pages, serve
+
+        config, waiting = self.settings.metrics, self._waiting()
+        troubles, web_trouble = [], ""
+        try:
+            if self._pages is None:  # asked from their own threads
+                self._pages = Pages(lambda: self.shown, config.deprecated, config.web_config)
+            for address in waiting:
+                try:
+                    port, self._stop_metrics[address] = serve(address, self._pages)
+                except OSError as error:
+                    troubles.append(f"no metrics page: {error}")
+                else:
+                    is_tls = self._pages.files is not None and self._pages.files.web().context is not None
+                    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+                    log.info("metrics on http%s://%s:%d/metrics", "s" if is_tls else "", host, port)
+            if self._pages.files and (trouble := self._pages.files.trouble()):
+                web_trouble = f"metrics page: {trouble}"
+        except WebConfigError as error:
+            web_trouble = f"no metrics page: {error}"
+        return _Served(tuple(troubles), web_trouble)
 
     def close(self) -> None:
-        if self._stop_metrics is not None:
-            self._stop_metrics()
+        for stop in list(self._stop_metrics.values()):
+            stop()

@@ -7,11 +7,13 @@ reaches the terminal as a control character.
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
+from healthd.say.duration import duration as duration  # also for those who show what this shows
+from healthd.say.next_steps import next_steps, repaired
 from healthd.text import printable
 
 Document = Mapping[str, Any]
@@ -19,6 +21,7 @@ Document = Mapping[str, Any]
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 SEVERITIES = ("info", "warning", "degraded", "critical")
 FEW = 8  # up to so many checks that found nothing have a row each; more are one paragraph
+MOST_SHOWN = 20  # conditions in full; what drains always is
 WIDEST_CELL, NARROWEST_FOLD = 48, 20
 
 _BOLD, _DIM, _RED, _GREEN, _YELLOW = "1", "2", "31", "32", "33"
@@ -36,12 +39,6 @@ _COLOURS = {
     "completed": _GREEN,
 }
 
-DOES = {
-    "info": "It is recorded, nothing more: the node stays in service.",
-    "warning": "It warns in status, metrics and log. It never touches Slurm.",
-    "degraded": "It drains the node: running jobs finish, nothing new starts.",
-    "critical": "It drains the node at once and requeues the batch jobs that the fault hit.",
-}
 ENDS = {
     "pass": "clean runs of the check",
     "window": "time without news, under load or after a repair",
@@ -51,8 +48,7 @@ ENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """Where text is written: `width` in columns; `colour`: a terminal that wants colours; `fold`: a table row that is
     too long goes on below its last column (not in a pipe, where a row is a line)."""
 
@@ -127,32 +123,19 @@ def ago(then: float, now: float) -> str:
         return "never"
     seconds = now - then
     if seconds >= DAY or seconds < -MINUTE:
-        return _date(then)
+        return date(then)
     return f"{duration(int(seconds))} ago" if seconds >= 1 else "just now"
 
 
-def _date(then: float) -> str:
-    return datetime.fromtimestamp(then).strftime("%Y-%m-%d %H:%M")
+def date(then: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(then))
 
 
 def ahead(then: float, now: float) -> str:
     seconds = then - now
     if seconds >= DAY:
-        return f"on {_date(then)}"
+        return f"on {date(then)}"
     return f"in {duration(int(seconds))}" if seconds >= 1 else "now"
-
-
-def duration(seconds: float) -> str:
-    """One number and its unit: "0.02 s", "12 s", "3 min", "2 h", "4 days"."""
-    if seconds < 10 and seconds != int(seconds):
-        return f"{seconds:.2f} s"
-    if round(seconds) < 2 * MINUTE:
-        return f"{seconds:.0f} s"
-    if round(seconds) < 2 * HOUR:
-        return f"{int(seconds // MINUTE)} min"
-    if seconds < 2 * DAY:
-        return f"{int(seconds // HOUR)} h"
-    return f"{int(seconds // DAY)} days"
 
 
 # --- healthd check
@@ -160,9 +143,11 @@ def duration(seconds: float) -> str:
 
 def check(document: Document, page: Page, replayed: bool = False) -> str:
     """A row for each run with its worst finding; then the findings, and what could not be looked at."""
-    then = f", when it was recorded on {_date(document['time'])}" if replayed else ""
+    then = f", when it was recorded on {date(document['time'])}" if replayed else ""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}", ""]
-    shown, quiet = _told_apart(document["results"])
+    listening = document.get("listening", {}).get("checks", ())
+    looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
+    shown, quiet = _told_apart(looked)
     rows = [
         (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
         for r in shown
@@ -184,8 +169,27 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
                     "no judgement of now",
                     "    ",
                 )
+    lines += _heard(document, page)
     lines += _not_known(document, page)
     return _text(lines)
+
+
+def _heard(document: Document, page: Page) -> Iterator[str]:
+    """What the daemon says of checks that only listen; why it cannot say it is among what is not known."""
+    heard = document.get("listening")
+    if heard is None or heard["trouble"]:
+        return
+    names, now = ", ".join(heard["checks"]), document["time"]
+    only_listen = "only listens" if len(heard["checks"]) == 1 else "only listen"
+    yield from ("", page.heading("Heard by the daemon"))
+    yield from page.wrap(f"{names} {only_listen} to the kernel log: there is nothing to look at now", "  ")
+    log = _kernel_log(heard["kernel_log"], now)
+    yield from page.wrap(f"{log}; the daemon was started {ago(heard['since'], now)}", "  ")
+    for c in heard["conditions"]:
+        yield from (*_finding(c, page), *page.wrap(_story(c, now), "    "))
+        yield from (_step(*step) for step in next_steps(c, heard["conditions"], ()))
+    if not heard["conditions"]:
+        yield "  nothing stands"
 
 
 def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
@@ -246,7 +250,7 @@ def _finding(c: Document, page: Page) -> list[str]:
 
 def _ends(c: Document) -> str:
     if c["clears"] == "operator":
-        return f"healthd repaired {_part(c)}"
+        return repaired(c)
     return ENDS.get(c["clears"], str(c["clears"]))
 
 
@@ -268,7 +272,8 @@ def _not_known(document: Document, page: Page) -> Iterator[str]:
 # --- healthd status
 
 
-def status(document: Document, now: float, page: Page) -> str:
+def status(document: Document, now: float, page: Page, flags: str = "") -> str:
+    """`flags`: the words with which this daemon is reached ("--runtime-dir run"), quoted for a shell."""
     d = document
     lines = [
         f"{plain(d['node'])}: {page.paint(d['health'])}",
@@ -280,25 +285,34 @@ def status(document: Document, now: float, page: Page) -> str:
         lines += page.wrap(
             f"paused by {d['pause']['who']}, ends {ahead(d['pause']['until'], now)}: {d['pause']['why']}", "  "
         )
+        lines.append(_step("to end that now", " ".join(filter(None, ("healthd resume-checks", flags))), "  "))
+    if slow := d.get("detection_pause"):
+        lines += page.wrap(
+            f"slow jobs are not told: paused by {slow['who']}, ends {ahead(slow['until'], now)}: {slow['why']}", "  "
+        )
+        lines.append(
+            _step("to end that now", " ".join(filter(None, ("healthd failslow resume-detection", flags))), "  ")
+        )
+    lines += _troubles(d, now, page)
     lines += ["", page.heading("Conditions")]
-    for c in d["conditions"]:
+    shown = _most_urgent(d["conditions"])
+    for c in shown:
         lines += [*_finding(c, page), *page.wrap(_story(c, now), "    ")]
+        lines += [_step(*step) for step in next_steps(c, d["conditions"], d["slurm"]["state"] or (), flags)]
+    if more := len(d["conditions"]) - len(shown):
+        lines += page.wrap(f"and {more} more: healthd status --json", "  ")
     if not d["conditions"]:
         lines.append("  none")
     for incident in d["incidents"]:
-        lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(incident['then'])}", "  ")
+        then, more = incident["then"][:MOST_SHOWN], len(incident["then"]) - MOST_SHOWN
+        and_more = f" and {more} more" if more > 0 else ""
+        lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(then)}{and_more}", "  ")
     for c in d["cleared"][-3:]:
         lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_part(c)} ({c['cleared_by']})", "  ")
     lines += _not_known(d, page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
     lines += ["", page.heading("Kernel log"), *page.wrap(_kernel_log(d["kernel_log"], now), "  ")]
-    if d["troubles"] or d["barred"]:
-        lines += ["", page.heading("Trouble")]
-        for resource, pid in d["barred"].items():
-            lines += page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
-        for sentence in d["troubles"]:
-            lines += page.wrap(sentence, "  ")
-    shown, quiet = _told_apart(d["results"])
+    with_a_row, quiet = _told_apart(d["results"])
     rows = [
         (
             _name(r),
@@ -307,7 +321,7 @@ def status(document: Document, now: float, page: Page) -> str:
             duration(r["duration_seconds"]),
             *_worst(r["findings"]),
         )
-        for r in shown
+        for r in with_a_row
     ]
     if rows:
         lines += ["", *page.table(("check", "outcome", "last run", "took", "finding", ""), rows)]
@@ -317,6 +331,40 @@ def status(document: Document, now: float, page: Page) -> str:
     if not d["results"]:
         lines += ["", "no check has run yet"]
     return _text(lines)
+
+
+def _troubles(d: Document, now: float, page: Page) -> Iterator[str]:
+    """What keeps healthd from its work, each with what to type, above all that it found."""
+    hold = d["slurm"].get("fleet_hold")
+    if not (d["troubles"] or d["barred"] or hold):
+        return
+    yield from ("", page.heading("Trouble"))
+    for sentence, command in zip_longest(d["troubles"], d.get("trouble_commands", ()), fillvalue=""):
+        yield from page.wrap(sentence, "  ")
+        if command:
+            yield _step("next", command)
+    for resource, pid in d["barred"].items():
+        yield from page.wrap(f"worker {pid} hangs in {resource}: what needs it waits", "  ")
+        yield _step("next", f"ps -o pid,stat,etime,wchan:30,args -p {int(pid)}")
+    if hold:
+        times = f", held {_counted(hold['times'], 'time')}" if hold["times"] else ""
+        when = f"since {ago(hold['since'], now)}{times}; tried again {ahead(hold['until'], now)}"
+        yield from page.wrap(f"the drain waits for the fleet {when}", "  ")
+        yield _step("next", "sinfo -R")
+
+
+def _step(when: str, command: str, indent: str = "    ") -> str:
+    """A command as it is to be typed: it stands alone at the line's end, and is never folded."""
+    return f"{indent}{when}: {printable(command)}"
+
+
+def _most_urgent(conditions: Sequence[Document]) -> list[Document]:
+    """All that drains, then the others as they stand, the worst first."""
+
+    def drains(c: Document) -> bool:
+        return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
+
+    return sorted(conditions, key=lambda c: not drains(c))[: max(MOST_SHOWN, sum(map(drains, conditions)))]
 
 
 def _end(result: Document) -> float:
@@ -340,9 +388,11 @@ def _story(c: Document, now: float) -> str:
         parts.append(f"job {c['job']}")
     if c["history"]:
         parts.append("from before healthd's first start")
+    if c.get("observed"):
+        parts.append("only observed: users can forge lines of this log")
     if c.get("ack"):
         parts.append(f"known to {c['ack']['who']}, ends {ahead(c['ack']['until'], now)}: {c['ack']['why']}")
-    return f"{', '.join(parts)}; ends with: {_ends(c)}"
+    return f"{', '.join(parts)}; ends with: {'healthd repaired' if c['clears'] == 'operator' else _ends(c)}"
 
 
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
@@ -357,12 +407,6 @@ def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
         user = f" by {s['reason_user']}" if s["reason_user"] else ""
         owner = f" ({s['owner']})" if s["owner"] else ""
         yield from page.wrap(f"has: {'+'.join(s['state'])}{reason}{user}{owner}; read {ago(s['read_at'], now)}", "  ")
-    if hold := s.get("fleet_hold"):
-        times = f", held {_counted(hold['times'], 'time')}" if hold["times"] else ""
-        when = f"waits: since {ago(hold['since'], now)}{times}; tried again {ahead(hold['until'], now)}"
-        yield from page.wrap(when, "  ")
-    if s["trouble"]:
-        yield from page.wrap(f"trouble: {s['trouble']}", "  ")
 
 
 def _kernel_log(k: Document, now: float) -> str:
@@ -416,34 +460,6 @@ def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
 def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
     """healthd list --codes: (code, severity, what ends it, meaning)."""
     return _text(page.table(("code", "severity", "ends with", "meaning"), list(rows)))
-
-
-def explain_check(name: str, summary: str, rows: Iterable[Sequence[str]], page: Page) -> str:
-    """healthd explain NAME: what the check looks at, and its codes."""
-    return _text([page.heading(name), *page.wrap(summary, "  "), "", codes(rows, page).rstrip("\n")])
-
-
-def explain(
-    code: str, severity: str, clears: str, texts: tuple[str, str, str], page: Page, enforced: bool = True
-) -> str:
-    """healthd explain CODE. `texts`: what it means, why it matters, what an engineer should do. `enforced`: false if
-    the check may only warn."""
-    meaning, matters, todo = texts
-    does = f"{DOES[severity][0].lower()}{DOES[severity][1:]}"
-    narrow = Page(min(page.width, 100), page.colour)
-    ends = f"an engineer says so: healthd repaired {code} PART" if clears == "operator" else f"{ENDS[clears]}."
-    lines = [f"{narrow.heading(code)}  {narrow.paint(severity)}"]
-    for title, text in (
-        ("What it means", meaning),
-        ("Why it matters", matters),
-        ("What healthd does", DOES[severity] if enforced else f"{DOES['warning']} With enforce = true: {does}"),
-        ("What ends it", f"{ends[:1].upper()}{ends[1:]}"),
-        ("What to do", todo),
-    ):
-        lines += ["", narrow.heading(title)]
-        for paragraph in text.split("\n"):
-            lines += narrow.item(paragraph, "  ") if paragraph.startswith("- ") else narrow.wrap(paragraph, "  ")
-    return _text(lines)
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -1,24 +1,23 @@
 """What the service manager is told, and where the log goes: to systemd if it started us, else to plain stderr.
 
-systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3),
-sd_watchdog_enabled(3), "Native Journal Protocol" and JOURNAL_STREAM in systemd.exec(5).
+systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3), sd_watchdog_enabled(3),
+machine/journald.py.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
-import struct
-import sys
 import time
-from collections.abc import Mapping
+from typing import Any
 
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
+from healthd.machine import journald
+from healthd.machine.journald import journal_entry, stderr_is_the_journal
+from healthd.text import is_decimal, printable, regex
+
 IDENTIFIER = "healthd"
 PATIENCE_SECONDS = 1.0  # for messages that are sent once and must arrive; no other waits
-_FIELD_NAME = re.compile("[A-Z][A-Z0-9_]{0,63}")
 
 
 def ready(status: str = "") -> None:
@@ -44,6 +43,11 @@ def watchdog() -> None:
     _notify("WATCHDOG=1")
 
 
+def is_managed() -> bool:
+    """Whether a service manager started us and listens to us."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
 def watchdog_seconds() -> float | None:
     """The time without `watchdog` after which systemd aborts us; None if nobody watches this process.
 
@@ -52,7 +56,7 @@ def watchdog_seconds() -> float | None:
     text, pid = os.environ.get("WATCHDOG_USEC"), os.environ.get("WATCHDOG_PID")
     if text is None or (pid is not None and pid != str(os.getpid())):
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if not (is_decimal(text) and int(text) > 0):
         raise ValueError(f'WATCHDOG_USEC: must be a number of microseconds, is "{text[:60]}"')
     return int(text) / 1e6
 
@@ -63,11 +67,12 @@ def _notify(*assignments: str, patience_seconds: float = 0.0) -> None:
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
-    lines = (" ".join(line.split()) for line in assignments if line)  # a line break would begin another assignment
+    # A line break would begin another assignment.
+    lines = (printable(" ".join(line.split())) for line in assignments if line)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(patience_seconds)
-            sender.sendto("\n".join(lines).encode("utf-8", "replace"), re.sub("^@", "\0", path))
+            sender.sendto("\n".join(lines).encode("utf-8", "replace"), regex("^@").sub("\0", path))
     except OSError as error:
         logging.getLogger(__name__).warning("the service manager does not listen: %s", error)
 
@@ -79,27 +84,27 @@ def set_up_logging(level: int = logging.INFO) -> None:
 
 def log_handler() -> logging.Handler:
     """A handler for the journal, with priority and fields, if stderr leads there; else for stderr as it is now."""
-    if _stderr_is_the_journal():
+    if stderr_is_the_journal():
         from systemd import journal
 
         handler: logging.Handler = journal.JournalHandler(sender_function=JournalSender(), SYSLOG_IDENTIFIER=IDENTIFIER)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(OneLine("%(message)s"))
     else:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        handler.setFormatter(OneLine("%(levelname)s: %(message)s"))
     return handler
 
 
-def _stderr_is_the_journal() -> bool:
-    """JOURNAL_STREAM names the device and inode of the stream; a redirected stderr is another one."""
-    device_inode = os.environ.get("JOURNAL_STREAM")
-    if not device_inode:
-        return False
-    try:
-        stderr = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError, AttributeError):  # closed, or no file at all
-        return False
-    return device_inode == f"{stderr.st_dev}:{stderr.st_ino}"
+class OneLine(logging.Formatter):
+    """A message is one line without control characters, whatever a process's name in it holds: what begins a line of
+    the log is healthd's. A traceback keeps its lines."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).splitlines())
 
 
 class JournalSender:
@@ -109,7 +114,7 @@ class JournalSender:
     that are not taken are counted, and the next one that is taken says how many.
     """
 
-    def __init__(self, path: str = JOURNAL_SOCKET) -> None:
+    def __init__(self, path: str = journald.SOCKET) -> None:
         self._path = path
         self.lost = 0
 
@@ -124,20 +129,3 @@ class JournalSender:
             self.lost += 1
         else:
             self.lost = 0
-
-
-def journal_entry(fields: Mapping[str, object]) -> bytes:
-    """Fields in journald's native form: NAME=VALUE, or length-prefixed where a value has line breaks.
-
-    Names that journald would refuse, like the lower-case attributes of a log record, are left out.
-    """
-    lines = []
-    for name, value in fields.items():
-        if not _FIELD_NAME.fullmatch(name):
-            continue
-        data = str(value).encode("utf-8", "replace")
-        if b"\n" in data:
-            lines.append(name.encode() + b"\n" + struct.pack("<Q", len(data)) + data + b"\n")
-        else:
-            lines.append(name.encode() + b"=" + data + b"\n")
-    return b"".join(lines)

@@ -7,9 +7,14 @@ Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, 
     {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "resume-checks"}                                 -> {"done": "..."}
+    {"command": "pause-detection", "seconds": 7200, "why": "..."} -> {"done": "..."}
+    {"command": "resume-detection"}                              -> {"done": "..."}
+    {"command": "reload"}                                        -> {"done": "settings read again: ..."}
     {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
+        and, where the epilog is to run something: "then": [{"argv": [...], "seconds": 5.0}]
     {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
     anything refused                                             -> {"error": "one sentence"}
+    no place for another connection of this user                 -> {"error": "one sentence", "again": true}
 
 Anyone may ask for the status; only root (or the user that healthd runs as) may command.
 """
@@ -17,10 +22,12 @@ Anyone may ask for the status; only root (or the user that healthd runs as) may 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from typing import Any
 
 from healthd.judge.ledger import Pause
+from healthd.machine.detection_pause import DetectionPause
 from healthd.model import (
     CheckResult,
     Condition,
@@ -35,11 +42,15 @@ from healthd.model import (
     RoundStatus,
     SlurmStatus,
     SourceStatus,
+    StreamStatus,
     Verdict,
 )
+from healthd.say.troubles import Trouble
+from healthd.values import dataclass
 
 SOCKET = "healthd.sock"
 VERDICT_FILE = "verdict"
+NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +74,43 @@ class Snapshot:
     sources: tuple[SourceStatus, ...] = ()
     incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # condition -> its first cause
     pause: Pause | None = None
+    detection_pause: DetectionPause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> how often since the start
     fleet_hold: FleetHold | None = None
+    drained_since: float = 0.0  # when the drain that stands was set, ours or another's; 0 = none, or not known
     quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0
     ledger_copy_failures_total: int = 0
+    stream: StreamStatus = field(default_factory=StreamStatus)
     config_reload_failures_total: int = 0
+    config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
     cleared: tuple[Condition, ...] = ()
-    troubles: tuple[str, ...] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
+    troubles: tuple[Trouble, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "daemon" and "worker": their pids
 
 
 def decision_words(decision: Decision, owner: str = "") -> str:
     """The decision as a person reads it. `owner`: whose drain stands (policy.Owner)."""
-    if isinstance(decision, Drain) and owner.startswith("foreign"):
-        return f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
     if isinstance(decision, Drain):
-        return f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
+        words = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
+        if owner.startswith("foreign"):
+            words = f"requeue the jobs that the fault hit; the drain is not ours and stays: {decision.reason}"
+        return words + _spared(decision.spared)
     if isinstance(decision, Resume):
         return f"resume: {decision.why}"
     return f"{decision.why}; would {decision.would}" if decision.would else decision.why
+
+
+def _spared(jobs: Sequence[tuple[str, str]]) -> str:
+    if not jobs:
+        return ""
+    named = "; ".join(f"job {job}: {why}" for job, why in jobs[:NAMED_JOBS])
+    more = f"; and {len(jobs) - NAMED_JOBS} more" if len(jobs) > NAMED_JOBS else ""
+    return f"; not requeued: {named}{more}"
 
 
 def condition_json(c: Condition) -> dict[str, Any]:
@@ -104,6 +129,7 @@ def condition_json(c: Condition) -> dict[str, Any]:
         "count": c.count,
         "job": c.job,
         "history": c.history,
+        "observed": c.observed,
         "ack": {"until": c.ack.until, "why": c.ack.why, "who": c.ack.who} if c.ack else None,
     }
 
@@ -137,6 +163,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 def status_json(s: Snapshot) -> dict[str, Any]:
     """The document of `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
+    spared = s.decision.spared if isinstance(s.decision, Drain) else ()
     return {
         "version": s.version,
         "node": s.node_name,
@@ -153,6 +180,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             "action": type(s.decision).__name__.lower(),
             "text": decision_words(s.decision, s.slurm.owner),
             "would": would,
+            "spared": [{"job": job, "why": why} for job, why in spared],
         },
         "slurm": {
             "state": sorted(s.slurm.node.flags) if s.slurm.node else None,
@@ -169,10 +197,13 @@ def status_json(s: Snapshot) -> dict[str, Any]:
             for first in dict.fromkeys(s.incidents.values())
         ],
         "sources": [dataclasses.asdict(source) for source in s.sources],
+        "stream": dataclasses.asdict(s.stream),
         "round": dataclasses.asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.who} if s.pause else None,
+        "detection_pause": dataclasses.asdict(s.detection_pause) if s.detection_pause else None,
         "barred": dict(s.quarantined),
-        "troubles": list(s.troubles),
+        "troubles": [trouble.sentence for trouble in s.troubles],
+        "trouble_commands": [trouble.next for trouble in s.troubles],
         "dropped": dict(s.dropped),
         "inventory": dataclasses.asdict(s.inventory),
     }

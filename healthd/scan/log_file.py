@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
-from typing import IO, NamedTuple
+from collections.abc import Generator, Iterable, Iterator
+from typing import IO
 
 from healthd.errors import HealthdError
+from healthd.scan.lines import Block
 
-BLOCK = 1 << 20
+BLOCK = 128 << 10  # what is looked at several times stays in a core's cache
 MAX_LINE = 16 << 10
 
 # How a file begins -> how it is compressed.
@@ -25,21 +26,14 @@ class LogError(HealthdError):
     """One sentence that names the log: it cannot be read, or not to its end."""
 
 
-class Block(NamedTuple):
-    """Whole lines without their ends. `first`: the number of the first in the file, from 1."""
-
-    first: int
-    lines: list[bytes]
-
-
-def blocks(path: str) -> Iterator[Block]:
+def blocks(path: str) -> Generator[Block, None, None]:
     """The lines of `path`; "-" is standard input. Raises LogError, also after lines were given (a damaged archive)."""
     name = "standard input" if path == "-" else path
     try:
         with _open(path) as file:
             yield from lines_of(_unpacked(file, name))
     except OSError as error:  # gzip's own errors are of this kind and have no errno
-        raise LogError(f"{name}: {_why(error)}") from None
+        raise LogError(f"{name}: {why(error)}") from None
     except EOFError:
         raise LogError(f"{name}: ends in the middle of compressed data") from None
     except Exception as error:
@@ -48,12 +42,17 @@ def blocks(path: str) -> Iterator[Block]:
         raise LogError(f"{name}: its compressed data are damaged: {error}") from None
 
 
-def _why(error: OSError) -> str:
+def why(error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, IsADirectoryError):
         return "is a directory, no log"
     return f"cannot be read: {error.strerror}" if error.errno else f"its compressed data are damaged: {error}"
+
+
+def is_plain(begins: bytes) -> bool:
+    """Whether a file that begins so is text as it stands there."""
+    return not begins.startswith((_JOURNAL, *_COMPRESSED))
 
 
 def _open(path: str) -> io.BufferedReader:
@@ -91,23 +90,43 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
 def lines_of(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
     """The lines as they come: a reader of a pipe need not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
+    return lines_in(iter(lambda: read(block), b""), max_line)
+
+
+def lines_in(chunks: Iterable[bytes], max_line: int = MAX_LINE, beginning: bool = True) -> Iterator[Block]:
+    """`beginning`: of a file, which may have a byte order mark there; else of a line."""
     first, rest, skipping = 1, b"", False
-    while data := read(block):
+    for data in chunks:
         if skipping:  # skips the rest of a line that was too long
-            _, end, data = data.partition(b"\n")
-            if not end:
+            over = data.find(b"\n") + 1
+            if not over:
                 continue
-            skipping = False
-        if first == 1 and not rest:
+            data, skipping = data[over:], False
+        if beginning and first == 1 and not rest:
             data = data.removeprefix(_BYTE_ORDER_MARK)
-        *lines, rest = (rest + data).split(b"\n")
+        whole = rest + data
+        end = whole.rfind(b"\n")
+        lines, rest = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
         if b"\0" in data:  # not yet on the disk at a crash; the next boot's first line follows them
-            lines, rest = [line.lstrip(b"\0") for line in lines], rest.lstrip(b"\0")
+            lines = [line.lstrip(b"\0") for text in lines for line in text.split(b"\n")]
+            rest = rest.lstrip(b"\0")
         if len(rest) > max_line:
             lines.append(rest[:max_line])
             rest, skipping = b"", True
         if lines:
-            yield Block(first, [line[:max_line] if len(line) > max_line else line for line in lines])
-            first += len(lines)
+            text = _cut(b"\n".join(lines), max_line)
+            count = text.count(b"\n") + 1
+            yield Block(first, text, count)
+            first += count
     if rest:
-        yield Block(first, [rest])
+        yield Block(first, rest, 1)
+
+
+def _cut(text: bytes, max_line: int) -> bytes:
+    """The lines, each at most so long."""
+    at = 0
+    while len(text) - at > max_line:
+        at = text.rfind(b"\n", at, at + max_line + 1) + 1
+        if at == 0:
+            return b"\n".join(line[:max_line] for line in text.split(b"\n"))
+    return text

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 
-from healthd.judge.incidents import GAP_SECONDS, Span, joins, may_join_by_index
+from healthd.judge.incidents import GAP_SECONDS, INDEX_SECONDS, Span, joins, may_join_by_index
 from healthd.model import Severity
 from healthd.say.render import Page, plain
-from healthd.scan.events import Judged, Seen, Tally
+from healthd.scan.events import Seen
+from healthd.scan.judged import Judged
+from healthd.scan.lines import Tally
+from healthd.values import dataclass
 
 MOST_ROWS = 30  # of an incident
 MOST_OPEN = 50  # of one host
@@ -24,16 +27,27 @@ MOST_NOTES = 100
 ROOM = 60  # columns that a message needs after what stands before it
 
 
+RowKey = tuple[str, str, bool]
+
+
 @dataclass(slots=True)
 class Row:
-    """One code on one part. `first`: its first event; `worst`: the event whose message is shown; `count`: its lines."""
+    """One code on one part, proven or not: the `key`. `first`: its first event; `worst`: the event whose message is
+    shown; `count`: its lines."""
 
+    key: RowKey
     first: Seen
     worst: Judged
-    code: str
-    part: str
     severity: Severity
     count: int
+
+    @property
+    def code(self) -> str:
+        return self.key[0]
+
+    @property
+    def part(self) -> str:
+        return self.key[1]
 
     @property
     def line(self) -> int:
@@ -85,7 +99,7 @@ class Incident:
     about: frozenset[str]
     last: float
     until: Seen
-    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    rows: dict[RowKey, Row] = field(default_factory=dict)
     severity: Severity = Severity.INFO
     left_out: int = 0
     again: int = 0
@@ -125,15 +139,17 @@ class Open:
 
     def over(self, new: Seen) -> list[Incident]:
         """Take out the incidents that no event can join any more, and return them."""
+        found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
-            here = self.incidents.values()
-            found = [one for one in here if one.boot != new.boot or new.clock - one.last > GAP_SECONDS]
+            self.earliest = new.clock
+            for one in self.incidents.values():
+                if one.boot != new.boot or new.clock - one.last > GAP_SECONDS:
+                    found.append(one)
+                elif one.last < self.earliest:
+                    self.earliest = one.last
             for one in found:
                 self.remove(one)
-            self.earliest = min((one.last for one in self.incidents.values()), default=new.clock)
             self.boot = new.boot
-        else:
-            found = []
         while len(self.incidents) > MOST_OPEN:
             oldest = next(iter(self.incidents.values()))
             self.remove(oldest)
@@ -158,29 +174,23 @@ class Open:
                 del self.by_part[part]
 
     def joined(self, one: Judged) -> list[Incident]:
-        """The incidents that a new event belongs to."""
-        seen, about = one.seen, one.meaning.about
+        """The incidents that a new event belongs to (incidents.joins()): first, those that name one of its parts."""
+        about, clock = one.meaning.about, one.seen.clock
         near: Iterable[Incident]
         if len(about) == 1:
             (part,) = about
-            near = self.by_part.get(part, {}).values()
+            near = self.by_part[part].values() if part in self.by_part else ()
         else:
-            found: dict[int, Incident] = {}
+            numbered: dict[int, Incident] = {}
             for part in about:
-                found.update(self.by_part.get(part, {}))
-            near = [found[number] for number in sorted(found)]
-        found_here = _joined(near, one)
-        if not found_here and self.incidents and may_join_by_index(seen.message.event):
-            found_here = _joined(self.incidents.values(), one)
-        return found_here
-
-
-def _joined(open_ones: Iterable[Incident], one: Judged) -> list[Incident]:
-    candidates = list(open_ones)
-    if not candidates:
-        return candidates
-    spans = [Span(old.about, old.last) for old in candidates]
-    return [candidates[place] for place in joins(spans, one.seen.message.event, one.meaning.about, one.seen.clock)]
+                numbered.update(self.by_part.get(part, {}))
+            near = [numbered[number] for number in sorted(numbered)]
+        found = [old for old in near if abs(clock - old.last) <= GAP_SECONDS]
+        if not found and may_join_by_index(one.seen.message.event):
+            recent = [old for old in self.incidents.values() if abs(clock - old.last) <= INDEX_SECONDS]
+            spans = [Span(old.about, old.last) for old in recent]
+            return [recent[place] for place in joins(spans, one.seen.message.event, about, clock)]
+        return found
 
 
 def summary(judged: Iterable[Judged]) -> Summary:
@@ -226,24 +236,25 @@ def _place(here: Open, one: Judged, number: int) -> None:
     if seen.last_clock > mine.last:
         mine.last = seen.last_clock
     mine.until = seen
-    old = mine.rows.get((meaning.code, meaning.part))
+    key = (meaning.code, meaning.part, one.unproven)
+    old = mine.rows.get(key)
     if old is not None and meaning.severity <= old.severity:
         old.count += seen.count
     else:
-        _add(mine, Row(seen, one, meaning.code, meaning.part, meaning.severity, seen.count))
+        _add(mine, Row(key, seen, one, meaning.severity, seen.count))
 
 
 def _add(incident: Incident, row: Row) -> None:
     incident.severity = max(incident.severity, row.severity)
-    old = incident.rows.get((row.code, row.part))
+    old = incident.rows.get(row.key)
     if old is None:
         if len(incident.rows) >= MOST_ROWS and row.severity <= min(r.severity for r in incident.rows.values()):
             incident.left_out += 1
             return
-        incident.rows[row.code, row.part] = row
+        incident.rows[row.key] = row
         if len(incident.rows) > MOST_ROWS:
             mildest = min(incident.rows.values(), key=lambda r: (r.severity, -r.line))
-            del incident.rows[mildest.code, mildest.part]
+            del incident.rows[mildest.key]
             incident.left_out += 1
         return
     old.count += row.count
@@ -260,7 +271,7 @@ def _close(found: Summary, incident: Incident) -> None:
             elif len(found.notes) < MOST_NOTES:
                 found.notes[row.code] = row
         return
-    signature = (incident.host, frozenset((row.code, row.part, row.severity) for row in incident.rows.values()))
+    signature = (incident.host, frozenset((row.key, row.severity) for row in incident.rows.values()))
     old = found.incidents.get(signature)
     if old is not None:
         old.again += 1

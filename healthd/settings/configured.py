@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from healthd.config import CheckConfig, Loaded, Settings
-from healthd.model import RunName
+from healthd.model import Program, RunName
 from healthd.settings.registry import Check
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Configured:
     """`checks`: all that were found, by name; `loaded` says which of them run, and how."""
 
@@ -34,6 +37,38 @@ class Configured:
         """The checks that judge kernel events."""
         every = ((self.checks[name.check], config) for name, config in self.runs.items() if not name.instance)
         return [(check, config) for check, config in every if check.listens]
+
+    @functools.cached_property
+    def never_holds_resume(self) -> frozenset[RunName]:
+        """The runs that no resume waits for where they cannot look."""
+        return frozenset(name for name, config in self.runs.items() if not self.check(name).holds_resume(config))
+
+    @functools.cached_property
+    def before_resume(self) -> dict[RunName, Program]:
+        """What is to be run before a drained node is resumed."""
+        asked = ((name, self.check(name).declares.before_resume(config)) for name, config in self.runs.items())
+        return {name: program for name, program in asked if program is not None}
+
+    @functools.cached_property
+    def after_job(self) -> list[Program]:
+        """What Slurm's epilog is to run after the last job of a node."""
+        asked = (self.check(name).declares.after_job(config) for name, config in self.runs.items())
+        return [program for program in asked if program is not None]
+
+    @functools.cached_property
+    def meanings(self) -> dict[str, str]:
+        """Observation -> what its value says, of all checks that run."""
+        return {name: text for run in self.runs for name, text in self.check(run).meanings.items()}
+
+    def versions(self, of_healthd: str) -> dict[RunName, tuple[str, str]]:
+        """Of each run: the version of its check, and a checksum of its settings."""
+        return {
+            name: (
+                self.check(name).version or of_healthd,
+                f"{zlib.crc32(json.dumps(self.loaded.tables[name], sort_keys=True, default=str).encode()):08x}",
+            )
+            for name in self.runs
+        }
 
     @property
     def only_when_idle(self) -> set[RunName]:

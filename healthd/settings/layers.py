@@ -10,19 +10,20 @@ GPUs are told by their PCI ids in sysfs, never by name: names need NVIDIA's driv
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from healthd.config import ConfigError, Layer, Settings, read_file
+from healthd.config import ConfigError, Layer, Settings, parse_toml, read_file
 from healthd.convert import ConvertError, load, nearest
 from healthd.data import data_folder
 from healthd.host import Host
 from healthd.machine.inventory import device_kind
+from healthd.values import dataclass
 
-PROFILES = Path(data_folder("node_profiles"))
+PROFILES = data_folder("node_profiles")
 PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 
@@ -53,8 +54,9 @@ def below(settings: Settings) -> list[Layer]:
     layers = []
     profile = _chosen(settings)
     if profile:
-        path = profile if "/" in profile else str(PROFILES / f"{profile}.toml")
-        layers.append(Layer(f"profile {profile}", checks_of(path, ("match",)), guessed=True))
+        path = profile if "/" in profile else os.path.join(PROFILES, f"{profile}.toml")
+        table = read_file(path, True, "profile") if "/" in profile else _built_in(profile)
+        layers.append(Layer(f"profile {profile}", _checks_in(table, path, ("match",)), guessed=True))
     if settings.baseline_file and _is_of_this_machine(settings):
         layers.append(Layer(settings.baseline_file, checks_of(settings.baseline_file)))
     return layers
@@ -72,7 +74,7 @@ def _is_of_this_machine(settings: Settings) -> bool:
 
 def names() -> list[str]:
     """The profiles that come with healthd."""
-    return sorted(path.stem for path in PROFILES.glob("*.toml"))
+    return sorted(name.removesuffix(".toml") for name in os.listdir(PROFILES) if name.endswith(".toml"))
 
 
 def _chosen(settings: Settings) -> str:
@@ -85,7 +87,7 @@ def _chosen(settings: Settings) -> str:
     if not wanted.startswith("/"):
         known = ["auto", "none", *names()]
         raise ConvertError(f'profile: there is no profile "{wanted}"{nearest(wanted, known)}')
-    read_file(wanted, required=True)
+    read_file(wanted, True, "profile")
     return wanted
 
 
@@ -100,6 +102,8 @@ def _find(host: Host) -> str:
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):
         return ""  # pcie_devices and gpu_count say what cannot be read; a guess without it is worse than none
+    if not product and not gpus:
+        return ""  # a machine that tells nothing of itself: the profiles need not be read
     matches = {name: _match(name) for name in names()}
     by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
     return next((name for name in by_product if matches[name].fits(product, gpus)), "")
@@ -107,13 +111,23 @@ def _find(host: Host) -> str:
 
 @functools.cache
 def _match(name: str) -> Match:
-    path = str(PROFILES / f"{name}.toml")
-    return load(Match, read_file(path, required=True).get("match", {}), "match")
+    return load(Match, _built_in(name).get("match", {}), "match")
 
 
-def checks_of(path: str, beside: tuple[str, ...] = ()) -> Any:
-    """The [checks] of a file that has nothing else but the tables `beside`. Raises ConfigError."""
-    table = read_file(path, required=False)
+def _built_in(name: str) -> dict[str, Any]:
+    """A profile that comes with healthd, as trusted as its code."""
+    path = os.path.join(PROFILES, f"{name}.toml")
+    with open(path, "rb") as file:
+        return parse_toml(file.read(), path)
+
+
+def checks_of(baseline_file: str) -> Any:
+    """The [checks] of a baseline, which has nothing else. Raises ConfigError."""
+    return _checks_in(read_file(baseline_file, False, "baseline_file"), baseline_file)
+
+
+def _checks_in(table: Mapping[str, Any], path: str, beside: tuple[str, ...] = ()) -> Any:
+    """The [checks] of a file's table that has nothing else but the tables `beside`. Raises ConfigError."""
     for key in table:
         if key != "checks" and key not in beside:
             raise ConfigError(f'{path}: unknown setting "{key}"; only [checks.NAME] belongs in this file')

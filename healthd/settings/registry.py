@@ -1,9 +1,9 @@
 """Finds the checks: built in (healthd/checks/NAME.py), and those of the site (a Python file in its directory).
 
-A site's Python file is code that healthd runs as root: it and its directory must belong to root and be writable by
-nobody else, along every symbolic link (ownership.py). The daemon imports it at its start, for its Config; its run() is
-called in the worker only. Its other functions (validate, overdue, explain) may raise: that costs one sentence,
-never the daemon.
+A site's Python file is code that healthd runs as root: it, every directory above it and every symbolic link on the way
+must belong to root and be writable by nobody else (ownership.py); what was looked at is what is imported. The daemon
+imports it at its start, for its Config; its run() is called in the worker only. Its other functions (validate, overdue,
+explain) may raise: that costs one sentence, never the daemon.
 """
 
 from __future__ import annotations
@@ -11,29 +11,39 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import logging
 import os
-import pkgutil
-import re
-import stat
+import sys
+import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
 
 from healthd.config import CheckConfig, ConfigError
 from healthd.contract import NAMES, Contract, declared
 from healthd.convert import ConvertError, dump, load, nearest
-from healthd.guard import KERNEL_LOG, drop, words
+from healthd.guard import KERNEL_LOG, drop, log, words
 from healthd.host import Host
 from healthd.machine import ownership
-from healthd.model import Baseline, Entry, Explain, Finding, Inventory, KernelEvent, LeftOut, Observation, Repair
+from healthd.model import (
+    Baseline,
+    Clears,
+    Entry,
+    Explain,
+    Finding,
+    Inventory,
+    KernelEvent,
+    LeftOut,
+    Meaning,
+    Observation,
+    Repair,
+    Severity,
+)
 from healthd.past import Past
-
-log = logging.getLogger("healthd")
+from healthd.text import patterns_compiled_where_made, regex
+from healthd.values import dataclass
 
 T = TypeVar("T")
 
@@ -41,13 +51,27 @@ T = TypeVar("T")
 RENAMED = {"gpu_xid/sxid-": "sxid/", "gpu_xid/pciehp_link_down": "pcie_hotplug/link_down"}
 
 
+# Of any check: what judge/bounds.py counts in one condition.
+OF_OTHERS = Explain(
+    Severity.WARNING,
+    Clears.OPERATOR,
+    "The check found more than 128 problems of different codes: the worst have conditions of their own, and this one "
+    "counts the rest.",
+    "It is as bad as the worst that it counts, and drains where that would.",
+    "healthd status and dmesg: look first at the conditions that have a name. It ends when the last that it counts "
+    "would end, which may need a reboot, or by healthd repaired CHECK/others others.",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check module and what it declares (contract.py). `path` is "" for a built-in one."""
+    """A check module and what it declares (contract.py). `path` is "" for a built-in one, and so is `version`, of
+    which it is the checksum."""
 
     name: str
     module: ModuleType
     path: str = ""
+    version: str = ""
     declares: Contract[Any] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -87,9 +111,15 @@ class Check:
         return not self.path and self.declares.correlate is not None
 
     def holds_resume(self, config: CheckConfig) -> bool:
-        """Whether a drained node waits for this check while it cannot look. It does not if the check can only warn, or
-        declares so."""
-        return config.enforce and self.declares.HOLDS_RESUME
+        """Whether a drained node waits for this check while it cannot look. It does not if the check can only warn: by
+        the site's settings, or since none of its codes drains; nor if the check declares so. One that explains none of
+        its codes may drain for any."""
+        if not (config.enforce and self.declares.HOLDS_RESUME):
+            return False
+        found = ((code, self.explain(code)) for code in self.codes())
+        severities = [config.severity.get(code, known.severity) for code, known in found if known is not None]
+        overridden = (severity >= Severity.DEGRADED for severity in config.severity.values())
+        return not severities or max(severities) >= Severity.DEGRADED or any(overridden)
 
     def resource(self, instance: str) -> str:
         """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
@@ -195,6 +225,11 @@ class Check:
 
         return self._asked("explain", ask, [])
 
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Observation -> what its value says."""
+        return {name: meaning.text for name, meaning in self.declares.OBSERVATIONS.items()}
+
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
         """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
         with self._mistakes_of("Config", where):
@@ -232,7 +267,7 @@ class Check:
         try:
             return ask()
         except BaseException as error:  # a site's file may raise what it likes
-            log.error("check %s: %s: %s", self.name, what, words(error))
+            log().error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
 
 
@@ -251,19 +286,27 @@ def renamed(code: str) -> str:
     return ""
 
 
-def built_in() -> dict[str, Check]:
-    import healthd.checks
+def built_in(only: Collection[str] | None = None) -> dict[str, Check]:
+    """The checks that come with healthd; `only`: those of them that have one of these names."""
+    from healthd import checks
 
-    names = sorted(module.name for module in pkgutil.iter_modules(healthd.checks.__path__))
-    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in names}
+    files = map(os.path.splitext, os.listdir(checks.__path__[0]))
+    names = sorted(name for name, ending in files if ending == ".py" and name.isidentifier() and name != "__init__")
+    wanted = names if only is None else [name for name in names if name in only]
+    return {name: Check(name, importlib.import_module(f"healthd.checks.{name}")) for name in wanted}
 
 
 def site_files(directory: str) -> list[str]:
     """The site's check files. Raises ConfigError for one that others than root could have written."""
+    if not directory:
+        return []
     try:
-        names = sorted(name for name in os.listdir(directory) if name.endswith(".py") and not name.startswith("."))
+        with ownership.folder(directory) as listed:
+            names = sorted(name for name in os.listdir(listed) if name.endswith(".py") and not name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except ownership.Untrusted as error:
+        raise ConfigError(str(error.at(directory, "checks_dir"))) from None
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
@@ -271,20 +314,36 @@ def site_files(directory: str) -> list[str]:
             raise ConfigError(f"{directory}: {name!a} is no name for a check")
     paths = [os.path.join(directory, name) for name in names]
     for path in paths:
-        try:
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise ConfigError(f"{path}: is not a file")
-            wrong = ownership.problem(Host(), path)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        if wrong:
-            file, why = wrong
-            raise ConfigError(f"{path}: refused: {'it' if file == path else file} {why}")
+        with _opened(path):
+            pass
     return paths
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A site's file, open for reading. Raises ConfigError."""
+    try:
+        with ownership.opened(path) as descriptor:
+            yield descriptor
+    except ownership.Untrusted as error:
+        raise ConfigError(str(error.at(path, "checks_dir"))) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is not a file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+_site_files_run: list[str] = []
+
+
+def has_run_a_site_file() -> bool:
+    """Whether this process has run anything of a site's file: it may have loaded or started whatever it likes."""
+    return bool(_site_files_run)
+
+
 def load_site(path: str) -> Check:
-    """Import one site file. Raises ConfigError with a sentence that names it."""
+    """Import one site file, by the descriptor that was looked at: its name may mean another file a moment later, and a
+    compiled form beside it may be anybody's. Raises ConfigError with a sentence that names it."""
     from importlib.util import module_from_spec, spec_from_file_location
 
     name = os.path.basename(path)[: -len(".py")]
@@ -292,13 +351,19 @@ def load_site(path: str) -> Check:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    with _opened(path) as descriptor:
+        source = ownership.content(descriptor)
+    _site_files_run.append(path)
+    sys.modules[module.__name__] = module  # where a class of it looks for what its types are called
     try:
-        spec.loader.exec_module(module)
-        check = Check(name, module, path)
+        with patterns_compiled_where_made():
+            exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+        check = Check(name, module, path, f"{zlib.crc32(source):08x}")
         problem = _misdeclared(check)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a site's file may raise anything while it is imported: its author reads it
+        sys.modules.pop(module.__name__, None)
         raise ConfigError(f"{path}: cannot be loaded: {words(error)}") from None
     if problem:
         raise ConfigError(f"{path}: {problem}")
@@ -323,6 +388,11 @@ def _misdeclared(check: Check) -> str:
         return "AFTER_EVENTS must be a tuple of texts"
     if not isinstance(declares.HOLDS_RESUME, bool):
         return "HOLDS_RESUME must be True or False"
+    table = declares.OBSERVATIONS
+    if not isinstance(table, Mapping) or not all(isinstance(one, Meaning) for one in table.values()):
+        return "OBSERVATIONS must be a table: name of an observation -> Meaning"
+    if not all(isinstance(text, str) for text, _ in table.values()):
+        return "OBSERVATIONS: a Meaning begins with a text"
     if wants := check.wants:
         own = {f.name for f in dataclasses.fields(config)}
         if not callable(declares.baseline):
@@ -336,8 +406,10 @@ def _misdeclared(check: Check) -> str:
 def _misspelt(check: Check) -> Iterator[tuple[str, str]]:
     """Names in a site's module that neither healthd nor the module itself reads, and the known ones that they resemble:
     AFTER_EVENT."""
+    from difflib import get_close_matches
+
     with open(check.path, encoding="utf-8", errors="replace") as file:
-        words = Counter(re.findall(r"\w+", file.read()))
+        words = Counter(regex(r"\w+").findall(file.read()))
     for name in vars(check.module):
         if name.isupper() and name not in NAMES and words[name] == 1:
             for meant in get_close_matches(name, NAMES, n=1, cutoff=0.9):
@@ -372,7 +444,7 @@ def find(directory: str, bounded: bool = True) -> dict[str, Check]:
         if check.name in checks:
             raise ConfigError(f'{path}: there is a built-in check "{check.name}" already')
         for name, meant in _misspelt(check) if bounded else ():
-            log.warning("%s: %s says nothing to healthd: is %s meant?", path, name, meant)
+            log().warning("%s: %s says nothing to healthd: is %s meant?", path, name, meant)
         checks[check.name] = check
     return checks
 
@@ -384,9 +456,10 @@ def with_baseline(checks: Mapping[str, Check]) -> dict[str, Baseline]:
 
 
 def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
-    check = checks.get(code.partition("/")[0])
+    name, _, rest = code.partition("/")
+    check = checks.get(name)
     if check is not None:
-        return check.explain(code)
+        return check.explain(code) or (OF_OTHERS if rest == "others" else None)
     return next((found for check in checks.values() if (found := check.explain_more(code)) is not None), None)
 
 

@@ -97,7 +97,9 @@ def place_of(check: str, instance: str, setting: str) -> str:
 
 def _guessed(check: Check, instance: str, layer_of: Mapping[str, Layer]) -> tuple[str, ...]:
     """The settings of one run that a profile guessed. The instance's own table goes before the check's."""
-    found = []
+    found: list[str] = []
+    if not any(layer.guessed for layer in layer_of.values()):
+        return ()
     for f in dataclasses.fields(check.config):
         places = [place_of(check.name, i, f.name) for i in (instance, "")]
         layer = next((layer_of[place] for place in places if place in layer_of), None)

@@ -16,9 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from healthd.config import ConfigError
+from healthd.machine.oom import raise_score
 from healthd.machine.program import Ran, run_program
+from healthd.text import regex
 
 LOAD_SECONDS = 10.0  # for all of them; numpy from a cold disk takes 2
+STARTS_SECONDS = 2.0  # for the process that tries them, before its own time begins
 DONE = "done"
 
 _passed: set[tuple[str, int, int]] = set()  # (path, inode, time of change in ns): nothing is tried twice
@@ -33,7 +36,7 @@ def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> Non
         return
     command = [sys.executable, "-m", "healthd.trial", str(seconds), *new]
     try:
-        ran = run_program(command, seconds + 2.0, os.environ)
+        ran = run_program(command, seconds + STARTS_SECONDS, os.environ)
     except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
         raise ConfigError(f"{', '.join(new)}: refused: not imported within {seconds:g} s") from None
     *_, last = ran.stdout.splitlines() or [""]
@@ -44,7 +47,7 @@ def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> Non
 
 def _why(ran: Ran, path: str, seconds: float) -> str:
     if "Timeout (" in ran.stderr:
-        line = re.search(rf'File "{re.escape(path)}", line ([0-9]+)', ran.stderr)
+        line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
         return f"not imported within {seconds:g} s" + (f", it is in line {line[1]}" if line else "")
     if ran.status < 0:
         return f"its import ends the process by {signal.Signals(-ran.status).name}"
@@ -53,6 +56,7 @@ def _why(ran: Ran, path: str, seconds: float) -> str:
 
 
 def main(load_site: Callable[[str], object]) -> None:
+    raise_score()
     seconds, paths = float(sys.argv[1]), sys.argv[2:]
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # drops what the files print

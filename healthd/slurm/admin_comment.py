@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 
+from healthd.text import regex
+
 SEPARATOR = "; "
 MAX_BYTES = 999  # as much is read back; a longer comment is neither made nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -20,7 +22,7 @@ def admin_comment(found: str, node: str, reason: str, fault_time: float, job_sta
     """The comment that is to stand instead of `found`; the same if this run of the job has its words already, or if
     there is no room for them. `reason` is the drain's, "healthd: ..."; the times are epoch seconds.
     """
-    own = re.compile(
+    own = regex(
         rf"(?:^|{SEPARATOR})healthd: node {re.escape(node)}: .*? at (\d{{4}}-\d\d-\d\dT[\d:]{{8}}Z)(?={SEPARATOR}|$)"
     )
     last = own.search(found)

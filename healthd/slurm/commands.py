@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.reason import PREFIX
+from healthd.slurm.reason import LEMON, PREFIX
+from healthd.values import dataclass
 
 Argv: TypeAlias = "tuple[str, ...]"
 
 # Every command prints times as epoch seconds, without a time zone's repeated hour. Local times can be read too.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
-NODE_COLUMNS = (("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400))
+# For one node sinfo prints a record for each partition; in those without it the node is counted 0 times.
+NODE_COLUMNS = (
+    *(("PartitionName", 50), ("Nodes", 9)),
+    *(("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400), ("Gres", 400)),
+)
 JOB_COLUMNS = (
     *(("JobID", 20), ("JobArrayID", 60), ("State", 30), ("BatchFlag", 20)),
     *(("StartTime", 40), ("RestartCnt", 20), ("Requeue", 20), ("admin_comment", MAX_BYTES + 1)),
@@ -22,8 +26,7 @@ JOB_COLUMNS = (
 FLEET_COLUMNS = (
     *(("PartitionName", 50), ("StateComplete", 60), ("Timestamp", 12), ("Reason", len(PREFIX)), ("Nodes", 9)),
 )
-# sinfo for one node lists every partition; those without that node have no nodes.
-PARTITION_COLUMNS = (("PartitionName", 50), ("Nodes", 9))
+OUT_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,14 @@ def node(name: str) -> Argv:
     return ("sinfo", "-h", "-a", "-n", name, "-O", _format(NODE_COLUMNS))
 
 
-def partitions_of(name: str) -> Argv:
-    """PARTITION_COLUMNS of one node."""
-    return ("sinfo", "-h", "-a", "-n", name, "-O", _format(PARTITION_COLUMNS))
-
-
 def fleet() -> Argv:
     """FLEET_COLUMNS of all nodes."""
     return ("sinfo", "-h", "-a", "-O", _format(FLEET_COLUMNS))
+
+
+def out() -> Argv:
+    """OUT_COLUMNS of the nodes that are drained or down, once for each partition of theirs."""
+    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", _format(OUT_COLUMNS))
 
 
 def all_partitions() -> Argv:
@@ -82,6 +85,36 @@ def listpids(name: str) -> Argv:
 def job(job_id: str) -> Argv:
     """JOB_COLUMNS of one job, also of one that has ended."""
     return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", _format(JOB_COLUMNS))
+
+
+def job_gres(job_id: str) -> Argv:
+    """Which GPUs one job has on each of its nodes, which no column of squeue's tells. For the CPUs beside them scontrol
+    reads the table of all nodes (job_info.c: _threads_per_core())."""
+    return ("scontrol", "-d", "-o", "show", "job", job_id)
+
+
+# As Slurm finds its files, but for the folder that it was built with, which its packagers choose: gres.conf of each is
+# read then, so that two which differ make the order of the GPUs unknown.
+_GRES_CONF = """\
+if [ -n "$SLURM_CONF" ]; then exec head -c "$1" "$(dirname "$SLURM_CONF")/gres.conf"; fi
+for folder in /etc/slurm /run/slurm/conf /usr/local/etc /usr/local/slurm/etc /opt/slurm/etc; do
+    readlink -e "$folder/gres.conf"
+done | sort -u | xargs -r -d '\\n' sed -s '' | head -c "$1"
+"""
+
+
+def gres_conf(most_bytes: int) -> Argv:
+    """gres.conf. A command, since its folder may be a network's: who waits for it waits no longer than a deadline."""
+    return ("sh", "-c", _GRES_CONF, "sh", str(most_bytes))
+
+
+def change_of(argv: Argv) -> tuple[str, str]:
+    """What a command changes: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
+    if argv[1] in ("requeue", "requeuehold"):
+        return "requeue", argv[-1]
+    if "State=DRAIN" in argv:
+        return "drain", argv[-1].removeprefix("Reason=")
+    return ("resume", "") if "State=UNDRAIN" in argv else ("", "")
 
 
 def _format(columns: tuple[tuple[str, int], ...]) -> str:

@@ -17,6 +17,7 @@ from healthd.machine.child import Child
 from healthd.model import SlurmMemory, SlurmStatus, Verdict
 from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
+from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.policy import Policy
 
 log = logging.getLogger("healthd.slurm")
@@ -31,7 +32,8 @@ REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
 
 class SlurmDriver:
     """One look at Slurm at a time. `remember` writes the memory down before the generator goes on; `may_change` is
-    asked before each command that changes something: a pause or another mode may have come meanwhile.
+    asked before each command that changes something: a pause or another mode may have come meanwhile. `tell` is told
+    of each of these, right before it begins (None) and how it ended.
     """
 
     def __init__(
@@ -42,7 +44,11 @@ class SlurmDriver:
         may_change: Callable[[], bool],
         now: Callable[[], float],
         monotonic: Callable[[], float],
+        refusals: Callable[[], tuple[float, ...]] = tuple,
+        tell: Callable[[Command, CommandResult | None], None] = lambda command, result: None,
     ) -> None:
+        self._tell = tell
+        self._refusals = refusals
         self._node_name = settings.node_name
         self._boot_id = boot_id
         self._remember = remember
@@ -69,10 +75,13 @@ class SlurmDriver:
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
 
-    def begin(self, verdict: Verdict, memory: SlurmMemory, policy: Policy) -> ReconcileReport | None:
+    def begin(
+        self, verdict: Verdict, memory: SlurmMemory, policy: Policy, gpus: NodeGpus = NOT_TOLD
+    ) -> ReconcileReport | None:
         """Look, decide, act. Returns the report at once if no command was needed."""
         self._memory = memory
-        self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, self._now)
+        now, refusals = self._now, self._refusals
+        self._steps = reconcile(verdict, memory, policy, self._node_name, self._boot_id, now, gpus, refusals)
         return self._go_on(None)
 
     def step(self) -> ReconcileReport | None:
@@ -135,6 +144,8 @@ class SlurmDriver:
                     self.drop()
                     return None
                 try:
+                    if step.changes:
+                        self._tell(step, None)
                     self._start(step)
                     return None
                 except OSError as error:
@@ -173,4 +184,6 @@ class SlurmDriver:
         commands = dict(self.status.commands)
         commands[key] = commands.get(key, 0) + 1
         self.status = dataclasses.replace(self.status, commands=commands)
+        if self._command.changes:
+            self._tell(self._command, result)
         return result

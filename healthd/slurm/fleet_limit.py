@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from healthd.config import FleetLimits
 from healthd.model import LONGEST_HOLD_SECONDS, Condition, FleetHold, SlurmMemory
+from healthd.values import dataclass
 
 # A count takes 13 ms of slurmctld's time at 10,000 nodes. Five nodes a second count, and those that drain twice.
 SECONDS_A_NODE = 0.2

@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable, Iterator
 
 from healthd.config import Settings
-from healthd.judge import absorb, endings
+from healthd.judge import absorb, endings, log_fields
+from healthd.judge.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE, RESUME
 from healthd.judge.memory import Memory
 from healthd.model import (
+    Condition,
     Decision,
     FleetHold,
     Leave,
@@ -21,10 +23,15 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.slurm import fleet_limit
+from healthd.slurm import fleet_limit, told
+from healthd.slurm.commands import Command, CommandResult
 from healthd.slurm.driver import SlurmDriver
+from healthd.slurm.flapping import Flapping
+from healthd.slurm.job_gpus import of_this_node
 from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
+from healthd.slurm.policy import PROLOG_ERROR, Policy, decide, held_from, is_idle, is_quiet
+from healthd.slurm.reason import head, parse_reason
+from healthd.slurm.refusals import told_by_prolog
 from healthd.slurm.slurmd_start import SlurmdStart
 
 log = logging.getLogger("healthd")
@@ -49,11 +56,15 @@ class Hand:
         self._boot_id = boot_id
         self._now = now
         self._monotonic = monotonic
-        self._driver = SlurmDriver(settings, boot_id, self._remember, self.may_change, now, monotonic)
+        self._driver = SlurmDriver(
+            settings, boot_id, self._remember, self.may_change, now, monotonic, self._refusals, self._tell_command
+        )
         self._slurmd = SlurmdStart(settings.root, monotonic)
         self._aim: object = None  # what was wanted of Slurm when it was last looked at
         self._again_at = FOREVER
         self._decided_on: object = None
+        self._told: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: told once
+        self._causes: tuple[Condition, ...] = ()  # for which Slurm was last looked at
 
     # --- waiting
 
@@ -85,8 +96,9 @@ class Hand:
         """Whether Slurm has shown this node drained and idle since the last round: an older answer may be out of date.
         Slurm is asked each round only while we want or hold a drain, and never in mode observe."""
         slurm = self.status
-        is_old = self._now() - slurm.read_at > 2 * self.settings.interval_seconds
-        if self.settings.mode is Mode.OBSERVE or slurm.node is None or is_old:
+        if slurm.node is None or self.settings.mode is Mode.OBSERVE:
+            return False
+        if self._now() - slurm.read_at > 2 * self.settings.interval_seconds:
             return False
         return not is_quiet(verdict, self._memory.ledger.slurm) and is_idle(slurm.node)
 
@@ -126,7 +138,10 @@ class Hand:
         if self._driver.busy or not self._must_look(verdict, round_ended):
             return None
         self._again_at = FOREVER
-        return self._take(self._driver.begin(verdict, self._memory.ledger.slurm, self._policy()))
+        self._causes = verdict.causes
+        known, settings = self._memory.ledger, self.settings
+        gpus = of_this_node(known.inventory, known.whole_gpus, settings.runtime_dir, settings.root)
+        return self._take(self._driver.begin(verdict, known.slurm, self._policy(), gpus))
 
     def _only_say(self, verdict: Verdict) -> None:
         """Run no Slurm command: decide what would be done to a node that nobody holds."""
@@ -149,7 +164,9 @@ class Hand:
             slurm.requeue_again_seconds,
             slurm.max_restarts,
             slurm.admin_comment,
+            Flapping(slurm.own_faults_an_hour, slurm.shared_wait_seconds, slurm.shared_longest_wait_seconds),
             self.settings.fleet,
+            slurm.requeue,
         )
 
     def _must_look(self, verdict: Verdict, round_ended: bool) -> bool:
@@ -174,14 +191,23 @@ class Hand:
         if report is None:
             return None
         self._take_peoples_word(report)
+        reason = self._memory.ledger.slurm.reason
+        self._memory.say(told.of_look(reason, report.lifted, report.acknowledged, report.requeued))
         self._tell_hold(self._memory.ledger.slurm.hold, report.memory.hold)
         self._remember(report.memory)
+        if report.lifted:
+            log.warning("resumed the node: %s", reason or PROLOG_ERROR, extra=self._fields(RESUME, reason))
         if report.trouble:
             log.warning("slurm: %s", report.trouble)
         for job in report.requeued:
-            log.warning("job %s was requeued%s", job, f", held: {HELD}" if job in report.held else "")
+            held = f", held: {HELD}" if job in report.held else ""
+            fields = {**self._fields(REQUEUE, self._memory.ledger.slurm.reason), "JOB": job}
+            log.warning("job %s was requeued%s", job, held, extra=fields)
         for job, why in report.spared:
-            log.info("job %s is not requeued: %s", job, why)
+            if (job, why) not in self._told:
+                log.info("job %s is not requeued: %s", job, why)
+        # a look that ended in trouble has not seen all jobs
+        self._told = set(report.spared) | (self._told if report.trouble else set())
         self._decided_on = None
         self.decision = report.decision
         self._again_at = self._monotonic() + self._driver.retry_seconds(report)
@@ -192,7 +218,8 @@ class Hand:
         memory, now = self._memory, self._now()
         conditions = before = memory.conditions
         if report.acknowledged:
-            log.warning("an operator resumed the node: what stands is acknowledged, only what is seen again acts")
+            words = "an operator resumed the node: what stands is acknowledged, only what is seen again acts"
+            log.warning(words, extra=self._fields(OPERATOR_RESUME, memory.ledger.slurm.reason))
             conditions = endings.resumed_by_operator(conditions, report.acknowledged_before, now)
             memory.forget_growth(c for key, c in conditions.items() if c != before.get(key))
         if report.adopted:
@@ -204,7 +231,30 @@ class Hand:
             level = logging.ERROR if hold.times else logging.INFO
             log.log(level, "%s; tried again in %.0f s", fleet_limit.why(hold), hold.until - self._now())
 
+    def _refusals(self) -> tuple[float, ...]:
+        return told_by_prolog(self.settings.runtime_dir)
+
+    def _tell_command(self, command: Command, result: CommandResult | None) -> None:
+        """The stream knows of a command before it begins, also where we are killed right after."""
+        self._memory.say(told.of_command(command.argv, result))
+        if result is None:
+            self._memory.save()
+
     def _remember(self, slurm: SlurmMemory) -> None:
         """Save this before the next command is sent: a daemon that is killed now knows later what it did."""
+        before = self._memory.ledger.slurm.reason
         self._memory.change(slurm=slurm)
         self._memory.save()
+        if slurm.reason not in ("", before):
+            log.warning("drained the node: %s", slurm.reason, extra=self._fields(DRAIN, slurm.reason))
+
+    def _fields(self, action: str, reason: str) -> log_fields.Fields:
+        """Of a line that tells what was done to the node. `reason`: our words there, which name the cause."""
+        known = (*self._causes, *self._memory.ledger.conditions, *reversed(self._memory.ledger.cleared))
+        cause = next((c for c in known if reason.startswith(head(c))), None)
+        if cause is None and reason == "":
+            cause = next(iter(self._causes), None)  # somebody else holds the node
+        if cause is not None:
+            return {"NODE_ACTION": action, **log_fields.of_condition(cause)}
+        code, part = parse_reason(reason) or ("", "")
+        return {"NODE_ACTION": action, "CODE": code, "SUBJECT": part}

@@ -120,9 +120,10 @@ class JobAtSource:
 
 
 def is_open(event: KernelEvent, now: float) -> bool:
-    """Whether the event's job is not known but may still be found. History has none."""
+    """Whether the event's job is not known but may still be found. History has none; who can forge a line could name
+    anybody's process in it."""
     known = any(name == "job" for name, _ in event.fields)
-    return not known and not event.history and now - event.time <= STILL_THERE_SECONDS
+    return not known and not event.history and not event.observed and now - event.time <= STILL_THERE_SECONDS
 
 
 def device_nodes(gpus: Sequence[Gpu]) -> dict[str, int]:

@@ -4,37 +4,53 @@ that the daemon drives them in its one wait and tests feed them values.
 `reconcile` is one look: read what is, decide (policy.py), act, read back. It may be killed at any point and started
 again: what must be known afterwards is written down (Remember) before the command that needs it.
 
+In Slurm the last writer of a reason wins. So the node is read again right before a change of it, if anything was asked
+since; if somebody else was faster, all is decided anew.
+
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
 change 1 (a drain, a resume, a comment on a job, a requeue). The jobs on the node come from its own slurmstepds, which
-answer without slurmctld and without slurmd. Before and after a new drain the fleet is counted (fleet_limit.py): that
-is the only read of a whole table.
+answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it did not, they are 3
+RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the fleet before and
+after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
+from healthd.errors import HealthdError
+from healthd.judge.condition import fault_time
 from healthd.model import (
+    Condition,
     Decision,
     Drain,
     FleetHold,
     Leave,
     NodeState,
+    Requeue,
     Requeued,
     Resume,
+    Severity,
     SlurmMemory,
+    Spared,
     Verdict,
 )
-from healthd.slurm import commands, fleet_limit
+from healthd.slurm import commands, flapping, fleet_limit
 from healthd.slurm.admin_comment import admin_comment
 from healthd.slurm.commands import Argv, Command, CommandResult
 from healthd.slurm.fleet_limit import PartitionCount
+from healthd.slurm.gres import Given, given_in
+from healthd.slurm.gres_conf import MOST_BYTES, ascends
+from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.output import (
     Job,
     SlurmTrouble,
     has_no_steps,
+    is_refused,
     is_slurm_away,
     is_unknown_job,
     never_arrived,
@@ -43,33 +59,42 @@ from healthd.slurm.output import (
     parse_job,
     parse_listpids,
     parse_node,
-    parse_partitions,
+    parse_processes,
     parse_slurmctld_start,
     what_failed,
 )
 from healthd.slurm.policy import (
     NOT_TO_RESUME,
+    TAKEN,
     UNSETTLED,
     Owner,
     Policy,
+    brought_back,
     decide,
     describe,
     forget,
-    is_back,
     is_gone,
     is_lost_by_slurmctld,
     is_lost_for_sure,
+    is_resume_under_way,
     look_at,
     never,
+    our_text,
     owner,
+    refusal_noted,
+    refused_here,
     remember,
     settled_by_now,
     taken_back,
 )
 from healthd.slurm.reason import parse_reason, reason
+from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
+from healthd.text import is_decimal
+from healthd.values import dataclass
 
 NOT_READ = Leave("the node's state in Slurm is not known")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
+TRIES = 3
 HELD = "it was restarted as often as slurm.max_restarts allows; scontrol release lets it run again"
 
 
@@ -99,6 +124,7 @@ class ReconcileReport:
     trouble       what is wrong with Slurm (never with the node), one sentence; "" = nothing
     acknowledged  an operator resumed the node: they know of the causes that were open at `acknowledged_before` (when
                   the drain was last read). The verdict that this look was made for is out of date
+    lifted        our drain is over, by a resume of our own
     requeued      jobs that were requeued in this look; those in `held` wait for `scontrol release`
     spared        running jobs that were to be requeued, but are not: (job, why)
     """
@@ -113,6 +139,7 @@ class ReconcileReport:
     acknowledged: bool = False
     acknowledged_before: float = 0.0
     adopted: Adopted | None = None
+    lifted: bool = False
     requeued: tuple[str, ...] = ()
     held: tuple[str, ...] = ()
     spared: tuple[tuple[str, str], ...] = ()
@@ -130,91 +157,146 @@ def reconcile(
     node_name: str,
     boot_id: str,
     now: Callable[[], float],
+    gpus: NodeGpus = NOT_TOLD,
+    refusals: Callable[[], tuple[float, ...]] = tuple,
 ) -> Steps[ReconcileReport]:
-    """One look. A Command is answered with its CommandResult, a Remember with None."""
-    look = _Look(policy, node_name, boot_id, now, memory)
+    """One look. A Command is answered with its CommandResult, a Remember with None. `refusals`: when this node's
+    prolog refused jobs because of our verdict (epoch seconds)."""
+    look = _Look(policy, node_name, boot_id, now, memory, gpus, refusals)
     look.decision = decide(verdict, None, memory, policy, now())
     try:
-        node = yield from look.read_node()
-        if is_gone(node, memory):
-            lost = is_lost_for_sure(node, memory, boot_id, policy, now())
-            lost = lost or (yield from look.slurmctld_lost_it(memory.confirmed_at))
-            look.memory = forget(memory, node, now())
-            if not lost:
-                why = Leave("an operator resumed the node")
-                return ReconcileReport(
-                    look.memory,
-                    node,
-                    decision=why,
-                    acknowledged=True,
-                    acknowledged_before=memory.confirmed_at,
-                )
-            look.memory = replace(look.memory, hold=fleet_limit.no_wait(now()))
-        elif memory.lifted and is_back(node, memory) and (yield from look.slurmctld_lost_it(memory.lifted.time)):
-            look.memory = taken_back(memory)
-        look.memory = settled_by_now(remember(look.memory, node, boot_id, now()), now())
-        look.decision = yield from look.within_limit(decide(verdict, node, look.memory, policy, now()), verdict)
-        if isinstance(look.decision, Drain):
-            yield from look.drain(look.decision)
-            look.decision = yield from look.counted_again(look.decision, verdict)
-        if isinstance(look.decision, Drain):
-            if look.decision.requeue:
-                yield from look.requeue(verdict)
-        elif isinstance(look.decision, Resume):
-            yield from look.resume()
-        elif not isinstance(look.decision, Leave):
-            never(look.decision)
+        yield from look.read_node()
+        for _ in range(TRIES):
+            if resumed := (yield from look.take_in()):
+                return resumed
+            with suppress(Overtaken):
+                yield from look.act(verdict)
+                return look.report(verdict)
+        raise SlurmTrouble("others change the node each time that healthd is about to")
     except SlurmTrouble as error:
         return look.report(verdict, trouble=str(error))
-    return look.report(verdict)
+
+
+class Overtaken(HealthdError):
+    """Somebody else changed the node meanwhile. It was read again, and what to do is decided anew."""
 
 
 class _Look:
     """One look under way: what it was given, and what it has found so far."""
 
     def __init__(
-        self, policy: Policy, node_name: str, boot_id: str, now: Callable[[], float], memory: SlurmMemory
+        self,
+        policy: Policy,
+        node_name: str,
+        boot_id: str,
+        now: Callable[[], float],
+        memory: SlurmMemory,
+        gpus: NodeGpus,
+        refusals: Callable[[], tuple[float, ...]],
     ) -> None:
         self.policy = policy
         self.node_name = node_name
         self.boot_id = boot_id
         self.now = now
         self.memory = memory
+        self.gpus = gpus
+        self.refusals = refusals
         self.node: NodeState | None = None
-        self.partitions: frozenset[str] = frozenset()  # the node's; read when the fleet is counted
+        self.is_fresh = False  # nothing was asked or sent since the node was read
         self.decision: Decision = NOT_READ
         self.requeued: list[str] = []
         self.held: list[str] = []
         self.refused = ""  # a change that slurmctld refused, which stops nothing else
         self.spared: list[tuple[str, str]] = []
+        self.hit: set[str] = set()  # jobs to be requeued
+        self.gres_conf: str | None = None  # not read yet
+        self.lifted = False
         self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
         node, whose = self.node, owner(self.node, self.memory) if self.node else Owner.NOBODY
-        concerned = bool(verdict.causes or self.memory.reason)
+        concerned = bool(verdict.causes or self.memory.reason or self.memory.refused)
         steady = node is not None and node.flags.isdisjoint(UNSETTLED)
         hold = None if trouble else self.memory.hold
         may_stand = concerned or bool(self.memory.writing)  # not a drain that was refused, and is no longer wanted
         waits = hold is not None or (self.memory.uncounted and may_stand)
         settled = not trouble and not self.jobs_left and not waits and (steady or not concerned)
         code = parse_reason(node.reason) if node and whose is Owner.FOREIGN_HEALTHD else None
+        # one part of a heterogeneous job is requeued with all others
+        spared = tuple(dict.fromkeys((job, why) for job, why in self.spared if job not in self.hit))
         return ReconcileReport(
             memory=self.memory,
             node=node,
             owner=whose,
-            decision=self.decision,
+            decision=replace(self.decision, spared=spared) if isinstance(self.decision, Drain) else self.decision,
             settled=settled,
-            look_at=hold.until if hold else look_at(self.memory) if settled else 0.0,
+            look_at=hold.until if hold else self.next_look() if settled else 0.0,
             trouble=trouble,
             adopted=Adopted(*code, node.reason) if node and code else None,
+            lifted=self.lifted,
             requeued=tuple(self.requeued),
             held=tuple(self.held),
-            spared=tuple(self.spared),
+            spared=spared,
         )
+
+    def take_in(self) -> Steps[ReconcileReport | None]:
+        """Compare the node, just read, with what we know. A report: an operator resumed it."""
+        assert self.node is not None
+        self.memory = memory = refusal_noted(self.memory, self.node)
+        now = self.now
+        if is_gone(self.node, memory):
+            lost = is_lost_for_sure(self.node, memory, self.boot_id, self.policy, now())
+            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at))
+            at = now()
+            self.memory = forget(memory, self.node, at)
+            if is_resume_under_way(memory, self.policy, at):
+                self.memory = flapping.lifted(self.memory, memory, at)
+                self.lifted = True
+            if not lost:
+                why = Leave("an operator resumed the node")
+                return ReconcileReport(
+                    flapping.answered_for(self.memory),
+                    self.node,
+                    decision=why,
+                    acknowledged=True,
+                    acknowledged_before=memory.confirmed_at,
+                )
+            self.memory = replace(self.memory, hold=fleet_limit.no_wait(now()))
+        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time)):
+            self.memory = taken_back(memory, old, now())
+        self.memory = settled_by_now(remember(self.memory, self.node, self.boot_id, now()), now())
+        return None
+
+    def act(self, verdict: Verdict) -> Steps[None]:
+        """Decide, and do it. Raises Overtaken."""
+        known = self.memory = flapping.noted(self.memory, verdict, self.now())
+        wanted = decide(verdict, self.node, known, self.policy, self.now())
+        self.decision = yield from self.within_limit(wanted, verdict)
+        if not isinstance(self.decision, Drain) or not self.decision.requeue:
+            self.memory = replace(self.memory, spared=())
+        if isinstance(self.decision, Drain):
+            yield from self.drain(self.decision, known)
+            self.decision = yield from self.counted_again(self.decision, verdict)
+        if isinstance(self.decision, Drain):
+            if self.decision.requeue:
+                yield from self.requeue(verdict)
+        elif isinstance(self.decision, Resume):
+            try:
+                yield from self.resume()
+            finally:  # also where others changed the node right after it
+                self.memory = flapping.lifted(self.memory, known, self.now())
+        elif not isinstance(self.decision, Leave):
+            never(self.decision)
+
+    def next_look(self) -> float:
+        """When to look once more, though nothing is left to do now (epoch seconds); 0 = not by itself."""
+        waits_until = flapping.waits_until(self.memory, self.policy.flapping, self.now())
+        return min((moment for moment in (look_at(self.memory), waits_until) if moment), default=0.0)
 
     # what is run
 
     def run(self, argv: Argv, changes: bool = False) -> Steps[CommandResult]:
+        self.is_fresh = False
         result = yield Command(argv, self.policy.command_seconds, changes)
         assert result is not None, "a Command is answered with a CommandResult"
         return result
@@ -227,7 +309,8 @@ class _Look:
 
     def read_node(self) -> Steps[NodeState]:
         text = yield from self.read(commands.node(self.node_name))
-        self.node = parse_node(text, self.node_name)
+        self.node = refused_here(parse_node(text, self.node_name), self.refusals(), self.memory)
+        self.is_fresh = True
         return self.node
 
     def slurmctld_lost_it(self, since: float) -> Steps[bool]:
@@ -283,12 +366,10 @@ class _Look:
     def strictest(self, own_hardware: bool, until: float = float("inf")) -> Steps[PartitionCount | None]:
         """The partition of this node with the least room, counting drains up to `until`. None: Slurm cannot
         tell, and a fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
+        assert self.node is not None
         try:
-            if not self.partitions:
-                text = yield from self.read(commands.partitions_of(self.node_name))
-                self.partitions = parse_partitions(text)
             table = yield from self.read(commands.fleet())
-            counts = parse_fleet(table, self.partitions, until)
+            counts = parse_fleet(table, self.node.partitions, until)
         except SlurmTrouble:
             if not own_hardware:
                 raise
@@ -301,42 +382,68 @@ class _Look:
 
     # drain and resume
 
-    def drain(self, wanted: Drain) -> Steps[None]:
-        """Drain the node and read it back as drained. Nothing is sent if our reason stands already."""
+    def drain(self, wanted: Drain, known: SlurmMemory) -> Steps[None]:
+        """Drain the node and read it back as drained. Nothing is sent if our reason stands already. `known`: what is to
+        be remembered if nothing was sent."""
         assert self.node is not None
         if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
             return
         self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now())
         yield Remember(self.memory)
-        yield from self.update(commands.drain(self.node_name, wanted.reason))
-        if owner(self.node, self.memory) is Owner.NOBODY:
+        yield from self.read_again(known)
+        argv = commands.drain(self.node_name, wanted.reason)
+        whose = yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
+        if whose is Owner.NOBODY:
             raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
+        if whose is not Owner.OURS:
+            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False)
+            raise Overtaken
 
     def resume(self) -> Steps[None]:
         assert self.node is not None
-        before = self.node
-        self.memory = replace(self.memory, resumed_at=self.now())
+        before, known, argv = self.node, self.memory, commands.undrain(self.node_name)
+        self.memory = replace(known, resumed_at=self.now())
         yield Remember(self.memory)
-        yield from self.update(commands.undrain(self.node_name))
-        whose = owner(self.node, self.memory)
+        yield from self.read_again(known)
+        result = yield from self.run(argv, changes=True)
+        if is_refused(result):
+            self.memory = known
+        whose = yield from self.read_back(argv, result)
         if whose is Owner.OURS:
             raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
-        if whose is Owner.NOBODY:
-            self.memory = forget(self.memory, before, self.now())
+        self.memory = replace(self.memory, resumed_at=0.0)
+        if whose is not Owner.NOBODY:
+            raise Overtaken
+        theirs = "" if our_text(self.node, self.memory) or self.node.reason == before.reason else self.node.reason
+        self.memory = forget(self.memory, before, self.now())
+        self.lifted = True
+        if theirs:  # from 24.11 on a resume leaves the words, also those that came after our last reading
+            argv = commands.drain(self.node_name, theirs)
+            yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
+            raise Overtaken
 
-    def update(self, argv: Argv) -> Steps[None]:
-        """Change the node and read it back."""
-        result = yield from self.run(argv, changes=True)
+    def read_again(self, known: SlurmMemory) -> Steps[None]:
+        """Right before a change, read the node once more if anything was asked since: the last writer wins, and Slurm
+        keeps no trace of words that are written over. `known`: what is to be remembered if the change is not sent."""
+        assert self.node is not None
+        before = self.node
+        if not self.is_fresh and _drain_of((yield from self.read_node())) != _drain_of(before):
+            self.memory = known
+            raise Overtaken
+
+    def read_back(self, argv: Argv, result: CommandResult) -> Steps[Owner]:
+        """Read the node again after this change of it: whose drain stands now."""
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         node = yield from self.read_node()
         self.memory = remember(self.memory, node, self.boot_id, self.now())
+        return owner(node, self.memory)
 
     # requeue
 
     def requeue(self, verdict: Verdict) -> Steps[None]:
-        """Requeue the batch jobs that have run here since before the fault. Only on a node that was read as held: a job
-        that is requeued while its node is open comes back to it.
+        """Requeue the batch jobs that have run here since before a fault that hits them. Only on a node that was read
+        as held: a job that is requeued while its node is open comes back to it.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
@@ -345,26 +452,103 @@ class _Look:
                 raise SlurmTrouble(what_failed(argv, result))
             # A slurmstepd has died or just ends: 22.05 fails, but prints the jobs of the others.
             self.refused, self.jobs_left = what_failed(argv, result), True
+        by_part = self.policy.requeue is Requeue.PART
+        open_by = self.gpus.open_by(parse_processes(result.stdout) if by_part else {})
+        known = {run.id: run for run in self.memory.spared} if by_part else {}
+        self.memory = replace(self.memory, spared=())
         for job_id in parse_listpids(result.stdout):
+            before = known.get(job_id)
+            if before:
+                yield from self.read_gres_conf(before.given)
+            if before and not self.faults_on(before, open_by(job_id), verdict):
+                self.spare(before)
+                continue
             job = yield from self.read_job(job_id)
             if job is None or not _is_running(job):
                 continue
-            if job.start > verdict.fault_time:
+            if not any(_is_victim_of(job.start, cause, verdict) for cause in _critical(verdict)):
                 self.spared.append((job.name, "started after the fault"))
                 continue
-            yield from self.comment(job, verdict)
+            faults = (
+                (yield from self.faults_of(job, before, open_by(job_id), verdict)) if by_part else _critical(verdict)
+            )
+            if not faults:
+                continue
+            yield from self.comment(job, faults, verdict)
             if why := spared(job):
                 self.spared.append((job.name, why))
             else:
+                self.hit.add(job.name)
                 yield from self.requeue_job(job)
         if self.refused:
             raise SlurmTrouble(self.refused)
 
-    def comment(self, job: Job, verdict: Verdict) -> Steps[None]:
+    def faults_of(self, job: Job, before: Spared | None, on: OnGpus, verdict: Verdict) -> Steps[list[Condition]]:
+        """The faults that hit a job. Slurm is asked for its GPUs only where the answer can spare it. `before`: what is
+        known of a run that was spared."""
+        timely = [cause for cause in _critical(verdict) if _is_victim_of(job.start, cause, verdict)]
+        if sure := [cause for cause in timely if self.is_sure(cause, job.id, on)]:
+            return sure
+        given = self.gpus.given(job.id, job.start)
+        if given is None and before and before.start == job.start:
+            given = before.given
+        if given is None:
+            given = yield from self.ask_given(job.id)
+        if given is None:
+            return timely
+        yield from self.read_gres_conf(given)
+        run = Spared(job.id, job.name, job.start, given, "")
+        if not (faults := self.faults_on(run, on, verdict)):
+            self.spare(replace(run, why=on_which(self.with_given(on, given))))
+        return faults
+
+    def faults_on(self, run: Spared, on: OnGpus, verdict: Verdict) -> list[Condition]:
+        """The faults that hit a run of a job whose GPUs are known."""
+        known = self.with_given(on, run.given)
+        return [
+            cause
+            for cause in _critical(verdict)
+            if _is_victim_of(run.start, cause, verdict)
+            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known))
+        ]
+
+    def is_sure(self, cause: Condition, job_id: str, on: OnGpus) -> bool:
+        """Whether the fault hits the job, whatever Slurm gave it."""
+        assert self.node is not None
+        return job_id in cause.job.split(",") or is_hit_for_sure(self.reach(cause), on, self.node.gpus)
+
+    def with_given(self, on: OnGpus, given: Given) -> OnGpus:
+        assert self.node is not None
+        is_ascending = partial(ascends, self.gres_conf or "", self.node_name)
+        return self.gpus.with_given(on, given, self.node.gpus_of_one_type, is_ascending)
+
+    def reach(self, cause: Condition) -> Reach:
+        return reach(cause, self.gpus.known, self.gpus.inventory.devices)
+
+    def spare(self, run: Spared) -> None:
+        self.spared.append((run.name, run.why))
+        self.memory = replace(self.memory, spared=(*self.memory.spared, run))
+
+    def ask_given(self, job_id: str) -> Steps[Given | None]:
+        """What Slurm gave the job of this node's GPUs; None: it does not say."""
+        argv = commands.job_gres(job_id)
+        result = yield from self.run(argv)
+        if is_slurm_away(result):
+            raise SlurmTrouble(what_failed(argv, result))
+        return given_in(result.stdout, job_id, self.node_name) if result.status == 0 else None
+
+    def read_gres_conf(self, given: Given) -> Steps[None]:
+        """Read it, once a look, where Slurm names GPUs by its numbers. What cannot be read is as good as none."""
+        if self.gres_conf is None and any(map(is_decimal, given)):
+            result = yield from self.run(commands.gres_conf(MOST_BYTES))
+            self.gres_conf = result.stdout if result.status == 0 else ""
+
+    def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:
         """Tell the job's user, before the requeue ends this run of it. Best effort: if it fails all goes on."""
         if not self.policy.admin_comment or job.comment is None:
             return
-        told = admin_comment(job.comment, self.node_name, reason(verdict.causes), verdict.fault_time, job.start)
+        when = max(map(fault_time, faults)) or verdict.fault_time
+        told = admin_comment(job.comment, self.node_name, reason(faults), when, job.start)
         if told != job.comment:
             yield from self.run(commands.comment(job.name, told), changes=True)
 
@@ -409,6 +593,20 @@ class _Look:
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
         return parse_job(result.stdout, job_id)
+
+
+def _drain_of(node: NodeState) -> tuple[frozenset[str], str, float]:
+    """What others change of a node that concerns a drain or a resume."""
+    return node.flags & (TAKEN | NOT_TO_RESUME), node.reason, node.reason_time
+
+
+def _critical(verdict: Verdict) -> list[Condition]:
+    return [cause for cause in verdict.causes if cause.severity >= Severity.CRITICAL]
+
+
+def _is_victim_of(start: float, cause: Condition, verdict: Verdict) -> bool:
+    """Whether a run that began at `start` was there when the fault was last seen."""
+    return start <= (fault_time(cause) or verdict.fault_time)
 
 
 def _is_running(job: Job) -> bool:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from datetime import datetime
 
 from healthd.errors import HealthdError
 from healthd.model import NodeState
 from healthd.slurm.admin_comment import MAX_BYTES
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, PARTITION_COLUMNS, Argv, CommandResult
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, OUT_COLUMNS, Argv, CommandResult
 from healthd.slurm.fleet_limit import PartitionCount
+from healthd.slurm.gres import gpus_of_node, gpus_of_one_type
 from healthd.slurm.policy import TAKEN
-from healthd.slurm.reason import PREFIX
+from healthd.slurm.reason import LEMON, PREFIX
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
 
 # These become words of a command. A name is "12", "12_3" or "20+1".
-_JOB_ID = re.compile("[0-9]{1,10}")
-_JOB_NAME = re.compile("[0-9][!-~]*")
+_JOB_ID = regex("[0-9]{1,10}")
+_JOB_NAME = regex("[0-9][!-~]*")
+_NODE_WIDTH = sum(width for _, width in NODE_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class SlurmTrouble(HealthdError):
     """One sentence about Slurm."""
 
 
+class NoSuchNode(SlurmTrouble):
+    """Slurm answered, and has no node of this name."""
+
+
 def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
     """The values of the first record. Columns have fixed widths, so that no value can be taken for a separator."""
     values, at = [], 0
@@ -52,34 +59,48 @@ def _split(text: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
 
 def _number(text: str) -> int | None:
     """None: Slurm prints no such number; its numbers have 64 bits (int() raises at 5,000 digits)."""
-    return int(text) if re.fullmatch("[0-9]{1,20}", text) else None
+    return int(text) if regex("[0-9]{1,20}").fullmatch(text) else None
 
 
 def parse_node(text: str, name: str) -> NodeState:
     """sinfo's NODE_COLUMNS. Raises SlurmTrouble."""
-    if not text.strip():
-        raise SlurmTrouble(f'Slurm has no node "{name}" in any partition')
-    state, since, user, why = _split(text, NODE_COLUMNS)
+    starts = [0, *(found.end() for found in regex("\n").finditer(text))]
+    # Not line by line: a Reason may hold a line end. What comes after it is no record, and has no number of nodes.
+    records = [_split(text[start : start + _NODE_WIDTH], NODE_COLUMNS) for start in starts]
+    here = [record for record in records if _number(record[1])]
+    if not here and (not text.strip() or any(record[1] == "0" for record in records)):
+        raise NoSuchNode(f'Slurm has no node "{name}" in any partition')
+    _, _, state, since, user, why, _ = here[0] if here else [""] * len(NODE_COLUMNS)
     # up to 20.x "*" and the like stand inside the state: "down*+drain"
     words = [word.strip("*~#%!$@^-").upper() for word in state.split("+")]
-    if not all(re.fullmatch(r"[A-Z_]+", word) for word in words):
+    if not all(regex(r"[A-Z_]+").fullmatch(word) for word in words):
         raise SlurmTrouble(f'sinfo printed no node state: "{_short(text)}"')
     if why == "none" and since in ("Unknown", ""):
         why = ""
-    reason_user = "" if user == "Unknown" else re.sub(r"\(\d+\)$", "", user)
-    return NodeState(name, frozenset(words), why, reason_user, _time(since))
+    reason_user = "" if user == "Unknown" else regex(r"\(\d+\)$").sub("", user)
+    partitions = frozenset(record[0] for record in here)
+    gres = next(
+        (_last_column(text[start:]) for start, record in zip(starts, records, strict=True) if _number(record[1])), ""
+    )
+    number, of_one_type = gpus_of_node(gres), gpus_of_one_type(gres)
+    since_then = _time(since)
+    return NodeState(
+        name, frozenset(words), why, reason_user, since_then, partitions, number, gpus_of_one_type=of_one_type
+    )
 
 
-def parse_partitions(text: str) -> frozenset[str]:
-    """The partitions of the node that sinfo's PARTITION_COLUMNS were asked for."""
-    rows = (_split(line, PARTITION_COLUMNS) for line in text.splitlines())
-    return frozenset(name for name, nodes in rows if nodes != "0")
+def _last_column(text: str) -> str:
+    """The last of NODE_COLUMNS, behind a reason that is cut and padded by bytes; "" if it is not whole."""
+    start, width = _NODE_WIDTH - NODE_COLUMNS[-1][1], NODE_COLUMNS[-1][1]
+    column = text[:_NODE_WIDTH].encode(errors="replace")[start : start + width].decode(errors="replace")
+    return column.strip() if column[-1:] in (" ", "\n") else ""
 
 
 def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """sinfo's FLEET_COLUMNS for these partitions: how many nodes each has, and how many of them healthd has drained up
-    to `until`. The state decides: from 24.11 on a reason outlives its drain. If Slurm has replaced the words of our
-    drain ("Kill task failed"), it looks from here like Slurm's own and is not counted. Raises SlurmTrouble."""
+    """sinfo's FLEET_COLUMNS for these partitions: how many nodes each has, and how many of them healthd (a daemon, or
+    `fleet lemons --apply`) has drained up to `until`. The state decides: from 24.11 on a reason outlives its drain. If
+    Slurm has replaced the words of our drain ("Kill task failed"), it looks from here like Slurm's own and is not
+    counted. Raises SlurmTrouble."""
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
     if not text.endswith("\n"):
@@ -90,8 +111,8 @@ def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[Pa
         if count is None:
             raise SlurmTrouble(f'sinfo printed no number of nodes: "{_short(line)}"')
         if name in nodes:
-            is_drained = not TAKEN.isdisjoint(re.findall("[A-Z_]+", state.upper()))
-            is_ours = is_drained and why == PREFIX.strip() and _time(since) <= until
+            is_drained = not TAKEN.isdisjoint(regex("[A-Z_]+").findall(state.upper()))
+            is_ours = is_drained and (why == PREFIX.strip() or why.startswith(LEMON.strip())) and _time(since) <= until
             nodes[name] += count
             drained[name] += count if is_ours else 0
     if not partitions or not all(nodes.values()):
@@ -99,9 +120,18 @@ def parse_fleet(text: str, partitions: Collection[str], until: float) -> list[Pa
     return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
 
 
+def parse_lemons(text: str) -> frozenset[str]:
+    """The nodes in sinfo's OUT_COLUMNS that `fleet lemons --apply` (or its line, typed) took out. Raises
+    SlurmTrouble."""
+    if text and not text.endswith("\n"):
+        raise SlurmTrouble("sinfo's table of the nodes that are out is not whole")
+    rows = (_split(line, OUT_COLUMNS) for line in text.splitlines())
+    return frozenset(name for name, why in rows if why == LEMON.strip())
+
+
 def parse_cluster_size(text: str) -> int:
     """The nodes of the largest partition in `scontrol -o show partition`; 0 = it does not say."""
-    return max(map(int, re.findall(r"\bTotalNodes=([0-9]{1,20})\b", text)), default=0)
+    return max(map(int, regex(r"\bTotalNodes=([0-9]{1,20})\b").findall(text)), default=0)
 
 
 def parse_listpids(text: str) -> list[str]:
@@ -160,7 +190,7 @@ def _comment(line: str) -> str | None:
 
 def parse_slurmctld_start(text: str) -> float:
     """When slurmctld started (BOOT_TIME of `scontrol show config`). Raises SlurmTrouble."""
-    found = re.search(r"^BOOT_TIME\s*=\s*(\S+)", text, re.MULTILINE)
+    found = regex(r"^BOOT_TIME\s*=\s*(\S+)", re.MULTILINE).search(text)
     started = _time(found[1]) if found else 0.0
     if not started:
         raise SlurmTrouble("scontrol show config printed no BOOT_TIME")
@@ -169,7 +199,7 @@ def parse_slurmctld_start(text: str) -> float:
 
 def _time(text: str) -> float:
     """Epoch seconds, from a number or from the local time that Slurm prints by default; 0 = none."""
-    if text.isascii() and text.isdigit():
+    if is_decimal(text):
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -191,13 +221,18 @@ def what_failed(argv: Argv, result: CommandResult) -> str:
 
 def never_arrived(result: CommandResult) -> bool:
     """Whether slurmctld surely did not get the request ("Socket timed out": it may have)."""
-    not_sent = re.search(r"\(connect failure\)|Munge encode failed", result.stderr)
+    not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
+
+
+def is_refused(result: CommandResult) -> bool:
+    """Whether a change was surely not made and never will be: slurmctld said no, or never got it."""
+    return result.status != 0 and (never_arrived(result) or not is_slurm_away(result))
 
 
 def has_no_steps(result: CommandResult) -> bool:
     """Whether no job runs on the node, which scontrol listpids calls an error."""
-    return result.status != 0 and re.search("No job steps exist|There are no steps", result.stderr) is not None
+    return result.status != 0 and regex("No job steps exist|There are no steps").search(result.stderr) is not None
 
 
 def is_unknown_job(result: CommandResult) -> bool:
@@ -207,7 +242,7 @@ def is_unknown_job(result: CommandResult) -> bool:
 def is_slurm_away(result: CommandResult) -> bool:
     """Whether nobody answered: the next command would wait as long for nothing."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
-    return result.status is None or never_arrived(result) or re.search(unanswered, result.stderr) is not None
+    return result.status is None or never_arrived(result) or regex(unanswered).search(result.stderr) is not None
 
 
 def _short(text: str) -> str:

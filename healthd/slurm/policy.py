@@ -4,6 +4,9 @@ want                 whose drain stands now      decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------
 (node not read)      ?                           Leave: nothing is sent blindly
 causes               nobody's                    Drain; requeue if a cause is CRITICAL
+causes               "Prolog error", since our   the same, in our words: nobody but we decided that drain
+                     own prolog refused a job
+none, may_resume     the same                    Resume
 causes               ours                        keep it (new text only for another worst cause); requeue if
                                                  CRITICAL, also when it became so later
 causes, CRITICAL     an operator's, Slurm's,     text and drain stay untouched; requeue the victims
@@ -12,7 +15,9 @@ causes, no CRITICAL  the same                    Leave
 none, may_resume     ours                        Resume, unless DOWN, INVALID_REG, going off or on, or a reboot is
                                                  pending: then Leave. The drain stays beside it and is lifted
                                                  when that is over (UNDRAIN keeps DOWN, with our reason)
-none, not yet        ours                        Leave: a check that can drain has not completed clean
+none, may_resume     ours, and it flaps          Leave: for a while, or until a person resumes it (flapping.py)
+none, not yet        ours                        Leave: a check that can drain has not completed clean, or what is to
+                                                 be run before the resume has not ended
 none                 nobody's, another's         Leave
 
 mode "drain": no requeue. mode "observe" or paused: Leave, and `would` says what. A node that a person set DOWN
@@ -26,13 +31,29 @@ our drain is gone    this machine booted since, a reboot was pending, Slurm swit
 from __future__ import annotations
 
 import enum
-import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import field, replace
 from typing import NoReturn
 
 from healthd.config import FleetLimits
-from healthd.model import Decision, Drain, Leave, Lifted, Mode, NodeState, Resume, Severity, SlurmMemory, Verdict
+from healthd.model import (
+    Condition,
+    Decision,
+    Drain,
+    Leave,
+    Lifted,
+    Mode,
+    NodeState,
+    Requeue,
+    Resume,
+    Severity,
+    SlurmMemory,
+    Verdict,
+)
+from healthd.slurm.flapping import Flapping, note, why_waits
 from healthd.slurm.reason import parse_reason, reason, still_says
+from healthd.text import regex
+from healthd.values import dataclass
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
 # Slurm's power saving takes a drain away when it switches a node off; UNDRAIN would undo POWER_DOWN_ASAP.
@@ -44,11 +65,12 @@ UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 # Reasons that slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
 # UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
 # "Prolog error" and "Epilog error" leave a drained node's reason alone.
-UNKILLABLE = re.compile(r"Kill task failed( \(JobId=[^)]*\))?")
+UNKILLABLE = regex(r"Kill task failed( \(JobId=[^)]*\))?")
 REGISTRATION = (
     *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
     *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
 )
+PROLOG_ERROR = "Prolog error"  # any prolog's, also ours
 # Words that they append to any reason, at a reboot; from 24.11 on also if a node goes down by itself.
 APPENDED = (
     *(" : reboot issued", " : reboot timed out", " : reboot complete"),
@@ -63,8 +85,12 @@ SLURMS_OWN = (
 IN_FLIGHT_SECONDS = 600.0
 HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose it
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+# From our prolog's refusal to Slurm's time stamp of "Prolog error": the way of one message, tried again for up to
+# MessageTimeout (10 s by default). Before it: the clocks, also where a note has only the last of some refusals.
+REFUSAL_HEARD_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
 # slurmctld saves a node some 5 s after it changed: if it is killed before, a drain that is over comes back.
 SAVED_SECONDS = 60.0
+EARLIER = 8  # a controller's older state is seconds old, or as old as a backup of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +103,9 @@ class Policy:
                            slurmctld that was stopped): until then no other is sent for that run of the job
     max_restarts           a job that was restarted this often is requeued held: a person looks at it first
     admin_comment          whether the AdminComment of jobs that a CRITICAL fault hit says so
+    flapping               when the resume of a drain that comes back again and again waits
     fleet                  how many nodes healthd may hold drained
+    requeue                which jobs a CRITICAL fault requeues (victims.py)
     """
 
     mode: Mode = Mode.OBSERVE
@@ -86,7 +114,9 @@ class Policy:
     requeue_again_seconds: float = 90.0
     max_restarts: int = 5
     admin_comment: bool = True
+    flapping: Flapping = field(default_factory=Flapping)
     fleet: FleetLimits = field(default_factory=FleetLimits)
+    requeue: Requeue = Requeue.PART
 
 
 class Owner(enum.Enum):
@@ -112,15 +142,19 @@ def our_text(node: NodeState, memory: SlurmMemory) -> str:
 
 def is_left_over(node: NodeState, memory: SlurmMemory) -> bool:
     """Whether the reason is left from a drain of ours that is over: 24.11 keeps it, also under Slurm's next drain."""
-    old = memory.lifted
-    return old is not None and without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
+    return memory.lifted is not None and _stands_as(node, memory.lifted)
 
 
-def is_back(node: NodeState, memory: SlurmMemory) -> bool:
-    """Whether our drain that is over may stand again, because slurmctld was killed before it had saved that it is."""
-    old = memory.lifted
-    drained = not node.flags.isdisjoint(TAKEN)
-    return old is not None and not old.saved and drained and not our_text(node, memory) and is_left_over(node, memory)
+def brought_back(node: NodeState, memory: SlurmMemory) -> Lifted | None:
+    """Our drain that is over and may stand again, because slurmctld came back from a state before that."""
+    if node.flags.isdisjoint(TAKEN) or our_text(node, memory):
+        return None
+    last = (memory.lifted,) if memory.lifted and not memory.lifted.saved else ()
+    return next((old for old in (*last, *reversed(memory.earlier)) if _stands_as(node, old)), None)
+
+
+def _stands_as(node: NodeState, old: Lifted) -> bool:
+    return without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
 
 
 def without_slurms_words(text: str) -> str:
@@ -129,7 +163,27 @@ def without_slurms_words(text: str) -> str:
     return text
 
 
+def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory) -> NodeState:
+    """The node, marked where Slurm drained it because our prolog refused a job. `refusals`: when it did, epoch seconds.
+    Slurm hears of each within seconds, and keeps the time of the first. One from before the end of our last drain was
+    answered by that drain: what fails later is another prolog."""
+    over = memory.lifted.time if memory.lifted else 0.0
+    is_it = node.reason_time == memory.refused or any(
+        -REFUSAL_SKEW_SECONDS <= node.reason_time - at <= REFUSAL_HEARD_SECONDS and at >= over - REFUSAL_SKEW_SECONDS
+        for at in refusals
+    )
+    drained = node.reason == PROLOG_ERROR and "DRAIN" in node.flags and node.reason_time > 0
+    return replace(node, refused_here=drained and is_it)
+
+
+def refusal_noted(memory: SlurmMemory, node: NodeState) -> SlurmMemory:
+    """The memory after this reading of the node: whether a drain stands that only our prolog's refusal made."""
+    return replace(memory, refused=node.reason_time if node.refused_here else 0.0)
+
+
 def owner(node: NodeState, memory: SlurmMemory) -> Owner:
+    if node.refused_here:
+        return Owner.NOBODY
     if node.flags.isdisjoint(TAKEN):
         # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
         somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN) and not node.reason.endswith(APPENDED)
@@ -155,10 +209,10 @@ def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy
     """The table above."""
     if node is None:
         # Say what is wanted all the same, as if nobody held the node: the controller is away, not the fault.
-        wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory)
+        wanted = _decide_to_act(verdict, NodeState("", frozenset({"UNKNOWN"})), memory, policy, now)
         would = "" if isinstance(wanted, Leave) else describe(wanted)
         return Leave("the node's state in Slurm is not known", would)
-    wanted = _decide_to_act(verdict, node, memory)
+    wanted = _decide_to_act(verdict, node, memory, policy, now)
     if isinstance(wanted, Leave):
         return wanted
     if policy.mode is Mode.OBSERVE:
@@ -170,24 +224,36 @@ def decide(verdict: Verdict, node: NodeState | None, memory: SlurmMemory, policy
     return wanted
 
 
-def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> Decision:
+def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory, policy: Policy, now: float) -> Decision:
     whose = owner(node, memory)
     if verdict.causes:
         critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
+        text = reason(verdict.causes, note(memory, policy.flapping))
         if whose is Owner.NOBODY:
-            return Drain(reason(verdict.causes), critical)
+            return Drain(text, critical)
         if whose is Owner.OURS:
             keep = node.reason and still_says(our_text(node, memory), verdict.causes)
-            return Drain(node.reason if keep else reason(verdict.causes), critical)
+            return Drain(node.reason if keep else text, critical)
         if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
-            return Drain(node.reason, requeue=True) if critical else Leave(held_by(node, memory))
+            held = held_by(node, memory, verdict.causes)
+            return Drain(node.reason, requeue=True) if critical else Leave(held)
         never(whose)
     if whose is Owner.OURS:
+        if verdict.before_resume:
+            return Leave(f"drained by us until {verdict.before_resume}")
         if not verdict.may_resume:
             return Leave("drained by us until every check that can drain has completed clean")
         if waits_for := sorted(node.flags & NOT_TO_RESUME):
             return Leave(f"repaired, but Slurm has the node {'+'.join(waits_for)}")
+        if waits := why_waits(memory, policy.flapping, now):
+            return Leave(waits)
         return Resume("every check that can drain has completed clean")
+    if whose is Owner.NOBODY and node.refused_here:
+        if not verdict.may_resume or node.flags & NOT_TO_RESUME:
+            return Leave(
+                "our prolog refused a job, and Slurm drained the node; not every check has completed clean since"
+            )
+        return Resume("our prolog refused a job, and Slurm drained the node for that; every check has completed clean")
     if whose is Owner.NOBODY:
         return Leave("nothing to do")
     if whose is Owner.FOREIGN or whose is Owner.FOREIGN_HEALTHD:
@@ -195,10 +261,11 @@ def _decide_to_act(verdict: Verdict, node: NodeState, memory: SlurmMemory) -> De
     never(whose)
 
 
-def held_by(node: NodeState, memory: SlurmMemory) -> str:
+def held_by(node: NodeState, memory: SlurmMemory, causes: Sequence[Condition] = ()) -> str:
     if is_left_over(node, memory):
         return "Slurm holds the node, under the words of our drain that is over"
-    return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"'
+    fault = f"; what healthd found: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
+    return f'{node.reason_user or "somebody"} holds the node: "{node.reason}"{fault}'
 
 
 def describe(decision: Decision) -> str:
@@ -214,7 +281,7 @@ def describe(decision: Decision) -> str:
 
 def is_quiet(verdict: Verdict, memory: SlurmMemory) -> bool:
     """Whether Slurm need not be asked at all: no drain is wanted, and none stands that concerns us."""
-    return not (verdict.causes or memory.writing or stood(memory))
+    return not (verdict.causes or memory.writing or memory.refused or stood(memory))
 
 
 # memory
@@ -243,11 +310,14 @@ def is_gone(node: NodeState, memory: SlurmMemory) -> bool:
 
 def is_lost_for_sure(node: NodeState, memory: SlurmMemory, boot_id: str, policy: Policy, now: float) -> bool:
     """Whether a drain that is gone was surely not lifted by an operator; if not sure, slurmctld's start tells."""
-    our_resume_under_way = memory.resumed_at > 0 and (
-        memory.resumed_at >= memory.confirmed_at or now < memory.resumed_at + policy.requeue_again_seconds
-    )
     going = memory.rebooting or not node.flags.isdisjoint(POWER)
-    return boot_id != memory.boot_id or going or our_resume_under_way
+    return boot_id != memory.boot_id or going or is_resume_under_way(memory, policy, now)
+
+
+def is_resume_under_way(memory: SlurmMemory, policy: Policy, now: float) -> bool:
+    """Whether a resume of ours, whose answer was lost, may have ended the drain that is gone."""
+    since = memory.resumed_at
+    return since > 0 and (since >= memory.confirmed_at or now < since + policy.requeue_again_seconds)
 
 
 def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
@@ -256,20 +326,37 @@ def is_lost_by_slurmctld(since: float, slurmctld_started: float) -> bool:
 
 
 def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
-    """We hold no drain any more (what is under way, and what was requeued, stays known). `node`: the last reading that
-    had our words, if there is one."""
-    lifted = memory.lifted
+    """We hold no drain any more (a drain that is under way, and what was requeued, stays known). A resume of ours has
+    worked by now: it can end no later drain. `node`: the last reading that had our words, if there is one."""
+    lifted, earlier = memory.lifted, memory.earlier
     if memory.reason:
         shown = bool(node.reason and our_text(node, memory))
-        words, stamp = (without_slurms_words(node.reason), node.reason_time) if shown else (memory.reason, 0.0)
-        lifted = Lifted(memory.reason, words, stamp, now)
+        words = without_slurms_words(node.reason) if shown else memory.reason
+        earlier = _with_earlier(memory, memory.lifted)
+        lifted = Lifted(memory.reason, words, node.reason_time if shown else memory.stamp, now)
     nothing = replace(memory, reason="", overruled="", adopted="", confirmed_at=0.0, boot_id="", rebooting=False)
-    return replace(nothing, uncounted=False, lifted=lifted)
+    nothing = replace(nothing, drained_at=0.0, own_hardware=False, clean_since=0.0, clean_seconds=0.0, spared=())
+    return replace(nothing, resumed_at=0.0, uncounted=False, lifted=lifted, stamp=0.0, earlier=earlier)
 
 
-def taken_back(memory: SlurmMemory) -> SlurmMemory:
-    """Our drain that was over stands again."""
-    return replace(memory, reason=memory.lifted.reason, lifted=None) if memory.lifted else memory
+def taken_back(memory: SlurmMemory, old: Lifted, now: float) -> SlurmMemory:
+    """This drain of ours that was over stands again, and the one that came after it does not."""
+    earlier = tuple(e for e in _with_earlier(memory, memory.lifted, _standing(memory, now)) if e != old)
+    back = replace(memory, reason=old.reason, stamp=old.stamp, overruled="", adopted="", lifted=None, earlier=earlier)
+    never_was = next((resumed for resumed in memory.resumed if resumed.time >= old.time), None)
+    if never_was is None:
+        return back
+    others = tuple(resumed for resumed in memory.resumed if resumed is not never_was)
+    return replace(back, drained_at=never_was.drained_at, own_hardware=never_was.own_hardware, resumed=others)
+
+
+def _standing(memory: SlurmMemory, now: float) -> Lifted | None:
+    return Lifted(memory.reason, memory.reason, memory.stamp, now) if memory.reason else None
+
+
+def _with_earlier(memory: SlurmMemory, *over: Lifted | None) -> tuple[Lifted, ...]:
+    """Only with its time stamp: our words alone anybody may write again."""
+    return tuple(dict.fromkeys((*memory.earlier, *(old for old in over if old and old.stamp))))[-EARLIER:]
 
 
 def settled_by_now(memory: SlurmMemory, now: float) -> SlurmMemory:
@@ -287,15 +374,19 @@ def look_at(memory: SlurmMemory) -> float:
 def remember(memory: SlurmMemory, node: NodeState, boot_id: str, now: float) -> SlurmMemory:
     """The memory after this reading of the node; `is_gone` must have been asked before."""
     whose, text = owner(node, memory), our_text(node, memory)
+    memory = refusal_noted(memory, node)
     if memory.writing and (text == memory.writing or now > memory.written_at + IN_FLIGHT_SECONDS):
         memory = replace(memory, writing="", written_at=0.0)
     seen = replace(memory, confirmed_at=now, boot_id=boot_id, rebooting=not node.flags.isdisjoint(REBOOT | POWER))
     if whose is Owner.OURS:
-        return replace(seen, reason=text, overruled="", adopted="", lifted=None)
+        ours = replace(seen, reason=text, overruled="", adopted="", lifted=None, stamp=node.reason_time)
+        replaced = _standing(memory, now) if text != memory.reason else None
+        return replace(ours, earlier=_with_earlier(memory, memory.lifted, replaced))
     if whose is Owner.FOREIGN_HEALTHD:
-        return replace(seen, reason="", overruled="", adopted=node.reason)
+        return replace(seen, reason="", overruled="", adopted=node.reason, stamp=0.0)
     if whose is Owner.FOREIGN and stood(memory):
-        return replace(seen, reason="", overruled=node.reason, adopted="")
+        # they took the node over: what slurmctld brings back of ours is theirs to lift
+        return replace(seen, reason="", overruled=node.reason, adopted="", stamp=0.0, earlier=())
     return memory
 
 

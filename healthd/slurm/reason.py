@@ -6,21 +6,23 @@ bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20: "healthd: gpu_xid/79" 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from healthd.model import Condition
+from healthd.text import regex
 
 MAX_CHARACTERS = 255
 PREFIX = "healthd: "
-_HEAD = re.compile(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
+# Of `healthd fleet lemons --apply`: another word, so that no daemon takes the drain for its own and lifts it.
+LEMON = "lemon: "
+_HEAD = regex(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
 
 
-def reason(causes: Sequence[Condition]) -> str:
+def reason(causes: Sequence[Condition], note: str = "") -> str:
     """The text for these causes, worst first. A changed text resets Slurm's time stamp, so ask
-    `still_says` first: the text is sent anew only for another worst cause.
+    `still_says` first: the text is sent anew only for another worst cause. `note`: words for its end.
     """
-    more = f" (+{len(causes) - 1} more)" if len(causes) > 1 else ""
+    more = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
     start = head(causes[0])
     room = MAX_CHARACTERS - len(start) - len(more)
     return start + (_cut(_line(causes[0].message), room) or "found") + more
@@ -46,7 +48,7 @@ def still_says(text: str, causes: Sequence[Condition]) -> bool:
 def _line(text: str) -> str:
     """Printable ASCII on one line; scontrol strips a double quote at either end."""
     ascii_only = text.encode("ascii", "replace").decode().replace('"', "'")
-    return re.sub(r"[^!-~]+", " ", ascii_only).strip()
+    return regex(r"[^!-~]+").sub(" ", ascii_only).strip()
 
 
 def _word(text: str) -> str:
@@ -60,7 +62,7 @@ def _percent(character: str) -> str:
 
 
 def _unword(word: str) -> str:
-    escaped = re.sub(r"%([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), word)
+    escaped = regex(r"%([0-9A-F]{2})").sub(lambda m: chr(int(m[1], 16)), word)
     return escaped.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 

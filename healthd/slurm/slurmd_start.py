@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from healthd.text import is_decimal
+
 LOOK_SECONDS = 1.0
 
 
@@ -33,7 +35,7 @@ class SlurmdStart:
 
     def _processes(self) -> set[str]:
         try:
-            return {name for name in os.listdir(self._proc) if name.isdigit()}
+            return {name for name in os.listdir(self._proc) if is_decimal(name)}
         except OSError:
             return set()
 

@@ -5,17 +5,19 @@ What is heard is judged by a pure function (judge/intake.py). A mistake with one
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from healthd import guard
 from healthd.guard import KERNEL_LOG, SLURM
-from healthd.judge import incidents, intake
+from healthd.judge import incidents, intake, log_fields, telling
 from healthd.judge.ledger import KEEP_EVENTS
 from healthd.judge.memory import Memory
 from healthd.kernel.listener import Listener
 from healthd.kernel.source import Gap, RawLine
-from healthd.model import ConditionKey, KernelEvent, Outcome
+from healthd.model import ConditionKey, Inventory, KernelEvent, Outcome, Severity
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import JobAtSource
 from healthd.work.runner import Reply, Request
@@ -24,6 +26,9 @@ log = logging.getLogger("healthd")
 
 JOURNAL_SECONDS = 20.0
 JOURNAL_LINES = 10_000
+# Of each kind so many events have a line in healthd's own log in so many seconds; the others are counted. Any user can
+# cause kernel lines without end (a loop of segfaults). What drains always has its line.
+MOST_TOLD, TOLD_SECONDS = 10, 60.0
 INCIDENT_SECONDS = 600.0  # how much of the log is searched for other events of the same incident
 
 
@@ -48,6 +53,9 @@ class Hearing:
         self.job_at_source = job_at_source
         self.incidents: dict[ConditionKey, ConditionKey] = {}
         self.events_forgotten = 0
+        self._told: dict[str, list[float]] = {}  # kind -> when each of its last lines was logged, at most MOST_TOLD
+        self._untold: Counter[str] = Counter()
+        self._untold_since = 0.0
         self._memory = memory
         self._look_after = look_after
         self._now = now
@@ -65,6 +73,7 @@ class Hearing:
     def listen(self) -> None:
         """Take in what the kernel said since the last call."""
         self.hear(self.kernel.read())
+        self._tell_how_many_more()
         self.hear_of_jobs()
         if self.kernel.status.source not in self._memory.ledger.cursors:
             self.note_cursor()  # from now on every line is news, also one that comes while we are down
@@ -93,7 +102,7 @@ class Hearing:
                 self._take_in_what_can_be(events[half:])
                 return
             guard.drop(KERNEL_LOG, error, events[0].text)
-            self._memory.take(intake.unread(self._memory.ledger, events[0], self._now()))
+            self._memory.take(intake.unread(self._memory.ledger, events[0]))
 
     def take_in(self, events: Sequence[KernelEvent]) -> None:
         memory, before = self._memory, self._memory.ledger
@@ -104,22 +113,59 @@ class Hearing:
         memory.take(heard.ledger)
         self._count_forgotten(heard.forgotten)
         with guard.at(KERNEL_LOG):  # to tell of the news matters less than the news
-            self._tell(heard.news, {event.sequence: event.lines for event in before.events})
+            self._tell(heard, {event.sequence: event.lines for event in before.events})
             if not known.issuperset(memory.conditions):
                 self._tell_incidents()
+
+    def know(self, inventory: Inventory) -> None:
+        """What this node has was read. What was heard before it was known at all is named now."""
+        memory, before = self._memory, self._memory.ledger
+        after = dataclasses.replace(before, inventory=inventory)
+        with guard.at(KERNEL_LOG):  # a name matters less than what was heard
+            after = intake.with_inventory(before, inventory, self.configured.listeners)
+        memory.take(after)
+        with guard.at(KERNEL_LOG):
+            memory.say(*telling.named(before, memory.ledger, self._now()))
+            said = {c.key: c.message for c in before.conditions}
+            for c in memory.ledger.conditions:
+                if said.get(c.key, c.message) != c.message:
+                    log.info("%s: %s", c.key, c.message, extra=log_fields.of_condition(c))
+            self._tell_incidents()
 
     def _with_jobs(self, events: intake.Events, touched: Collection[int]) -> intake.Events:
         with guard.at(KERNEL_LOG):  # whose jobs they are is not needed to judge them
             return self.job_at_source.name(events, touched, self._memory.ledger.inventory.gpus, self._now())
         return events
 
-    def _tell(self, news: Iterable[KernelEvent], before: Mapping[int, int]) -> None:
+    def _tell(self, heard: intake.Heard, before: Mapping[int, int]) -> None:
         """Tell the log, and the checks that look at once. `before`: how many lines each event had."""
-        for event in news:
+        found = (finding for mine in heard.findings.values() for finding in mine)
+        drain = {sequence for f in found if f.severity >= Severity.DEGRADED for sequence in f.events}
+        for event in heard.news:
             # A growing event is told again at ten lines, a hundred, ...: a storm must not become one in the journal.
             if len(str(event.lines)) > len(str(before.get(event.sequence, ""))):
-                log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+                drains = event.sequence in drain and not event.observed
+                if self._has_a_line(event.kind) or drains:
+                    log.info("kernel: %s%s", event.text[:300], f" ({event.lines} lines)" if event.lines > 1 else "")
+                else:
+                    self._untold_since = self._untold_since or self._now()
+                    self._untold[event.kind] += 1
             self._look_after(event.kind)
+
+    def _has_a_line(self, kind: str) -> bool:
+        now = self._now()
+        told = [when for when in self._told.get(kind, ()) if 0.0 <= now - when < TOLD_SECONDS]
+        has_one = len(told) < MOST_TOLD
+        self._told[kind] = [*told, now] if has_one else told
+        return has_one
+
+    def _tell_how_many_more(self) -> None:
+        """Once a minute how many events had no line of their own."""
+        if self._untold and not 0.0 <= self._now() - self._untold_since < TOLD_SECONDS:
+            kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(self._untold.items()))
+            log.info("kernel: more events than have a line each here: %s", kinds)
+            self._untold.clear()
+            self._untold_since = 0.0
 
     def _count_forgotten(self, events: int) -> None:
         before, self.events_forgotten = self.events_forgotten, self.events_forgotten + events
@@ -154,7 +200,7 @@ class Hearing:
         with guard.at(SLURM):
             jobs = self.job_at_source.step(ledger.events, ledger.inventory.gpus, self._now())
         if jobs:
-            self._memory.take(intake.told_of_jobs(ledger, jobs, self.configured.listeners, self._now()))
+            self._memory.take(intake.told_of_jobs(ledger, jobs, self.configured.listeners))
             self._memory.save()
 
     # --- how far the log was read, and what of it was lost

@@ -15,34 +15,40 @@ from healthd import guard
 from healthd.convert import load
 from healthd.guard import WORKER, words
 from healthd.host import Host
-from healthd.judge import intake, verdict
+from healthd.judge import bounds, intake, verdict
 from healthd.judge.memory import NAMES, Memory
+from healthd.machine.inventory import when_whole
 from healthd.machine.process import has_no_jobs
-from healthd.model import CheckResult, Inventory, Observation, Outcome, RunName
+from healthd.machine.wakeup import poll
+from healthd.model import CheckResult, Inventory, Observation, Outcome, RunName, Severity
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
+from healthd.work import own_files
+from healthd.work.delivery import Delivery
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds
-from healthd.work.runner import Reply, Request, Runner
+from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
 log = logging.getLogger("healthd")
 
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
-QUICK_SECONDS = 0.002  # we wait so long for a check's answer, and BURST_SECONDS for several
-BURST_SECONDS = 0.02
+BURST_SECONDS = 0.02  # for so long we wait for the worker alone: a kernel line waits that long at worst
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
 INVENTORY = Request("nvml", TASK_SECONDS, {"op": "inventory", "gpus": True})
 INVENTORY_SECONDS = 24 * 3600.0
+LOOK_AT_OWN_FILES = "look_at_own_files"
+CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, {"op": "read_cluster_name"})
 FOREVER = float("inf")
 
 
 class Looking:
-    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read there.
+    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read there,
+    `know` what this node has.
 
     configured   the present one; a reload replaces it
     results      the last result of each run since the start; `outcomes`: how often, by check, instance and outcome
-    turns        how often the outcome of some run has changed
+    turns        how often the outcome of some run has changed, or what it finds that drains
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Looking:
         runner: Runner,
         is_drained: Callable[[], bool],
         from_journal: Callable[[Reply], None],
+        know: Callable[[Inventory], None],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -62,15 +69,21 @@ class Looking:
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.turns = 0
         self.copy_failures = 0
+        self.copy_trouble = ""  # why the ledger's copy could not be written, until it can
+        self.files_trouble = ""  # healthd's own files are gone, or others
+        self._own_files = own_files.identities()  # they were just read
+        self.delivery = Delivery(memory, settings.state_dir)
+        self._copied_slurm = memory.ledger.slurm
         self._memory = memory
         self._is_drained = is_drained
         self._from_journal = from_journal
+        self._know = know
         self._now = now
         self._monotonic = monotonic
         self._host = Host(settings.root)
         # by (the driver is unheld, this node is idle)
         self._scheduled: dict[tuple[bool, bool], list[ScheduledRun]] = {}
-        self._overdue_since: dict[RunName, float] = {}
+        self._overdue_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
         self._is_without_jobs, self._looked_for_jobs_at = False, -FOREVER
         self._inventory_at = -FOREVER
         self._driver_is_unheld = self.is_driver_unheld()
@@ -82,8 +95,11 @@ class Looking:
             self._request_of,
             now,
             monotonic,
+            self._looks_once_more,
         )
         self.rounds.task(INVENTORY)
+        if not settings.cluster:
+            self.rounds.task(CLUSTER_NAME)
 
     def reconfigure(self, configured: Configured) -> None:
         self.configured = configured
@@ -97,10 +113,10 @@ class Looking:
     def scheduled(self) -> list[ScheduledRun]:
         """The runs that come round. If nobody else holds the driver, GPU checks are far apart: opening it costs seconds
         a GPU, and closing it wipes the volatile ECC counts."""
-        unheld, idle = self._driver_is_unheld, self.is_idle()
-        if (unheld, idle) not in self._scheduled:
-            self._scheduled[unheld, idle] = list(self._make_scheduled(unheld, idle))
-        return self._scheduled[unheld, idle]
+        now = self._driver_is_unheld, self.is_idle()
+        if now not in self._scheduled:
+            self._scheduled[now] = list(self._make_scheduled(*now))
+        return self._scheduled[now]
 
     def _make_scheduled(self, unheld: bool, idle: bool) -> Iterator[ScheduledRun]:
         settings = self.configured.settings
@@ -111,7 +127,7 @@ class Looking:
                 interval = max(interval, settings.nvml.unheld_interval_seconds)
                 timeout = max(timeout, OPENING_SECONDS)
             if check.runs and (idle or not check.when):
-                yield ScheduledRun(*name, check.resource(name.instance), interval, timeout)
+                yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def judged_by(self) -> list[RunName]:
         """The runs that the node's health rests on."""
@@ -121,6 +137,12 @@ class Looking:
     def concerned(self, kind: str) -> list[RunName]:
         """The checks that look at once after an event of this kind."""
         return [run.name for run in self.scheduled() if kind in self.configured.checks[run.check].after_events]
+
+    def _looks_once_more(self, reply: Reply) -> list[RunName]:
+        """A GPU that was gone in the middle of a round is told of in that round, and so is a driver that hangs."""
+        if not reply.nvml_trouble:
+            return []
+        return [name for name in self.concerned(NVML_TROUBLE) if name != reply.run]
 
     def look_after(self, kind: str) -> None:
         """An event of this kind came."""
@@ -155,9 +177,15 @@ class Looking:
         self.results = {name: result for name, result in self.results.items() if name not in only_then}
         self._memory.forget(only_then, "jobs may run here again")
 
+    @property
+    def is_without_jobs(self) -> bool:
+        """Whether Slurm's cgroups showed no job since an epilog said that one ended."""
+        return self._is_without_jobs
+
     def job_ended(self) -> dict[str, Any]:
         """A job's epilog says that it ended: the checks concerned look at once. `left`: those it may wait for."""
         asked = self._now()
+        self._memory.job_ended()
         self._look_for_jobs()
         self.rounds.look_after_event(self._concerned_by_job_end())
         left = self.looks_left(asked)
@@ -180,12 +208,12 @@ class Looking:
     def look(self) -> None:
         """Take replies. Most checks answer within a millisecond: the rest of the loop need not run between them."""
         until = self._monotonic() + BURST_SECONDS
-        self.take_replies()
-        while self._monotonic() < until and self.runner.busy and self.runner.answers_within(QUICK_SECONDS):
-            self.take_replies()
+        self.take_replies(self.rounds.step())
+        while self.runner.busy and self.runner.answers_within(until - self._monotonic()):
+            self.take_replies(self.rounds.go_on())
 
-    def take_replies(self) -> None:
-        for reply in self.rounds.step():
+    def take_replies(self, replies: Iterable[Reply]) -> None:
+        for reply in replies:
             try:
                 self._take(reply)
             except Exception as error:
@@ -199,33 +227,46 @@ class Looking:
         if op == "run":
             self._checked(reply)
             self._renew_inventory(reply)
+        elif op == "append_events":
+            self.delivery.ended(reply)
+        elif op == LOOK_AT_OWN_FILES:
+            self._know_own_files(reply)
         elif reply.outcome is not Outcome.COMPLETED:
             log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
             if op == "save_copy":
                 self.copy_failures += 1
+                self.copy_trouble = reply.error or reply.outcome.value.replace("_", " ")
                 self._memory.uncopied = True  # it is tried again after the next round
             elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
                 self.rounds.task(reply.request)  # again when the worker that hangs in it has ended
+        elif op == "save_copy":
+            self.copy_trouble = ""
         elif op == "inventory":
-            self._memory.change(inventory=load(Inventory, reply.table["inventory"]))
+            inventory = load(Inventory, reply.table["inventory"])
+            whole = when_whole(self._memory.ledger.whole_gpus, inventory.gpus)
+            self._memory.change(whole_gpus=whole)
+            self._know(inventory)
             self._inventory_at = self._monotonic()
+        elif op == "read_cluster_name":
+            self._memory.know_cluster(reply.table["cluster"])
         if op == "read_journal":
             self._from_journal(reply)
 
     def _checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
-        name = RunName(reply.request.table["check"], reply.request.table["instance"])
+        name = reply.run
         if name not in self.configured.runs:
             return  # a reload removed the run meanwhile
         check, config, memory = self.configured.check(name), self.configured.runs[name], self._memory
         if check.when and not self.is_idle():
             return  # jobs came while it ran
-        silent = self._silent_seconds(name, reply)
+        silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
             why = "the clock was set while it ran"
             reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
             self.rounds.look_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
         result = result_of(check, config, reply, began(reply, self._now()), silent)
+        result = bounds.with_others(result, memory.conditions)
         self._note(result)
         memory.take(intake.looked(memory.ledger, result, config, self._now()))
         if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) and isinstance(reply.table.get("past"), str):
@@ -234,24 +275,43 @@ class Looking:
         if again_at is not None and again_at > self._now():
             self.rounds.look_early(name, self._monotonic() + max(again_at - self._now(), 0.1))
 
-    def _silent_seconds(self, name: RunName, reply: Reply) -> float:
-        """For how long the check has not answered, in this run and those before; 0 if it did."""
+    def _silent_seconds(self, reply: Reply) -> float:
+        """For how long what the check asks has not answered, in this run and those before; 0 if it did."""
+        resource, now = reply.request.resource, self._monotonic()
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
-            self._overdue_since.setdefault(name, self._monotonic() - reply.seconds)
+            self._overdue_since.setdefault(resource, now - reply.seconds)
         elif reply.outcome is not Outcome.TIMED_OUT:
-            self._overdue_since.pop(name, None)
-        return self._monotonic() - self._overdue_since.get(name, self._monotonic())
+            self._overdue_since.pop(resource, None)
+        return now - self._overdue_since.get(resource, now)
 
     def _note(self, result: CheckResult) -> None:
         """Keep the last result of a run. The log is told when its outcome becomes another than completed."""
-        name, outcome, before = result.run, result.outcome, self.results.get(result.run)
+        name, outcome = result.run, result.outcome
+        before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
             error = f": {result.error}" if result.error else ""
             log.warning("check %s: %s%s", name, outcome.value.replace("_", " "), error)
-        if before is None or (before.outcome, before.error) != (outcome, result.error):
+        if before is None or weighed(before) != weighed(result):
             self.turns += 1
         self.results[name] = result
         self.outcomes[name.check, name.instance, outcome.value] += 1
+
+    # --- healthd's own files
+
+    def own_files_changed(self) -> str:
+        """One sentence if they are gone or replaced, "" if not. It may hang with their disk, as a worker's start."""
+        return own_files.trouble(self._own_files, own_files.identities(list(self._own_files)))
+
+    def _know_own_files(self, reply: Reply) -> None:
+        if reply.outcome is Outcome.COMPLETED:
+            found = own_files.trouble(self._own_files, reply.table["files"])
+        elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
+            found = self.own_files_changed() or f"no worker answers: {reply.error}"
+        else:
+            return  # it hangs, which says nothing of the files
+        if found and found != self.files_trouble:
+            log.error("%s", found)
+        self.files_trouble = found
 
     # --- the inventory, and the ledger's copy
 
@@ -263,28 +323,67 @@ class Looking:
         """Read the inventory again if it may be news, before the driver that a GPU check opened is closed."""
         if reply.request.resource != "nvml" or reply.outcome is not Outcome.COMPLETED:
             return
-        result = self.results.get(RunName(reply.request.table["check"], reply.request.table["instance"]))
+        result = self.results.get(reply.run)
         is_old = self._monotonic() - self._inventory_at >= INVENTORY_SECONDS
         if is_old or (result is not None and outgrown(self._memory.ledger.inventory, result.observations)):
             self.rounds.task(INVENTORY)
 
-    def copy_ledger(self) -> None:
-        """The worker copies the ledger to the state directory, whose disk may hang."""
+    def copy_ledger(self, round_ended: bool) -> None:
+        """The worker copies the ledger to the state directory, whose disk may hang: each round, and at once what we did
+        in Slurm. A machine that is booted again minutes after its drain must know that the drain is its own."""
+        if self._memory.uncopied and (round_ended or self._memory.ledger.slurm is not self._copied_slurm):
+            self.rounds.task(self._copy_request())
+
+    def _copy_request(self) -> Request:
         memory, settings = self._memory, self.configured.settings
-        if memory.uncopied:
-            table = {
-                "op": "save_copy",
-                "from": settings.runtime_dir,
-                "to": settings.state_dir,
-                "names": list(NAMES),
-                "keep": memory.copy_unread,
-            }
-            memory.uncopied = memory.copy_unread = False
-            self.rounds.task(Request("state_dir", TASK_SECONDS, table))
+        self._copied_slurm = memory.ledger.slurm
+        table = {
+            "op": "save_copy",
+            "from": settings.runtime_dir,
+            "to": settings.state_dir,
+            "names": list(NAMES),
+            "keep": memory.copy_unread,
+        }
+        memory.uncopied = memory.copy_unread = False
+        return Request("state_dir", TASK_SECONDS, table)
+
+    # --- the stream
+
+    def completed(self) -> set[str]:
+        """The checks whose runs all completed the last time."""
+        failed = {name.check for name, result in self.results.items() if result.outcome is not Outcome.COMPLETED}
+        return {name.check for name in self.results} - failed
+
+    def write_stream(self, round_ended: bool) -> None:
+        """The worker writes the lines that wait. After a failure the next round tries again."""
+        if self.delivery.is_due and (round_ended or not self.delivery.trouble):
+            self.rounds.task(self.delivery.request())
+
+    def last_words(self, seconds: float) -> None:
+        """Before the end, in that time: the lines that wait, and the ledger's copy. A worker that does something else
+        than to write such is not waited for."""
+        until, under_way = self._monotonic() + seconds, self.runner.request
+        if under_way is not None and (under_way.resource != "state_dir" or not self._ends(None, until)):
+            return
+        for make in (self.delivery.request, self._copy_request):
+            if self._memory.unsaved:
+                self._memory.save()
+            if self._memory.unsaved or not self._ends(self.runner.send(make()), until):
+                return
+
+    def _ends(self, reply: Reply | None, until: float) -> bool:
+        """Whether the request in flight ends by then (monotonic)."""
+        while reply is None and self._monotonic() < until:
+            poll(list(self.runner.waits()), until - self._monotonic())
+            reply = self.runner.step()
+        if reply is not None:
+            self._take(reply)
+        return reply is not None
 
     def round_is_over(self) -> None:
         """Called by whoever acted on the end of a round."""
         self.rounds.ended = False
+        self.rounds.task(Request("own_files", TASK_SECONDS, {"op": LOOK_AT_OWN_FILES, "paths": list(self._own_files)}))
         self._driver_is_unheld = self.is_driver_unheld()
 
     def _request_of(self, run: ScheduledRun) -> dict[str, Any]:
@@ -296,6 +395,13 @@ class Looking:
             "past": self._memory.past.get(str(run.name), ""),
             "boot_id": self._memory.ledger.boot_id,
         }
+
+
+def weighed(result: CheckResult) -> tuple[object, ...]:
+    """What of a run the verdict rests on besides the conditions. What it found can be over though no condition changes:
+    where somebody said "repaired" first, and the check looked afterwards."""
+    bad = {(finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED}
+    return result.outcome, result.error, bad
 
 
 def outgrown(inventory: Inventory, observed: Iterable[Observation]) -> bool:

@@ -6,15 +6,13 @@ import dataclasses
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import healthd
 from healthd.config import CheckConfig, Loaded, Settings
 from healthd.guard import KERNEL_LOG, drop
 from healthd.host import Host
-from healthd.judge import intake, verdict
-from healthd.judge.absorb import OTHERS
+from healthd.judge import bounds, intake, verdict
 from healthd.judge.ledger import Ledger
 from healthd.kernel.open import open_source
 from healthd.kernel.parse import parse
@@ -22,7 +20,6 @@ from healthd.kernel.source import RawLine, event_of
 from healthd.model import (
     CheckResult,
     Condition,
-    ConditionKey,
     ConditionState,
     Finding,
     Outcome,
@@ -34,7 +31,7 @@ from healthd.say.status import condition_json, result_json
 from healthd.settings.registry import Check
 from healthd.work import schedule
 from healthd.work.results import result_of
-from healthd.work.runner import Reply, Request, Runner
+from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
 CLOSE_NVML_SECONDS = 10.0
@@ -43,8 +40,7 @@ MOST_READS = 1000  # of 1000 kernel lines each: so a log that is written faster 
 KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """What one round found. `results`: in the order of the runs; a recording keeps `runs` and what follows.
 
     `kernel_log`: the lines read, or why it could not be read; None if there was none to read.
@@ -81,9 +77,10 @@ def look(
     boot_id = then.boot_id if then else Host(settings.root).boot_id()
     started = then.time if then else time.time()
     ledger = Ledger(boot_id=boot_id)
-    results, runs = _run_all(loaded, checks, runner, boot_id, then)
-    for result in results:
+    looked, runs = _run_all(loaded, checks, runner, boot_id, then)
+    for result in looked:
         ledger = intake.looked(ledger, result, loaded.checks[result.run], started)
+    results = _one_of_each(looked)
     listening = [
         (checks[name.check], config)
         for name, config in loaded.checks.items()
@@ -107,6 +104,18 @@ def look(
         trusted_since=0.0,
     )
     return Look(settings.node_name, started, judged, tuple(results), tuple(runs), boot_id, log)
+
+
+def _one_of_each(looked: Sequence[CheckResult]) -> list[CheckResult]:
+    """The last result of each run, in the order of the first ones. If it could not look any more, what the earlier ones
+    found stands."""
+    last: dict[RunName, CheckResult] = {}
+    for result in looked:
+        before = last.get(result.run)
+        if before is not None and result.outcome is not Outcome.COMPLETED:
+            result = _together(result, before)
+        last[result.run] = result
+    return list(last.values())
 
 
 def _together(ran: CheckResult, heard: CheckResult) -> CheckResult:
@@ -134,19 +143,22 @@ def _run_all(
 ) -> tuple[list[CheckResult], list[Run]]:
     """GPU checks run first, and the driver is closed right after them."""
     scheduled = [
-        ScheduledRun(name, instance, checks[name].resource(instance), 1.0, config.timeout_seconds)
-        for (name, instance), config in loaded.checks.items()
-        if checks[name].runs
+        ScheduledRun(name, checks[name.check].resource(name.instance), 1.0, config.timeout_seconds)
+        for name, config in loaded.checks.items()
+        if checks[name.check].runs
     ]
     began = time.monotonic()
     silent_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
-    results, runs = [], []
-    for run in schedule.due(scheduled, {}, {}, "", 0.0):
+    results: list[CheckResult] = []
+    runs: list[Run] = []
+    queue = schedule.due(scheduled, {}, {}, "", 0.0)
+    while queue:
+        run = queue.pop(0)
         if run.resource != "nvml":
             _close_nvml(runner)
         table = {"op": "run", "check": run.check, "instance": run.instance, "config": loaded.tables[run.name]}
         request = Request(run.resource, run.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
-        then = recording.run_of(run.name) if recording else None
+        then = recording.run_of(run.name, sum(before.name == run.name for before in runs)) if recording else None
         if then is not None and not then.answered:
             reply = Reply(request, then.outcome, then.seconds, {}, then.error)
         elif time.monotonic() - began >= loaded.settings.round_timeout_seconds:
@@ -162,6 +174,9 @@ def _run_all(
             reply, ended, silent = dataclasses.replace(reply, seconds=then.seconds), then.ended, then.silent_seconds
         results.append(result_of(checks[run.check], loaded.checks[run.name], reply, ended - reply.seconds, silent))
         runs.append(Run(*run.name, reply.outcome, reply.error, ended, reply.seconds, silent, bool(reply.table)))
+        if reply.nvml_trouble:
+            once_more = [name for name in loaded.checks if NVML_TROUBLE in checks[name.check].after_events]
+            queue = schedule.again(queue, scheduled, {*once_more} - {run.name})
     _close_nvml(runner)
     return results, runs
 
@@ -230,7 +245,9 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
     conditions = {condition.key: condition for condition in (*ledger.cleared, *ledger.conditions)}
     found = []
     for finding in findings:
-        counted = conditions.get(finding.key) or conditions.get(ConditionKey(finding.code, OTHERS))
+        run = RunName(finding.code.partition("/")[0])
+        keys = (finding.key, bounds.others_of(run, finding.code), bounds.others_of_all(run))
+        counted = next((conditions[key] for key in keys if key in conditions), None)
         if counted is not None:
             found.append(dataclasses.replace(finding, severity=counted.severity, worsens=None))
     return tuple(found)

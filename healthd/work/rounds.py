@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from healthd.model import Outcome, RoundStatus, RunName
@@ -26,7 +26,8 @@ FOREVER = float("inf")
 
 
 class Rounds:
-    """`scheduled` says what comes round; `request_of` makes the worker's request for one."""
+    """`scheduled` says what comes round; `request_of` makes the worker's request for one; `after` says which of them
+    look once more in this round, after such a reply."""
 
     def __init__(
         self,
@@ -37,12 +38,14 @@ class Rounds:
         request_of: Callable[[ScheduledRun], dict[str, Any]],
         now: Callable[[], float],
         monotonic: Callable[[], float],
+        after: Callable[[Reply], Collection[RunName]] = lambda reply: (),
     ) -> None:
         self._runner = runner
         self._node_name = node_name
         self._round_timeout_seconds = round_timeout_seconds
         self._scheduled = scheduled
         self._request_of = request_of
+        self._after = after
         self._now = now
         self._monotonic = monotonic
         self._queue: deque[ScheduledRun] = deque()
@@ -56,6 +59,11 @@ class Rounds:
         self._due_at = 0.0
         self.status = RoundStatus()
         self.ended = False  # set when a round ends; whoever acts on that resets it
+
+    @property
+    def running(self) -> bool:
+        """Whether a round is in progress."""
+        return self._running
 
     @property
     def deadline(self) -> float:
@@ -107,14 +115,21 @@ class Rounds:
     # --- work
 
     def step(self) -> list[Reply]:
-        """Go on. Returns the replies that came since the last step: usually none or one."""
+        """Go on, also with what is due by now. Returns the replies that came meanwhile: usually none or one."""
+        self._queue_what_is_due()
+        return self.go_on()
+
+    def go_on(self) -> list[Reply]:
+        """The same with what is under way: in a burst of answers nothing else has happened."""
         ended = []
         reply = self._runner.step()
-        before, self._quarantined = self._quarantined, set(self._runner.quarantined)
-        self._look_where_freed(before - self._quarantined)
+        if self._quarantined != (quarantined := self._runner.quarantined.keys()):
+            freed, self._quarantined = self._quarantined - quarantined, set(quarantined)
+            self._look_where_freed(freed)
+            self._queue_what_is_due()
         if reply is not None:
             ended.append(reply)
-        self._queue_what_is_due()
+            self._queue_once_more(self._after(reply))
         while not self._runner.busy:
             request = self._next()
             if request is None:
@@ -129,7 +144,7 @@ class Rounds:
     def _look_where_freed(self, freed: set[str]) -> None:
         for resource in sorted(freed - {""}):
             log.info("the worker that hung in %s has ended", resource)
-        for run in self._scheduled() if freed else ():
+        for run in self._scheduled():
             if run.resource in freed:
                 # Not again and again at once, if a check takes just longer than it may.
                 again_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
@@ -141,7 +156,7 @@ class Rounds:
             return
         queued = {run.name for run in self._queue}
         due = schedule.due(self._scheduled(), self._last_runs, self._early, self._node_name, now)
-        new = [run for run in due if run.name not in queued]
+        new = [run for run in due if run.name not in queued and not self._has_had_its_turn(run, now)]
         if not new:
             return
         if not self._running:
@@ -151,7 +166,18 @@ class Rounds:
             self._last_runs[run.name] = now
             self._early.pop(run.name, None)
         self._due_of = []
-        self._queue = deque(sorted([*self._queue, *new], key=lambda run: run.resource != "nvml"))
+        self._queue = deque(schedule.gpus_first([*self._queue, *new]))
+
+    def _queue_once_more(self, names: Collection[RunName]) -> None:
+        """Before NVML is closed: what a GPU check met is told in this round."""
+        if names and self._running:
+            self._queue = deque(schedule.again(self._queue, self._scheduled(), names))
+
+    def _has_had_its_turn(self, run: ScheduledRun, now: float) -> bool:
+        """Whether the round in progress has run it, and nobody wished for it since: a round that takes longer than the
+        interval ends, and the next one begins, instead of going on until it is out of time."""
+        ran = self._running and self._last_runs.get(run.name, -FOREVER) >= self._began
+        return ran and self._early.get(run.name, FOREVER) > now
 
     def _next(self) -> Request | Reply | None:
         """The next thing to do. When NVML's checks and tasks are done it is closed first; then checks, then tasks."""

@@ -11,6 +11,7 @@ Nothing here blocks: the socket is non-blocking, and the daemon's one wait watch
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -18,17 +19,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Any, Protocol
 
-from healthd.convert import dump, load
-from healthd.model import Outcome
-from healthd.work.worker import Setup
+from healthd.convert import load
+from healthd.machine import ownership
+from healthd.model import Outcome, RunName
+from healthd.values import dataclass
+from healthd.work import unchanged
+from healthd.work.unchanged import Known
+from healthd.work.worker import Setup, as_arguments
 
 MAX_REPLY_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 16
+NVML_TROUBLE = "nvml_trouble"  # in AFTER_EVENTS of a check: it looks at once when a reply is in `nvml_trouble`
 BELIEVED_SECONDS = 10.0  # a library that a worker loaded so lately is the installed one
 END_SECONDS = 0.2  # a worker's end takes a moment to show: we wait so long, then it counts as lost
 WORKERS_FILE = "workers.json"
+_line = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each line
+_decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,12 @@ class Request:
     resource: str
     timeout_seconds: float
     table: dict[str, Any]
+
+    @property
+    def run(self) -> RunName | None:
+        """The run of a check that it asks for, if it does."""
+        is_run = self.table["op"] == "run"
+        return RunName(self.table["check"], self.table["instance"]) if is_run else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +71,19 @@ class Reply:
     told: float | None = None
     clock_step: float = 0.0
 
+    @property
+    def run(self) -> RunName:
+        """The run that it ends, of a request whose op is "run"."""
+        return RunName(self.request.table["check"], self.request.table["instance"])
+
+    @property
+    def nvml_trouble(self) -> bool:
+        """Whether a run met what says more of the GPUs than of its own check: one was gone, or NVML did not answer."""
+        if self.request.resource != "nvml" or self.request.table["op"] != "run":
+            return False
+        never_came = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
+        return never_came or self.table.get("gone") is True
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -66,34 +94,63 @@ class Identity:
     resource: str
 
 
+class Process(Protocol):
+    """What is asked of a worker's process, as subprocess.Popen has it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Lost:
     identity: Identity
     pidfd: int
-    process: subprocess.Popen[bytes] | None  # None: an earlier daemon started it
+    process: Process | None  # None: an earlier daemon started it
 
 
 @dataclass(slots=True)
 class _Worker:
     """`began`: when it was started (monotonic). `nvml_open`: it may hold the driver. `fitted`: the NVML that it loaded
-    fitted the driver. `requests`: how many it got; each, and its answer, has its number."""
+    fitted the driver. `requests`: how many it got; each, and its answer, has its number. `known`: what it need not be
+    told again."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     stream: socket.socket
     start: int
     began: float
     nvml_open: bool = False
     fitted: bool = False
     requests: int = 0
+    known: dict[RunName, Known] = field(default_factory=dict)
+    answers: select.poll = field(default_factory=select.poll)
     outgoing: bytes = b""
     old: bool = False
     incoming: bytearray = field(default_factory=bytearray)
+
+
+def executed(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
+    """A worker that is a program, with nothing of this process but the stream. Raises OSError."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "healthd.worker", str(stream.fileno()), *as_arguments(setup)],
+        pass_fds=[stream.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",  # `-m` looks for modules in the current directory
+    )
 
 
 class Runner:
     """Sends requests to the worker, starts it when there is none, and replaces it when it fails.
 
     `now`: the clock whose moment each request tells the worker; None: requests tell none, and the worker asks its own.
+    `begin`: how a worker is started, at its end of the stream; it raises OSError.
     """
 
     def __init__(
@@ -102,19 +159,23 @@ class Runner:
         runtime_dir: str,
         monotonic: Callable[[], float],
         now: Callable[[], float] | None = None,
+        begin: Callable[[Setup, socket.socket], Process] | None = None,
     ) -> None:
         self._setup = setup
+        self._begin = begin or executed
         self._workers_file = os.path.join(runtime_dir, WORKERS_FILE) if runtime_dir else ""
         self._monotonic = monotonic
         self._now = now
         self._worker: _Worker | None = None
         self._request: Request | None = None
+        self._run: RunName | None = None  # that it asks for
+        self._asked: dict[str, Any] = {}  # its table, with the moment that it tells
         self._began = 0.0
         self._told: float | None = None
+        self._chunk = bytearray(CHUNK_BYTES)  # one for all: a new one for each answer leaves holes in the heap for ever
         self._lost: list[_Lost] = []
-        self._written: list[Identity] | None = None
+        self._written = ""
         self._workers_fd = -1
-        self._workers_bytes = 0
         self.started_total = 0
         self.abandoned_total = 0
         self._adopt_lost()
@@ -150,7 +211,7 @@ class Runner:
     @property
     def quarantined(self) -> dict[str, int]:
         """resource -> pid of the lost worker that is still hung in it."""
-        return {lost.identity.resource: lost.identity.pid for lost in self._lost}
+        return {lost.identity.resource: lost.identity.pid for lost in self._lost} if self._lost else {}
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -159,22 +220,20 @@ class Runner:
         return (*worker, *(lost.identity.pid for lost in self._lost))
 
     def answers_within(self, seconds: float) -> bool:
-        """Whether the worker says something in that time."""
-        if self._worker is None:
+        """Whether the worker says something in that time; False at once if that is over."""
+        if self._worker is None or seconds <= 0:
             return False
-        ready = select.poll()
-        ready.register(self._worker.stream, select.POLLIN)
-        return bool(ready.poll(seconds * 1000))
+        return bool(self._worker.answers.poll(seconds * 1000))
 
     # --- requests
 
     def send(self, request: Request) -> Reply | None:
         """Begin a request. Returns a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
         assert self._request is None, "one request at a time"
-        self._forget_ended()
-        if request.resource in self.quarantined:
-            pid = self.quarantined[request.resource]
-            return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
+        if self._lost:
+            self._forget_ended()
+            if pid := self.quarantined.get(request.resource):
+                return Reply(request, Outcome.STUCK, 0.0, {}, f"worker {pid} still hangs in {request.resource}")
         self._discard_unfit()
         try:
             worker = self._worker or self._start()
@@ -190,7 +249,8 @@ class Runner:
 
     def step(self) -> Reply | None:
         """Go on with what is ready, and look at the deadline. Returns the Reply if the request ended."""
-        self._forget_ended()
+        if self._lost:
+            self._forget_ended()
         if self._worker is None:
             return None
         reply = self._send_more() or self._receive()
@@ -220,14 +280,7 @@ class Runner:
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "healthd.worker", str(theirs.fileno()), json.dumps(dump(self._setup))],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-                cwd="/",  # `-m` looks for modules in the current directory
-            )
+            process = self._begin(self._setup, theirs)
         except BaseException:
             ours.close()
             raise
@@ -235,6 +288,7 @@ class Runner:
             theirs.close()
         ours.setblocking(False)
         self._worker = _Worker(process, ours, start_time(process.pid) or 0, self._monotonic())
+        self._worker.answers.register(ours, select.POLLIN)
         self.started_total += 1
         return self._worker
 
@@ -244,9 +298,11 @@ class Runner:
         worker.incoming = bytearray()
         # Only now: a worker that had to be started, or got rid of, may have cost seconds.
         self._began, self._told = self._monotonic(), self._now() if self._now else None
-        moment = {} if self._told is None else {"now": self._told}
-        table = {**request.table, **moment, "number": worker.requests}
-        worker.outgoing = json.dumps(table, separators=(",", ":")).encode() + b"\n"
+        self._asked = dict(request.table) if self._told is None else {**request.table, "now": self._told}
+        self._run = request.run
+        table = unchanged.shortened(self._asked, worker.known.get(self._run) if self._run else None)
+        table["number"] = worker.requests
+        worker.outgoing = _line(table).encode() + b"\n"
         self._write_down(request.resource)
         return self._send_more()
 
@@ -257,13 +313,8 @@ class Runner:
         if self._worker.old:
             self._discard()
             return
-        try:
-            self._worker.stream.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return
-        except OSError:
-            pass
-        self._discard()
+        if self._worker.answers.poll(0):
+            self._discard()
 
     def _send_more(self) -> Reply | None:
         worker = self._worker
@@ -283,19 +334,19 @@ class Runner:
         if worker is None:
             return None
         try:
-            chunk = worker.stream.recv(1 << 20)
+            size = worker.stream.recv_into(self._chunk)
         except BlockingIOError:
             return None
         except OSError:
-            chunk = b""
-        if not chunk:
+            size = 0
+        if not size:
             return self._died()
         if self._request is None:
             self._discard()  # it talks unasked: its next words would be taken for an answer
             return None
-        worker.incoming += chunk
-        line, newline, rest = bytes(worker.incoming).partition(b"\n")
-        if newline:
+        worker.incoming += memoryview(self._chunk)[:size]
+        if self._chunk.find(b"\n", 0, size) >= 0:
+            line, _, rest = bytes(worker.incoming).partition(b"\n")
             return self._answered(line, rest)
         if len(worker.incoming) > MAX_REPLY_BYTES:
             self._discard()
@@ -307,14 +358,19 @@ class Runner:
         assert worker is not None
         assert request is not None
         try:
-            table = json.loads(line)
+            text = line.decode()
+            table, end = _decoder.raw_decode(text)
             if not isinstance(table, dict) or not isinstance(table.get("error"), str):
                 raise ValueError
-            if table.get("number") != worker.requests:
+            if table.get("number") != worker.requests or end != len(text):
                 raise ValueError
         except (ValueError, RecursionError):
             self._discard()
             return self._ended(Outcome.FAILED, "the worker answered nonsense")
+        if run := self._run:
+            table, known = unchanged.restored(table, self._asked, worker.requests, worker.known.pop(run, None))
+            if known:
+                worker.known[run] = known
         closes_nvml = request.table["op"] == "close_nvml"
         if closes_nvml or table.get("outdated"):
             worker.nvml_open = False
@@ -397,28 +453,25 @@ class Runner:
         """Write down the workers and what they may hang in, for the next daemon, should we be killed now."""
         if not self._workers_file:
             return
-        workers = [lost.identity for lost in self._lost]
+        workers = [_as_json(known.pid, known.start, known.resource) for known in (lost.identity for lost in self._lost)]
         if self._worker is not None and resource:
-            workers.append(Identity(self._worker.process.pid, self._worker.start, resource))
-        if workers == self._written:
+            workers.append(_as_json(self._worker.process.pid, self._worker.start, resource))
+        text = f"[{','.join(workers)}]"
+        if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: memory.save says so
             # Written in place with one call, for it changes with every check of a round. Blanks cover the rest of a
             # longer text that stood there: JSON ignores them.
             if self._workers_fd < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._workers_fd = os.open(self._workers_file, flags, 0o600)
-            table = [{"pid": one.pid, "start": one.start, "resource": one.resource} for one in workers]
-            text = json.dumps(table).encode()
-            os.pwrite(self._workers_fd, text.ljust(self._workers_bytes), 0)
-            self._workers_bytes = len(text)
-            self._written = workers
+            os.pwrite(self._workers_fd, text.ljust(len(self._written)).encode(), 0)
+            self._written = text
 
     def _adopt_lost(self) -> None:
         """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
         try:
-            with open(self._workers_file, encoding="utf-8") as file:
-                known = [load(Identity, item) for item in json.load(file)]
+            known = [load(Identity, item) for item in json.loads(ownership.read(self._workers_file))]
         except (OSError, RecursionError, TypeError, ValueError):
             return  # no file, or cut off by a crash of the machine: no process of that boot lives
         for identity in known:
@@ -429,7 +482,12 @@ class Runner:
                     continue  # it ended just now
 
 
-def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
+@functools.lru_cache(maxsize=64)  # a round has some forty, always the same
+def _as_json(pid: int, start: int, resource: str) -> str:
+    return _line({"pid": pid, "start": start, "resource": resource})
+
+
+def _ended_within(process: Process, seconds: float) -> bool:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -6,28 +6,33 @@ not read a file server or its controller in the same second.
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 
 from healthd.model import RunName
+from healthd.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRun:
     """One run of a check that comes round, and the `resource` that it may hang in."""
 
-    check: str
-    instance: str
+    name: RunName
     resource: str
     interval_seconds: float
     timeout_seconds: float
 
     @property
-    def name(self) -> RunName:
-        return RunName(self.check, self.instance)
+    def check(self) -> str:
+        return self.name.check
+
+    @property
+    def instance(self) -> str:
+        return self.name.instance
 
 
+@functools.lru_cache(maxsize=64)  # asked for each run, several times a round
 def phase(node_name: str, interval_seconds: float) -> float:
     """Where in the interval this node's rounds lie: the same after every restart."""
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
@@ -60,7 +65,20 @@ def due(
         for run in runs
         if min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) <= now
     ]
-    return sorted(wanted, key=lambda run: run.resource != "nvml")
+    return gpus_first(wanted)
+
+
+def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
+    return sorted(runs, key=lambda run: run.resource != "nvml")
+
+
+def again(
+    waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], wanted: Collection[RunName]
+) -> list[ScheduledRun]:
+    """What still waits in a round, with those of `runs` that are wanted once more, unless they wait anyway."""
+    queue = list(waiting)
+    known = {run.name for run in queue}
+    return gpus_first([*queue, *(run for run in runs if run.name in wanted and run.name not in known)])
 
 
 def next_due(

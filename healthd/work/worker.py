@@ -1,6 +1,6 @@
 """The worker: the process that may hang, crash or be abandoned. It does one request at a time for the daemon.
 
-    python -m healthd.worker FD SETUP        FD: a stream socket to the daemon; SETUP: JSON, see Setup
+    python -m healthd.worker FD SETUP PLACES    FD: a stream socket to the daemon; SETUP, PLACES: JSON, see Setup
 
 Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
 stream is the order to end: an abandoned worker reads it when the call that it hangs in returns, so nobody ever kills it
@@ -11,30 +11,38 @@ What a library or plug-in prints on standard output goes nowhere.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice, zip_longest
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from healthd import past
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, Settings
 from healthd.convert import dump, load
-from healthd.host import Host
+from healthd.host import RUNTIME_DIR, STATE_DIR, Host
+from healthd.machine.oom import raise_score
 from healthd.model import Entry, Finding, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
+from healthd.values import dataclass
 
+CHUNK_BYTES = 1 << 16
+MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 gives some 600 of its NVLinks; each is a series, and kept in the past
+NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
+_encoded = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_line = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps makes one for each line
 SHARED_SECONDS = 0.25  # answers are shared within a round, but not with the look after a removal
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML.
+    """What a worker is told at its start. fake_nvml: a profile or scenario file, "" for the real NVML. state_dir,
+    runtime_dir: the daemon's, for checks that read what other parts of healthd left there.
 
     record   a directory for notes of all questions and answers ("" = none)
     replay   a recording that answers instead of the machine ("" = none); root and fake_nvml are the recording's
@@ -45,18 +53,45 @@ class Setup:
     checks_dir: str = ""
     record: str = ""
     replay: str = ""
+    state_dir: str = STATE_DIR
+    runtime_dir: str = RUNTIME_DIR
+
+
+def as_arguments(setup: Setup) -> tuple[str, str]:
+    """SETUP and PLACES. An older worker, whose files were installed under a newer daemon, refuses a SETUP with fields
+    that it does not know, and reads no further argument: what is newer stands in that."""
+    table = dump(setup)
+    places = {name: table.pop(name) for name in ("state_dir", "runtime_dir") if name in table}  # it leaves defaults out
+    return json.dumps(table), json.dumps(places)
+
+
+def setup_of(settings: Settings, record: str = "") -> Setup:
+    """What the worker of a daemon with these settings is told."""
+    return Setup(
+        settings.root,
+        settings.nvml.fake,
+        settings.checks_dir,
+        record,
+        state_dir=settings.state_dir,
+        runtime_dir=settings.runtime_dir,
+    )
 
 
 def main() -> None:
+    stream = socket.socket(fileno=int(sys.argv[1]))
+    serve(load(Setup, {key: value for text in sys.argv[2:4] for key, value in json.loads(text).items()}), stream)
+
+
+def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
+    """Answer requests until the stream ends. `checks`: those that are known already."""
+    raise_score()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
-    stream = socket.socket(fileno=int(sys.argv[1]))
-    setup = load(Setup, json.loads(sys.argv[2]))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
     host, begin = _host(setup)
-    worker = Worker(setup, host, begin)
+    worker = Worker(setup, host, begin, checks)
     for line in _lines(stream):
         try:
             stream.sendall(worker.answer_line(line))
@@ -67,20 +102,27 @@ def main() -> None:
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:
     buffer = b""
+    chunk = bytearray(CHUNK_BYTES)  # one for all: a new one for each request leaves holes in the heap for ever
     while True:
         try:
-            chunk = stream.recv(1 << 16)
+            size = stream.recv_into(chunk)
         except ConnectionError:
             return
-        if not chunk:
+        if not size:
             return
-        buffer += chunk
+        buffer += memoryview(chunk)[:size]
         *lines, buffer = buffer.split(b"\n")
         yield from lines
 
 
 def _host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     """The Host to look at, and a function to be told of each run that begins."""
+    host, begin = _host_of(setup)
+    host.state_dir, host.runtime_dir = setup.state_dir, setup.runtime_dir
+    return host, begin
+
+
+def _host_of(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
     if not setup.record and not setup.replay:
         open_nvml = _open_fake(setup.fake_nvml) if setup.fake_nvml else None
         return Host(setup.root, open_nvml, shared_seconds=SHARED_SECONDS), lambda check, instance: None
@@ -104,18 +146,41 @@ def _open_fake(profile_or_file: str) -> Callable[[], Any]:
     return opened
 
 
+class _Kept(NamedTuple):
+    """The last run of each: what did not change since is neither made nor sent again (unchanged.py). `number`: of its
+    request; `config`: its table of settings; `texts`: each observation as JSON; `said`: what else it gave.
+
+    `store` is of the run at `made`, the same was read again until `now`: so it is, but for that moment, `until`.
+    """
+
+    number: int
+    config: dict[str, Any]
+    now: float
+    boot_id: str
+    observations: list[Observation]
+    texts: list[str]
+    store: dict[str, past.Series]
+    made: float
+    until: float
+    said: dict[str, Any]
+
+
 class Worker:
     """The operations. Each returns a plain table; an exception becomes "error" in one sentence."""
 
     def __init__(
-        self, setup: Setup, host: Host, begin: Callable[[str, str], None] = lambda check, instance: None
+        self,
+        setup: Setup,
+        host: Host,
+        begin: Callable[[str, str], None] = lambda check, instance: None,
+        checks: Mapping[str, registry.Check] = NO_CHECKS,
     ) -> None:
         self.setup = setup
         self.host = host
         self.begin = begin
-        self.checks: dict[str, registry.Check] = {}
+        self.checks = checks
         self._configs: dict[RunName, tuple[dict[str, Any], CheckConfig]] = {}
-        self._stores: dict[str, dict[str, past.Series]] = {}  # text that the daemon keeps -> the store in it
+        self._kept: dict[RunName, _Kept] = {}
 
     def answer_line(self, line: bytes) -> bytes:
         """The reply to one request. "outdated": the NVML that this process loaded does not fit the driver, for good."""
@@ -123,7 +188,7 @@ class Worker:
         reply = self.answer(request)
         about = {"number": request["number"], "outdated": self.host.nvml_is_outdated}
         try:
-            text = json.dumps({**reply, **about}, separators=(",", ":"))
+            text = _line({**reply, **about})
         except (TypeError, ValueError) as error:
             text = json.dumps({"error": f"what it gave cannot be sent: {one_sentence(error)}", **about})
         return text.encode() + b"\n"
@@ -136,29 +201,49 @@ class Worker:
             return {"error": one_sentence(error)}
 
     def do_run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One run of one check: findings, observations, repairs. A site's check is imported when first asked for."""
+        """One run of one check: findings, observations, repairs. A site's check is imported when first asked for.
+        "gone": a GPU that had answered before was lost to NVML meanwhile."""
         check = self._check(request["check"])
         self.begin(check.name, request["instance"])
-        config = self._config(check, request["config"])
-        store, boot_id = self._store(request["past"]), request["boot_id"]
+        name, boot_id = RunName(check.name, request["instance"]), request["boot_id"]
+        kept = self._kept.pop(name, None)
+        if "before" in request and (kept is None or kept.number != request["before"]):
+            raise ValueError(f"it does not know request {request['before']}")
+        known = kept if "before" in request else None
+        table = request["config"] if known is None or "config" in request else known.config
+        config = self._config(check, table)
         now = request["now"] if "now" in request else self.host.now()  # a caller that keeps no past names no moment
+        same = kept if kept is not None and known is not None and "past" not in request else None
+        store = past.decode(request["past"]) if same is None else same.store
+        again = (same.made, same.now) if same else None
         found: dict[str, list[Any]] = {"findings": [], "observations": [], "repairs": []}
-        error = ""
+        error, gone_before = "", self.host.gpus_gone
         try:
-            for item in check.run(self.host, config, Past(store, now, boot_id)):
-                found[_kind(item, check.name)].append(item)
+            for item in check.run(self.host, config, Past(store, now, boot_id, again)):
+                found["observations" if type(item) is Observation else _kind(item, check.name)].append(item)
         except Exception as problem:  # checks catch nothing: what stops one is caught here, once for all
             error = one_sentence(problem)
-        store = past.update(store, found["observations"], now, boot_id)
-        text = past.encode(store)
-        self._stores[text] = store
-        return {
-            "error": error,
-            "findings": dump(found["findings"]),
-            "observations": f"[{','.join(map(_text, found['observations']))}]",
-            "repairs": dump(found["repairs"]),
-            "past": text,
-        }
+        read = found["observations"]
+        left_out = max(len(read) - MOST_OBSERVATIONS, 0)
+        del read[MOST_OBSERVATIONS:]
+        as_before = kept is not None and kept.observations == read
+        texts = kept.texts if kept and as_before else _texts(read, kept)
+        said = {"findings": dump(found["findings"]), "left_out": left_out, "repairs": dump(found["repairs"])}
+        answer = {"error": error, "gone": self.host.gpus_gone > gone_before, "keeps": True}
+        brief = known is not None and request.get("brief") is True
+        if not (brief and as_before):
+            answer["observations"] = f"[{','.join(texts)}]"
+        answer |= {name: value for name, value in said.items() if not (brief and kept and kept.said[name] == value)}
+        stands = same is not None and as_before and same.boot_id == boot_id and now < same.until
+        made, until = (same.made, same.until) if same and stands else (now, 0.0)
+        if not stands:
+            store = past.update(past.read_again(store, *again) if again else store, read, now, boot_id)
+            until = past.stands_until(store, len(read), now, boot_id)
+        if not (stands and brief):
+            answer["past"] = past.encode(past.read_again(store, made, now) if stands else store)
+        number = request.get("number", 0)
+        self._kept[name] = _Kept(number, table, now, boot_id, read, texts, store, made, until, said)
+        return answer
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
         """The check's settings, made anew only when the daemon sends others."""
@@ -167,10 +252,6 @@ class Worker:
         if before is None or before[0] != table:
             before = self._configs[name] = (table, load(check.config, table))
         return before[1]
-
-    def _store(self, text: str) -> dict[str, past.Series]:
-        """The counters' past from the daemon's text, which this worker made in the last run, or another worker did."""
-        return self._stores.pop(text, None) or past.decode(text)
 
     def _check(self, name: str) -> registry.Check:
         """A check by name. A built-in one never depends on the site's directory, or on what somebody just put there."""
@@ -202,11 +283,15 @@ class Worker:
     def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
         at the start, and goes aside for a person instead of being replaced."""
-        from healthd.judge.ledger_file import read_text, set_aside
+        from healthd.judge.kept_file import read_text, set_aside
+        from healthd.machine import ownership
         from healthd.machine.files import remove_leftovers, replace_file
 
-        os.makedirs(request["to"], mode=0o700, exist_ok=True)
-        remove_leftovers(request["to"])
+        try:
+            with ownership.folder(request["to"], make_mode=0o700):
+                remove_leftovers(request["to"])
+        except ownership.Untrusted as error:
+            raise error.at(request["to"], "state_dir") from None
         for name in request["names"]:
             text = read_text(os.path.join(request["from"], name))
             if request["keep"] and os.path.exists(os.path.join(request["to"], name)):
@@ -215,18 +300,49 @@ class Worker:
                 replace_file(os.path.join(request["to"], name), text, durable=True)
         return {}
 
+    def do_append_events(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Write lines of the stream behind the others, durably, then to the journal. "journal_lost": how many of them
+        that did not take."""
+        from healthd.machine.journald import stderr_is_the_journal
+        from healthd.machine.ownership import Untrusted
+        from healthd.stream import file, journal
+
+        try:
+            file.append(request["to"], request["lines"], request["again"])
+        except Untrusted as error:
+            raise error.at(request["to"], "state_dir") from None
+        return {"journal_lost": journal.send(request["lines"]) if stderr_is_the_journal() else 0}
+
+    def do_read_cluster_name(self, _request: dict[str, Any]) -> dict[str, Any]:
+        """The name of the cluster, as Slurm's settings on this node have it."""
+        from healthd.slurm.cluster_name import cluster_name
+
+        return {"cluster": cluster_name(self.setup.root)}
+
     def do_write_file(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write a file for others to read, on any disk."""
         from healthd.machine.files import replace_file
+        from healthd.machine.ownership import Untrusted
 
-        replace_file(request["path"], request["text"], mode=0o644)
+        try:
+            replace_file(request["path"], request["text"], mode=0o644)
+        except Untrusted as error:
+            raise error.at(request["path"], "metrics.textfile") from None
         return {}
 
     def do_load_copy(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The texts of files in the state directory."""
-        from healthd.judge.ledger_file import read_text
+        """The texts of files in the state directory. "written": when the newest of them was (epoch), 0 = not known."""
+        from healthd.judge.kept_file import read_text
+        from healthd.machine.files import newest
 
-        return {"texts": {name: read_text(os.path.join(request["from"], name)) for name in request["names"]}}
+        texts = {name: read_text(os.path.join(request["from"], name)) for name in request["names"]}
+        return {"texts": texts, "written": newest(request["from"], request["names"])}
+
+    def do_look_at_own_files(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What lies where the daemon was started from."""
+        from healthd.work.own_files import identities
+
+        return {"files": identities(request["paths"])}
 
     def do_read_journal(self, request: dict[str, Any]) -> dict[str, Any]:
         """Kernel lines of this boot that the ring buffer no longer has."""
@@ -236,10 +352,11 @@ class Worker:
         return {"lines": [list(line) for line in lines]}
 
 
-@functools.lru_cache(maxsize=4096)
-def _text(observation: Observation) -> str:
-    """The observation as JSON. On a healthy node most are as in the last round."""
-    return json.dumps(dump(observation), separators=(",", ":"), allow_nan=False)
+def _texts(observations: list[Observation], kept: _Kept | None) -> list[str]:
+    """Each as JSON; most are what they were in the last run, and stand where they stood."""
+    before = zip(kept.observations, kept.texts, strict=True) if kept else ()
+    pairs = zip_longest(observations, islice(before, len(observations)), fillvalue=(None, ""))
+    return [text if each == was else _encoded(dump(each)) for each, (was, text) in pairs]
 
 
 def _kind(item: object, check: str) -> str:

@@ -27,6 +27,7 @@ from requirements import require_programs, require_root
 PACKAGES = "e2fsprogs mount util-linux"
 IMAGE_BYTES = 16 << 20
 PROC = Path("/proc")
+SITS_SECONDS = 0.3  # so long the read of a page does not take
 
 # Thaws and unmounts at the end of its input. Lazily: a bind mount or a process of the test may still be there.
 GUARD = 'cat >/dev/null; fsfreeze --unfreeze "$0" 2>/dev/null; umount --lazy "$0"'
@@ -65,7 +66,7 @@ class FrozenFilesystem:
 
     def thaw(self) -> None:
         """Let everything go on that waited. Nothing happens if it is not frozen."""
-        subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], capture_output=True, timeout=30)
+        subprocess.run(["fsfreeze", "--unfreeze", str(self.path)], capture_output=True, timeout=240)
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
@@ -81,29 +82,41 @@ class HangFs:
     """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go.
 
     `path`: where to mount it, else in a new directory. `error`: an errno that it answers to everything instead.
+    `user`: whose mount it is, as fusermount3 would say.
     """
 
-    def __init__(self, directory: Path, path: Path | None = None, error: int = 0) -> None:
+    def __init__(self, directory: Path, path: Path | None = None, error: int = 0, user: int = 0) -> None:
         self._directory = directory
         self._path = path
         self._error = error
+        self._user = user
 
     def __enter__(self) -> HangFs:
         require_root()
         self.path = self._path or Path(tempfile.mkdtemp(prefix="hang-", dir=self._directory))
-        command = [sys.executable, str(Path(__file__).with_name("hangfs.py")), str(self.path), str(self._error)]
+        script = str(Path(__file__).with_name("hangfs.py"))
+        command = [sys.executable, script, str(self.path), str(self._error), str(self._user)]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=False
         )
         assert self._server.stdout is not None
         if self._server.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"hangfs ended with status {self._server.wait(10)}")
+            raise RuntimeError(f"hangfs ended with status {self._server.wait(240)}")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def wait_until_it_hears(self, pid: int) -> None:
+        """Until it has read a question of this process, which is in D state once it is killed: one whose question
+        still waits to be read just dies."""
+        assert self._server.stdout is not None
+        for line in self._server.stdout:
+            if int(line) == pid:
+                return
+        raise RuntimeError(f"hangfs ended with status {self._server.wait(240)}")
 
     def release(self) -> None:
         """End it: whoever waits gets an error, the mount point is an empty directory again."""
@@ -115,12 +128,27 @@ def in_d_state(pid: int, proc: Path = PROC) -> bool:
     return _state(pid, proc) == "D"
 
 
-def wait_for_d_state(pid: int, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not in_d_state(pid):
-        if time.monotonic() > deadline:
+def wait_for_d_state(pid: int, timeout: float = 240.0) -> None:
+    """Until it sits there: while a page of its program is read a process is in D state, too, for a moment."""
+    deadline, since, asleep = time.monotonic() + timeout, 0.0, ""
+    while True:
+        now, before, asleep = time.monotonic(), asleep, _sleeps(pid)
+        if not asleep or asleep != before:
+            since = now
+        elif now - since >= SITS_SECONDS:
+            return
+        if now > deadline:
             raise TimeoutError(f"process {pid} is not in D state but {_state(pid) or 'gone'}")
         time.sleep(0.01)
+
+
+def _sleeps(pid: int) -> str:
+    """How often a process that is in D state went to sleep until now, "" if it is not."""
+    try:
+        status = (PROC / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return status.partition("\nvoluntary_ctxt_switches:")[2].split()[0] if "\nState:\tD" in status else ""
 
 
 def _state(pid: int, proc: Path = PROC) -> str:
@@ -142,7 +170,7 @@ def pending_signals(pid: int, proc: Path = PROC) -> set[int]:
 
 
 def _run(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(argv)}: exit status {done.returncode}: {done.stderr.strip()}")
 
@@ -152,4 +180,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
-    process.wait(30)
+    process.wait(120)

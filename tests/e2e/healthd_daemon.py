@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 from healthd.machine.program import ENVIRONMENT
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EACH_SECOND = "interval_seconds = 1.0\n"
 PROGRAMS_FIRST = ENVIRONMENT["PATH"].partition(":")[0]
 
 
@@ -38,20 +40,20 @@ class Healthd:
         fake_nvml: str = "dgx-h100",
         wait: bool = True,
         programs: Path | None = None,
+        python: str = sys.executable,
     ) -> None:
         self.directory = directory or Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
         self.kernel_log = self.directory / "kernel.log"
         self.kernel_log.touch()
         self.config = self.directory / "healthd.toml"
-        # The test machine's own processes are no part of a story: a killed one takes a moment to go.
-        unconcerned = "" if "[checks.processes]" in config else "[checks.processes]\nenabled = false\n"
-        self.config.write_text(f"{config}\n{unconcerned}")
+        self.configure(config)
         self.log = self.directory / "healthd.log"
         self.run_dir = self.directory / "run"
         self.flags = flags
         self.fake_nvml = fake_nvml
         self.env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})}
         self.wait = wait
+        self.python = python
         self.programs = programs
         self.instead = {} if programs is None else {PROGRAMS_FIRST: programs}
         self.process: subprocess.Popen[bytes] | None = None
@@ -76,10 +78,17 @@ class Healthd:
         if error is not None:
             print(self.log.read_text(errors="replace")[-8000:], file=sys.stderr)
 
+    def configure(self, config: str) -> None:
+        """Other settings, for the next start or reload."""
+        # The test machine's own processes are no part of a story: a killed one takes a moment to go.
+        unconcerned = "" if "[checks.processes]" in config else "[checks.processes]\nenabled = false\n"
+        self.config.write_text(f"{config}\n{unconcerned}")
+
     def argv(self) -> list[str]:
-        argv = [sys.executable, "-m", "healthd", "run", "--config", str(self.config)]
+        argv = [self.python, "-m", "healthd", "run", "--config", str(self.config)]
         argv += ["--runtime-dir", str(self.run_dir), "--state-dir", str(self.directory / "state")]
-        argv += ["--kernel-log", str(self.kernel_log), "--listen", "off"]
+        argv += ["--kernel-log", str(self.kernel_log)]
+        argv += [] if "\nlisten = " in self.config.read_text() else ["--listen", "off"]
         argv += (["--fake-nvml", self.fake_nvml] if self.fake_nvml else []) + list(self.flags)
         if not self.instead:
             return argv
@@ -95,20 +104,35 @@ class Healthd:
         if self.wait:
             self.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
 
-    def stop(self, seconds: float = 60) -> int:
+    def stop(self, seconds: float = 120) -> int:
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(seconds)
 
+    def stop_at_rest(self) -> int:
+        """Stop it while its worker is idle and so writes what is told of the end: a busy one is not waited for. Its
+        settings begin with EACH_SECOND."""
+        assert self.process is not None
+        settings = self.config.read_text()
+        self.config.write_text("interval_seconds = 3600.0\n" + settings.removeprefix(EACH_SECOND))
+        self.process.send_signal(signal.SIGHUP)
+        self.until(lambda s: s["interval_seconds"] == 3600, "no round comes any more")
+        self.until(
+            lambda s: s["time"] - end_of_round(s) > 9 and not s["stream"]["waiting"],
+            "the last one is long over",
+        )
+        self.config.write_text(settings)
+        return self.stop()
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(120)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """One request on the control socket. Raises OSError where no daemon listens."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-            stream.settimeout(60)
+            stream.settimeout(120)
             stream.connect(str(self.run_dir / "healthd.sock"))
             stream.sendall(json.dumps(request).encode() + b"\n")
             said = b""
@@ -147,16 +171,41 @@ class Healthd:
             log.write("".join(f"{line}\n" for line in lines))
 
     def worker(self) -> int:
-        """The pid of the worker that is there now."""
+        """The pid of the worker that is there now, or will be: one may just have been left, or be about to begin."""
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(next(pid for pid in children if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()))
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        end = time.monotonic() + 120
+        while True:
+            for pid in children.read_text().split():
+                with contextlib.suppress(OSError):  # a child that ended since
+                    if b"healthd.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        return int(pid)
+            assert time.monotonic() < end, "there is no worker"
+            time.sleep(0.02)
+
+
+def write_whole(file: Path, text: str) -> None:
+    """A daemon that reads it meanwhile sees the old text or the new one."""
+    beside = file.with_suffix(".new")
+    beside.write_bytes(text.encode())
+    beside.replace(file)
 
 
 def rounds(daemon: Healthd, count: int) -> dict[str, Any]:
     """Wait until `count` more whole rounds are over; the status then."""
     last = daemon.status()["round"]["number"] + count
     return daemon.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+
+
+def end_of_round(status: dict[str, Any]) -> float:
+    """When the last round was over (epoch), infinity while one is in progress that was due."""
+    its = status["round"]
+    return float(its["started"] + its["seconds"]) if its["next_at"] > its["started"] else float("inf")
+
+
+def looked_since(status: dict[str, Any], moment: float) -> bool:
+    """Whether each check has looked after that moment (epoch). On a busy machine two wishes to look are one round."""
+    return all(found["started"] >= moment for found in status["results"])
 
 
 def xid(

@@ -31,17 +31,19 @@ PidFile={directory}/slurmdbd.pid
 """
 
 
-def write_slurmdbd_conf(directory: Path, port: int) -> None:
+def write_slurmdbd_conf(directory: Path, port: int, plugins: Path | None = None) -> None:
+    """`plugins`: where they are, if not where this machine's own are."""
     conf = directory / "slurmdbd.conf"
     conf.touch(mode=0o600)
-    conf.write_text(SLURMDBD_CONF.format(directory=directory, port=port, database_port=port + 1))
+    where = f"PluginDir={plugins}\n" if plugins else ""
+    conf.write_text(SLURMDBD_CONF.format(directory=directory, port=port, database_port=port + 1) + where)
 
 
 def make_database(directory: Path) -> None:
     at = directory / "database"
     command = ("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={at}", "--skip-test-db")
     more = ("--auth-root-authentication-method=normal", "--innodb-log-file-size=8M")
-    subprocess.run((*command, *more), stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=120)
+    subprocess.run((*command, *more), stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=600)
 
 
 def mariadbd(directory: Path, port: int) -> tuple[str, ...]:

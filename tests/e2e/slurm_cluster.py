@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import shutil
 import signal
@@ -30,11 +29,11 @@ from types import TracebackType
 
 import slurm_accounting
 import slurm_versions
+from ports import free_ports
 from requirements import require_programs, require_root
 
 MARK = "HEALTHD_TEST_CLUSTER"
 WAIT_SECONDS = 120.0  # what comes at once on an idle machine; who waits for it to fail gives a time
-PORTS = range(20000, 32000)  # below the ephemeral ports, so that no outgoing connection sits on one of ours
 
 SLURM_CONF = """\
 ClusterName=test
@@ -98,7 +97,7 @@ class SlurmCluster:
     `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
     `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
     slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
-    `accounting`: with a slurmdbd, for sacct and sacctmgr (this machine's own version only).
+    `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class SlurmCluster:
         nodes: int = 3,
         gpus: int = 8,
         base_port: int | None = None,
-        slurmd_timeout: int = 10,
+        slurmd_timeout: int = 60,  # of a node that does not answer: also a busy machine's
         message_timeout: int = 5,
         extra_conf: Sequence[str] = (),
         version: str | None = None,
@@ -253,11 +252,20 @@ class SlurmCluster:
     def kill_slurmstepd(self, job: str) -> None:
         """Of a batch job, whose processes run on."""
         name = f"slurmstepd: [{job}.batch]".encode()
-        for pid, _ in processes():
-            with contextlib.suppress(OSError):
-                if name in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    kill_if(pid, lambda pid: marked(pid, self.directory))
-        time.sleep(0.5)
+
+        def found() -> list[int]:
+            ours = []
+            for pid, _ in processes():
+                with contextlib.suppress(OSError):
+                    if name in Path(f"/proc/{pid}/cmdline").read_bytes() and marked(pid, self.directory):
+                        ours.append(pid)
+            return ours
+
+        killed = found()
+        for pid in killed:
+            kill_if(pid, lambda pid: marked(pid, self.directory))
+        self._until(lambda: not found(), f"the slurmstepd of job {job} is gone", WAIT_SECONDS)
+        assert killed, f"job {job} has no slurmstepd"
 
     def remove_dead_slurmstepd(self, job: str) -> None:
         """What it leaves: a socket, on which others wait, and the script, which is in the way of the job's next run."""
@@ -297,15 +305,16 @@ class SlurmCluster:
             conf += NODE.format(name=name, host=host, port=first + i, gpus=self.gpus)
             if self.gpus:
                 (at / "spool" / name).mkdir()
-                gres += f"NodeName={name} Name=gpu Type=h100 File={at}/dev/{name}/gpu[0-{self.gpus - 1}]\n"
+                gres += f"NodeName={name} Name=gpu Type=h100 File={at}/dev/{name}/nvidia[0-{self.gpus - 1}]\n"
                 for g in range(self.gpus):  # 195 is NVIDIA's major number
-                    device = at / "dev" / name / f"gpu{g}"
+                    device = at / "dev" / name / f"nvidia{g}"
                     device.parent.mkdir(exist_ok=True)
                     os.mknod(device, 0o666 | 0o020000, os.makedev(195, g))
         if self.accounting:
             conf = conf.replace("AccountingStorageType=accounting_storage/none\n", "")
             conf += slurm_accounting.SLURM_CONF.format(directory=at, port=self._accounting_port)
-            slurm_accounting.write_slurmdbd_conf(at, self._accounting_port)
+            plugins = self._programs / "plugins" if self._programs else None
+            slurm_accounting.write_slurmdbd_conf(at, self._accounting_port, plugins)
         if self._programs:
             conf += f"PluginDir={self._programs}/plugins\n"
         (at / "slurm.conf").write_text(conf + PARTITION + "".join(f"{line}\n" for line in self.extra_conf))
@@ -352,7 +361,7 @@ class SlurmCluster:
     def _is_ready(self) -> bool:
         if not self._controller_answers():
             return False
-        states = self.run("sinfo", "-hN", "-n", ",".join(self.names), "-o", "%T", check=False).split()
+        states = self.run("sinfo", "-hN", "-p", "gpu", "-n", ",".join(self.names), "-o", "%T", check=False).split()
         return len(states) == len(self.names) and all(state == "idle" for state in states)
 
     def _launch(self, name: str, *argv: str) -> None:
@@ -372,10 +381,10 @@ class SlurmCluster:
         process = self._processes.pop(name)
         process.send_signal(signal_number)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
     def _until(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -392,7 +401,7 @@ class SlurmCluster:
         for name in list(self._processes):
             with contextlib.suppress(OSError):
                 self._stop(name, signal.SIGKILL)
-        end = time.monotonic() + 10
+        end = time.monotonic() + WAIT_SECONDS
         while left := list(self._marked()):
             for pid in left:
                 kill_if(pid, lambda pid: marked(pid, self.directory) or pid in left)
@@ -446,23 +455,9 @@ def mounts_below(directory: Path) -> list[str]:
     return [target for line in lines if (target := line.split()[1]).startswith(f"{directory}/")]
 
 
-def free_ports(count: int, held: contextlib.ExitStack) -> int:
-    """The first of `count` consecutive ports on which nobody listens; no other cluster gets one until `held` ends."""
-    while True:
-        first = random.SystemRandom().randrange(PORTS.start, PORTS.stop - count)
-        with contextlib.ExitStack() as ours, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                ours.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0healthd-test-port-{port}")
-            with contextlib.ExitStack() as tried:
-                for port in range(first, first + count):
-                    tried.enter_context(socket.socket()).bind(("0.0.0.0", port))
-            held.push(ours.pop_all())
-            return first
-
-
 def running_job(cluster: SlurmCluster, node: str, *options: str) -> str:
     """The id of a job that runs on the node."""
-    job = cluster.sbatch("sleep 300", "-w", node, *options)
+    job = cluster.sbatch("sleep 3000", "-w", node, *options)
     cluster.wait_job(job, "RUNNING")
     time.sleep(1)  # Slurm's times have whole seconds: the job surely started before what comes now
     return job

@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 import slurm_versions
 from slurm_cluster import Node, SlurmCluster
+from waiting import until
 
 from healthd.config import FleetLimits
-from healthd.model import Clears, Condition, ConditionState, Health, Mode, Severity, SlurmMemory, Verdict
+from healthd.model import Clears, Condition, ConditionState, Health, Mode, Requeue, Severity, SlurmMemory, Verdict
 from healthd.slurm.commands import ENVIRONMENT, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
+from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
 from healthd.slurm.policy import Policy
 
 # tests leave drained nodes to each other, and are not about how many
 NO_LIMIT = FleetLimits(own_hardware_limit_percent=100)
-ACT = Policy(mode=Mode.ACT, command_seconds=20, requeue_again_seconds=3, fleet=NO_LIMIT)
+# which of its jobs a fault hits is the matter of test_requeue_by_part.py
+ACT = Policy(mode=Mode.ACT, command_seconds=20, requeue_again_seconds=3, fleet=NO_LIMIT, requeue=Requeue.NODE)
 XID = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"
 HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 
@@ -63,9 +66,10 @@ class Healthd:
     after: Callable[[Command], None] = lambda command: None
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     prefix: tuple[str, ...] = ()
+    gpus: NodeGpus = NOT_TOLD
 
     def look(self, verdict: Verdict) -> ReconcileReport:
-        steps = reconcile(verdict, self.memory, self.policy, self.node, self.boot_id, time.time)
+        steps = reconcile(verdict, self.memory, self.policy, self.node, self.boot_id, time.time, self.gpus)
         answer: CommandResult | None = None
         while True:
             try:
@@ -148,11 +152,28 @@ def resume(cluster: SlurmCluster, name: str) -> None:
 
 
 def until_listed(cluster: SlurmCluster, job: str, node: str) -> str:
-    end = time.monotonic() + 60
-    while f" {job} " not in cluster.attempt("scontrol", "listpids", "*", node).stdout:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: is_listed(cluster, job, node), f"slurmd lists the processes of job {job}")
     return job
+
+
+def until_not_listed(cluster: SlurmCluster, job: str, node: str) -> None:
+    """A slurmstepd that ends is a trouble for that moment: its socket goes when it answers no more."""
+    spool = cluster.directory / "spool" / node
+
+    def is_over() -> bool:
+        return not is_listed(cluster, job, node) and not any(map(Path.is_socket, spool.glob(f"*_{job}.*")))
+
+    until(is_over, f"job {job} ends")
+
+
+def is_listed(cluster: SlurmCluster, job: str, node: str) -> bool:
+    return bool(listed(cluster, job, node))
+
+
+def listed(cluster: SlurmCluster, job: str, node: str) -> list[int]:
+    """The pids of the job's processes on the node."""
+    rows = map(str.split, cluster.attempt("scontrol", "listpids", "*", node).stdout.splitlines())
+    return [int(row[0]) for row in rows if row[1:2] == [job]]
 
 
 def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
@@ -160,11 +181,9 @@ def run_again(cluster: SlurmCluster, job: str, node: str) -> None:
     left of its last run would end the next one (slurmd: "Job already running"), and slurmd takes a start in the second
     in which that was ended for it ("already killed, do not launch")."""
     time.sleep(2)
-    end = time.monotonic() + 120
-    while f" {job} " in cluster.attempt("scontrol", "listpids", "*", node).stdout:
-        assert time.monotonic() < end, f"job {job} does not end"
-        time.sleep(0.1)
+    until_not_listed(cluster, job, node)
     cluster.wait_state(node, without=("COMPLETING",))
+    end = time.monotonic() + 240
     while cluster.job(job)["JobState"] != "RUNNING":
         assert time.monotonic() < end, cluster.job(job)
         cluster.attempt("scontrol", "update", f"JobId={job}", "StartTime=now")

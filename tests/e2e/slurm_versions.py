@@ -25,9 +25,9 @@ DEBIAN = {"24.11": "trixie", "26.05": "sid"}
 MIRROR = "http://deb.debian.org/debian"
 RETRY_SECONDS = 10.0
 FETCH_SECONDS = 80.0  # three times within the 300 s that a test may take
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PACKAGES = ("slurmctld", "slurmd", "slurmdbd", "slurm-client", "munge")
 COMMANDS = ("sinfo", "squeue", "scontrol", "sbatch", "srun", "salloc", "scancel", "sacct", "sacctmgr", "sdiag")
-DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
+DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmdbd")
 
 
 _why_none: dict[str, str] = {}  # version -> what went wrong: tried once in a run of the tests
@@ -42,7 +42,7 @@ def programs(version: str) -> Path:
     and moves on. Anything else fails it."""
     require_programs("mmdebstrap", "patchelf", packages="mmdebstrap patchelf debian-archive-keyring")
     CACHE.mkdir(parents=True, exist_ok=True)
-    root = CACHE / f"slurm-{version}"
+    root = CACHE / f"slurm-{version}-with-slurmdbd"  # older caches are without it
     with open(CACHE / "slurm.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not root.exists():
@@ -93,12 +93,12 @@ def _fetch(into: Path, release: str) -> None:
 
 
 def _ask(folder: Path, version: str) -> None:
-    """Each program loads its libraries and plugins, and is of this version (slurmstepd cannot be asked)."""
+    """Each program loads its libraries and plugins, and is of this version (slurmstepd, slurmdbd cannot be asked)."""
     conf = folder / "slurm.conf"
     lines = ("ClusterName=test", "SlurmctldHost=localhost", f"PluginDir={folder}/plugins", "NodeName=n1")
     conf.write_text("".join(f"{line}\n" for line in (*lines, "PartitionName=gpu Nodes=n1")))
     for name in (*COMMANDS, "slurmctld", "slurmd"):
-        said = _run("env", f"SLURM_CONF={conf}", str(folder / name), "-V", seconds=30)
+        said = _run("env", f"SLURM_CONF={conf}", str(folder / name), "-V", seconds=240)
         if not re.match(rf"slurm(-wlm)? {re.escape(version)}\.", said):
             raise NotToBeHad(f"{name} -V says {said.strip()}")
 
@@ -122,11 +122,12 @@ def _patch(building: Path, root: Path) -> None:
     folder = building / "programs"
     folder.mkdir()
     for name in (*COMMANDS, *DAEMONS):
-        found = next(p for p in (building / f"usr/sbin/{name}-wlm", building / f"usr/bin/{name}") if p.exists())
+        places = (f"usr/sbin/{name}-wlm", f"usr/sbin/{name}", f"usr/bin/{name}")
+        found = next(building / place for place in places if (building / place).exists())
         program = Path(os.path.realpath(found))
-        _run("patchelf", "--set-interpreter", str(there / interpreter.name), *search, str(program), seconds=60)
+        _run("patchelf", "--set-interpreter", str(there / interpreter.name), *search, str(program), seconds=240)
         (folder / name).symlink_to(os.path.relpath(program, folder))
     for library in (libraries / "slurm-wlm").glob("*.so"):  # their own search path would hide the programs'
         if not library.is_symlink():
-            _run("patchelf", "--remove-rpath", str(library), seconds=60)
+            _run("patchelf", "--remove-rpath", str(library), seconds=240)
     (folder / "plugins").symlink_to(os.path.relpath(libraries / "slurm-wlm", folder))

@@ -19,6 +19,7 @@ from stories import (
     put_back,
     rebooted,
     repaired,
+    restarted,
     resumed,
     rounds,
     steps,
@@ -28,6 +29,7 @@ from stories import (
 
 from healthd.model import Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
+from healthd.validation.document import FILE, Result, Validation, as_text
 
 BUS = GPU.removesuffix(".0")
 SWITCH = "0000:85:00.0"
@@ -42,6 +44,7 @@ CLEAN_SECONDS = 15.0  # of a clean time under load: longer than it takes to see 
 SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
 SLOWED = {"gpu_clocks": {"within_seconds": 3.0, "clean_seconds": 2.0}}
 SLOW_SECONDS = 15
+A10 = "compute_capability = [8, 6]\n"  # it contains no errors
 LEFT_OVER = "processes = [4711]"
 A100, B200 = fake_pci_gpus("dgx-a100")[3], fake_pci_gpus("dgx-b200")[3]
 
@@ -91,6 +94,16 @@ ACCESS = [
         fault=gpu("lost = true"),
         meanwhile=WELL,
         repair=rebooted,
+    ),
+    Row(
+        "gpu_access/lost",
+        GPU,
+        how="longer than a reset takes",
+        well=writes({"/proc/4242/comm": "slurmd\n"}),
+        fault=gpu("lost = true"),
+        meanwhile=WELL,
+        repair=rebooted,
+        settings={"gpu_access": {"confirm_seconds": 1.0}},
     ),
     *(
         Row(code, "", fault=gpus(text), meanwhile=rebooted, repair=WELL)
@@ -163,14 +176,23 @@ MEMORY = [
     Row(
         "gpu_ecc/uncorrected",
         GPU,
+        how="that the GPU contained",
         fault=gpu("ecc_volatile_uncorrected_dram = 2"),
+        repair=gpu("ecc_volatile_uncorrected_dram = 0"),
+        severity=Severity.DEGRADED,
+    ),
+    Row(
+        "gpu_ecc/uncorrected",
+        GPU,
+        how="of a GPU that contains none",
+        fault=gpu(f"{A10}ecc_volatile_uncorrected_dram = 2"),
         repair=gpu("ecc_volatile_uncorrected_dram = 0"),
     ),
     Row(
         "gpu_ecc/uncorrected",
         GPU,
         how="ends with a reboot",
-        fault=gpu("ecc_volatile_uncorrected_sram = 1"),
+        fault=gpu(f"{A10}ecc_volatile_uncorrected_sram = 1"),
         repair=steps(WELL, rebooted),
     ),
     Row(
@@ -236,6 +258,8 @@ LINKS = [
         for code, bad in (
             ("gpu_fabric/not_joined", "fabric_state = 2"),
             ("gpu_fabric/unhealthy", "fabric_health = 16"),
+            ("gpu_fabric/degraded", "fabric_health = 1\nfabric_summary = 3"),
+            ("gpu_fabric/left_out", "fabric_state = 0"),
         )
     ),
     Row(
@@ -308,6 +332,13 @@ LINKS = [
         fault=kernel(f"nvidia-nvswitch2: SXid (PCI:{SWITCH}): 11001, Fatal, Link 60 ingress invalid command"),
         repair=rebooted,
     ),
+    Row(
+        "sxid/26006",
+        SWITCH,
+        how="has no word, but its controller halted",
+        fault=kernel(f"nvidia-nvswitch2: SXid (PCI:{SWITCH}): 26006, SOE HALTED"),
+        repair=rebooted,
+    ),
 ]
 
 XIDS = [
@@ -319,6 +350,13 @@ XIDS = [
         repair=WELL,
         checks=("gpu_ecc",),
         also=frozenset({"gpu_ecc/uncorrected"}),
+    ),
+    Row(
+        "gpu_xid/173",
+        GPU,
+        how="drains without a requeue",
+        fault=kernel(xid(173, BUS, "C2C link failure")),
+        repair=rebooted,
     ),
     Row(
         "gpu_xid/79",
@@ -359,10 +397,20 @@ STATE = [
         "gpu_clocks/slowed",
         GPU,
         fault=slower(),
-        meanwhile=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # no load, no heat
-        repair=steps(WELL, rebooted),
+        repair=gpu(f"slowdown_hw_thermal_seconds = {SLOW_SECONDS}"),  # what nodes share ends by itself
         also=frozenset({"gpu_clocks/slowed_briefly"}),
         settings=SLOWED,
+        how="by heat",
+    ),
+    Row(
+        "gpu_clocks/slowed",
+        GPU,
+        fault=gpu("clock_event_reasons = 0x8"),
+        meanwhile=WELL,  # no load, no slowdown
+        repair=rebooted,
+        also=frozenset({"gpu_clocks/slowed_briefly"}),
+        settings=SLOWED,
+        how="without a reason",
     ),
     warns("gpu_clocks/slowed_briefly", "clock_event_reasons = 0x48", clean_seconds=2.0),
     Row(
@@ -386,7 +434,7 @@ STATE = [
         GPU,
         fault=steps(
             writes({"/proc/4711/comm": "python3\n", "/proc/4711/status": "Uid:\t1000\t1000\t1000\t1000\n"}),
-            gpu(f"{LEFT_OVER}\necc_volatile_uncorrected_dram = 2"),  # the job goes, and leaves it behind
+            gpu(f"{LEFT_OVER}\n{A10}ecc_volatile_uncorrected_dram = 2"),  # the job goes, and leaves it behind
         ),
         meanwhile=steps(gpu(LEFT_OVER), rounds()),
         repair=WELL,
@@ -397,7 +445,7 @@ STATE = [
     Row(
         "gpu_software/inforom",
         GPU,
-        fault=gpu("inforom = false"),
+        fault=steps(gpu("inforom = false"), restarted),  # one that was whole is looked at again after an hour
         meanwhile=rebooted,
         repair=WELL,
     ),
@@ -420,7 +468,26 @@ STATE = [
     warns("gpu_temperature/memory_hot", "temperature_memory_max = 95\ntemperature_memory = 99"),
 ]
 
-ROWS = [*ACCESS, *MEMORY, *LINKS, *XIDS, *STATE]
+
+def validated(verdict: str) -> Step:
+    """`healthd validate` has left this of GPU 3."""
+    says = Result("gemm_bf16", GPU, None, "TFLOPS", verdict, "", None, "the product is wrong", "PyTorch 2.5.1")
+    text = as_text(Validation("", "", 1.0, 2.0, "hand", "", (says,), ()))
+    return lambda scene: scene.machine.write({f"{scene.daemon.directory}/state/{FILE}": text})
+
+
+VALIDATED = [
+    Row(
+        "validation/failed",
+        GPU,
+        fault=validated("failed"),
+        meanwhile=restarted,
+        repair=validated("ok"),
+    ),
+    Row("validation/slow", GPU, fault=validated("slow"), repair=validated("ok")),
+]
+
+ROWS = [*ACCESS, *MEMORY, *LINKS, *XIDS, *STATE, *VALIDATED]
 
 # Codes that drain and are not told here, and why.
 LEFT: dict[str, str] = {}

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from stories import (
 )
 from trees import captured
 
+from healthd.live.told import FILE, JobTold, Told, as_text
 from healthd.model import Severity
 
 QUICK_MOUNT = {"mount": {"missing_confirm_seconds": 1.0}}
@@ -48,13 +50,33 @@ PROGRAM = "site-check"
 BAD_PAGE = "Memory failure: 0x849923: recovery action for dirty LRU page: Recovered"
 
 KERNEL_WARNS = {
-    "kernel/soft_lockup": "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]",
     "kernel/rcu_stall": "rcu: INFO: rcu_sched self-detected stall on CPU",
     "kernel/workqueue": "BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 33s!",
     "kernel/hung_task": "INFO: task php-fpm:2767319 blocked for more than 120 seconds.",
     "kernel/cpu_throttled": "CPU3: Core temperature above threshold, cpu clock throttled (total events = 1)",
     "kernel/too_hot": "thermal thermal_zone0: critical temperature reached (103 C), shutting down",
 }
+
+
+# What the process beside the daemon tells of a job that its sampled counters show, and what a site may do about it.
+WELL = JobTold("4711", 4, "counters")
+LOST = JobTold(
+    *("4711", 4, "counters", True, time.time() - 7200, 0.3, 8000.0, "", "", "unknown"),
+    evidence=("mlx5_0/1: times that congestion slowed it down (CNP handled) rose",),
+    node_changed=True,
+)
+SLOW = frozenset({"failslow/counters"})
+REQUEUES = {"failslow": {"sample": ("ib",), "act": "requeue", "loss_window_seconds": WINDOW_SECONDS}}
+
+
+def tells(job: JobTold) -> Step:
+    """A check reads the daemon's runtime directory below the made tree."""
+
+    def do(scene: Scene) -> None:
+        told = as_text(Told(written=time.time(), jobs=(job,)))
+        scene.machine.write({f"{scene.daemon.run_dir}/{FILE}": told})
+
+    return do
 
 
 def mounts(*lines: str) -> Step:
@@ -201,6 +223,17 @@ def server_is_back(scene: Scene) -> None:
 
 
 ROWS = [
+    Row("failslow/loss", "", fault=tells(LOST), repair=tells(WELL), also=SLOW, settings=REQUEUES, how="requeues"),
+    Row(
+        "failslow/loss",
+        "",
+        fault=tells(LOST),
+        repair=tells(WELL),
+        also=SLOW,
+        settings={"failslow": {**REQUEUES["failslow"], "act": "drain"}},
+        severity=Severity.DEGRADED,
+        how="drains",
+    ),
     Row(
         "clock/slow_source",
         "",
@@ -232,6 +265,17 @@ ROWS = [
         how="as the kernel says",
         fault=kernel("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_Ha#0_Chan#2_DIMM#0 (channel:2 slot:0 page:0x8)"),
         repair=rebooted,
+    ),
+    Row(
+        "memory_edac/uncorrected",
+        "mc0",
+        how="that the scrubber found",
+        fault=steps(
+            kernel("EDAC MC0: 1 UE memory scrubbing error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0)"),
+            memory(uncorrected=1),
+        ),
+        repair=booted(memory()),
+        severity=Severity.DEGRADED,
     ),
     Row(
         "memory_edac/machine_check",
@@ -286,12 +330,12 @@ ROWS = [
         severity=Severity.WARNING,
     ),
     Row(
-        "kernel/soft_lockup",
+        "kernel/rcu_stall",
         "",
         how="and all else that ends by itself",
         fault=steps(kernel(*KERNEL_WARNS.values()), opens(*KERNEL_WARNS)),
         repair=nothing,
-        also=frozenset(KERNEL_WARNS) - {"kernel/soft_lockup"},
+        also=frozenset(KERNEL_WARNS) - {"kernel/rcu_stall"},
         settings={"kernel": {"window_seconds": WINDOW_SECONDS}},
     ),
     Row(
@@ -304,6 +348,13 @@ ROWS = [
         "kernel/hard_lockup",
         "",
         fault=kernel("watchdog: Watchdog detected hard LOCKUP on cpu 12"),
+        repair=rebooted,
+    ),
+    Row(
+        "kernel/soft_lockup",
+        "",
+        how="of more than five minutes",
+        fault=kernel("watchdog: BUG: soft lockup - CPU#18 stuck for 306s! [python3:2254956]"),
         repair=rebooted,
     ),
     Row(

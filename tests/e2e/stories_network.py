@@ -23,8 +23,7 @@ CARD_WARNS = {
     "mlx5/module_temperature": f"{CARD} Port module event[error]: module 0, Cable error, High Temperature",
     "mlx5/module_power": f"{CARD} Port module event[error]: module 0, Cable error, Power budget exceeded",
     "mlx5/module_error": f"{CARD} Port module event[error]: module 0, Cable error, Unknown identifier",
-    "mlx5/command_timeout": f"{CARD} wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command "
-    "resource",
+    "mlx5/slot_power": f"{CARD} mlx5_pcie_event:299:(pid 12): Detected insufficient power on the PCIe slot (27W).",
     "mlx5/pci_error": f"{CARD} mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter",
     "mlx5/tx_timeout": f"{CARD} eth2: TX timeout detected",
     "mlx5/port_failed": "infiniband mlx5_1: Couldn't open port 1 for agents",
@@ -183,6 +182,15 @@ ROWS = [
         "mlx5/health_fatal",
         NICS[0],
         fault=kernel(f"mlx5_core {NICS[0]}: poll_health:801:(pid 0): device's health compromised - reached miss count"),
+        repair=rebooted,
+    ),
+    Row(
+        "mlx5/command_timeout",
+        NICS[0],
+        how="that leaks",
+        fault=kernel(
+            f"{CARD} wait_func:991:(pid 1): CREATE_DCT(0x710) timeout. Will cause a leak of a command resource"
+        ),
         repair=rebooted,
     ),
     Row(

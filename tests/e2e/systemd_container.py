@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -38,6 +39,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from requirements import require_programs, require_root
 
@@ -91,6 +93,7 @@ class ContainerError(Exception):
 class SystemdContainer:
     """`binds` appear inside at the same path, writable. `kmsg`: /dev/kmsg, for journald too.
     `options` go to systemd-nspawn as they are. `fresh`: a Debian release ("bookworm") of which only systemd is there.
+    `packages`: of which these are there (FRESH).
     `prepare`: what bash does as root before it boots; ContainerError if a command fails.
     """
 
@@ -101,9 +104,10 @@ class SystemdContainer:
         kmsg: bool = False,
         options: Sequence[str] = (),
         fresh: str = "",
+        packages: Sequence[str] = FRESH,
         prepare: str = "",
     ) -> None:
-        self._fresh, self._prepare = fresh, prepare
+        self._fresh, self._packages, self._prepare = fresh, packages, prepare
         self._options = [] if fresh else [f"--bind-ro={path}" for path in _code()]
         self._options += [f"--bind={path}" for path in binds]
         self._options += ["--bind=/dev/kmsg", "--capability=CAP_SYSLOG"] if kmsg else []
@@ -112,7 +116,7 @@ class SystemdContainer:
         self.cgroups: list[Path] = []
 
     def __enter__(self) -> SystemdContainer:
-        root = built_root(self._fresh, FRESH) if self._fresh else built_root(_release(), PACKAGES)
+        root = built_root(self._fresh, self._packages) if self._fresh else built_root(_release(), PACKAGES)
         self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self.directory / "state").mkdir()
         self.machine = self.directory.name.replace("_", "-").rstrip("-")
@@ -177,9 +181,9 @@ class SystemdContainer:
                 leader = self._leader()
                 if leader is not None:
                     _kill(leader, signal.SIGKILL)
-                if not _ends_within(self._nspawn, 1.0):
+                if not _ends_within(self._nspawn, 10.0):
                     self._nspawn.kill()
-                    _ends_within(self._nspawn, 2.0)
+                    _ends_within(self._nspawn, 10.0)
             self._nspawn = None
         clean_up(self.directory, self.cgroups)
 
@@ -254,8 +258,18 @@ class SystemdContainer:
                 )
             time.sleep(0.05)
 
+    def status(self, *flags: str) -> dict[str, Any]:
+        """What `healthd status` says as soon as the daemon answers, which it is given 5 s for."""
+        deadline = time.monotonic() + EXEC_SECONDS
+        while not (said := self.exec("healthd", "status", "--json", *flags, check=False)).stdout.startswith("{"):
+            if time.monotonic() > deadline:
+                raise ContainerError(f"healthd status: {said.stdout}{said.stderr}\n{self.log('healthd')[-3000:]}")
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+
     def log(self, unit: str) -> str:
         """What the journal has of a unit, oldest first."""
+        self.exec("journalctl", "--sync")  # else what was just said may not be in it yet
         return self.exec("journalctl", "--no-pager", "--quiet", "--output=short-precise", f"--unit={unit}").stdout
 
     def write(self, inside: str, text: str, mode: int = 0o644) -> None:
@@ -320,7 +334,13 @@ def _build(root: Path, release: str, packages: Sequence[str]) -> None:
     building = root.with_name(root.name + ".building")
     shutil.rmtree(building, ignore_errors=True)
     command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(packages)}"]
-    command += ["--aptopt=Acquire::Check-Valid-Until false", release, str(building), *_mirror(release)]
+    command += [
+        "--dpkgopt=force-unsafe-io",
+        "--aptopt=Acquire::Check-Valid-Until false",
+        release,
+        str(building),
+        *_mirror(release),
+    ]
     built = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
     if built.returncode != 0:
         raise ContainerError(f"{shlex.join(command)}: exit status {built.returncode}\n{built.stderr[-3000:]}")
@@ -338,7 +358,7 @@ def _mirror(release: str) -> list[str]:
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)"]
     command += ["Identifier: Packages", f"Release: {release}", "Component: main"]
     try:
-        sites = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.split()
+        sites = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.split()
     except OSError:
         return []
     return sites[:1]

@@ -40,7 +40,8 @@ time.time = now
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with SlurmCluster(nodes=6) as running:
+    # slurmd_timeout: slurmctld has a node register again each third of it, and takes one that comes late for a boot
+    with SlurmCluster(nodes=8, gpus=0, slurmd_timeout=600) as running:
         yield running
 
 
@@ -57,7 +58,7 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
     scontrol = shutil.which("scontrol")
     (tmp_path / "bin").mkdir()
     # The requeue never gets through: the node goes down first.
-    program(tmp_path / "bin" / "scontrol", f'case "$1" in requeue*) exec sleep 20;; esac\nexec {scontrol} "$@"')
+    program(tmp_path / "bin" / "scontrol", f'case "$1" in requeue*) exec sleep 600;; esac\nexec {scontrol} "$@"')
     with healthd(cluster, node, machine, env={**cluster.env, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}) as daemon:
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
@@ -79,7 +80,8 @@ def test_the_node_reboots_between_the_drain_and_the_requeue(
         found = cluster.node(node)
         if "DOWN" in found.flags:  # "Node unexpectedly rebooted": for a person, as without healthd
             assert found.reason.startswith("healthd: gpu_xid/79 ")
-            assert status["decision"]["text"].startswith("repaired, but Slurm has the node DOWN")
+            said = "repaired, but Slurm has the node DOWN"
+            daemon.until(lambda s: s["decision"]["text"].startswith(said), "the DOWN is left to a person")
             cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         cluster.wait_state(node, "IDLE", without=("DRAIN", "DOWN"))
         rounds(daemon, 2)
@@ -104,25 +106,26 @@ def test_the_clock_jumps_by_an_hour(
         daemon.kernel_line(xid(79))
         drained = cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         assert cluster.wait_job(job, "PENDING")["Restarts"] == "1"
-        assert "done" in daemon.ask(command="pause", seconds=8, why="the clock")
+        assert "done" in daemon.ask(command="pause", seconds=40, why="the clock")
         machine.gpus(LOST)
         rounds(daemon, 1)
         before = daemon.status()
         offset.write_text(str(jump))
         until(lambda: "the clock was set by" in daemon.log.read_text(), "the jump is noticed")
-        status = rounds(daemon, 2)
+        rounds(daemon, 2)
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
         # the fault stands, with its time as the new clock tells it; the drain was neither sent again nor lifted
         for code in ("gpu_xid/79", "gpu_access/lost"):
             old, new = condition(before, code), condition(status, code)
             assert old is not None
             assert new is not None
             assert (new["state"], new["since"]) == ("open", pytest.approx(old["since"] + jump, abs=0.5))
-        assert (status["slurm"]["owner"], status["decision"]["action"]) == ("ours", "leave")
+        assert status["decision"]["action"] == "leave"
         found = cluster.node(node)
         assert (found.reason, found.reason_time) == (drained.reason, drained.reason_time)
         # the pause lasts as long as was said, no hour more and not a second less
         assert status["pause"]["until"] == pytest.approx(before["pause"]["until"] + jump, abs=0.5)
-        daemon.until(lambda s: s["pause"] is None, "the pause ends in time", 15)
+        daemon.until(lambda s: s["pause"] is None, "the pause ends in time", 300)
         machine.gpus()
         rounds(daemon, 3)
         for code in ("gpu_xid/79", "gpu_access/lost"):
@@ -139,9 +142,9 @@ def test_the_clock_jumps_by_an_hour(
 def full_disk(path: Path) -> Iterator[Path]:
     require_root()
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", path], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0755", "tmpfs", path], check=True)
     try:
-        (path / "filler").write_bytes(b"x" * (64 << 10))
+        (path / "filler").write_bytes(b"x" * (1 << 20))
         yield path
     finally:
         subprocess.run(["umount", "-l", path], check=True)
@@ -157,19 +160,60 @@ def test_the_disk_of_the_state_directory_is_full(
         daemon.kernel_line(xid(79))
         cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
         until(lambda: "could not save copy" in daemon.log.read_text(), "it is said")
-        first = rounds(daemon, 2)
+        rounds(daemon, 2)
+        first = daemon.until(lambda s: len(s["troubles"]) == 2, "both troubles are told")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
+        trouble, stream = first["troubles"]
+        assert "events wait: " in stream
+        assert trouble.startswith(f"{disk}: a reboot would lose what healthd knows: no copy of it: ")
+        assert "No space left on device" in trouble
         daemon.kill()
         daemon.start()  # the live ledger is not on that disk
-        status = rounds(daemon, 1)
+        rounds(daemon, 1)
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
         assert condition(status, "gpu_xid/79") is not None
-        assert status["slurm"]["owner"] == "ours"
         assert [path.name for path in disk.iterdir() if path.name.endswith(".new")] == []
         (disk / "filler").unlink()
         until(
             lambda: (disk / "ledger.json").exists() and "gpu_xid/79" in (disk / "ledger.json").read_text(),
             "the copy is made up for when there is room",
         )
+        daemon.until(lambda s: not s["troubles"], "the trouble is over")
+        assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
+        cluster.wait_state(node, "IDLE", without=("DRAIN",))
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    require_root()
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 4096)
+
+
+def test_run_is_full_when_the_daemon_is_killed_after_its_drain(
+    cluster: SlurmCluster, node: str, machine: Machine
+) -> None:
+    with small_disk(machine.root.parent / "run") as disk, healthd(cluster, node, machine) as daemon:
+        fill(disk)
+        daemon.kernel_line(xid(79))
+        cluster.wait_state(node, "DRAIN", reason="healthd: gpu_xid/79 ")
+        daemon.until(lambda s: s["slurm"]["owner"] == "ours", "it is read back")
+        assert daemon.status()["troubles"] == []
+        daemon.kill()
+        daemon.start()  # the disk is still full
+        rounds(daemon, 1)
+        status = daemon.until(lambda s: s["slurm"]["owner"] == "ours", "the drain is ours")
+        assert condition(status, "gpu_xid/79") is not None
         assert "done" in daemon.ask(command="repaired", code="gpu_xid/79")
         cluster.wait_state(node, "IDLE", without=("DRAIN",))
 

@@ -23,7 +23,7 @@ from healthd.model import FleetHold, Leave, Mode, Severity, SlurmMemory
 from healthd.slurm.policy import Owner, Policy
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from simulate import against_a_real_one
+from simulate import STEP, WAVE, against_a_real_one
 
 
 @pytest.fixture
@@ -64,7 +64,11 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
             cluster.wait_state(name, "DRAIN", reason=f"healthd: mount/missing {mounts[name]}: ")
         subprocess.run(["umount", mounts["n3"]], check=True)
         status = third.until(
-            lambda s: bool(s["slurm"]["fleet_hold"]) and s["slurm"]["fleet_hold"]["times"] == 1, "held by the limit"
+            lambda s: (
+                (s["slurm"]["fleet_hold"] or {}).get("times") == 1
+                and "held by the fleet limit" in s["decision"]["text"]
+            ),
+            "held by the limit",
         )
         hold = status["slurm"]["fleet_hold"]
         assert (hold["partition"], hold["nodes"], hold["drained"], hold["limit"]) == ("gpu", 3, 2, 2)
@@ -80,10 +84,14 @@ def test_the_third_node_with_the_same_cause_is_held_and_says_so(
         )
         assert "held by the fleet limit" in third.log.read_text()
         command = [*third.argv()[:3], "status", "--runtime-dir", str(third.run_dir)]
-        shown = subprocess.run(command, env=third.env, timeout=30, capture_output=True, text=True).stdout
+        shown = subprocess.run(command, env=third.env, timeout=120, capture_output=True, text=True).stdout
         assert "held by the fleet limit" in shown
         assert "held 1 time; tried again in " in shown
 
+        hold = third.until(
+            lambda s: (s["slurm"]["fleet_hold"] or {}).get("until", 0) - s["time"] > 30,
+            "a wait that is not over before a restart is",
+        )["slurm"]["fleet_hold"]
         asked = cluster.sdiag_counts().get("REQUEST_NODE_INFO", 0)
         third.kill()
         third.start()
@@ -126,13 +134,14 @@ def test_three_that_count_at_the_same_moment_leave_no_more_than_two_drained(clus
         Look(cluster, name, policy, memory=SlurmMemory(hold=FleetHold(time.time(), time.time())))
         for name in cluster.names
     ]
+    began = time.time()
     with ThreadPoolExecutor(3) as pool:
         reports = list(pool.map(lambda look: look.look(verdict), looks))
     drained = {name for name in cluster.names if "DRAIN" in cluster.node(name).flags}
     assert len(drained) <= 2
     assert sum(isinstance(report.decision, Leave) for report in reports) == 3 - len(drained)
     for look in looks:  # the waits are over
-        assert look.memory.hold is None or look.memory.hold.until > time.time() + 40
+        assert look.memory.hold is None or look.memory.hold.until > began + 40
         if look.memory.hold is not None:
             look.memory = SlurmMemory(hold=FleetHold(time.time(), time.time()))
             look.look(verdict)
@@ -171,5 +180,7 @@ def test_twenty_nodes_meet_the_aims_of_make_simulate() -> None:
     """Two and a half hours of a simulated clock, with real commands."""
     outcome, counted = against_a_real_one(20)
     assert outcome.missed() == []
-    assert (outcome.shared_peak, outcome.wave_drained) == (2, 1)
+    before_the_wave = outcome.drained[: int(WAVE / STEP) - 1]
+    assert max(before_the_wave) == 2, "the limit is used, and by no more (the wave's node may be one of the two)"
+    assert outcome.wave_drained == 1
     assert counted == outcome.asked, "sdiag saw each request, and no other"

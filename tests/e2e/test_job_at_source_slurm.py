@@ -18,6 +18,7 @@ import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
 from requirements import require
 from slurm_cluster import SlurmCluster
+from waiting import until
 
 PCI = "0000:61:00.0"
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -52,9 +53,7 @@ def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
     """All these nodes are one machine: what a test leaves running would hold the next one's GPU."""
     yield next(unused)
     cluster.run("scancel", "--signal=KILL", "--full", "-u", "root")
-    end = time.monotonic() + 20
-    while cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING") and time.monotonic() < end:
-        time.sleep(0.1)
+    until(lambda: not cluster.run("squeue", "-h", "-t", "RUNNING,COMPLETING"), "no job is left")
 
 
 @pytest.fixture
@@ -73,16 +72,13 @@ def healthd(cluster: SlurmCluster, node: str, tmp_path: Path, mode: str = "act")
 def holder(cluster: SlurmCluster, node: str, gpu: Path) -> str:
     """A job on the node that has the GPU open."""
     ready = gpu.parent / f"ready.{time.monotonic_ns()}"
-    job = cluster.sbatch(f"exec 9< {gpu}; echo > {ready}; sleep 300 & wait", "-w", node, "-n1", "--no-requeue")
-    end = time.monotonic() + 20
-    while not ready.exists():
-        assert time.monotonic() < end, "the job did not start"
-        time.sleep(0.02)
+    job = cluster.sbatch(f"exec 9< {gpu}; echo > {ready}; sleep 3000 & wait", "-w", node, "-n1", "--no-requeue")
+    until(ready.exists, "the job has started")
     return job
 
 
 def with_job(daemon: Healthd, code: str) -> dict[str, Any]:
-    status = daemon.until(lambda s: bool((condition(s, code, PCI) or {}).get("job")), f"{code} has its job", 10)
+    status = daemon.until(lambda s: bool((condition(s, code, PCI) or {}).get("job")), f"{code} has its job")
     return condition(status, code, PCI) or {}
 
 
@@ -90,14 +86,14 @@ def test_the_process_that_the_line_names_tells_the_job(cluster: SlurmCluster, no
     with healthd(cluster, node, tmp_path) as daemon:
         line = xid(13, text="Graphics Exception: ESR 0x1").replace("'<unknown>'", "$$")
         script = tmp_path / "job.sh"
-        script.write_text(f'#!/bin/bash\necho "{line}" >> {daemon.kernel_log}\nsleep 300\n')
+        script.write_text(f'#!/bin/bash\necho "{line}" >> {daemon.kernel_log}\nsleep 3000\n')
         job = cluster.sbatch(f"exec bash {script}", "-w", node)
         assert with_job(daemon, "gpu_xid/13")["job"] == job
         shown = subprocess.run(
             [sys.executable, "-m", "healthd", "status", "--runtime-dir", str(daemon.run_dir)],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         )
         assert f"job {job}" in shown.stdout
@@ -141,8 +137,11 @@ def test_in_observe_only_cgroups_are_read_and_a_process_of_no_job_accuses_none(
     with healthd(cluster, node, tmp_path, mode="observe") as daemon:
         job = holder(cluster, node, gpu)
         daemon.kernel_line(xid(13, text="x").replace("'<unknown>'", str(os.getpid())), xid(79))
-        status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is known")
-        time.sleep(0.5)
+        daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is known")
+        if uses_cgroups:
+            daemon.until(lambda s: (condition(s, "gpu_xid/79") or {})["job"] == job, "the cgroup told")
+        else:
+            time.sleep(0.5)
         status = daemon.status()
         jobs = {c["code"]: c["job"] for c in status["conditions"]}
         assert jobs["gpu_xid/13"] == ""

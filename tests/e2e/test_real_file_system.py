@@ -48,12 +48,12 @@ def test_a_real_file_system_is_found_when_it_is_in_trouble_and_only_then(
     image, point, config = tmp_path / "image", tmp_path / "mount", tmp_path / "healthd.toml"
     with open(image, "wb") as file:
         file.truncate(16 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, timeout=60)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, timeout=240)
     point.mkdir()
     config.write_text(f'[checks.disk_space]\npaths = ["{point}"]\n')
     look = f"{sys.executable} -m healthd check --json --config {config} block_device disk_space"
     script = f'set -e; point={point}; mount -o loop,{options} {image} "$point"; {trouble}; exec {look}'
-    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=400)
     assert done.stderr == ""
     conditions = json.loads(done.stdout)["conditions"]
     assert [condition["code"] for condition in conditions] == expected

@@ -69,11 +69,11 @@ def xid():
 def test_a_line_in_the_kernels_log_is_read_at_once_with_the_right_time(inject, kmsg):
     source = kmsg()
     drain(source)
-    text = xid()
+    text, began = xid(), time.time()
     inject(text)
-    assert select.select([source.fileno()], [], [], 5)[0]
+    assert select.select([source.fileno()], [], [], 60)[0]
     (line,) = [line for line in drain(source) if line.text == text]
-    assert abs(line.time - time.time()) < 2
+    assert began - 2 < line.time < time.time() + 2
     assert not line.history
     event = event_of(line, Host().boot_id())
     assert event is not None
@@ -168,7 +168,7 @@ def test_more_than_the_ring_holds_is_counted_as_lost_and_named_for_the_journal(i
     text = xid()
     inject(text)
     given = drain(source)
-    assert given[-1].text == text
+    assert text in [line.text for line in given], "the last one, but for what others wrote since"
     assert source.overruns >= 1
     assert source.lost > 0
     assert before + source.lost + len(given) >= source.cursor["sequence"] - 50, "each record is lost or given"
@@ -197,14 +197,13 @@ for place in range(0, len(memory), 4096):
 COMMS = ("NVRM: Xid (PCI:0", "Xid (0): 79, a", "NVRM: Xid (0): ", "SXid (0): 11013", "\nXid (0): 79, a")
 
 
-def nothing_of(source, mark, tmp_path):
-    """That the kernel wrote lines with `mark`, and that no source makes anything of them."""
-    lines = []
-    for _ in range(20):
-        lines += source.read()
-        if any(mark in line.text for line in lines):
-            break
+def nothing_of(source, mark, tmp_path, lines=()):
+    """That the kernel wrote lines with `mark`, and that no source makes anything of them. `lines`: read before."""
+    lines = list(lines)
+    end = time.monotonic() + 60
+    while not any(mark in line.text for line in lines) and time.monotonic() < end:
         select.select([source.fileno()], [], [], 0.2)
+        lines += source.read()
     time.sleep(0.1)
     lines += drain(source)
     found = [line for line in lines if mark in line.text]
@@ -232,13 +231,16 @@ def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_pa
     subprocess.run(["gcc", "-o", str(program), str(source)], check=True)
     log = kmsg(injected=False)
     drain(log)
-    for _ in range(8):  # such lines are rate-limited: 10 in 5 s for the whole machine
+    mark, lines = comm[:15].strip(), []
+    for _ in range(60):  # such lines are rate-limited: 10 in 5 s for the whole machine
         died = subprocess.run([FAULT, comm], executable=str(program), check=False)
         assert died.returncode == -signal.SIGSEGV
-        if select.select([log.fileno()], [], [], 0.2)[0]:
+        time.sleep(0.2)
+        lines += drain(log)
+        if any(mark in line.text for line in lines):
             break
         time.sleep(1)
-    nothing_of(log, comm[:15].strip(), tmp_path)
+    nothing_of(log, mark, tmp_path, lines)
 
 
 def test_an_oom_kill_in_a_cgroup_with_the_name_of_a_fault_is_nothing_but_an_oom_kill(kmsg, tmp_path):
@@ -271,7 +273,7 @@ def cgroup_of(name):
                 yield folder
                 return
         finally:
-            for _ in range(50):
+            for _ in range(600):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
                     break
@@ -312,7 +314,8 @@ JOURNAL = textwrap.dedent(
 
     def until(source, text):
         got = []
-        for _ in range(100):
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
             got += source.read()
             if any(text in line.text for line in got):
                 return got
@@ -327,6 +330,10 @@ JOURNAL = textwrap.dedent(
     subprocess.run(["systemd-cat", "-t", "kernel", "echo", f"<2>{forged}"], check=True)
     fields = f"MESSAGE={forged}\\nSYSLOG_FACILITY=0\\nSYSLOG_IDENTIFIER=kernel\\n_TRANSPORT=kernel\\n"
     subprocess.run(["logger", "--journald"], input=fields.encode(), check=True)
+    for _ in range(600):  # until journald has taken them all
+        if forged_entries(forged) == 7:
+            break
+        time.sleep(0.1)
     kmsg = open_source("kmsg", "/", None, True)
     started = time.clock_gettime(time.CLOCK_MONOTONIC)
     inject(text + "1")
@@ -370,13 +377,13 @@ def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path
     script = f"""
         mount --make-rprivate / && mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /var/log &&
         mkdir -p /run/systemd/journal /run/log/journal && {journald} & journald=$!
-        for _ in $(seq 50); do [ -e /run/systemd/journal/socket ] && break; sleep 0.1; done
+        for _ in $(seq 600); do [ -e /run/systemd/journal/socket ] && break; sleep 0.1; done
         {sys.executable} {tmp_path}/journal.py "$1"; status=$?; kill $journald; wait; exit $status"""
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, "sh", text],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=400,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
@@ -396,4 +403,30 @@ def test_the_journal_gives_the_same_lines_as_the_ring_each_once(inject, tmp_path
         "forged": [],
         "written": 7,
     }
-    assert late < 30
+    assert late < 300
+
+
+FORGE = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mount(b"none", b"/mnt", b"tmpfs", 0, ("zz\\n" + sys.argv[1]).encode())
+"""
+
+
+def test_a_line_break_in_a_mount_option_forges_nothing_here_and_only_a_doubted_line_in_dmesg(kmsg):
+    """A user without any right does the same in a user namespace; some distributions do not let a test have one."""
+    require_root()
+    require_programs("unshare", "dmesg", packages="util-linux")
+    disk = f"fake{os.getpid()}"
+    forged = f"EXT4-fs error (device {disk}): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0"
+    subprocess.run(["unshare", "--mount", sys.executable, "-c", FORGE, forged], check=True, timeout=240)
+    (line,) = [line for line in drain(kmsg(injected=False)) if disk in line.text]
+    assert f"'zz\n{forged}" in line.text
+    assert event_of(line, "b") is None
+    for how in (["-S"], [], ["-T"]):
+        said = subprocess.run(["dmesg", *how], check=True, capture_output=True, timeout=240).stdout
+        assert disk.encode() in said
+        argv = [sys.executable, "-m", "healthd", "scan", "--json", "-"]
+        scanned = subprocess.run(argv, input=said, capture_output=True, timeout=240)
+        found = [one for one in map(json.loads, scanned.stdout.splitlines()) if disk in one["text"]]
+        assert [(one["code"], one["unproven"]) for one in found] == [("filesystem/errors", True)], how

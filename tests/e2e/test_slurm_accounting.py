@@ -42,7 +42,7 @@ def until_sacct_says(cluster: SlurmCluster, job: str, words: str) -> list[str]:
 
 def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n1")
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     fault = faulty()
     assert healthd.look(fault).requeued == (job,)
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fault.fault_time))
@@ -58,7 +58,7 @@ def test_sacct_shows_the_user_why_the_job_was_requeued(cluster: SlurmCluster) ->
 
 def test_sacct_shows_the_user_of_a_job_that_cannot_be_requeued_what_hit_it(cluster: SlurmCluster) -> None:
     healthd = Healthd(cluster, "n2")
-    job = healthd.running("sleep 60", "--no-requeue")
+    job = healthd.running("sleep 600", "--no-requeue")
     assert dict(healthd.look(faulty()).spared) == {job: "submitted with --no-requeue"}
     cluster.run("scancel", job)
     assert "healthd: node n2: gpu_xid/79 " in until_sacct_says(cluster, job, "CANCELLED")[-1]
@@ -68,7 +68,7 @@ def test_an_operators_account_that_may_requeue_but_not_drain_is_trouble_and_requ
     cluster: SlurmCluster,
 ) -> None:
     healthd = Healthd(cluster, "n3")
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     as_account(healthd, "Operator")
     report = healthd.look(faulty())
     assert "Invalid user id: only root, SlurmUser or a Slurm administrator" in report.trouble

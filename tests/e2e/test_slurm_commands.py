@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from frozen import HangFs
 from healthd_daemon import Healthd, xid
+from waiting import until
 
-IDLE = "printf '%-200s%-40s%-80s%-400s\\n' idle Unknown Unknown none"
+IDLE = "printf '%-50s%-9s%-200s%-40s%-80s%-400s%-400s\\n' gpu 1 idle Unknown Unknown none '(null)'"
 
 
 @pytest.fixture
@@ -37,10 +38,7 @@ def reads(folder: Path) -> int:
 
 
 def wait_for_a_read(folder: Path, before: int) -> None:
-    end = time.monotonic() + 60
-    while reads(folder) <= before:
-        assert time.monotonic() < end, "healthd never asked Slurm"
-        time.sleep(0.02)
+    until(lambda: reads(folder) > before, "healthd asks Slurm")
 
 
 def the_first_look_is_over(daemon: Healthd) -> None:
@@ -61,9 +59,7 @@ def test_slurms_programs_on_a_file_server_that_is_gone_do_not_stop_the_daemon(tm
             time.sleep(0.5)
             assert daemon.status()["health"] == "unhealthy"
             assert daemon.verdict().startswith("drain ")
-            began = time.monotonic()
-            assert daemon.stop() == 0
-            assert time.monotonic() - began < 20
+            assert daemon.stop() == 0, "before the server lets it go"
             server.release()
 
 
@@ -92,14 +88,14 @@ def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_fol
         daemon.kernel_line(xid(79))
         wait_for_a_read(tmp_path, before)
         assert daemon.process is not None
-        daemon.config.write_text('mode = "observe"\n')
+        daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "observe", "it observes")
         used = cpu_seconds(daemon.process.pid)
         time.sleep(3)
         assert cpu_seconds(daemon.process.pid) - used < 0.5, "it does not spin over a command that it no longer needs"
         (tmp_path / "slow").unlink()
-        daemon.config.write_text('mode = "act"\n')
+        daemon.configure('mode = "act"\n')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "act", "it acts")
         time.sleep(2.5)
@@ -118,7 +114,8 @@ def test_a_metrics_port_that_somebody_else_has_costs_the_metrics_and_nothing_els
 
 
 def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path, slow: dict[str, str]) -> None:
-    with Healthd("--mode", "act", "--node-name", "n1", env=slow) as daemon:
+    # No round comes that would wake it later.
+    with Healthd("--mode", "act", "--node-name", "n1", "--interval", "3600", env=slow) as daemon:
         the_first_look_is_over(daemon)
         (tmp_path / "slow").touch()
         before = reads(tmp_path)
@@ -128,12 +125,8 @@ def test_a_fault_during_a_look_is_acted_on_when_the_look_is_over(tmp_path: Path,
         daemon.until(lambda s: len(s["conditions"]) == 2, "it has heard of both")
         (tmp_path / "slow").unlink()
         wait_for_a_read(tmp_path, before + 1)
-        end = time.monotonic() + 60  # before anything else would wake it
-        while "Reason=healthd: gpu_xid/" not in (
-            (tmp_path / "changes").read_text() if (tmp_path / "changes").exists() else ""
-        ):
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        changes = tmp_path / "changes"
+        until(lambda: changes.exists() and "Reason=healthd: gpu_xid/" in changes.read_text(), "it drains")
 
 
 def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow: dict[str, str]) -> None:
@@ -142,10 +135,10 @@ def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow:
         daemon.kernel_line(xid(79))
         daemon.until(lambda s: s["slurm"]["trouble"] != "", "Slurm is in trouble")
         assert daemon.process is not None
-        daemon.config.write_text('mode = "observe"\n')
+        daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "observe", "it observes")
         time.sleep(6)  # the retry would have been in 5
         used = cpu_seconds(daemon.process.pid)
         time.sleep(3)
-        assert cpu_seconds(daemon.process.pid) - used < 0.2
+        assert cpu_seconds(daemon.process.pid) - used < 0.5

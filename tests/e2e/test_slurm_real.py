@@ -14,12 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import slurm_versions
+from frozen import wait_for_d_state
 from requirements import require_programs
 from slurm_cluster import SlurmCluster
 from slurm_look import (
@@ -33,13 +35,16 @@ from slurm_look import (
     every_slurm,
     faulty,
     is_drained,
+    listed,
     make_idle,
     on_slurm,
     program,
     resume,
     run_again,
     until_listed,
+    until_not_listed,
 )
+from waiting import until
 
 from healthd.config import FleetLimits
 from healthd.convert import dump, load
@@ -51,6 +56,7 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
+from healthd.slurm import commands
 from healthd.slurm.commands import Command
 from healthd.slurm.look import ReconcileReport
 from healthd.slurm.policy import Owner, Policy
@@ -63,9 +69,11 @@ class Killed(Exception):
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     reboot = program(tmp_path_factory.mktemp("programs") / "reboot", "exit 0")
-    more = ["UnkillableStepTimeout=2", f"RebootProgram={reboot}"]
+    # KillWait: so long a test may be kept from seeing a job that is ending.
+    more = ["UnkillableStepTimeout=2", f"RebootProgram={reboot}", "ResumeTimeout=600", "KillWait=15"]
     version = getattr(request, "param", None)
-    with SlurmCluster(nodes=8, message_timeout=3, extra_conf=more, version=version) as running:
+    # slurmd_timeout: slurmctld has a node register again each third of it, as well as when it was booted.
+    with SlurmCluster(nodes=8, message_timeout=3, slurmd_timeout=600, extra_conf=more, version=version) as running:
         yield running
 
 
@@ -86,7 +94,7 @@ def healthd(cluster: SlurmCluster) -> Iterator[Healthd]:
 
 @every_slurm
 def test_a_degraded_node_is_drained_with_our_reason_and_its_job_runs_on(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     report = healthd.look(faulty(condition(Severity.DEGRADED)))
     assert report.settled
     assert report.owner is Owner.OURS
@@ -103,13 +111,17 @@ def test_a_drain_that_stands_costs_two_small_rpcs_a_look_and_keeps_its_time_stam
     assert healthd.look(verdict).settled
     after = healthd.cluster.sdiag_counts()
     spent = {name: count - before.get(name, 0) for name, count in after.items() if count > before.get(name, 0)}
-    assert {name for name in spent if name.startswith("REQUEST")} - {"REQUEST_STATS_INFO"} == {
-        "REQUEST_NODE_INFO_SINGLE",
-        "REQUEST_PARTITION_INFO",
-    }
+    assert {name for name in spent if is_asked(name)} == {"REQUEST_NODE_INFO_SINGLE", "REQUEST_PARTITION_INFO"}
     assert healthd.state().reason_time == stamp
 
 
+def is_asked(name: str) -> bool:
+    """Of an RPC: not what slurmd says of a job that ended, and not sdiag's own question."""
+    others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
+    return name.startswith("REQUEST") and not name.startswith(others)
+
+
+# The node, the fleet, the node once more, the change, the node, the fleet.
 LOOK = {"REQUEST_NODE_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1}
 COUNT = {"REQUEST_NODE_INFO": 1, "REQUEST_PARTITION_INFO": 1}
 DRAINED = (
@@ -126,17 +138,20 @@ JOB = {"REQUEST_JOB_INFO_SINGLE": 1, "REQUEST_PARTITION_INFO": 1, "REQUEST_FED_I
 @every_slurm
 def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    healthd.running("sleep 60")
-    spared = healthd.running("sleep 60", "--no-requeue")
+    job = healthd.running("sleep 600")
+    spared = healthd.running("sleep 600", "--no-requeue")
+    listed = ["scontrol", "listpids", "*", healthd.node]
+    until(
+        lambda: "not exist" not in subprocess.run(listed, env=cluster.env, capture_output=True, text=True).stderr,
+        "their steps are there",
+    )
     time.sleep(1)
 
     def cost(verdict: Verdict) -> dict[str, int]:
         before = Counter(cluster.sdiag_counts())
         assert healthd.look(verdict).trouble == ""
         spent = Counter(cluster.sdiag_counts()) - before
-        # what slurmd and sdiag say to slurmctld is not ours
-        others = ("REQUEST_STATS_INFO", "REQUEST_COMPLETE", "REQUEST_STEP_COMPLETE")
-        return {name: n for name, n in spent.items() if name.startswith("REQUEST") and not name.startswith(others)}
+        return {name: n for name, n in spent.items() if is_asked(name)}
 
     def costs(*parts: dict[str, int], **more: int) -> dict[str, int]:
         return dict(sum(map(Counter, parts), Counter(more)))
@@ -148,6 +163,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     fault = faulty()
     victim = costs(JOB, JOB, REQUEST_UPDATE_JOB=1, REQUEST_JOB_REQUEUE=1)
     assert cost(fault) == costs(LOOK, victim, JOB, REQUEST_UPDATE_JOB=1)
+    until_not_listed(cluster, job, healthd.node)
     assert cost(fault) == costs(LOOK, JOB), "the other job is still here, and was told"
     cluster.run("scancel", spared)
     cluster.wait_state(healthd.node, "IDLE", without=("COMPLETING",))
@@ -171,7 +187,7 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
     healthd.memory = dataclasses.replace(
         healthd.memory, hold=dataclasses.replace(healthd.memory.hold, until=time.time())
     )
-    assert cost(shared) == costs(LOOK, LOOK, COUNT), "held"
+    assert cost(shared) == costs(LOOK, COUNT), "held"
     assert healthd.memory.hold.times == 1
     healthd.policy, healthd.memory = (
         ACT,
@@ -184,18 +200,18 @@ def test_each_decision_costs_slurmctld_what_the_documentation_says(healthd: Heal
 @every_slurm
 def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_only_those(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    victim = healthd.running("sleep 60")
-    no_requeue = healthd.running("sleep 60", "--no-requeue")
-    with subprocess.Popen(["srun", "-w", healthd.node, "-n1", "sleep", "60"], env=cluster.env, cwd="/") as srun:
+    victim = healthd.running("sleep 600")
+    no_requeue = healthd.running("sleep 600", "--no-requeue")
+    with subprocess.Popen(["srun", "-w", healthd.node, "-n1", "sleep", "600"], env=cluster.env, cwd="/") as srun:
         interactive = str(int(no_requeue) + 1)
         until_listed(cluster, interactive, healthd.node)
         fault_time = time.time()
         time.sleep(1.1)
-        later = healthd.running("sleep 60")
+        later = healthd.running("sleep 600")
         report = healthd.look(faulty(fault_time=fault_time))
         states = {job: cluster.job(job)["JobState"] for job in (no_requeue, interactive, later)}
         cluster.run("scancel", interactive)
-        srun.wait(10)
+        srun.wait(120)
     assert report.requeued == (victim,)
     assert dict(report.spared).keys() == {no_requeue, interactive, later}
     assert set(states.values()) == {"RUNNING"}
@@ -209,16 +225,13 @@ def test_a_critical_fault_requeues_the_batch_jobs_that_started_before_it_and_onl
 @pytest.mark.parametrize("is_held", [False, True], ids=["requeue", "requeuehold"])
 def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, is_held: bool) -> None:
     cluster = healthd.cluster
-    array = cluster.sbatch("sleep 60", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
-    end = time.monotonic() + 10
-    while cluster.run("squeue", "-h", "-t", "R", "-j", array).count("\n") < 2:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    array = cluster.sbatch("sleep 600", "-n1", "--array=1-2", "--nodes=1", "--exclusive", "--exclude=n1,n2,n3,n4,n5,n8")
+    until(lambda: cluster.run("squeue", "-h", "-t", "R", "-j", array).count("\n") == 2, "both tasks run")
     nodes = {t: cluster.run("squeue", "-h", "-j", f"{array}_{t}", "-o", "%N").strip() for t in (1, 2)}
     policy = dataclasses.replace(ACT, max_restarts=0) if is_held else ACT
     here = Healthd(cluster, nodes[2], policy)  # the last task's job id is the array's
     try:
-        time.sleep(0.5)
+        until_listed(cluster, cluster.job(f"{array}_2")["JobId"], nodes[2])
         report = here.look(faulty())
         assert report.requeued == (f"{array}_2",)
         assert report.held == report.requeued * is_held
@@ -230,7 +243,7 @@ def test_one_task_of_an_array_is_requeued_without_the_others(healthd: Healthd, i
 
 def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    options = ("-wn8", "-n1", ":", f"-w{healthd.node}", "-n1", "--wrap", "srun --het-group=0,1 sleep 60")
+    options = ("-wn8", "-n1", ":", f"-w{healthd.node}", "-n1", "--wrap", "srun --het-group=0,1 sleep 600")
     leader = cluster.run("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp", *options).strip()
     try:
         cluster.wait_job(leader, "RUNNING")
@@ -243,7 +256,7 @@ def test_a_part_of_a_heterogeneous_job_requeues_the_whole_of_it(healthd: Healthd
 
 @every_slurm
 def test_a_fault_that_becomes_critical_requeues_on_the_node_that_is_already_drained(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     healthd.look(faulty(condition(Severity.DEGRADED)))
     assert healthd.look(faulty()).requeued == (job,)
     assert len(healthd.changes()) == 2
@@ -251,7 +264,7 @@ def test_a_fault_that_becomes_critical_requeues_on_the_node_that_is_already_drai
 
 @every_slurm
 def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
 
     def end_it(command: Command) -> None:
         if command.argv[1] == "requeue":
@@ -269,7 +282,7 @@ def test_a_job_that_ends_between_reading_and_requeueing_is_not_run_again(healthd
 @every_slurm
 def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     healthd.policy = dataclasses.replace(ACT, max_restarts=0)
     report = healthd.look(faulty())
     assert (report.requeued, report.held) == ((job,), (job,))
@@ -281,7 +294,7 @@ def test_a_job_that_was_restarted_too_often_is_held_until_it_is_released(healthd
 
 def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     healthd.policy = dataclasses.replace(ACT, max_restarts=1)
     assert healthd.look(faulty()).held == ()
     assert healthd.look(HEALTHY).settled
@@ -295,12 +308,12 @@ def test_each_restart_of_a_job_counts(healthd: Healthd) -> None:
 @every_slurm
 def test_the_jobs_that_were_hit_say_why_in_their_admin_comment_and_later_ones_do_not(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    victim = healthd.running("sleep 60")
-    no_requeue = healthd.running("sleep 60", "--no-requeue")
+    victim = healthd.running("sleep 600")
+    no_requeue = healthd.running("sleep 600", "--no-requeue")
     cluster.run("scontrol", "update", f"JobId={no_requeue}", "AdminComment=reserved, for: RMA=7")
     fault_time = time.time()
     time.sleep(1.1)
-    later = healthd.running("sleep 60")
+    later = healthd.running("sleep 600")
     healthd.look(faulty(fault_time=fault_time))
     when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(fault_time))
     words = f"healthd: node {healthd.node}: {XID.removeprefix('healthd: ')} at {when}"
@@ -315,7 +328,7 @@ def test_the_jobs_that_were_hit_say_why_in_their_admin_comment_and_later_ones_do
 )
 def test_what_others_wrote_into_admin_comment_is_not_damaged(healthd: Healthd, theirs: str) -> None:
     cluster = healthd.cluster
-    job = healthd.running("sleep 60", "--no-requeue")
+    job = healthd.running("sleep 600", "--no-requeue")
     cluster.run("scontrol", "update", f"JobId={job}", f"AdminComment={theirs}")
     healthd.look(faulty())
     found = cluster.run("scontrol", "show", "job", job).partition("AdminComment=")[2]
@@ -329,7 +342,7 @@ def test_a_job_on_two_nodes_that_fail_at_once_is_requeued_once(healthd: Healthd,
     other = Healthd(cluster, "n8")
     make_idle(cluster, "n8")
     nodes = f"{healthd.node},n8"
-    job = cluster.sbatch("srun sleep 60", "-N2", "-w", nodes)
+    job = cluster.sbatch("srun sleep 600", "-N2", "-w", nodes)
     try:
         cluster.wait_job(job, "RUNNING")
         for name in (healthd.node, "n8"):
@@ -354,7 +367,7 @@ def test_a_job_on_two_nodes_that_fail_at_once_is_requeued_once(healthd: Healthd,
 
 def test_a_job_that_is_ending_is_left_to_end(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    job = healthd.running("trap '' TERM; sleep 60 & sleep 60")
+    job = healthd.running("trap '' TERM; sleep 600 & sleep 600")
     cluster.run("scancel", job)
     cluster.wait_state(healthd.node, "COMPLETING")
     assert healthd.look(faulty()).requeued == ()
@@ -365,7 +378,7 @@ def test_a_job_that_is_ending_is_left_to_end(healthd: Healthd) -> None:
 
 def test_a_slurmstepd_that_died_does_not_keep_other_jobs_from_their_requeue(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    lost, job = healthd.running("sleep 60"), healthd.running("sleep 60")
+    lost, job = healthd.running("sleep 600"), healthd.running("sleep 600")
     cluster.kill_slurmstepd(lost)
     try:
         report = healthd.look(faulty())
@@ -381,14 +394,14 @@ def test_an_allocation_without_a_script_runs_on_and_is_told(healthd: Healthd) ->
     command = ["salloc", "-w", healthd.node, "-n1", "--no-shell", "-J", "held"]
     subprocess.run(command, env=cluster.env, cwd="/", capture_output=True, check=True)
     job = cluster.run("squeue", "-h", "-n", "held", "-t", "R", "-o", "%i").strip()
-    with subprocess.Popen(["srun", f"--jobid={job}", "sleep", "60"], env=cluster.env, cwd="/") as step:
+    with subprocess.Popen(["srun", f"--jobid={job}", "sleep", "600"], env=cluster.env, cwd="/") as step:
         until_listed(cluster, job, healthd.node)
         report = healthd.look(faulty())
         assert dict(report.spared) == {job: "srun or salloc: only batch jobs can be requeued"}
         assert cluster.job(job)["JobState"] == "RUNNING"
         assert cluster.admin_comment(job).startswith(f"healthd: node {healthd.node}: gpu_xid/79 ")
         cluster.run("scancel", job)
-        step.wait(10)
+        step.wait(120)
 
 
 @every_slurm
@@ -426,7 +439,7 @@ def test_an_unknown_drain_in_our_words_is_adopted_and_never_resumed(healthd: Hea
 
 
 def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     healthd.policy = Policy()
     decision = healthd.look(faulty()).decision
     assert isinstance(decision, Leave)
@@ -441,7 +454,7 @@ def test_observe_mode_changes_nothing_and_says_what_it_would_do(healthd: Healthd
 
 @every_slurm
 def test_an_operators_drain_before_ours_is_left_alone_and_the_victims_are_requeued(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     drain(healthd.cluster, healthd.node, "fan broken")
     report = healthd.look(faulty())
     assert report.requeued == (job,)
@@ -475,6 +488,37 @@ def test_an_operator_who_drains_in_the_same_moment_and_we_agree_on_whose_it_is(h
     assert "DRAIN" in node.flags
 
 
+@every_slurm
+def test_an_operators_drain_while_we_count_the_fleet_is_seen_before_ours_is_sent(healthd: Healthd) -> None:
+    def drain_now(command: Command) -> None:
+        if command.argv == commands.fleet():
+            drain(healthd.cluster, healthd.node, "fan broken")
+
+    healthd.before = drain_now
+    report = healthd.look(faulty())
+    assert (report.owner, healthd.changes()) == (Owner.FOREIGN, [])
+    assert is_drained(healthd.state(), "fan broken")
+    healthd.look(HEALTHY)
+    assert is_drained(healthd.state(), "fan broken"), "and nothing of ours was ever there to be lifted"
+
+
+@on_slurm("24.11")
+def test_an_operators_words_between_our_reading_and_our_resume_are_drained_for_again(healthd: Healthd) -> None:
+    """24.11 keeps the words of a drain that is over, with their time stamp; 22.05 and 26.05 forget them."""
+
+    def take_over(command: Command) -> None:
+        if "State=UNDRAIN" in command.argv:
+            drain(healthd.cluster, healthd.node, "fan broken")
+
+    healthd.look(faulty())
+    healthd.before = take_over
+    report = healthd.look(HEALTHY)
+    assert report.owner is Owner.FOREIGN
+    assert is_drained(healthd.state(), "fan broken")
+    healthd.look(HEALTHY)
+    assert is_drained(healthd.state(), "fan broken")
+
+
 def test_an_operators_words_between_our_command_and_our_reading_stand(healthd: Healthd) -> None:
     def take_over(command: Command) -> None:
         if command.argv[1] == "update":
@@ -504,6 +548,19 @@ def test_an_operators_resume_acknowledges_and_is_not_undone(healthd: Healthd) ->
     assert healthd.look(faulty(condition(code="gpu_access/lost"))).owner is Owner.OURS
 
 
+@every_slurm
+def test_an_operators_resume_soon_after_our_own_is_theirs(healthd: Healthd) -> None:
+    healthd.policy = dataclasses.replace(ACT, requeue_again_seconds=90)
+    healthd.look(faulty())
+    assert isinstance(healthd.look(HEALTHY).decision, Resume)
+    assert healthd.look(faulty()).owner is Owner.OURS
+    # as if slurmctld had run for longer than the clocks may differ
+    healthd.memory = dataclasses.replace(healthd.memory, confirmed_at=time.time() + 3)
+    resume(healthd.cluster, healthd.node)
+    assert healthd.look(faulty()).acknowledged
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
+
+
 def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> None:
     healthd.cluster.run("scontrol", "update", f"NodeName={healthd.node}", "State=DOWN", "Reason=fan broken")
     assert healthd.look(faulty()).owner is Owner.FOREIGN
@@ -515,19 +572,11 @@ def test_a_node_that_a_person_set_down_keeps_their_reason(healthd: Healthd) -> N
 
 
 def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) -> None:
-    for _ in range(5):
-        # slurmctld saves its nodes at most every 5 s: right after a save our drain is not in the file yet.
-        healthd.cluster.run("scontrol", "update", f"NodeName={healthd.node}", "Comment=saved")
-        time.sleep(0.7)
-        healthd.look(faulty())
-        healthd.cluster.kill_slurmctld()
-        healthd.cluster.start_slurmctld()
-        lost = healthd.state().flags.isdisjoint({"DRAIN"})
-        if lost:
-            break
-        healthd.look_until_settled(HEALTHY)
+    before = saved(healthd)
+    healthd.look(faulty())
+    start_from(before, healthd)
+    assert healthd.state().flags.isdisjoint({"DRAIN"})
     report = healthd.look_until_settled(faulty())
-    assert lost, "slurmctld kept the drain: this test shows nothing"
     assert report.owner is Owner.OURS
     assert is_drained(healthd.state(), XID)
 
@@ -535,24 +584,49 @@ def test_a_drain_that_a_killed_slurmctld_forgot_is_put_back(healthd: Healthd) ->
 @on_slurm(None, "24.11")
 def test_a_drain_that_a_killed_slurmctld_brings_back_after_our_resume_is_lifted_again(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    for _ in range(5):
-        healthd.look(faulty(condition(Severity.DEGRADED)))
-        time.sleep(6)
-        cluster.run("scontrol", "update", f"NodeName={healthd.node}", "Comment=saved")
-        time.sleep(0.7)
-        assert isinstance(healthd.look(HEALTHY).decision, Resume)
-        cluster.kill_slurmctld()
-        cluster.start_slurmctld()
-        back = "DRAIN" in healthd.state().flags
-        if back:
-            break
-    assert back, "slurmctld kept the resume: this test shows nothing"
+    healthd.look(faulty(condition(Severity.DEGRADED)))
+    drained = saved(healthd)
+    assert isinstance(healthd.look(HEALTHY).decision, Resume)
+    start_from(drained, healthd)
     assert is_drained(healthd.state(), XID)
     healthd.memory = json_again(healthd.memory)  # also over a restart of the daemon
     report = healthd.look(HEALTHY)
     assert isinstance(report.decision, Resume)
     assert report.adopted is None
     cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
+
+
+@every_slurm
+def test_a_drain_before_the_last_one_that_slurmctld_brings_back_is_lifted_again(healthd: Healthd) -> None:
+    cluster = healthd.cluster
+    healthd.look(faulty(condition(Severity.DEGRADED)))
+    older = saved(healthd)
+    healthd.look(HEALTHY)
+    healthd.look(faulty(condition(Severity.DEGRADED, "gpu_xid/48")))
+    healthd.look(HEALTHY)
+    healthd.memory = json_again(healthd.memory)  # also over a restart of the daemon
+    start_from(older, healthd)
+    assert is_drained(healthd.state(), XID)
+    report = healthd.look(HEALTHY)
+    assert isinstance(report.decision, Resume)
+    assert report.adopted is None
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
+
+
+def saved(healthd: Healthd) -> bytes:
+    """The nodes as slurmctld has written them down by now: it does so at most every 5 s."""
+    cluster, file = healthd.cluster, healthd.cluster.directory / "state/node_state"
+    mark = uuid.uuid4().hex
+    cluster.run("scontrol", "update", f"NodeName={healthd.node}", f"Comment={mark}")
+    until(lambda: file.exists() and mark.encode() in file.read_bytes(), "slurmctld saves the node")
+    return file.read_bytes()
+
+
+def start_from(older: bytes, healthd: Healthd) -> None:
+    """slurmctld is killed before it could save what was done to the nodes since, and starts."""
+    healthd.cluster.kill_slurmctld()
+    (healthd.cluster.directory / "state/node_state").write_bytes(older)
+    healthd.cluster.start_slurmctld()
 
 
 def json_again(memory: SlurmMemory) -> SlurmMemory:
@@ -572,6 +646,11 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
     cluster.stop_slurmd(healthd.node)
     cluster.start_slurmd(healthd.node, "-b")
     cluster.wait_state(healthd.node, "IDLE", without=("DRAIN",))
+    # slurmctld takes the boot's time from how old it is when the registration comes: one that comes late seems a
+    # second boot, after which the node is DOWN. This one says when the machine itself was booted.
+    cluster.stop_slurmd(healthd.node)
+    cluster.start_slurmd(healthd.node)
+    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "NOT_RESPONDING"))
     healthd.boot_id = "boot-2"
     report = healthd.look(faulty())
     assert not report.acknowledged
@@ -587,8 +666,11 @@ def test_kill_task_failed_over_our_reason_is_still_ours(healthd: Healthd) -> Non
     cluster = healthd.cluster
     with frozen_mount(cluster.directory / "frozen") as frozen:
         job = healthd.running(f"exec touch {frozen}/x")
+        until_listed(cluster, job, healthd.node)
+        (pid,) = listed(cluster, job, healthd.node)
+        wait_for_d_state(pid)
         assert healthd.look(faulty()).requeued == (job,)
-        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed", timeout=40)
+        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed")
         report = healthd.look(faulty())
         assert report.owner is Owner.OURS
         assert healthd.state().reason.startswith("Kill task failed")
@@ -619,10 +701,10 @@ def frozen_mount(at: Path) -> Iterator[Path]:
 @every_slurm
 def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_node(healthd: Healthd) -> None:
     cluster = healthd.cluster
-    healthd.running("sleep 60")  # from 24.11 on a node without jobs that was drained stays up
+    healthd.running("sleep 600")  # from 24.11 on a node without jobs that was drained stays up
     healthd.look(faulty(condition(Severity.DEGRADED)))
     cluster.stop_slurmd(healthd.node)
-    time.sleep(3.2)  # slurmctld notes the last answer before it up to 2 s late, and compares whole seconds
+    time.sleep(5.2)  # slurmctld notes the last answer before it 2 s late or more, and compares whole seconds
     cluster.start_slurmd(healthd.node, "-b")
     cluster.wait_state(healthd.node, "DOWN", "DRAIN")
     healthd.boot_id = "boot-2"
@@ -668,7 +750,7 @@ def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: H
 
 
 def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
 
     def hang(command: Command) -> None:
         if command.argv[1] == "requeue":
@@ -681,6 +763,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
     healthd.before = lambda command: None
+    healthd.cluster.wait_job(job, "PENDING")
     healthd.look_until_settled(faulty())
     assert healthd.cluster.job(job)["Restarts"] == "1"
     assert sum(argv[1] == "requeue" for argv in healthd.changes()) == 1
@@ -700,8 +783,8 @@ def test_a_controller_behind_a_black_hole_is_trouble_within_the_commands_own_dea
     healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
     started = time.monotonic()
     assert healthd.look(faulty()).trouble == "sinfo did not end in time"
-    assert time.monotonic() - started < 20
-    healthd.prefix, healthd.environment = (), {}
+    assert time.monotonic() - started < 60
+    healthd.prefix, healthd.environment, healthd.policy = (), {}, ACT
     assert healthd.look_until_settled(faulty()).owner is Owner.OURS
 
 
@@ -741,18 +824,20 @@ def slow(cluster: SlurmCluster) -> Iterator[None]:
         thread.join()
 
 
-def test_a_slow_controller_drains_and_requeues_once(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
-    with slow(healthd.cluster):
-        report = healthd.look_until_settled(faulty())
-    assert report.owner is Owner.OURS
-    assert is_drained(healthd.state(), XID)
-    assert healthd.cluster.job(job)["Restarts"] == "1"
-    assert [argv[1] for argv in healthd.changes()] == ["update", "requeue"]
+def test_a_slow_controller_drains_and_requeues_once() -> None:
+    with SlurmCluster(nodes=1, message_timeout=60) as cluster:  # slow, and not so slow that it is given up
+        healthd = Healthd(cluster, "n1", dataclasses.replace(ACT, command_seconds=100))
+        job = healthd.running("sleep 600")
+        with slow(cluster):
+            report = healthd.look_until_settled(faulty())
+        assert report.owner is Owner.OURS
+        assert is_drained(healthd.state(), XID)
+        assert cluster.job(job)["Restarts"] == "1"
+        assert [argv[1] for argv in healthd.changes()] == ["update", "requeue"]
 
 
 def test_a_controller_that_is_restarted_in_the_middle_of_a_look_gets_what_is_left(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     time.sleep(6)  # until the job is saved
     restarted = []
 
@@ -773,7 +858,7 @@ def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands
     slurm_versions.programs("26.05")
     with SlurmCluster(nodes=1, message_timeout=3, version="24.11") as cluster:
         healthd = Healthd(cluster, "n1")
-        job = healthd.running("sleep 60", "--no-requeue")
+        job = healthd.running("sleep 600", "--no-requeue")
         healthd.look(faulty(condition(Severity.DEGRADED)))
         cluster.upgrade_slurmctld("26.05")
         cluster.wait_state("n1", "DRAIN", without=("UNKNOWN", "NOT_RESPONDING"))
@@ -784,7 +869,7 @@ def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands
         assert cluster.admin_comment(job).startswith("healthd: node n1: gpu_xid/79 ")
         assert isinstance(healthd.look_until_settled(HEALTHY).decision, Resume)
         cluster.wait_state("n1", without=("DRAIN",))
-        victim = healthd.running("sleep 60")
+        victim = healthd.running("sleep 600")
         assert healthd.look_until_settled(faulty()).requeued == (victim,)
 
 
@@ -794,7 +879,7 @@ def test_a_dead_munge_is_trouble_within_the_commands_own_deadline(healthd: Healt
     try:
         started = time.monotonic()
         report = healthd.look(faulty())
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 60
     finally:
         healthd.cluster.start_munged()
     assert report.trouble == "sinfo did not end in time"
@@ -813,7 +898,7 @@ def test_a_missing_sinfo_is_trouble(healthd: Healthd) -> None:
 
 @every_slurm
 def test_without_the_right_to_drain_it_says_so_and_nothing_is_requeued(healthd: Healthd) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     healthd.prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
     report = healthd.look(faulty())
     assert "Invalid user id" in report.trouble
@@ -832,7 +917,7 @@ def test_a_node_that_slurm_does_not_know_is_trouble(cluster: SlurmCluster) -> No
 @pytest.mark.parametrize("verb", ["sinfo", "update", "listpids", "squeue", "requeue"])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 def test_a_daemon_killed_at_any_command_ends_right_after_its_restart(healthd: Healthd, verb: str, done: bool) -> None:
-    job = healthd.running("sleep 60")
+    job = healthd.running("sleep 600")
     fault = faulty()
 
     def die(command: Command) -> None:

@@ -22,6 +22,7 @@ import re
 
 from healthd.kernel.lines.rule import Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 DEVICE = r"([A-Za-z][\w.!-]{0,31})"
 
@@ -29,7 +30,7 @@ _Table = tuple[tuple[re.Pattern[str], str], ...]
 
 
 def _worded(*table: tuple[str, str]) -> _Table:
-    return tuple((re.compile(pattern, re.S), code) for pattern, code in table)
+    return tuple((regex(pattern, re.S), code) for pattern, code in table)
 
 
 def _code_of(text: str, table: _Table) -> str:
@@ -45,7 +46,7 @@ def _of_device(match: re.Match[str], code: str, fs: str, device: str | None) -> 
 # EXT4-fs error (device sda3): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0
 # EXT4-fs error (device sda3) in ext4_reserve_inode_write:5870: Journal has aborted
 # EXT4-fs (sda3): Remounting filesystem read-only
-_EXT = re.compile(rf"(EXT[234])-fs (?:(error|warning) \(device {DEVICE}\)(?::| in )|\({DEVICE}\): )(.{{1,200}})", re.S)
+_EXT = regex(rf"(EXT[234])-fs (?:(error|warning) \(device {DEVICE}\)(?::| in )|\({DEVICE}\): )(.{{1,200}})", re.S)
 _EXT_SAYS = _worded(
     (r"(?:error: )?[Rr]emounting filesystem read-only", "remount_ro"),
     (r"(?:Shut(?:ting)? down|shut down requested|emergency (?:remount|read-only))", "shutdown"),
@@ -58,7 +59,7 @@ _EXT_SAYS = _worded(
     (r"(?:journal inode is deleted|no journal found|unable to read superblock|mount failed)", "mount_failed"),
     (r"warning: mounting (?:fs with errors|unchecked fs)|Inode \d{1,20} .{0,40}orphan list check failed", "warning"),
 )
-_IO_WARNING = re.compile(r" ?ext4_end_bio:\d{1,6}: I/O error")
+_IO_WARNING = regex(r" ?ext4_end_bio:\d{1,6}: I/O error")
 
 
 def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -74,11 +75,11 @@ def _ext(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # Aborting journal on device sda3-8.        the journal's inode follows "-" (":" in 2.6)
 # JBD2: Error -5 detected when updating journal superblock for sda3-8.
-_JOURNAL = re.compile(
+_JOURNAL = regex(
     rf"(?:Aborting journal on device|JBD2?: .{{0,80}}? (?:superblock for|flushing file data on)) {DEVICE}(:\d{{1,10}})?"
 )
-_JBD2 = re.compile(r"JBD2: (?:recovery failed|journal checksum error|Invalid checksum|IO error|I/O error|Error -?\d)")
-_JOURNAL_INODE = re.compile(r"-\d{1,10}$")
+_JBD2 = regex(r"JBD2: (?:recovery failed|journal checksum error|Invalid checksum|IO error|I/O error|Error -?\d)")
+_JOURNAL_INODE = regex(r"-\d{1,10}$")
 
 
 def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -92,7 +93,7 @@ def _jbd2(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # --- XFS (sda3): ...
 # XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       where no device is known
-_XFS = re.compile(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
+_XFS = regex(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
 _XFS_SAYS = _worded(
     (r"User initiated shutdown received", "shutdown"),
     (r"xfs_do_force_shutdown\(|Filesystem has been shut down|[^\n]{0,250}?Shutting down filesystem", "shutdown"),
@@ -113,7 +114,7 @@ _XFS_SAYS = _worded(
     ),
     (r"possible memory allocation deadlock", "memory"),
 )
-_XFS_MEMORY = re.compile(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
+_XFS_MEMORY = regex(r"XFS: .{1,40}possible memory allocation deadlock", re.S)
 
 
 def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -125,12 +126,12 @@ def _xfs_memory(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
-_BTRFS = re.compile(
+_BTRFS = regex(
     rf"BTRFS:? (emergency|alert|critical|crit|error|warning|info|panic) \(device {DEVICE}(?::? state \w{{1,12}})?\)"
     r"(?::| in) ?(.{1,200})",
     re.S,
 )
-_BTRFS_BARE = re.compile(r"BTRFS:? (?:error: |critical: )?(Transaction aborted|.{0,60}open_ctree failed)", re.S)
+_BTRFS_BARE = regex(r"BTRFS:? (?:error: |critical: )?(Transaction aborted|.{0,60}open_ctree failed)", re.S)
 _BTRFS_SAYS = _worded(
     (r"forced readonly|emergency shutdown|Remounting read-only after error", "remount_ro"),
     (r"bdev .{1,100} errs: wr|lost page write|direct IO failed|error writing primary super", "io_error"),
@@ -157,15 +158,13 @@ def _btrfs_bare(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- others
-_OTHER = re.compile(
-    rf"(F2FS-fs|FAT-fs|bcachefs|SQUASHFS)(?: error)?(?: \(?(?:device )?{DEVICE}\)?)?: ?(.{{1,160}})", re.S
-)
+_OTHER = regex(rf"(F2FS-fs|FAT-fs|bcachefs|SQUASHFS)(?: error)?(?: \(?(?:device )?{DEVICE}\)?)?: ?(.{{1,160}})", re.S)
 _OTHER_SAYS = _worded(
     (r".{0,60}(?:[Ff]ilesystem has been set read-only|emergency read.only)", "remount_ro"),
     (r".{0,60}(?:I/O error|read error|write error|[Uu]nable to read|Failed to read block)", "io_error"),
     (r"error, |.{0,60}(?:inconsistent|fatal error|zlib decompression failed|checksum mismatch)", "error"),
 )
-_ZFS = re.compile(r"WARNING: Pool '[^'\n]{1,255}' has encountered an uncorrectable I/O failure")
+_ZFS = regex(r"WARNING: Pool '[^'\n]{1,255}' has encountered an uncorrectable I/O failure")
 
 
 def _other(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -182,14 +181,12 @@ def _zfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
 # nfs: server 100.73.159.36 not responding, still trying / timed out          and, when it does:
 # nfs: server 100.73.159.36 OK
 _SERVER = r"(\S{1,255})"
-_RPC = re.compile(
-    rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)"
-)
-_CIFS = re.compile(rf"CIFS:? VFS: (?:Server |\\\\)?{_SERVER} (?:Server \S{{1,255}} )?has not responded (?:in|for) ")
-_CIFS_SAYS = re.compile(
+_RPC = regex(rf"(nfs4?|lockd|nlm|nfsacl|rpcbind|portmap|mount|statd): server {_SERVER} (not responding|OK)(?:$|,|\s)")
+_CIFS = regex(rf"CIFS:? VFS: (?:Server |\\\\)?{_SERVER} (?:Server \S{{1,255}} )?has not responded (?:in|for) ")
+_CIFS_SAYS = regex(
     r"CIFS:? VFS: (?:\\\S{1,255} )?(?:Error connecting to socket|cifs_mount failed|Send error in |No (?:task|writable))"
 )
-_NFS = re.compile(
+_NFS = regex(
     r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
     rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
     r"|directory .{1,200} contains a readdir loop|Stale|stale"
@@ -197,7 +194,7 @@ _NFS = re.compile(
     r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
     re.S,
 )
-_NFS_BARE = re.compile(r"(?:__)?nfs4_reclaim_\w{1,30}: .{0,80}(?:fail|error)", re.S)
+_NFS_BARE = regex(r"(?:__)?nfs4_reclaim_\w{1,30}: .{0,80}(?:fail|error)", re.S)
 
 
 def _rpc(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -227,7 +224,7 @@ def _nfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
 # LustreError: 167-0: scratch-OST0001-osc-ffff88203810d800: This client was evicted by scratch-OST0001; ...
 # LustreError: 11-0: scratch-MDT0000-mdc-ffff88203810d800: operation obd_ping to node ... failed: rc = -107
 # Lustre: 2449:0:(client.c:2141:ptlrpc_expire_one_request()) @@@ Request sent has timed out for slow reply: ...
-_LUSTRE = re.compile(
+_LUSTRE = regex(
     r"(Lustre|LustreError|LNet|LNetError): "
     r"(?:\d{1,10}(?:-\d{1,10}|:\d{1,3}:\([^()\s]{1,120}\(\)\)|:\(?[^\s()]{1,120}\)?):? )?"
     r"(?:([A-Za-z0-9][\w.@:-]{0,127}): )?(.{1,200})",
@@ -241,8 +238,8 @@ _LUSTRE_SAYS = _worded(
     (r"@@@ Request sent has (?:timed out|failed)|Timed out tx|@@@ timeout", "request_timeout"),
     (r"LBUG|ASSERTION\(", "lbug"),
 )
-_LUSTRE_CLIENT = re.compile(r"-(?:mdc|osc|mgc|lwp|osp|mdt)-[0-9a-f]{6,16}$|-mdc$|-osc$")
-_EVICTED_BY = re.compile(r"(?:This client was evicted by|Evicted from) ([\w.@:-]{1,128}?)[;:,. ]")
+_LUSTRE_CLIENT = regex(r"-(?:mdc|osc|mgc|lwp|osp|mdt)-[0-9a-f]{6,16}$|-mdc$|-osc$")
+_EVICTED_BY = regex(r"(?:This client was evicted by|Evicted from) ([\w.@:-]{1,128}?)[;:,. ]")
 
 
 def _lustre(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -255,7 +252,7 @@ def _lustre(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # libceph: mon0 (1)10.0.0.1:6789 session lost, hunting for new mon
 # ceph: mds0 caps stale          from 6.7 on: ceph: [FSID CLIENT]: mds0 caps stale
-_CEPH = re.compile(r"(?:lib)?ceph: (?:\[[0-9a-f-]{1,40} \d{1,20}\]:? )?(mon|mds|osd)(\d{1,6}) (.{1,200})", re.S)
+_CEPH = regex(r"(?:lib)?ceph: (?:\[[0-9a-f-]{1,40} \d{1,20}\]:? )?(mon|mds|osd)(\d{1,6}) (.{1,200})", re.S)
 _CEPH_SAYS = _worded(
     (r"(?:\S{1,80} )?session lost|hung|caps (?:stale|went stale)|reconnect denied|rejected session", "not_responding"),
     (r"(?:\S{1,80} )?session established|came back|caps renewed|reconnect success|recovery completed", "ok"),
@@ -266,13 +263,13 @@ _CEPH_SAYS = _worded(
 
 # beegfs: python(1234): Messaging (RPC): Communication error: Receive timed out from: beegfs-storage node1 [ID: 1]
 # The name of the process that asked stands before the message.
-_BEEGFS = re.compile(
+_BEEGFS = regex(
     r"beegfs: .{1,80}?(?:Communication error|Receive timed out|Unable to connect|Connect(?:ion)? failed|unreachable"
     r"|Configuration error)",
     re.S,
 )
 # GPFS Deadman Switch timer has expired; IOs in progress: 2          the kernel side of mmfsd
-_GPFS = re.compile(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|Stale|stale)")
+_GPFS = regex(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|Stale|stale)")
 
 
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:

@@ -7,6 +7,8 @@
                  panic: why. A panic that somebody asked for (sysrq, lkdtm, crash_test) is no fault
     oom          code oom_kill: process and pid are the victim's; scope = cgroup or node; cgroup. Code invoked: process
                  asked for memory, and need not be the victim
+    limit        code file_max: no file can be opened any more; limit
+    netdevice    code unregister: a network interface cannot be removed, for something holds it; netdev
     thermal      code cpu_throttled, cpu_normal (its end): cpu, level; critical: the machine is about to switch off
 
 A line that only says more of a fault (which lock a hung task waits for, where an oops happened) has the code "detail".
@@ -23,14 +25,15 @@ import re
 
 from healthd.kernel.lines.rule import DETAIL, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import is_decimal, regex
 
 _NAME = r"([\s\S]{0,63})"  # greedy: the text after it is sought behind all that the name may imitate
 
 # INFO: task php-fpm:2767319 blocked for more than 120 seconds.    the first limit, or (6.x) the time so far
 # INFO: task dd:456 blocked in I/O wait for more than 122 seconds.                 (6.19)
 # INFO: task a:1 <writer> blocked on an rw-semaphore likely owned by task b:2 <reader>     (6.15) says more of the task
-_HUNG = re.compile(rf"INFO: task {_NAME}:(\d{{1,10}}) blocked (?:in I/O wait )?for more than (\d{{1,10}}) seconds")
-_BLOCKED_ON = re.compile(r"INFO: task [\s\S]{0,63}:\d{1,10} (?:<\w{1,8}> )?(?:is )?blocked on an? [\w-]{1,16}[ ,]")
+_HUNG = regex(rf"INFO: task {_NAME}:(\d{{1,10}}) blocked (?:in I/O wait )?for more than (\d{{1,10}}) seconds")
+_BLOCKED_ON = regex(r"INFO: task [\s\S]{0,63}:\d{1,10} (?:<\w{1,8}> )?(?:is )?blocked on an? [\w-]{1,16}[ ,]")
 
 
 def _hung(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -42,23 +45,23 @@ def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]
-_SOFT = re.compile(
+_SOFT = regex(
     r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#(\w{1,6}) stuck for (\d{1,10})s!"
     rf"(?: \[{_NAME}:(\d{{1,10}})\])?"
 )
 # NMI watchdog: Watchdog detected hard LOCKUP on cpu 3; powerpc: watchdog: CPU 19 self-detected hard LOCKUP @ ...
-_HARD = re.compile(
+_HARD = regex(
     r"(?:(?:NMI )?watchdog: )?(?:Watchdog detected hard LOCKUP on cpu (\d{1,6})"
     r"|CPU (\d{1,6}) (?:self-detected )?[Hh]ard LOCKUP|CPU \d{1,6} detected hard LOCKUP on other CPUs (\d{1,6}))"
 )
 # rcu: INFO: rcu_sched self-detected stall on CPU; INFO: rcu_sched detected stalls on CPUs/tasks: { 3} (detected by 5
-_RCU = re.compile(r"(?:rcu: )?INFO: rcu_?\w{0,24} (?:self-)?detected (?:expedited )?stalls? on (?:CPU|task)")
-_RCU_MORE = re.compile(r"rcu: (?:INFO: )?rcu_\w{1,24} kthread (?:starved|timer wakeup didn't happen) for \d")
-_WORKQUEUE = re.compile(r"BUG: workqueue lockup - pool [^\n]{0,256} stuck for (\d{1,10})s!")
+_RCU = regex(r"(?:rcu: )?INFO: rcu_?\w{0,24} (?:self-)?detected (?:expedited )?stalls? on (?:CPU|task)")
+_RCU_MORE = regex(r"rcu: (?:INFO: )?rcu_\w{1,24} kthread (?:starved|timer wakeup didn't happen) for \d")
+_WORKQUEUE = regex(r"BUG: workqueue lockup - pool [^\n]{0,256} stuck for (\d{1,10})s!")
 
 
 def _soft(kind: str, match: re.Match[str]) -> KernelEvent:
-    fields = (("cpu", match[1] if match[1].isdigit() else None), ("seconds", match[2]))
+    fields = (("cpu", match[1] if is_decimal(match[1]) else None), ("seconds", match[2]))
     return event(kind, match, "soft", fields=fields, pid=int(match[4]) if match[4] else None, process=match[3])
 
 
@@ -75,27 +78,27 @@ def _workqueue(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # BUG: unable to handle page fault for address: ffff..., BUG: kernel NULL pointer dereference, address: 0000...
-_BUG = re.compile(
+_BUG = regex(
     r"(?:BUG: unable to handle |BUG: kernel NULL pointer dereference|BUG: (?:[\w#]{1,24} )?stack guard page was hit"
     r"|Unable to handle kernel |PANIC: double fault|kernel BUG at (\S{1,256}))"
 )
 # Oops: 0002 [#1] SMP NOPTI; general protection fault, probably for non-canonical address 0xdead...: 0000 [#1] SMP PTI
 # The pattern holds the line's end, since a process may be called "Oops: 0000 [#1]".
-_OOPS = re.compile(
+_OOPS = regex(
     r"(?:Oops|Internal error|(?:segment-related )?general protection fault|invalid opcode|divide[ _]error|stack segment"
     r"|stack guard page|double fault)(?:[:, ] ?[\w ,()/-]{1,96})?: ?[0-9a-f]{1,16} \[#\d{1,4}\]"
     r"(?: [A-Z][A-Z0-9_()=]{0,24}){0,12}\s*$"
 )
-_BAD_PAGE = re.compile(r"BUG: (?:Bad page (?:state|map|cache)|Bad rss-counter state|scheduling while atomic)\b")
-_PANIC = re.compile(r"Kernel panic - not syncing(?:: ([^\n]{0,128}))?")
-_ON_PURPOSE = re.compile(r"(?i)sysrq|crash_test|lkdtm|dumptest|test panic")
+_BAD_PAGE = regex(r"BUG: (?:Bad page (?:state|map|cache)|Bad rss-counter state|scheduling while atomic)\b")
+_PANIC = regex(r"Kernel panic - not syncing(?:: ([^\n]{0,128}))?")
+_ON_PURPOSE = regex(r"(?i)sysrq|crash_test|lkdtm|dumptest|test panic")
 # RIP: 0010:_nv032045rm+0x2c/0x70 [nvidia]; RIP: 0010:[<ffffffffa0b1>]  [<ffffffffa0b1>] f+0x2c/0x70 [nvidia];
 # arm64: pc : f+0x2c/0x70 [nvidia]
-_WHERE = re.compile(
+_WHERE = regex(
     r"(?:RIP: [0-9a-f]{4}:|pc : )(?:\[<[0-9a-f]{1,16}>\] {0,4}){0,2}[\w.$]{1,128}\+0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8} "
     r"\[(\w{1,56})(?: [0-9a-f]{1,64})?\]"
 )
-_DRIVER = re.compile(r"(?:^|[/_-])(nvidia|mlx5)(?=[/_-])")
+_DRIVER = regex(r"(?:^|[/_-])(nvidia|mlx5)(?=[/_-])")
 
 
 def _bug(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -122,16 +125,16 @@ def _where(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # Memory cgroup out of memory: Killed process 1234 (python3) total-vm:8kB, ...; before 5.2: Kill process
 # Killed process 10592, UID 48, (httpd) total-vm:8kB, ...                                         (RHEL 6)
-_KILLED = re.compile(
+_KILLED = regex(
     r"(?:(Memory cgroup out of memory|Out of memory(?: \(\w{1,40}\))?): Kill(?:ed)? process |Killed process "
     rf"|oom_reaper: reaped process )(\d{{1,10}})(?:, UID \d{{1,10}},)? \({_NAME}\)(?=[ ,.]|$)"
 )
 # oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=a,...,oom_memcg=/a,task_memcg=/a/b,task=c,pid=1,uid=0
-_OOM_KILL = re.compile(r"oom-kill:constraint=CONSTRAINT_(\w{1,24}),")
-_VICTIM = re.compile(r",pid=(\d{1,10}),uid=\d{1,10}\s*$")
+_OOM_KILL = regex(r"oom-kill:constraint=CONSTRAINT_(\w{1,24}),")
+_VICTIM = regex(r",pid=(\d{1,10}),uid=\d{1,10}\s*$")
 # Task in /slurm/uid_1000/job_42/step_0 killed as a result of limit of /slurm/uid_1000/job_42       (before 4.19)
-_TASK_IN = re.compile(r"Task in (/\S{0,4096}) killed as a result of limit of (?=/)")
-_INVOKED = re.compile(r"([\s\S]{1,63}?) invoked oom-killer: gfp_mask=")
+_TASK_IN = regex(r"Task in (/\S{0,4096}) killed as a result of limit of (?=/)")
+_INVOKED = regex(r"([\s\S]{1,63}?) invoked oom-killer: gfp_mask=")
 
 
 def _killed(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -161,22 +164,36 @@ def _invoked(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # CPU3: Core temperature above threshold, cpu clock throttled (total events = 1); 5.x: is above, is throttled
-_THROTTLED = re.compile(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature (?:is )?above threshold")
-_NORMAL = re.compile(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature/speed normal")
+_THROTTLED = regex(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature (?:is )?above threshold")
+_NORMAL = regex(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature/speed normal")
 # thermal thermal_zone0: critical temperature reached (103 C), shutting down; 5.x: ...: acpitz: critical temperature ...
-_CRITICAL = re.compile(
+_CRITICAL = regex(
     r"(?:thermal thermal_zone\d{1,4}: (?:[^:\n]{1,64}: )?critical|(?:ACPI: )?Critical) temperature reached ?[(,]"
     r"|(?:reboot: )?HARDWARE PROTECTION shutdown \(Temperature too high\)"
 )
 
 
 def _throttled(kind: str, match: re.Match[str]) -> KernelEvent:
-    code = "cpu_throttled" if match.re is _THROTTLED else "cpu_normal"
+    code = "cpu_throttled" if match.re.pattern == _THROTTLED.pattern else "cpu_normal"
     return event(kind, match, code, fields=(("cpu", match[1]), ("level", (match[2] or "").lower() or None)))
 
 
 def _critical(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "critical")
+
+
+# VFS: file-max limit 1000000 reached                                                      fs/file_table.c
+_FILE_MAX = regex(r"VFS: file-max limit (\d{1,20}) reached")
+# unregister_netdevice: waiting for lo to become free. Usage count = 1    net/core/dev.c, every 10 s; %d: also -1
+_UNREGISTER = regex(r"unregister_netdevice: waiting for ([^\s/]{1,15}) to become free\. Usage count = -?\d")
+
+
+def _file_max(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "file_max", fields=(("limit", match[1]),))
+
+
+def _unregister(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "unregister", fields=(("netdev", match[1]),))
 
 
 RULES = (
@@ -208,6 +225,8 @@ RULES = (
     Rule("oom", ("oom-kill:constraint=",), _OOM_KILL, _oom_kill),
     Rule("oom", ("killed as a result of limit",), _TASK_IN, _task_in),
     Rule("oom", (" invoked oom-killer: ",), _INVOKED, _invoked),
+    Rule("limit", ("file-max limit",), _FILE_MAX, _file_max),
+    Rule("netdevice", ("unregister_netdevice: ",), _UNREGISTER, _unregister),
     Rule("thermal", ("above threshold",), _THROTTLED, _throttled),
     Rule("thermal", ("emperature/speed normal",), _NORMAL, _throttled),
     Rule("thermal", ("ritical temperature", "HARDWARE PROTECTION"), _CRITICAL, _critical),

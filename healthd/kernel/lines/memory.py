@@ -1,8 +1,10 @@
 """Memory and processors: machine checks, EDAC, memory that the kernel gives up, what the firmware reports (APEI).
 
-mce_edac; part = the name in the line ("mc0", "device1", a PCI address), dimm, bank, section, record; pid and process
+mce_edac; part = the name in the line ("mc0", "device1", a PCI address), dimm, bank, section, error_type, record; pid
+and process
     corrected, logged             nothing is lost; logged = the kernel only says that it logged something
     deferred                      data is bad and nobody has used it yet
+    scrubbed                      the memory's scrubber found an uncorrected error: nobody has read it
     uncorrected, fatal            data is lost; the processor's state, too: the kernel panics
     left_over                     found in a register without an exception: of the last boot, or of no consequence
     recoverable, fatal, corrected, info    with `record`: the severity in a firmware's record of an error
@@ -15,6 +17,10 @@ A machine check's status register says what it is: bit 61 (UC) uncorrected, bit 
 corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled. A
 polled uncorrected error was mostly left in the register by the last boot (the kernel reads it at its start), or is
 memory that a scrubber found bad and nobody has used; a live one that corrupts the context is an exception and a panic.
+
+A scrubber reads all memory by and by. EDAC's drivers for Intel name its errors ("memory scrubbing error"), a machine
+check's code does (0000 1000 1100 xxxx, the x and bit 12 any: severity.c calls it "action optional"), and so does a
+firmware (CPER's memory error type 14).
 
 A firmware's record is a block of lines that begin with "{2}[Hardware Error]: ". Its section may be a PCIe error: then
 pcie.py has events with the same number. Records without a number are of the last boot.
@@ -29,17 +35,19 @@ import re
 
 from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 # --- machine checks
 
 _MCE = r"(?:mce: )?(?:\[Hardware Error\]: )?"
 UNCORRECTED, CORRUPT, DEFERRED, MCIP = 1 << 61, 1 << 57, 1 << 44, 1 << 2
+SCRUB_MASK, SCRUB = 0xEFF0, 0x00C0  # MCACOD_SCRUBMSK, MCACOD_SCRUB (arch/x86/include/asm/mce.h)
 
 # mce: [Hardware Error]: CPU 0: Machine Check Exception: 4 Bank 0: b2000000c0060001
 # mce: [Hardware Error]: CPU 14: Machine Check: 0 Bank 7: 8c00004000010092            (polled)
 # EDAC sbridge MC0: CPU 0: Machine Check Event: 0 Bank 7: 8c00004000010092
 # CPU 0: Machine Check Exception: 0000000000000004                                    (the oldest)
-_MACHINE_CHECK = re.compile(
+_MACHINE_CHECK = regex(
     rf"(?:EDAC \w{{1,20}} MC\d{{1,3}}: |{_MCE})CPU ?\d{{1,5}}: Machine Check(?: Exception| Event)?: "
     r"{1,8}([0-9a-f]{1,16})(?: Bank (\d{1,3}): ([0-9a-f]{1,16}))?",
     re.I,
@@ -50,7 +58,7 @@ def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
     overall, bank, status = match.groups()
     bits = int(status, 16) if status else UNCORRECTED
     if bits & UNCORRECTED and int(overall, 16) & MCIP:
-        code = "fatal" if bits & CORRUPT else "uncorrected"
+        code = "fatal" if bits & CORRUPT else "scrubbed" if bits & SCRUB_MASK == SCRUB else "uncorrected"
     elif bits & UNCORRECTED:
         code = "left_over"
     else:
@@ -62,7 +70,7 @@ def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
 # mce: Uncorrected hardware memory error in user-access at 3f1d5c0040
 # mce: [Hardware Error]: Machine check events logged
 # [Hardware Error]: Uncorrected, software restartable error.                          (mce_amd)
-_MCE_SAYS = re.compile(
+_MCE_SAYS = regex(
     rf"{_MCE}(?:Error Status: )?(Machine check: \S|Uncorrected hardware memory error in user-access"
     r"|Memory error not recovered|Machine check events logged|Corrected error, no action|Deferred error, no action"
     r"|Uncorrected, software|System Fatal error|CPUs not responding to MCE|SError Interrupt on CPU"
@@ -94,9 +102,11 @@ def _mce_says(kind: str, match: re.Match[str]) -> KernelEvent:
 # {1}[Hardware Error]: severity: 2, corrected                                         (3.10)
 # [Hardware Error]: {3}event severity: recoverable                                    (acpi_extlog)
 _NUMBER = r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
-_SEVERITY = re.compile(rf"{_NUMBER}(?:event )?severity: (?:\d, )?(recoverable|fatal|corrected|info)\b")
-_SECTION = re.compile(rf"{_NUMBER}section_type: ([\w/ ]{{1,48}})")
-_FURTHER = re.compile(rf"mce: \[Hardware Error\]:|{_NUMBER}")
+_SEVERITY = regex(rf"{_NUMBER}(?:event )?severity: (?:\d, )?(recoverable|fatal|corrected|info)\b")
+_SECTION = regex(rf"{_NUMBER}section_type: ([\w/ ]{{1,48}})")
+# {1}[Hardware Error]:   error_type: 14, scrub uncorrected error
+_ERROR_TYPE = regex(rf"{_NUMBER}error_type: (\d{{1,3}}), [\w -]{{1,48}}")
+_FURTHER = regex(rf"mce: \[Hardware Error\]:|{_NUMBER}")
 
 
 def _severity(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -108,11 +118,15 @@ def _section(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]), ("section", match[3].rstrip())))
 
 
+def _error_type(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]), ("error_type", match[3])))
+
+
 def _further(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, DETAIL, fields=(("record", match[1] or match[2]),))
 
 
-_LAST_BOOT = re.compile(r"BERT: Error records from previous boot:")
+_LAST_BOOT = regex(r"BERT: Error records from previous boot:")
 
 
 def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -125,25 +139,27 @@ def _last_boot(kind: str, match: re.Match[str]) -> KernelEvent:
 # EDAC MC0: CE page 0x6, offset 0x80, grain 8, syndrome 0x0, row 0, channel 1, label "DIMM_B1": amd64_edac   (to 3.5)
 # EDAC MC0: UE - no information available: ...; EDAC MC0: UE row 0, channel-a= 0 channel-b= 1 labels "-": ...
 # "EDAC MC0: 1 UE" can be the name of a process: no line that begins with a process's name goes on like EDAC's.
-_EDAC = re.compile(
+_EDAC = regex(
     r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?! ?[(\[:/'])(?:(?! on )[^\n]){0,200}?"
     r"(?: on ((?:(?! \()[^\n]){1,64}) \(|, labels? \"([^\"\n]{1,64})\"|$|(?= - ))"
 )
-_EDAC_DEVICE = re.compile(r"EDAC DEVICE(\d{1,3}): (CE|UE): ")
-_EDAC_FURTHER = re.compile(r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:HANDLING |TSC |ADDR |MISC |PROCESSOR )")
-_EDAC_PCI = re.compile(
+_EDAC_DEVICE = regex(r"EDAC DEVICE(\d{1,3}): (CE|UE): ")
+_EDAC_FURTHER = regex(r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:HANDLING |TSC |ADDR |MISC |PROCESSOR )")
+_EDAC_PCI = regex(
     rf"EDAC PCI(\d{{0,3}}): (?:(?:Bridge )?(?:Signaled System|Master Data Parity|Detected Parity) Error on {PCI}"
     r"|(?:Non-)?Parity Error ctl: )"
 )
 # NMI: PCI system error (SERR) for reason b1 on CPU 0.
-_NMI = re.compile(r"NMI: (?:PCI system error \(SERR\)|IOCK error)")
+_NMI = regex(r"NMI: (?:PCI system error \(SERR\)|IOCK error)")
 _EDAC_CODES = {"CE": "corrected", "UE": "uncorrected"}
+_SCRUBBED = ("memory scrubbing error", "scrub uncorrected error")  # Intel's drivers; ghes_edac
 
 
 def _edac(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(
-        kind, match, _EDAC_CODES[match[2]], fields=(("part", f"mc{int(match[1])}"), ("dimm", match[3] or match[4]))
-    )
+    code = _EDAC_CODES[match[2]]
+    if code == "uncorrected" and any(words in match[0].lower() for words in _SCRUBBED):
+        code = "scrubbed"
+    return event(kind, match, code, fields=(("part", f"mc{int(match[1])}"), ("dimm", match[3] or match[4])))
 
 
 def _edac_device(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -168,12 +184,12 @@ def _nmi(kind: str, match: re.Match[str]) -> KernelEvent:
 # MCE 0x7740c0: dirty LRU page recovery: Recovered                                    (3.10)
 # Memory failure: 0x7740c0: Sending SIGBUS to python3:4711 due to hardware memory corruption
 # A process name is user text of at most 15 characters.
-_PAGE = re.compile(
+_PAGE = regex(
     r"(?:Memory failure: |MCE )0x[0-9a-f]{1,16}: (?:recovery action for [^:\n]{1,60}: (\w{1,16})"
     r"|[^:\n]{1,60} page recovery: (\w{1,16})"
     r"|(?:Killing|Sending SIGBUS to) ([^\n]{1,16}):(\d{1,10}) due to hardware memory corruption)?"
 )
-_SOFT_OFFLINE = re.compile(r"(?:Memory failure: )?[Ss]oft.offline: 0x[0-9a-f]{1,16}: |RAS: Soft-offlining pfn: 0x")
+_SOFT_OFFLINE = regex(r"(?:Memory failure: )?[Ss]oft.offline: 0x[0-9a-f]{1,16}: |RAS: Soft-offlining pfn: 0x")
 
 
 def _page(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -209,5 +225,6 @@ RULES = (
     Rule("mce_edac", ("BERT: ",), _LAST_BOOT, _last_boot),
     Rule("mce_edac", ("[Hardware Error]",), _SEVERITY, _severity),
     Rule("mce_edac", ("[Hardware Error]",), _SECTION, _section),
+    Rule("mce_edac", ("[Hardware Error]",), _ERROR_TYPE, _error_type),
     Rule("mce_edac", ("[Hardware Error]",), _FURTHER, _further),
 )

@@ -12,12 +12,13 @@ Codes of both:
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
     health_recovery  the driver stops and restarts a card: the lines that led to it say more
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
-    command_timeout  the firmware did not answer; command
+    command_timeout  the firmware did not answer; command; leaks: the driver says that a resource is lost by it
+    slot_power       the slot tells the card that it gives too little power, or the card has switched a port off for it
     command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often by an application
     detail           the rest of a health report
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
-Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know, a slot's power,
+Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know,
 bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
 drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
 """
@@ -28,6 +29,7 @@ import re
 
 from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 _IF = r"[^\s:/]{1,15}"  # a network interface
 
@@ -35,7 +37,7 @@ _IF = r"[^\s:/]{1,15}"  # a network interface
 # mlx5_core 0000:53:00.0 enp83s0f0np0: Link down              the card's interface, or its RDMA device (mlx5_3)
 # mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): to Linux 4.x
 # infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): ...; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:...
-_MLX5 = re.compile(
+_MLX5 = regex(
     r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
     r"|(?:mlx5_\w{1,8}:)?(?=mlx5_\w{1,32}:))"
     r"(?:(?:[\w:.]{1,24}:)??\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
@@ -43,7 +45,7 @@ _MLX5 = re.compile(
 
 _LINK_CODES = {"down": "link_down", "up": "link_up", "active": "link_up", "init": "link_init", "armed": "link_init"}
 _FORMS = tuple(
-    (code, re.compile(pattern))
+    (code, regex(pattern))
     for code, pattern in (
         ("link", r"Link (?:is )?(?P<link>(?i:down|up))\b"),
         ("link", r"(?:mlx5_ib: )?Port: ?(?P<port>\d{1,3}) Link (?P<link>DOWN|ACTIVE|INIT|ARMED)\b"),
@@ -59,18 +61,20 @@ _FORMS = tuple(
         ("temperature", r"High temperature on sensors?\b"),
         (
             "module",
-            r"Port module event\[error\]: module (?P<module>\d{1,3}), (?:Cable error, )?(?P<error>[^\n]{1,64}?)\s*$",
+            r"Port module event\[error\]: module (?P<module>\d{1,3}), (?:Cable error, )?(?P<error>[^\n]{1,256}?)\s*$",
         ),
         (
             "command_timeout",
             r"(?:cmd\[\d{1,4}\]: )?(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) "
-            r"(?:No done completion|(?:Async, )?timeout\b|canceled on out of queue timeout)",
+            r"(?:No done completion|(?:Async, )?timeout\b(?P<leaks>\. Will cause a leak of a command resource)?"
+            r"|canceled on out of queue timeout)",
         ),
         (
             "command_failed",
             r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
         ),
         ("command_failed", r"Create QP type \d{1,5} failed|mlx5_ib: modify QP \w{1,16} to RESET failed"),
+        ("slot_power", r"(?:mlx5_pcie_event: )?Detected insufficient power on the PCIe slot \(\d{1,4}W\)"),
         ("cq_error", r"CQ error on CQN (?P<cqn>0x[0-9a-f]{1,8})"),
         ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
         (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x|ib_post_recv failed: "),
@@ -86,6 +90,10 @@ _FORMS = tuple(
         ("pcie_limited", r"[\d.]{1,12} Gb/s available PCIe bandwidth, limited by "),
     )
 )
+# mlx5_pme_error_to_string(), drivers/net/ethernet/mellanox/mlx5/core/events.c. The longest text, "One or more network
+# ports have been powered down due to insufficient/unadvertised power on the PCIe slot", has 104 characters; in older
+# drivers (mlx5/core/port.c, eq.c) a sentence follows, and it has 198.
+_MODULE_CODES = (("slot", "slot_power"), ("power", "module_power"), ("temperature", "module_temperature"))
 _PROBE_LATER = "-517"  # EPROBE_DEFER: another driver must come first
 
 
@@ -107,7 +115,9 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
         code = "temperature"
     if code == "module":
         error = (found["error"] or "").lower()
-        code = next((f"module_{word}" for word in ("power", "temperature") if word in error), "module_error")
+        code = next((code for word, code in _MODULE_CODES if word in error), "module_error")
+    if found.get("leaks"):
+        found["leaks"] = "true"
     if code == "link":
         code = _LINK_CODES[(found.pop("link") or "").lower()]
     if code == "health_fatal" and found.get("error") in ("3", "4"):
@@ -120,11 +130,11 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
 
 # bond0: (slave enp83s0f0np0): link status definitely down, disabling slave
 # bonding: bond0: link status definitely down for interface eth0, disabling it        (to Linux 5.1)
-_BOND_MEMBER = re.compile(
+_BOND_MEMBER = regex(
     rf"(?:bonding: )?({_IF}): (?:\(slave ({_IF})\): )?"
     rf"link status (?:definitely )?down(?: for (?:\w{{1,8}} )?interface ({_IF}),)?"
 )
-_BOND = re.compile(rf"(?:bonding: )?({_IF}): now running without any active interface")
+_BOND = regex(rf"(?:bonding: )?({_IF}): now running without any active interface")
 
 
 def _bond_member(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -137,12 +147,12 @@ def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # ice 0000:31:00.0 ens1f0: NIC Link is Down; igb 0000:01:00.0 eno1: igb: eno1 NIC Link is Down; mlx4_en: ens2: Link Down
 # The pattern holds the line's end, since a process may be called "a: b Link down".
-_LINK_DOWN = re.compile(
+_LINK_DOWN = regex(
     rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
     r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"
 )
 # bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
-_PORT = re.compile(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
+_PORT = regex(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
 
 
 def _link_down(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -155,7 +165,7 @@ def _port(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # infiniband mlx5_0: Couldn't open port 1 for agents; ib_mad: Couldn't open mlx4_0 port 1 for agents (to Linux 3.x)
 # mlx5_1: couldn't register ipoib port 1; error -12
-_AGENTS = re.compile(
+_AGENTS = regex(
     r"(?:infiniband (\S{1,32}): |ib_mad: )(?:Couldn't (?:open|start) (?:(?!port)(\w{1,32}) )?port(?: (\d{1,3}))?"
     r"|Couldn't create ib_mad QP\d|Couldn't post receive WRs|ib_query_port failed \()"
     r"|(\w{1,32}): (?:couldn't register ipoib port|failed to initialize device: \S{1,15} port) (\d{1,3})"
@@ -164,25 +174,26 @@ _AGENTS = re.compile(
 _EFA_FORMS = (
     (
         "command_timeout",
-        re.compile(r"Wait for completion \(polling\) timeout|The device didn't send any completion for "),
+        regex(r"Wait for completion \(polling\) timeout|The device didn't send any completion for "),
     ),
-    ("command_failed", re.compile(r"Failed to (?:process|submit) command (?P<command>\w{1,48}) \(opcode ")),
+    ("command_failed", regex(r"Failed to (?:process|submit) command (?P<command>\w{1,48}) \(opcode ")),
     (
         "health_fatal",
-        re.compile(r"Admin queue is closed|Reset indication didn't turn |Device isn't ready, can't reset"),
+        regex(
+            r"Admin queue is closed|Reset indication didn't turn |Device isn't ready, (?:can't reset|abort com init)"
+        ),
     ),
-    ("load_failed", re.compile(r"Device isn't ready, abort com init")),
 )
-_EFA = re.compile(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
+_EFA = regex(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
-_TRANSMIT = re.compile(rf"({_IF}): transmit timeout: latency \d")
-_WATCHDOG = re.compile(
+_TRANSMIT = regex(rf"({_IF}): transmit timeout: latency \d")
+_WATCHDOG = regex(
     rf"(?:NETDEV WATCHDOG: ({_IF}) \(([\w-]{{1,32}})\): transmit (?:queue (?:\d|timed out)|timed out)"
     rf"|([\w-]{{1,24}}) {PCI} ({_IF}): NETDEV WATCHDOG: )"
 )
-_IPOIB = re.compile(rf"({_IF}): (?:failed (?:cm )?send event \(status=|(multicast join failed) for )")
+_IPOIB = regex(rf"({_IF}): (?:failed (?:cm )?send event \(status=|(multicast join failed) for )")
 # mlx4_core 0000:81:00.0: Internal error detected:
-_MLX4 = re.compile(
+_MLX4 = regex(
     rf"mlx4_core {PCI}: (?:(Internal error (?:mark was )?detected)|(?:communication channel )?command 0x\w{{1,8}} "
     r"(?:op 0x\w{1,8} )?timed out)"
 )
@@ -196,7 +207,9 @@ def _agents(kind: str, match: re.Match[str]) -> KernelEvent:
 def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
     for code, form in _EFA_FORMS:
         if found := form.match(match.string, match.end()):
-            fields = (("ibdev", match[1]), *found.groupdict().items())
+            # After a command without an answer the driver stops its queue of commands for good (efa_com.c).
+            leaks = "true" if code == "command_timeout" else None
+            fields = (("ibdev", match[1]), ("leaks", leaks), *found.groupdict().items())
             return event(kind, match, code, match[2] or "", fields)
     return None
 

@@ -1,9 +1,11 @@
 """NVIDIA's drivers: Xid, SXid, a GPU that is gone or cannot be initialised.
 
-    xid                 code = number; process, pid; link, unit, fatal, ... where the message has them
-    sxid                code = number; switch, fatal, link
+    xid                 code = number; process, pid; link, unit, fatal, sm, ... where the message has them
+    sxid                code = number; switch, fatal, link, shutdown (the line says so)
     gpu_fallen_off_bus  code "fallen_off_bus" (beside or without an Xid 79); "gpu_is_lost": calls that fail after it; or
-                        "rm_init_failed": the driver could not initialise a GPU; status = its three numbers
+                        "rm_init_failed": the driver could not initialise a GPU; status = its three numbers;
+                        "probe_failed": it did not take one at all; count
+    peermem             nvidia-peermem, by which network cards reach GPU memory: code "invalid_context"
 
 Formats: the driver's own (open-gpu-kernel-modules: kernel_rc.c, osinit.c, osapi.c, common_nvswitch.h), older ones from
 users' logs. Lines in the driver's own words are in nvidia_driver.py.
@@ -13,8 +15,9 @@ from __future__ import annotations
 
 import re
 
-from healthd.kernel.lines.rule import FURTHER, PCI, Rule, event
+from healthd.kernel.lines.rule import FURTHER, PCI, SM, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 # Pasted logs may mask the address within "(...)": then what follows "PCI:" is no address. The first drivers gave no
@@ -22,11 +25,11 @@ from healthd.model import KernelEvent
 # journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
 # A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: the
 # text matched here is longer, or has letters where the kernel goes on with the pid.
-_XID = re.compile(
+_XID = regex(
     r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
     r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
 )
-_PID = re.compile(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
+_PID = regex(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
 # A process name has at most 15 characters and may hold ", " itself: it ends before what drivers write next.
 _MESSAGES = (
     "Ch |Channel |channel |GPU |Graphics |MMU |NVLink|NVLINK|Timeout |Contained|Uncontained|Row |Dynamic Page "
@@ -36,8 +39,8 @@ _MESSAGES = (
     "|Error|error|Failed |failed |Recovery |Shader |vGPU |RC |Class |SKED|ROBUST_|Memory |ESR |Watchdog|Unable "
     "|L1 |[0-9a-f]{8} |0x"
 )
-_NAME_ENDS = re.compile(rf",\s*(?={_MESSAGES})")
-_QUOTED = re.compile(r"'([^']{0,64})'(?:,\s*|$)")
+_NAME_ENDS = regex(rf",\s*(?={_MESSAGES})")
+_QUOTED = regex(r"'([^']{0,64})'(?:,\s*|$)")
 
 
 def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -69,8 +72,8 @@ def _name(rest: str) -> tuple[str, str]:
     return name.rstrip()[:64], message.lstrip()
 
 
-_RECOVERY = re.compile(r"GPU recovery action changed from 0x([0-9a-f]{1,8}) \([^)]*\) to 0x([0-9a-f]{1,8})", re.I)
-_NVLINK5 = re.compile(
+_RECOVERY = regex(r"GPU recovery action changed from 0x([0-9a-f]{1,8}) \([^)]*\) to 0x([0-9a-f]{1,8})", re.I)
+_NVLINK5 = regex(
     r"([A-Z]\w{0,31}(?: Degraded)?)\s{1,8}(Non-?fatal|Link Fatal|Fatal)\s{1,8}XC\d{1,3}\s{1,8}i\d{1,3}\s{1,8}"
     r"Link\s{1,8}(-?\d{1,3})(?:\s{1,8}\((0x[0-9a-f]{1,8})\s{1,8}(0x[0-9a-f]{1,8}))?",
     re.I,
@@ -78,15 +81,18 @@ _NVLINK5 = re.compile(
 # GPUs up to Hopper. NVIDIA's catalogue says what the bits of the first, third, fourth and fifth of seven words mean.
 #   NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)
 #   NVLink: Failed to train link 3 to remote PCI:0000:08:00          (a link that is not up)
-_NVLINK4 = re.compile(
+_NVLINK4 = regex(
     r"NVLink: (fatal|non-?fatal)? ?error detected on link (\d{1,3})"
     r"(?:\s?\(((?:0x)?[0-9a-f]{1,8}(?:, ?(?:0x)?[0-9a-f]{1,8}){0,9}))?",
     re.I,
 )
-_LINK_DOWN = re.compile(
+_LINK_DOWN = regex(
     r"(?:NVLink|NVLINK): (?:failed to train link (\d{1,3})|link (\d{1,3})(?: is)? (?:down|inactive|disabled))", re.I
 )
-_CAUSED_BY = re.compile(r" caused by previous Xid (\d{1,4})\s*$")
+# Which of the GPU's processors raised the exception: GPC and TPC, and from Volta on the SM of the two in a TPC.
+#   Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction Parameter
+_SM = regex(r"Graphics SM (?:Warp|Global) Exception on \(GPC (\d{1,3}), TPC (\d{1,3})(?:, SM (\d{1,3}))?\)")
+_CAUSED_BY = regex(r" caused by previous Xid (\d{1,4})\s*$")
 
 
 def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
@@ -102,12 +108,14 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
     elif number == 74 and (match := _NVLINK4.match(message)):
         word = (match[1] or "").lower()
         details = [("link", str(int(match[2]))), ("fatal", str(word == "fatal").lower() if word else None)]
-        words = re.split(", ?", match[3]) if match[3] else []
+        words = regex(", ?").split(match[3]) if match[3] else []
         details += [("register", " ".join(words) or None), ("reset", "true" if _asks_for_reset(words) else None)]
     elif number == 74 and (match := _LINK_DOWN.match(message)):
         details = [("link", str(int(match[1] or match[2]))), ("inactive", "true")]
     elif match := _GSP_INSTANCE.search(message, 0, 200):
         details = [("gpu", match[1])]
+    elif number == 13 and (match := _SM.match(message)):
+        details = [(SM, ".".join(word for word in match.groups() if word))]
     caused = _CAUSED_BY.search(message, max(0, len(message) - 40))
     return [*details, ("caused_by", caused[1])] if caused else details
 
@@ -119,24 +127,28 @@ def _asks_for_reset(words: list[str]) -> bool:
 
 
 # "... RPC response from GPU4 GSP!": the number by which the driver calls this GPU in lines that give no address.
-_GSP_INSTANCE = re.compile(r" from GPU(\d{1,3}) GSP!")
+_GSP_INSTANCE = regex(r" from GPU(\d{1,3}) GSP!")
 
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
 # Two or more further lines of one event follow, among those of other switches ("Severity 0 Engine instance 60 ...",
 # "Data {0x0000003c, ...}"): the field `further` has them counted into it. Alone, they still name switch and code.
-_SXID = re.compile(
+_SXID = regex(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
 )
+# Of lines without a severity some say that the switch shuts down, also under a code that mostly says less:
+#   10004, PMGR OVERT Threshold reached. Shutting Down; 28005, OSFP Thermal SOE Heartbeat Shutdown
+_SHUTS_DOWN = regex(r",[^\n]{1,80}?\bShut(?:ting D|d)own\s*$")
 
 
 def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
     switch, address, code, further, severity, link = match.groups()
+    shutdown = not (further or severity) and _SHUTS_DOWN.match(match.string, match.end())
     fatal = {"Fatal": "true", "Non-fatal": "false"}.get(severity)
     number = str(int(link)) if link else None
     fields = (("switch", switch), ("fatal", fatal), ("link", number), (FURTHER, "true" if further else None))
-    return event(kind, match, str(int(code)), address, fields)
+    return event(kind, match, str(int(code)), address, (*fields, ("shutdown", "true" if shutdown else None)))
 
 
 # NVRM: GPU at 0000:01:00.0 has fallen off the bus.           (to driver 390)
@@ -148,13 +160,15 @@ def _sxid(kind: str, match: re.Match[str]) -> KernelEvent:
 # NVRM: GPU0 _intrServiceStallCommonCheckBegin: Failed GPU reg read : 0xffffffff. Check whether ...
 # NVRM: _threadNodeCheckTimeout: API_GPU_ATTACHED_SANITY_CHECK failed!
 _SHORT_PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)"
-_LOST = re.compile(
+_LOST = regex(
     rf"NVRM: (?:GPU (?:at )?(?:PCI:)?{_SHORT_PCI}:? (?:GPU )?has fallen off the bus"
     rf"|The NVIDIA GPU {PCI}[^\n]{{0,80}}(?:\n {{0,40}}NVRM: [^\n]{{0,80}}){{0,2}}fallen off the bus"
     r"|(?!Xid|GPU at|API)[^\n'(]{0,80}fallen off the bus)"
 )
-_GONE = re.compile(
-    rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?\w{{1,64}}: (?:[^\n]{{0,200}}\[NV_ERR_GPU_IS_LOST\]"
+_GONE = regex(
+    rf"NVRM: (?:GPU {PCI}: GPU is lost\b|(?:GPU(\d{{1,3}}) )?(?:(?:Check|Assertion) failed: )?"
+    r"GPU lost from the bus \[NV_ERR_GPU_IS_LOST\]"
+    r"|(?:GPU(\d{1,3}) )?\w{1,64}: (?:[^\n]{0,200}\[NV_ERR_GPU_IS_LOST\]"
     r"|Failed GPU reg read ?: 0xf{8}\b|API_GPU_ATTACHED_SANITY_CHECK failed))"
 )
 
@@ -164,12 +178,12 @@ def _lost(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _gone(kind: str, match: re.Match[str]) -> KernelEvent:
-    return event(kind, match, "gpu_is_lost", match[1] or "", (("gpu", match[2]),))
+    return event(kind, match, "gpu_is_lost", match[1] or "", (("gpu", match[2] or match[3]),))
 
 
 # NVRM: GPU 0000:a1:00.0: RmInitAdapter failed! (0x62:0x40:2168); old drivers do not say which GPU.
 # NVRM: GPU 0000:a1:00.0: rm_init_adapter failed, device minor number 6
-_RM_INIT = re.compile(
+_RM_INIT = regex(
     rf"NVRM: (?:GPU (?:at )?{PCI}: )?(?:RmInitAdapter failed!(?: \(([0-9A-Fa-fx:]{{1,40}})\))?"
     r"|rm_init_adapter failed\b)"
 )
@@ -179,10 +193,34 @@ def _rm_init(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "rm_init_failed", match[1] or "", (("status", match[2]),))
 
 
+# NVRM: The NVIDIA probe routine failed for 1 device(s).           (kernel-open/nvidia/nv.c, when the module is loaded)
+# NVRM: The NVIDIA probe routine was not called for 1 device(s).   (another driver has them)
+# NVRM: None of the NVIDIA devices were initialized.                 (older: graphics adapters ... initialized!)
+# NVRM: No NVIDIA devices probed.
+_PROBE = regex(
+    r"NVRM: (?:The NVIDIA probe routine (?:failed|was not called) for (\d{1,4}) device|No NVIDIA devices probed"
+    r"|None of the NVIDIA (?:devices|graphics adapters) were initialized)"
+)
+
+
+def _probe(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "probe_failed", fields=(("count", match[1]),))
+
+
+# nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing
+_PEERMEM = regex(r"nvidia-peermem:? \w{1,64}:\d{1,6} ERROR detected invalid context")
+
+
+def _peermem(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "invalid_context")
+
+
 RULES = (
     Rule("xid", ("Xid (", "NVRM: "), _XID, _xid),
     Rule("sxid", ("Xid (",), _SXID, _sxid),
     Rule("gpu_fallen_off_bus", ("NVRM: ",), _LOST, _lost),
     Rule("gpu_fallen_off_bus", ("NVRM: ",), _GONE, _gone),
     Rule("gpu_fallen_off_bus", ("NVRM: ",), _RM_INIT, _rm_init),
+    Rule("gpu_fallen_off_bus", ("NVRM: ",), _PROBE, _probe),
+    Rule("peermem", ("nvidia-peermem",), _PEERMEM, _peermem),
 )

@@ -14,41 +14,42 @@ import re
 
 from healthd.kernel.lines.rule import PCI, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 # NVRM: GPU0 _kgspRpcGspEventPmuHalted: Received signal from GSP that PMU has halted.
-_GSP_WORDS = re.compile(
+_GSP_WORDS = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
 # The first match counts: a line of a boot may say "timeout" as well. "Failed to boot GSP." is not the end: the driver
 # tries again, and says "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
 _GSP_CODES = (
-    ("pmu_halted", re.compile(r"PMU has halted", re.I)),
-    ("crash", re.compile(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
+    ("pmu_halted", regex(r"PMU has halted", re.I)),
+    ("crash", regex(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
     (
         "boot_failed",
-        re.compile(
+        regex(
             r"cannot proceed with booting GSP|GPU (?:is likely|may be) in a bad state|boot attempts exceeded"
             r"|Cannot initialize GSP",
             re.I,
         ),
     ),
-    ("reset_required", re.compile(r"marked for reset|marking GPU\d{1,3} for reset", re.I)),
+    ("reset_required", regex(r"marked for reset|marking GPU\d{1,3} for reset", re.I)),
     (
         "dump",
-        re.compile(r"^(?:\*{8}|Note: |GSP: MAILBOX|GSP bin buildId|Gsp Trace Crash Buffer|\d+,\d+,\d+,|={4,} *$)"),
+        regex(r"^(?:\*{8}|Note: |GSP: MAILBOX|GSP bin buildId|Gsp Trace Crash Buffer|\d+,\d+,\d+,|={4,} *$)"),
     ),
     (
         "rpc_timeout",
-        re.compile(
+        regex(
             r"heartbeat timed out|unresponsive|GSP-RM is slow|timed?[ -]?out for fn"
             r"|sanity check failed|Rate limiting GSP RPC|Timeout waiting for RPC|rpcSendMessage failed",
             re.I,
         ),
     ),
 )
-_BOOT = re.compile(r"boot|Init|WaitForRm|Fwsec|FWSEC|Booter|Scrubber|Fetch|_?kfsp|Vbios|VBIOS|Gfw", re.I)
-_FAILS = re.compile(r"\b(?:fail|error|unable|cannot|could not|time(?:d )?-?out|no |not )", re.I)
+_BOOT = regex(r"boot|Init|WaitForRm|Fwsec|FWSEC|Booter|Scrubber|Fetch|_?kfsp|Vbios|VBIOS|Gfw", re.I)
+_FAILS = regex(r"\b(?:fail|error|unable|cannot|could not|time(?:d )?-?out|no |not )", re.I)
 
 
 def _gsp_words(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -71,7 +72,7 @@ def _gsp_code(function: str, text: str) -> str:
 # NVRM: GPU6 RmInitAdapter: Cannot initialize GSP firmware RM
 # NVRM: Rate limiting GSP RPC error prints for GPU at PCI:0000:9b:00 (printing 1 of every 30). The GPU likely ...
 # nvidia 0000:01:00.0: Direct firmware load for nvidia/535.129.03/gsp_ga10x.bin failed with error -2
-_GSP_OTHER = re.compile(
+_GSP_OTHER = regex(
     rf"NVRM: (?:GPU(\d{{1,3}}) )?RmInitAdapter: (?!Failed to load gsp_log)[^\n]{{0,80}}\bGSP\b"
     r"|NVRM: (Rate limiting GSP RPC) error prints for GPU at (PCI:[0-9A-Fa-f:.]{1,32})"
     rf"|nvidia {PCI}: Direct firmware load for nvidia/[\w./-]{{1,64}}/gsp(?!_log)\w{{0,32}}\.bin failed"
@@ -85,7 +86,7 @@ def _gsp_other(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # A watchdog's report has no Xid and no prefix: GSP task watchdog timeout @ pc:0x1b3e200, partition:4#0, task:3
-_WATCHDOG = re.compile(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
+_WATCHDOG = regex(r"(?:NVRM: )?GSP \w{1,16} watchdog timeout @ pc:")
 
 
 def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -95,7 +96,7 @@ def _watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
 # NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]
 # NVRM: nvAssertFailedNoLog: Assertion failed: Back to back GSP RPC timeout detected! GPU marked for reset @ ...
 # NVRM: GPU0 nvAssertOkFailedNoLog: Assertion failed: ... returned from kgspWaitForRmInitDone(pGpu, pKernelGsp) @ ...
-_ASSERTION = re.compile(
+_ASSERTION = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?nv(?:Assert|Check)\w{1,32}: "
     r"(?:[^\n]{0,200}?(NV_ERR_RESET_REQUIRED|marked for reset)|[^\n]{0,300}?(?:kgsp|kernel_gsp|rpcRecvPoll|kfsp))"
 )
@@ -107,7 +108,7 @@ def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # Lines that follow a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
 # NVRM: GPU4 RPC history (CPU -> GSP): / NVRM:      0    76   GSP_RM_CONTROL        0x0000000020801813 ...
-_DUMP = re.compile(
+_DUMP = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(?:GSP RPC buffer contains function|RPC (?:event )?history \(CPU|kflcnCoreDump\w{0,32}: "
     r"|_?kcrashcat\w{0,40}: | {3,}[^\s\n]| *-{8,}\[ end crash report)"
 )
@@ -119,15 +120,15 @@ def _dump(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
 # Printed as an error, but none: "Fabric base addr 8000000000 is assigned to GPU 3".
-_KNVLINK = re.compile(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
-_NVLINK_FAULT = re.compile(
+_KNVLINK = regex(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
+_NVLINK_FAULT = regex(
     r"fail|\berror|unable|unavailable|time(?:d ?)?-?out|lost|dropp|degraded|bad state|doesn't have|out of memory"
     r"|unexpected|assertion|disabled due",
     re.I,
 )
-_TRAINING = re.compile(r"\btrain|ALI Error|\bALI\b|to active|activate link", re.I)
-_LINK = re.compile(r"\blink(?:Id|id)?:? ?(\d{1,3})\b", re.I)
-_ON_GPU = re.compile(r"\bGPU ?(\d{1,3})\b")
+_TRAINING = regex(r"\btrain|ALI Error|\bALI\b|to active|activate link", re.I)
+_LINK = regex(r"\blink(?:Id|id)?:? ?(\d{1,3})\b", re.I)
+_ON_GPU = regex(r"\bGPU ?(\d{1,3})\b")
 
 
 def _knvlink(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -135,7 +136,7 @@ def _knvlink(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # NVRM: NVLink training failed ... / NVRM: GPU 0000:65:00.0: NVLink ... error
-_NVLINK_WORDS = re.compile(
+_NVLINK_WORDS = regex(
     rf"NVRM: (?!Xid)(?:GPU {PCI}: |GPU(\d{{1,3}}) )?((?:\w{{1,64}}: )?[^\n:]{{0,40}}\bNVLINK\b[^\n]{{0,300}})", re.I
 )
 
@@ -145,7 +146,7 @@ def _nvlink_words(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # nvidia-nvlink: Unable to create cdev / nvidia-nvswitch0: Failed to initialize device; SXids have their own rule.
-_NVLINK_CORE = re.compile(r"nvidia-(?:nvlink|nvswitch\d{0,3}): (?!SXid)([^\n]{0,400})")
+_NVLINK_CORE = regex(r"nvidia-(?:nvlink|nvswitch\d{0,3}): (?!SXid)([^\n]{0,400})")
 
 
 def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -158,7 +159,7 @@ def _nvlink_fault(
     """None if the line is no fault: these functions also say what they did."""
     if not _NVLINK_FAULT.search(text):
         return None
-    code = "rx_detect" if re.search("Rx ?Det", text, re.I) else "training" if _TRAINING.search(text) else "error"
+    code = "rx_detect" if regex("Rx ?Det", re.I).search(text) else "training" if _TRAINING.search(text) else "error"
     link, on_gpu = _LINK.search(text), _ON_GPU.search(text)
     fields = (("gpu", index or (on_gpu[1] if on_gpu else None)), ("link", link[1] if link else None))
     return event(kind, match, code, address, fields)

@@ -31,6 +31,7 @@ import re
 
 from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event, pci_address
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 _DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writes of
 
@@ -41,14 +42,14 @@ _DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and the device that it writ
 # pciehp 0000:00:1c.0:pcie004: slot(0): Link Down event     (3.10)
 # "Link Down/Up ignored", "Link Down event ignored; already powering off" and "queued" are no faults.
 _SLOT = rf"[\w-]{{1,32}} {PCI}:\s?[\w:]{{1,16}}: "
-_SLOT_SAYS = re.compile(
+_SLOT_SAYS = regex(
     rf"{_SLOT}[Ss]lot\(([^)\s]{{1,32}})\): (Link Down(?: event)?|Card not present|Power fault|Surprise Removal"
     r"|No link|Cannot train link)(?:: status 0x[0-9a-f]{1,8})?$"
 )
 # pciehp 0000:00:1c.0:pcie004: Card not present on Slot(5); ... Power fault on slot 5
-_OF_SLOT = re.compile(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
+_OF_SLOT = regex(rf"{_SLOT}(Card not present|Surprise Removal|Power fault) on [Ss]lot ?\(?([^)\s]{{1,32}})\)?$")
 # pcieport 0000:3c:06.0: pciehp: Failed to check link status        (to 6.5; "Cannot train link" since)
-_NO_LINK = re.compile(rf"{_SLOT}Failed to check link status$")
+_NO_LINK = regex(rf"{_SLOT}Failed to check link status$")
 _SLOT_CODES = {
     "Link Down": "link_down",
     "Link Down event": "link_down",
@@ -76,7 +77,7 @@ def _of_slot(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvidia 0000:01:00.0: can't change power state from D3cold to D0 (config space inaccessible)   (5.5)
 # nvidia 0000:01:00.0: not ready 65535ms after bus reset; giving up
 # nvidia 0000:01:00.0: Refused to change power state, currently in D3    (to 5.4: what a lost device reads as)
-_INACCESSIBLE = re.compile(
+_INACCESSIBLE = regex(
     rf"{_DEVICE}(?:[Uu]nable to change power state from \w{{2,8}} to \w{{2,8}}, device inaccessible"
     r"|can't change power state from \w{2,8} to \w{2,8} \(config space inaccessible\)"
     r"|[Rr]efused to change power state(?:,? \(?currently (?:in )?D3|, currently in D3| from \w{2,8} to D0\b)"
@@ -96,14 +97,15 @@ def _inaccessible(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
 # pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)
 # pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (Unregistered Agent ID)
+# 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)          (3.10, no driver)
 _SEVERITY = r"(Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
-_RECEIVED = re.compile(
+_RECEIVED = regex(
     rf"{_DEVICE}AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) "
     rf"(?:{PCI}|id=([0-9a-f]{{2}})([0-9a-f]{{2}}))",
     re.I,
 )
-_BUS_ERROR = re.compile(
-    rf"{_DEVICE}(?:AER: )?PCIe Bus Error: (?:severity=)?{_SEVERITY}"
+_BUS_ERROR = regex(
+    rf"(?:([\w-]{{1,32}}) )?{PCI}: (?:AER: )?PCIe Bus Error: (?:severity=)?{_SEVERITY}"
     r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?[ \t]{0,16}$",
     re.I | re.M,
 )
@@ -142,7 +144,7 @@ def _bus_error(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvidia 0000:63:00.0:    [20] UnsupReq               (First)
 # nvidia 0000:63:00.0: AER:   TLP Header: 60001004 000000ff 0000007d fe7eb000
 # nvidia 0000:63:00.0: AER: can't recover (no error_detected callback)
-_DETAIL = re.compile(
+_DETAIL = regex(
     rf"{_DEVICE}(?:(?:AER|DPC): )? *(?:device \[[0-9a-f]{{4}}:[0-9a-f]{{4}}\] error status/mask="
     r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}(?:\(First\)|$)|TLP (?:Prefix )?Header: "
     r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover"
@@ -160,7 +162,7 @@ def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
 # tg3 0000:04:00.0: AER: aer_uncor_severity: 0x000ef030     (firmware first: only uncorrected errors)
 # pcieport 0004:00:00.0: AER: subordinate device reset failed
 # pcieport 0000:00:07.1: AER: device recovery successful
-_OUTCOME = re.compile(
+_OUTCOME = regex(
     rf"{_DEVICE}(?:AER: )?(aer_uncor_severity: 0x|subordinate device reset failed"
     r"|link reset at upstream device \S{1,32} failed|device recovery (?:failed|successful)"
     r"|AER driver successfully recovered)",
@@ -180,12 +182,12 @@ def _outcome(kind: str, match: re.Match[str]) -> KernelEvent:
 # pcieport 0000:a9:10.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:aa:00.0      (6.16)
 # pcieport 0000:a9:10.0: DPC: unmasked uncorrectable error detected
 # dpc 0000:a9:10.0:pcie008: DPC containment event, status:0x1f09 source:0x0000                           (4.8)
-_DPC = re.compile(
+_DPC = regex(
     rf"[\w-]{{1,32}} {PCI}:(?:\w{{1,16}}:)? DPC:? (?:containment event, status:0x([0-9a-f]{{1,4}})"
     rf"(?: source:0x([0-9a-f]{{2}})([0-9a-f]{{2}})|, ERR_\w{{5,8}} received from {PCI})?"
     r"|(?:unmasked uncorrectable error|RP PIO error) detected)"
 )
-_EDR = re.compile(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
+_EDR = regex(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 
 
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -209,7 +211,7 @@ def _edr(kind: str, match: re.Match[str]) -> KernelEvent:
 # {2}[Hardware Error]:   device_id: 0000:03:00.0
 # {2}[Hardware Error]:   aer_uncor_status: 0x00000000, aer_uncor_mask: 0x04500000
 # [Hardware Error]: {2}  device_id: ...           (acpi_extlog); without a number: BERT, a record of the last boot
-_RECORD = re.compile(
+_RECORD = regex(
     r"(?:\{(\d{1,10})\}\[Hardware Error\]:|\[Hardware Error\]: ?(?:\{(\d{1,10})\})?) *"
     rf"(?:section_type: PCIe error|device_id: {PCI}|aer_uncor_(?:status|severity): 0x|aer_cor_status: 0x|port_type: \d"
     r"|TLP Header: )"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 # The code of further lines of a fault. By themselves they only say that there is one: kernel/coalesce.py adds them to
 # the fault of the same kind and part beside them, and the fault takes the fields that they name (`bit`, `section`).
 DETAIL = "detail"
+SM = "sm"  # a field: processors of a GPU, as "7.7.0 7.7.1"
 FURTHER = "further"  # a field: marks a further line that also has the code of its fault
 
-MAX_TEXT = 1024  # characters of the message that an event keeps: a kernel record can be 8 kB
+# Characters of a message: no less than the kernel puts into a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX is
+# 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). What is behind that in a longer line is nobody's.
+MAX_TEXT = 1024
 
 
 class Rule(NamedTuple):
@@ -31,10 +36,11 @@ class Rule(NamedTuple):
     build: Callable[[str, re.Match[str]], KernelEvent | None]
 
 
-_ADDRESS = re.compile(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
+_ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
 PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # to be put into a pattern: one group
 
 
+@functools.lru_cache(maxsize=256)  # a log names the same few again and again
 def pci_address(text: str) -> str:
     """A PCI address in any form that drivers write, in the form of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
 
@@ -67,5 +73,5 @@ def event(
         text=match.string.rstrip()[:MAX_TEXT],
         pid=pid,
         process=process,
-        fields=tuple((name, value) for name, value in fields if value is not None),
+        fields=tuple([(name, value) for name, value in fields if value is not None]),
     )

@@ -6,6 +6,7 @@
                 detail          a further line of one of these
            controller = "nvme0", or pci where the line has only the address; csts
     block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
+                (a disk that has no sectors any more counts as io_error)
                 target_error, reservation, space   the device refused a command
                 beyond_end      somebody asked for sectors that the device does not have (any more)
                 command_failed, timeout, ata_error, dm_error, path_error, path_restored
@@ -24,13 +25,14 @@ import re
 
 from healthd.kernel.lines.rule import PCI, Rule, event
 from healthd.model import KernelEvent
+from healthd.text import regex
 
 DEVICE = r"([A-Za-z][\w.!-]{0,31})"  # a name of the block layer; "!" stands for "/"
-_FLOPPY = re.compile(r"fd\d")
+_FLOPPY = regex(r"fd\d")
 
 
 def _worded(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    return tuple((re.compile(pattern), code) for pattern, code in table)
+    return tuple((regex(pattern), code) for pattern, code in table)
 
 
 def _code_of(text: str, table: tuple[tuple[re.Pattern[str], str], ...]) -> str:
@@ -41,7 +43,7 @@ def _code_of(text: str, table: tuple[tuple[re.Pattern[str], str], ...]) -> str:
 #
 # nvme nvme0: I/O 775 QID 2 timeout, aborting             nvme 0000:01:00.0: the same, to 4.7 and while it is probed
 # nvme nvme0: I/O tag 5 (1005) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096      from 6.1 on
-_NVME = re.compile(rf"nvme (?:(nvme\d{{1,5}})|{PCI}): (?:NVME-FC\{{\d{{1,5}}\}}: )?(.{{1,300}})", re.S)
+_NVME = regex(rf"nvme (?:(nvme\d{{1,5}})|{PCI}): (?:NVME-FC\{{\d{{1,5}}\}}: )?(.{{1,300}})", re.S)
 _NVME_SAYS = _worded(
     (
         (r"(?:controller is down; will reset|Failed status: )", "controller_down"),
@@ -67,7 +69,7 @@ _NVME_SAYS = _worded(
         (r"controller connectivity lost|io failed due to|transport (?:association event|error)", "path_error"),
     )
 )
-_CSTS = re.compile(r"controller is down; will reset: CSTS=(0x[0-9a-fA-F]{1,8})\b|Failed status: (?:0x)?([0-9a-f]{1,8})")
+_CSTS = regex(r"controller is down; will reset: CSTS=(0x[0-9a-fA-F]{1,8})\b|Failed status: (?:0x)?([0-9a-f]{1,8})")
 
 
 def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -82,7 +84,7 @@ def _nvme(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # block nvme0n1: no usable path - requeuing I/O
-_NVME_PATH = re.compile(rf"block {DEVICE}: no (?:usable|available) path - ")
+_NVME_PATH = regex(rf"block {DEVICE}: no (?:usable|available) path - ")
 
 
 def _nvme_path(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -92,7 +94,7 @@ def _nvme_path(kind: str, match: re.Match[str]) -> KernelEvent:
 # nvme0n1: I/O Cmd(0x2) @ LBA 32545872, 8 blocks, I/O Error (sct 0x3 / sc 0x71)      without NVME_VERBOSE_ERRORS
 # nvme0n1: Read(0x2) @ LBA 2048, 8 blocks, Unrecovered Read Error (sct 0x2 / sc 0x81) DNR      with it
 # nvme0: Admin Cmd(0xa), I/O Error (sct 0x0 / sc 0x6) MORE DNR
-_NVME_STATUS = re.compile(
+_NVME_STATUS = regex(
     r"(nvme\d{1,5})((?:c\d{1,5})?n\d{1,9})?: [A-Za-z][\w /-]{0,60}\(0x([0-9a-f]{1,2})\)"
     r"(?: @ LBA \d{1,20}, \d{1,10} blocks)?, .{0,100}? \(sct 0x([0-9a-f]{1,2}) / sc 0x([0-9a-f]{1,2})\)"
 )
@@ -120,7 +122,7 @@ def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
 # blk_update_request: critical medium error, dev sda, sector 2048 [op 0x0:(READ) ...]     4.x, 5.x
 # print_req_error: I/O error, dev nvme0n1, sector 2048 flags 1                            4.13 to 5.2
 # I/O error, dev nvme0n1, sector 2048 op 0x0:(READ) flags 0x80700 phys_seg 1 prio class 2     from 5.16 on
-_REQUEST = re.compile(
+_REQUEST = regex(
     r"(?:(?:end_request|blk_update_request|print_req_error|blk_print_req_error): )?"
     rf"([A-Za-z/][A-Za-z/ -]{{0,38}}?) error, dev {DEVICE}, sector \d{{1,20}}"
     r"(?: op 0x[0-9a-f]{1,4}:\((\w{1,24})\))?"
@@ -158,7 +160,7 @@ def _of_device(
 
 # Buffer I/O error on device sda1, logical block 5                to 3.18
 # Buffer I/O error on dev sda1, logical block 5, lost async page write
-_BUFFER = re.compile(
+_BUFFER = regex(
     rf"Buffer I/O error on dev(?:ice)? {DEVICE}, logical block \d{{1,20}}(?:, (lost|async page read))?"
     rf"|lost page write due to I/O error on {DEVICE}"
 )
@@ -171,15 +173,26 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 # kworker/u203:1: attempt to access beyond end of device\ndm-0: rw=1, sector=88, nr_sectors = 8 limit=80
 # From 5.14 on, the name of the process that asked stands before it.
-_BEYOND = re.compile(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
+_BEYOND = regex(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
 
 
 def _beyond(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "beyond_end", fields=(("device", match[1]),))
 
 
+# nvme2n1: detected capacity change from 800166076416 to 0         block/genhd.c: in bytes to 5.9, in sectors since
+# sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr do so when they are let go)
+_NO_CAPACITY = regex(
+    r"(nvme\d{1,5}(?:c\d{1,5})?n\d{1,9}|sd[a-z]{1,4}): detected capacity change from [1-9]\d{0,19} to 0\s*$"
+)
+
+
+def _no_capacity(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "io_error", fields=(("device", match[1]),))
+
+
 # --- SCSI: sd 0:0:0:0: [sda] tag#12 FAILED Result: hostbyte=DID_OK driverbyte=DRIVER_SENSE cmd_age=2s
-_SCSI = re.compile(
+_SCSI = regex(
     r"(?:sd|scsi|sr|ses|st|sg) (\d{1,5}:\d{1,5}:\d{1,5}:\d{1,9}): (?:\[([a-z]{1,8}\d{0,4})\] ?)?"
     r" {0,4}(?:tag#\d{1,6} ?)?(.{1,200})",
     re.S,
@@ -205,7 +218,7 @@ def _scsi(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # iSCSI and Fibre Channel:  connection1:0: detected conn error (1020)
-_SCSI_PATH = re.compile(
+_SCSI_PATH = regex(
     r" {0,2}(connection\d{1,5}:\d{1,5}|session\d{1,5}|rport-\d{1,5}:\d{1,5}-\d{1,5}): {1,2}"
     r"(?:detected conn error|session recovery timed out|blocked FC remote port time out)"
 )
@@ -216,7 +229,7 @@ def _scsi_path(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 # --- ATA: ata1.00: exception Emask 0x0 SAct 0x0 SErr 0x0 action 0x6 frozen
-_ATA = re.compile(r"(ata\d{1,4}(?:\.\d{1,2})?): (.{1,80})", re.S)
+_ATA = regex(r"(ata\d{1,4}(?:\.\d{1,2})?): (.{1,80})", re.S)
 _ATA_SAYS = _worded(
     (
         (r"exception Emask|failed command: |error: \{ [A-Z ]{0,40}UNC|COMRESET failed|qc timeout", "ata_error"),
@@ -236,7 +249,7 @@ def _ata(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- RAID and host bus adapters
-_ADAPTER = re.compile(
+_ADAPTER = regex(
     rf"(?:(?:megaraid_sas|smartpqi|hpsa|aacraid|arcmsr|mpi3mr) {PCI}: (?:scsi\d{{1,4}}: )?"
     r"|(megasas|aacraid|mpt[23]sas(?:_cm)?\d{1,4}|mpi3mr\d{1,4}|hpsa\d{1,4}): )(.{1,160})",
     re.S,
@@ -270,20 +283,20 @@ def _adapter(kind: str, match: re.Match[str]) -> KernelEvent | None:
 # --- device mapper and software RAID
 #
 # device-mapper: multipath: 253:3: Failing path 8:16.     to 4.x without the first numbers
-_MULTIPATH = re.compile(r"device-mapper: multipath: (?:\d{1,4}:\d{1,7}: )?(Failing|Reinstating) path (\d{1,4}:\d{1,7})")
-_DM = re.compile(
+_MULTIPATH = regex(r"device-mapper: multipath: (?:\d{1,4}:\d{1,7}: )?(Failing|Reinstating) path (\d{1,4}:\d{1,7})")
+_DM = regex(
     r"device-mapper: (?:thin|cache|raid|verity|integrity|crypt|table|snapshots?|space map \w{1,12}): "
     r"(?:\d{1,4}:\d{1,7}: |dm-\d{1,6}: )?.{0,80}?(?:switching pool to (?:read-only|out-of-data-space|failure)"
     r"|aborting current metadata|is corrupted|INTEGRITY|Checksum failed|Invalidating snapshot|I/O error|failed: error)",
     re.S,
 )
 # md/raid1:md0: Disk failure on sdb1, disabling device.\nmd/raid1:md0: Operation continuing on 1 devices.
-_MD = re.compile(
+_MD = regex(
     rf"md/(?:raid\d{{0,2}}|linear|multipath):?{DEVICE}: (?:Disk failure on {DEVICE}(,| detected, failing)"
-    r"|(?:[a-z]+\d*[a-z\d]*: )?(Operation continuing on|Cannot continue operation|not enough operational"
+    r"|(?:[a-z][a-z\d]{0,31}: )?(Operation continuing on|Cannot continue operation|not enough operational"
     r"|read error not correctable|Raid device exceeded read_error threshold|unrecoverable I/O))"
 )
-_MD_SUPERBLOCK = re.compile(r"md: super_written gets error")
+_MD_SUPERBLOCK = regex(r"md: super_written gets error")
 
 
 def _multipath(kind: str, match: re.Match[str]) -> KernelEvent:
@@ -319,6 +332,7 @@ RULES: tuple[Rule, ...] = (
     Rule("block", (" error, dev ",), _REQUEST, _request),
     Rule("block", ("Buffer I/O error on", "lost page write due"), _BUFFER, _buffer),
     Rule("block", ("attempt to access beyond",), _BEYOND, _beyond),
+    Rule("block", ("capacity change from",), _NO_CAPACITY, _no_capacity),
     Rule(
         "block",
         (

@@ -1,0 +1,316 @@
+"""What the fleet's store costs: ingest of a made history from the text of Slurm's programs, the daily rerun, the
+events, each question, each answer, all answers at once; and whether the answers are right, as far as the history's
+truth or public data can tell (bench/fleet_truth/). `make bench-fleet JOBS=400000` is a smaller one; docs/bench.md has
+the figures.
+
+The history is made once for its size, its seed and its generator, below --folder, and kept; the stores are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from history.size import FULL, Size, nodes_for, refusal
+
+REPOSITORY = Path(__file__).parents[1]
+# Seconds and MiB. The growth is of twice the jobs.
+INGEST_SECONDS, INGEST_MIB, RERUN_SECONDS, GROWTH = 300.0, 1024.0, 10.0, 2.2
+ANSWERS_SECONDS, ANSWERS_MIB = 60.0, 1024.0  # of 4 million jobs
+RERUNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one program: seconds on the clock, of the CPUs (user and system, its children's too), MiB resident at most."""
+
+    name: str
+    wall: float
+    cpu: float
+    mib: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the fleet's store costs.")
+    parser.add_argument("--jobs", type=int, default=FULL[0])
+    parser.add_argument("--nodes", type=int, help="of 8 GPUs; as many as keep them busy")
+    parser.add_argument("--months", type=int, default=FULL[2])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "histories", help="where histories lie")
+    parser.add_argument("--no-half", action="store_true", help="do not measure half the jobs too")
+    parser.add_argument("--lanl", type=Path, metavar="FILE", help="LA-UR-05-7318, the failures of LANL's nodes, as CSV")
+    parser.add_argument("--answers-of", type=Path, metavar="DB", help="measure the answers of this store, nothing else")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, for programs")
+    asked = parser.parse_args()
+    if asked.answers_of:
+        return 0 if tell(answers_judged(answers(asked.answers_of))) else 1
+    if asked.lanl and not asked.lanl.is_file():
+        print(f"bench_fleet: --lanl: {asked.lanl} is not there", file=sys.stderr)
+        return 2
+    size = Size(asked.jobs, asked.nodes or nodes_for(asked.jobs, asked.months), asked.months, asked.seed)
+    half = Size(size.jobs // 2, max(4, size.nodes // 2), size.months, size.seed)
+    sizes = [size] if asked.no_half else [half, size]
+    for one in sizes:
+        if why := refusal(one):
+            print(f"bench_fleet: {why}", file=sys.stderr)
+            return 2
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    histories = [history(one, asked.folder) for one in sizes]
+
+    print(f"\n{machine()}; load average at the start {load()}")
+    ingests, costs = [], list[Cost]()
+    store = Path(tempfile.mkdtemp(prefix="store.", dir=asked.folder))
+    try:
+        for one, made in zip(sizes, histories, strict=True):
+            shutil.rmtree(store)
+            ingests.append(ingest_of_all_but_the_last_day(one, made, store))
+        costs = [*reruns(histories[-1], store), *others(histories[-1], store), *questions(store)]
+        of_answers = answers(store)
+        right = truths(store, histories[-1] / "truth", asked.lanl)
+        folder_mib = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / (1 << 20)
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+    print(f"the store has {folder_mib:.0f} MiB; load average at the end {load()}\n")
+    met = tell(
+        judged(ingests, [cost for cost in costs if cost.name == RERUN], size) + answers_judged(of_answers) + right
+    )
+    if asked.json:
+        every = (*ingests, *costs, *of_answers)
+        figures = [{"name": c.name, "wall": c.wall, "cpu": c.cpu, "mib": c.mib} for c in every]
+        asked.json.write_text(json.dumps({"machine": machine(), "store_mib": folder_mib, "figures": figures}, indent=1))
+    return 0 if met else 1
+
+
+def tell(verdicts: list[tuple[bool, str]]) -> bool:
+    """Whether all are met."""
+    for _, sentence in verdicts:
+        print(sentence)
+    return all(met for met, _ in verdicts)
+
+
+# --- the history
+
+
+def history(size: Size, folder: Path) -> Path:
+    """The history's folder, which is made if it is not there."""
+    made = folder / f"{size.jobs}-jobs-{size.nodes}-nodes-{size.months}-months-seed-{size.seed}-{generator()}"
+    if not made.exists():
+        flags = (f"--{name}={getattr(size, name)}" for name in ("jobs", "nodes", "months", "seed"))
+        print(f"making {made}", flush=True)
+        print(
+            row(
+                measured("  made", [sys.executable, str(REPOSITORY / "bench/make_history.py"), f"--out={made}", *flags])
+            )
+        )
+    return made
+
+
+def generator() -> str:
+    """Of what writes the history: another one makes another history."""
+    whole = sha256()
+    for path in (*sorted((REPOSITORY / "bench/history").glob("*.py")), REPOSITORY / "healthd/stream/event.py"):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:8]
+
+
+# --- what is measured
+
+RERUN = "the daily rerun: one day is new"
+
+
+def ingest_of_all_but_the_last_day(size: Size, made: Path, store: Path) -> Cost:
+    return fleet_ingest(f"sacct: {size.jobs:,} jobs", store, "--sacct", *days(made)[:-1])
+
+
+def reruns(made: Path, store: Path) -> list[Cost]:
+    """The same command on the next day; again after that day's file has changed; and with nothing new."""
+    costs = []
+    for number in range(RERUNS):
+        if number:
+            os.utime(days(made)[-1])
+        costs.append(fleet_ingest(RERUN, store, "--sacct", *days(made)))
+    costs.append(fleet_ingest("a rerun with nothing new", store, "--sacct", *days(made)))
+    return costs
+
+
+def others(made: Path, store: Path) -> list[Cost]:
+    return [
+        fleet_ingest("nodes and topology", store, "--nodes", made / "nodes.csv", "--topology", made / "topology.conf"),
+        fleet_ingest("slurmctld's log", store, "--slurmctld-log", made / "slurmctld.log"),
+        fleet_ingest("node states", store, "--node-states", made / "node_states.txt"),
+        fleet_ingest("reservations", store, "--reservations", made / "reservations.txt"),
+        fleet_ingest("tickets", store, "--tickets", made / "tickets.csv"),
+        fleet_ingest("events", store, "--events", made / "events"),
+        fleet_ingest("events, nothing new", store, "--events", made / "events"),
+    ]
+
+
+def questions(store: Path) -> list[Cost]:
+    return [
+        fleet(f"question {path.stem}", "query", path.stem, "--db", str(store), "--csv")
+        for path in sorted((REPOSITORY / "healthd/fleet/sql").glob("*.sql"))
+    ]
+
+
+WITHOUT_A_STORE = ("nccl",)
+ALL_ANSWERS = "all answers in one process"
+
+
+def answers(store: Path) -> list[Cost]:
+    """Each answer alone, and all of them on one page; as many threads as there are cores."""
+    from healthd.cli.fleet_answers import COMMANDS
+
+    # What an answer cannot do without, beside the store.
+    flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
+    names = [name for name in (command.partition(" ")[2] for command in COMMANDS) if name not in WITHOUT_A_STORE]
+    bounds = ("--db", str(store), f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
+    alone = [
+        fleet(f"answer {name}", name, *flags.get(name, ()), *bounds, "--json", well=(0, 1)) for name in names
+    ]  # 1: it found something
+    with tempfile.TemporaryDirectory() as folder:
+        return [*alone, fleet(ALL_ANSWERS, "report", *bounds, "--out", folder)]
+
+
+def halves(store: Path) -> tuple[str, str]:
+    """The first and the second half of what the store tells of, as `compare` is asked of them."""
+    from healthd.fleet.engine import times_known
+    from healthd.fleet.store import reading
+    from healthd.fleet.tables import TABLES
+
+    with reading(str(store)) as snapshot:
+        known = times_known({table: snapshot.files(table) for table in TABLES})
+    if known is None:
+        sys.exit(f"{store}: nothing in it has a time")
+    times = (known[0], sum(known) // 2, known[1])
+    begin, middle, end = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(one)) for one in times)
+    return f"{begin}..{middle}", f"{middle}..{end}"
+
+
+# No aim is missed by what was not measured; but who reads that all are met must see it.
+NOT_MEASURED = (
+    True,
+    "NOT MEASURED: lanl.py: its public data, LA-UR-05-7318, was not named: make bench-fleet LANL=FILE",
+)
+
+
+def truths(store: Path, truth: Path, lanl: Path | None) -> list[tuple[bool, str]]:
+    """What each bench of bench/fleet_truth says, as it says it, and whether it missed an aim."""
+    of_the_history = ("--db", str(store), "--truth", str(truth))
+    asked = {
+        "attribution": of_the_history,
+        "goodput": of_the_history,
+        "rate": of_the_history,
+        "lemons": ("--folder", str(REPOSITORY / "build" / "histories" / "lemons")),
+        "lanl": ("--data", str(lanl)) if lanl else None,
+    }
+    verdicts = []
+    for name, flags in asked.items():
+        path = REPOSITORY / "bench/fleet_truth" / f"{name}.py"
+        if flags is None:
+            verdicts.append(NOT_MEASURED)
+            continue
+        print(f"\n{path.relative_to(REPOSITORY)}", flush=True)
+        done = subprocess.run([sys.executable, str(path), *flags], env=environment(), check=False)
+        verdicts.append(verdict(done.returncode == 0, f"{path.name}, which printed its figures above"))
+    return verdicts
+
+
+def fleet_ingest(name: str, store: Path, *sources: str | Path) -> Cost:
+    return fleet(name, "ingest", "--out", str(store), "--cluster", "made", "--timezone", "UTC", *map(str, sources))
+
+
+def fleet(name: str, *arguments: str, well: Sequence[int] = (0,)) -> Cost:
+    cost = measured(name, [sys.executable, "-m", "healthd", "fleet", *arguments], well)
+    print(row(cost), flush=True)
+    return cost
+
+
+def days(made: Path) -> list[Path]:
+    return sorted((made / "sacct").iterdir())
+
+
+def measured(name: str, argv: Sequence[str], well: Sequence[int] = (0,)) -> Cost:
+    """One program to its end. Its peak is the largest of its processes' (getrusage(2)); a failure ends this one."""
+    with tempfile.TemporaryFile() as errors:
+        begun = time.monotonic()
+        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors, env=environment())
+        _, status, used = os.wait4(process.pid, 0)
+        wall = time.monotonic() - begun
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in well:
+            errors.seek(0)
+            sys.exit(
+                f"{' '.join(argv[:8])} ...: {process.returncode}\n{errors.read().decode(errors='replace')[-2000:]}"
+            )
+    return Cost(name, wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'bench'}"}
+
+
+# --- what is said
+
+
+def row(cost: Cost) -> str:
+    return f"{cost.name:<40} {cost.wall:9.1f} s wall {cost.cpu:9.1f} s CPU {cost.mib:8.0f} MiB"
+
+
+def judged(ingests: list[Cost], daily: list[Cost], size: Size) -> list[tuple[bool, str]]:
+    """(met, sentence) for each aim."""
+    whole, peak = ingests[-1], max(cost.mib for cost in ingests)
+    rerun = statistics.median(cost.wall for cost in daily)
+    spread = f"{min(cost.wall for cost in daily):.1f} to {max(cost.wall for cost in daily):.1f} s, n={len(daily)}"
+    said = [
+        (whole.wall <= INGEST_SECONDS, f"ingest of {size.jobs:,} jobs: {whole.wall:.0f} s, aim {INGEST_SECONDS:.0f} s"),
+        (peak < INGEST_MIB, f"its memory at most: {peak:.0f} MiB, aim below {INGEST_MIB:.0f} MiB"),
+        (rerun < RERUN_SECONDS, f"the daily rerun: {rerun:.1f} s ({spread}), aim below {RERUN_SECONDS:.0f} s"),
+    ]
+    if len(ingests) == 2:
+        clock, work = (after / before for before, after in ((ingests[0].wall, whole.wall), (ingests[0].cpu, whole.cpu)))
+        text = f"twice the jobs: {clock:.2f} times the time, {work:.2f} times the CPU time, aim at most {GROWTH}"
+        said.append((clock <= GROWTH, text))
+    return [verdict(*one) for one in said]
+
+
+def answers_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
+    alone, whole = costs[:-1], costs[-1]
+    most, longest = max(costs, key=lambda cost: cost.mib), max(alone, key=lambda cost: cost.wall)
+    return [
+        verdict(whole.wall <= ANSWERS_SECONDS, f"{ALL_ANSWERS}: {whole.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
+        verdict(
+            most.mib < ANSWERS_MIB,
+            f"their memory at most: {most.mib:.0f} MiB ({most.name}), aim below {ANSWERS_MIB:.0f} MiB",
+        ),
+        (True, f"the longest alone: {longest.name}, {longest.wall:.1f} s"),
+    ]
+
+
+def verdict(met: bool, sentence: str) -> tuple[bool, str]:
+    return met, f"{'met' if met else 'MISSED'}: {sentence}"
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores; Python {platform.python_version()}"
+
+
+def load() -> str:
+    return " ".join(f"{one:.1f}" for one in os.getloadavg())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What `healthd.client.step` costs a training loop: with healthd away, reading, and hung with a full queue.
+
+    python bench/client_step.py [--steps N]
+
+Times are of the calls themselves, by the monotonic clock, whose own cost is measured and stated, not taken off. Half of
+the calls of each case send (TELL_SECONDS is 0 for them), as no real loop does; the other half has it as it is. Exit
+status 1: of a case more than one call of a hundred took longer than AIM_MICROSECONDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from healthd import client
+
+AIM_MICROSECONDS = 5.0
+READER = """
+import os, sys, time
+from healthd.live.receiver import Receiver
+receiver = Receiver(sys.argv[1], sys.argv[2], 4, 4)
+print("listens", flush=True)
+while True:
+    for _ in receiver.step(time.monotonic()):
+        pass
+    time.sleep(0.01)
+"""
+
+
+def measured(steps: int) -> list[float]:
+    """Microseconds of each call, ascending."""
+    clock, step, took = time.perf_counter_ns, client.step, []
+    for _ in range(steps):
+        before = clock()
+        step(busy=0.1, wait=0.05)
+        took.append((clock() - before) / 1000)
+    return sorted(took)
+
+
+def nothing(steps: int) -> list[float]:
+    clock, took = time.perf_counter_ns, []
+    for _ in range(steps):
+        before = clock()
+        took.append((clock() - before) / 1000)
+    return sorted(took)
+
+
+def row(name: str, took: list[float]) -> str:
+    at = [took[min(len(took) - 1, int(len(took) * share))] for share in (0.5, 0.99, 0.999)]
+    return f"{name:<44} {at[0]:8.2f} {at[1]:8.2f} {at[2]:8.2f} {took[-1]:9.1f}"
+
+
+def both(name: str, steps: int) -> bool:
+    """Whether the aim is reached."""
+    reached = True
+    for seconds, how in ((0.2, ""), (0.0, ", each step sends")):
+        client.TELL_SECONDS = seconds
+        took = measured(steps)
+        print(row(name + how, took), flush=True)
+        reached &= took[int(len(took) * 0.99)] <= AIM_MICROSECONDS
+    return reached
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=100_000)
+    steps = parser.parse_args().steps
+    print(f"{'us of one call':<44} {'median':>8} {'p99':>8} {'p99.9':>8} {'most':>9}   load {os.getloadavg()[0]:.1f}")
+    print(row("the clock alone", nothing(steps)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "failslow.sock"
+        os.environ["HEALTHD_SOCKET"] = str(path)
+        reached = both("healthd is away", steps)
+        cgroup = Path(folder) / f"proc/{os.getpid()}/cgroup"
+        cgroup.parent.mkdir(parents=True)
+        cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
+        argv = [sys.executable, "-c", READER, str(path), folder]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as reader:
+            assert reader.stdout is not None
+            reader.stdout.readline()
+            client.RETRY_SECONDS = 0.0
+            client._pid = 0
+            reached &= both("healthd reads", steps)
+            reader.send_signal(signal.SIGSTOP)
+            for _ in range(2000):
+                client.step()  # fills the queue
+            reached &= both("healthd hangs, its queue is full", steps)
+            reader.kill()
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the kernel counts of a daemon: CPU, wake-ups, memory; and how one that runs is waited for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY / "bench"), str(REPOSITORY / "tests" / "e2e")]
+
+from healthd_daemon import Healthd  # noqa: E402
+
+
+def daemon_pid(daemon: Healthd) -> int:
+    assert daemon.process is not None
+    return daemon.process.pid
+
+
+def cpu_ms(pid: int) -> float:
+    """CPU time of a process, ended threads included: its clock (linux/posix-timers.h, CPUCLOCK_SCHED)."""
+    return time.clock_gettime(~pid << 3 | 2) * 1000
+
+
+def time_slices(pid: int) -> int:
+    """Times that one of its threads got a CPU (Documentation/scheduler/sched-stats.rst, the third field)."""
+    tasks = os.listdir(f"/proc/{pid}/task")
+    return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[2]) for task in tasks)
+
+
+def tree_pss(daemon: Healthd) -> float:
+    """MiB of the daemon and its worker."""
+    return sum(pss(pid) for pid in (daemon_pid(daemon), daemon.worker()))
+
+
+def pss(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def peak_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+
+
+def scrape(daemon: Healthd) -> bytes:
+    address = next(word for word in daemon.log.read_text().split() if word.startswith("http://"))
+    with urllib.request.urlopen(address, timeout=5) as page:
+        text: bytes = page.read()
+    return text
+
+
+def wait_for_text(path: Path, place: int, text: bytes, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.stat().st_size > place:
+            with open(path, "rb") as file:
+                file.seek(place)
+                if text in file.read():
+                    return
+        time.sleep(0.001)
+    raise TimeoutError(f"{path}: no {text!r} within {seconds} s")

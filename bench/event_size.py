@@ -1,0 +1,164 @@
+"""How large a node's event stream becomes: months of a node's life at a made clock, in the real ledger and files.
+
+    PYTHONPATH=. .venv/bin/python bench/event_size.py
+
+typical   a boot and an upgrade; three warnings that stand for a day; a fault that drains and is repaired. (Meta counts
+          6.5 failures in 1,000 node-days, arxiv.org/abs/2410.21680, table 2: one in five months would be typical.)
+bad       a boot each day, two faults a day that drain and come back, eight conditions that stand all month
+worst     as many conditions as one code can have by name stand all month and are seen in each round
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import healthd
+from healthd.judge import telling
+from healthd.judge.bounds import MOST_OF_A_CODE
+from healthd.judge.memory import Memory
+from healthd.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
+from healthd.say import commands
+from healthd.stream import file
+from healthd.stream.event import Event
+from healthd.stream.reader import Cursor, Tally, find, read
+
+DAY, ROUND = 86400, 300
+DAYS = 30
+CHECKS = [RunName(f"check_number_{n:02d}") for n in range(40)]
+MONTHS = {  # standing all month, warnings of a day, faults that drain, boots
+    "typical": (0, 3, 1, 1),
+    "bad": (8, 0, 2 * DAYS, DAYS),
+    "worst": (MOST_OF_A_CODE, 0, 0, 1),
+}
+
+
+class Node:
+    """A node's memory, its clock and its disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.state, self.now, self.boots, self.faults = folder / "run", folder / "state", 1763769600.0, 0, 0
+        self.run.mkdir()
+        self.boot()
+
+    def boot(self) -> None:
+        self.boots += 1
+        self.is_new = True  # what it remembers to be unwritten may stand in the file already
+        boot_id = f"00000000-0000-4000-8000-{self.boots:012d}"
+        self.memory = Memory(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
+        self.memory.recall(dict, boot_id, Mode.ACT, self.now - ROUND)
+        self.memory.say_checks(dict.fromkeys(CHECKS, (healthd.__version__, "0123abcd")))
+        self.memory.say_alive([run.check for run in CHECKS], anyway=True)
+        self.memory.say([telling.decision(Leave("nothing to do"), "nothing to do")])
+        self.write()
+
+    def write(self) -> None:
+        """As the daemon and its worker do: saved, appended, acknowledged."""
+        self.memory.save()
+        lines = self.memory.ledger.outbox.lines
+        if lines:
+            file.append(str(self.state), lines, again=self.is_new)
+            self.memory.written(lines)
+            self.is_new = False
+
+    def has(self, conditions: list[Condition]) -> None:
+        self.memory.set_conditions({c.key: c for c in conditions})
+        self.write()
+
+    def drain_and_resume(self) -> None:
+        self.faults += 1
+        part = f"0000:{self.faults % 8 * 16 + 27:02x}:00.0"
+        standing = list(self.memory.conditions.values())
+        fault = condition("gpu_xid/79", part, self.now, Severity.CRITICAL, "Xid 79: GPU has fallen off the bus")
+        self.has([*standing, replace(fault, last_level_seen=0.0, last_event=self.now, job="4711,4712")])
+        reason = f"healthd: gpu_xid/79 {part}: Xid 79: GPU has fallen off the bus"
+        self.memory.say([telling.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
+        self.memory.say([Event("drain", {"stage": "sent", "reason": reason})])
+        self.memory.change(slurm=SlurmMemory(reason=reason))
+        for stage in ("sent", "confirmed"):
+            self.memory.say([Event("requeue", {"stage": stage, "job": "4711"})])
+        self.memory.say([telling.decision(Leave("drained"), "the drain stands")])
+        commands.repaired(self.memory, {"code": "gpu_xid/79", "why": "reseated"}, "ann (uid 1000)", self.now)
+        self.memory.say([Event("resume", {"stage": "sent"}), Event("resume", {"stage": "confirmed", "reason": reason})])
+        self.memory.change(slurm=SlurmMemory())
+        self.write()
+
+
+def condition(code: str, part: str, now: float, severity: Severity, message: str) -> Condition:
+    return Condition(
+        check=code.partition("/")[0],
+        instance="",
+        code=code,
+        subject=part,
+        severity=severity,
+        message=message,
+        clears=Clears.OPERATOR,
+        state=ConditionState.OPEN,
+        first_seen=now,
+        last_seen=now,
+        count=1,
+        boot_id="b",
+        opened_at=now,
+        last_level_seen=now,
+    )
+
+
+def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> None:
+    begun, stand = node.now, list[Condition]()
+    text = "Retired pages: 12 of 64 because of double bit errors; the GPU needs a reset before the next job"
+    for round_ in range(DAYS * DAY // ROUND):
+        node.now = begun + round_ * ROUND
+        day, of_day = divmod(round_, DAY // ROUND)
+        if of_day == 0 and day < boots:
+            node.memory.say_stopped("it was told to")
+            node.write()
+            node.boot()
+        many = standing + (1 if day % 10 == 3 and day // 10 < warnings else 0)
+        if len(stand) > many:
+            del stand[many:]
+        while len(stand) < many:
+            part = f"0000:{len(stand) + 1:02x}:00.0"
+            stand.append(condition("gpu_retired_pages/pending", part, node.now, Severity.WARNING, text))
+        stand = [replace(c, count=c.count + 1, last_seen=node.now, last_level_seen=node.now) for c in stand]
+        node.has(stand)
+        node.memory.say_alive([run.check for run in CHECKS], anyway=False)
+        for part_of_day in range(2):
+            if of_day == 100 + part_of_day * 100 and day + DAYS * part_of_day < faults:
+                node.drain_and_resume()
+
+
+def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int, int, float]:
+    """(month, lines, bytes, compressed, seconds of CPU to read it)."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(Path(folder))
+        before = sum(path.stat().st_size for path in node.state.glob(f"{file.NAME}*"))
+        month(node, *life)
+        files = sorted(node.state.glob(f"{file.NAME}*"))
+        size = sum(path.stat().st_size for path in files) - before
+        packed = sum(len(gzip.compress(path.read_bytes())) for path in files)
+        tally, cursor, began = Tally(), Cursor(), time.process_time()
+        lines = sum(1 for stream in find([str(node.state)], tally) for _ in read(stream, cursor, tally))
+        seconds = time.process_time() - began
+        if list(cursor.seen.holes()) or tally.unread or tally.repeats:
+            sys.exit(f"{name}: the stream is not whole")
+        return name, lines, size, packed, seconds
+
+
+def main() -> None:
+    logging.disable()
+    os.umask(0o077)
+    print("month       lines      size  of a line  as .gz   read in (CPU)")
+    for month_of in MONTHS.items():
+        name, lines, size, packed, seconds = measured(*month_of)
+        mean = size / lines
+        print(f"{name:8} {lines:8,} {size / 1e6:6.2f} MB {mean:6.0f} B {packed / 1e6:6.2f} MB {seconds:8.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What is found in a public trace: iteration times of four PyTorch and TensorFlow jobs of ten workers each.
+
+The folder holds job_1_norm.csv to job_4_norm.csv of alibaba/clusterdata, cluster-trace-gpu-v2020, mini-batch-time. Its
+`time` counts the rows of all workers of a job, so a worker's row number is its iteration. The rows were looked at while
+thresholds were chosen: they are no evidence, and what is asked of them is that nothing plain is missed or made up.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from failslow.generate import Made
+from healthd.failslow.model import Judgement, Point, Series
+
+OF_WEIGHT = 0.15  # of nothing else in job_1: below it a point is marginal
+JOB_4_POINTS = 5
+SLOW_IN_JOB_3 = {"6", "7", "8", "9"}
+JOB_1 = ("6", 181, 194)
+
+
+def jobs(folder: Path) -> list[Made]:
+    return [_job(folder / f"job_{number}_norm.csv") for number in (1, 2, 3, 4)]
+
+
+def _job(path: Path) -> Made:
+    of_worker: dict[str, list[float]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            of_worker.setdefault(row["worker"], []).append(float(row["batch_time_norm"]))
+    series = tuple(
+        Series(name, value, [float(at) for at in range(len(value))], "worker")
+        for name, value in sorted(of_worker.items(), key=lambda one: int(one[0]))
+    )
+    at = tuple(np.arange(len(one.value)) for one in series)
+    return Made(path.stem, False, "public", 0.0, 0, 0.0, frozenset(), (), series, at)
+
+
+def verdicts(
+    folder: Path, healthd: Callable[[Made], Judgement], others: dict[str, Callable[[Made], Judgement]]
+) -> list[tuple[bool | None, str]]:
+    """(as it should be, None where there is no aim; sentence) of each job, then what the others count there."""
+    made = jobs(folder)
+    found = [
+        {one.name: points for one, points in zip(job.series, healthd(job).points, strict=True) if points}
+        for job in made
+    ]
+    worker, first, last = JOB_1
+    right = [
+        one
+        for one in found[0].get(worker, ())
+        if abs(one.onset_index - first) <= 5 and one.relief_index and abs(one.relief_index - last) <= 5
+    ]
+    other = [p for points in found[0].values() for p in points if p not in right and p.slowdown >= OF_WEIGHT]
+    count = sum(map(len, found[3].values()))
+    said: list[tuple[bool | None, str]] = [
+        (
+            bool(right) and not other,
+            f"job_1: worker {worker} slow from {first} to {last}, nothing of weight else: {_said(found[0])}",
+        ),
+        (not found[1], f"job_2: silent: {_said(found[1])}"),
+        (
+            set(found[2]) <= SLOW_IN_JOB_3 and len(found[2]) > 0,
+            f"job_3: of its workers 6 to 9, and no other: {_said(found[2])}",
+        ),
+        (count <= JOB_4_POINTS, f"job_4: at most {JOB_4_POINTS} points: {count}: {_said(found[3])}"),
+    ]
+    for name, detector in others.items():
+        counts = [sum(map(len, detector(job).points)) for job in made]
+        said.append((None, f"{name} has {', '.join(map(str, counts))} points in jobs 1 to 4"))
+    return said
+
+
+def _said(found: dict[str, tuple[Point, ...]]) -> str:
+    if not found:
+        return "no point"
+    return "; ".join(
+        f"worker {name} " + ", ".join(f"{p.onset_index} to {p.relief_index} +{p.slowdown:.0%}" for p in points)
+        for name, points in found.items()
+    )

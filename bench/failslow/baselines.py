@@ -1,0 +1,87 @@
+"""What healthd is measured beside: plain BOCD and a sliding window, as the tables of FALCON have them (2.4).
+
+Both know no regimes, no restarts and no peers: each series is looked at alone, and what is reported is the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from failslow.generate import Made
+from healthd.failslow.model import Judgement, Point
+
+HAZARD, RECENT, SURE = 1 / 250, 5, 0.9
+RUN_LENGTHS = 250
+WINDOW, SLOWER = 10, 0.10
+
+
+def bocd(made: Made) -> Judgement:
+    return Judgement(tuple(_alone(made, bocd_points)))
+
+
+def sliding_window(made: Made) -> Judgement:
+    return Judgement(tuple(_alone(made, window_points)))
+
+
+def _alone(made: Made, points_of: Callable[[Sequence[float]], tuple[Point, ...]]) -> Iterator[tuple[Point, ...]]:
+    """A gang's iteration times are the same for all of its ranks but for the clocks that read them: one is enough."""
+    for place, series in enumerate(made.series):
+        yield points_of(series.value) if place == 0 or not made.gang else ()
+
+
+def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
+    """Adams and MacKay's recursion (arXiv 0710.3742), a constant hazard, a Normal-Gamma prior at the scale of the first
+    samples; a point each time P(r <= 5) rises above 0.9. P(r = 0) would be the hazard, always. The longest run lengths
+    are held together. No verification: whatever changes is a point, faster as well as slower.
+    """
+    x = np.asarray(value, dtype=float)
+    if len(x) < 2 * RECENT:
+        return ()
+    first = x[: 2 * WINDOW]
+    mean0 = float(np.median(first))
+    spread = max(float(np.median(np.abs(first - mean0))) * 1.4826, 1e-3 * mean0)
+    x = (x - mean0) / spread  # in units of the first noise: mean 0, precision 1
+    mu, kappa, alpha, beta = np.zeros(1), np.ones(1), np.ones(1), np.ones(1)
+    weight: NDArray[np.float64] = np.ones(1)
+    lgamma = np.array([math.lgamma(1 + n / 2) for n in range(RUN_LENGTHS + 2)])
+    points, before = [], True
+    for t, one in enumerate(x):
+        scale = beta * (kappa + 1) / kappa  # Student's t of 2 alpha degrees, with alpha = 1 + n / 2
+        n = np.arange(len(mu))
+        predictive = np.exp(lgamma[n + 1] - lgamma[n] - (alpha + 0.5) * np.log1p((one - mu) ** 2 / (2 * scale)))
+        predictive /= np.sqrt(2 * math.pi * scale)
+        grown = weight * predictive
+        weight = np.concatenate(([grown.sum() * HAZARD], grown * (1 - HAZARD)))
+        total = weight.sum()
+        if not total > 0:  # an outlier beyond all: it begins a run
+            weight = np.zeros(len(weight))
+            weight[0] = total = 1.0
+        weight /= total
+        beta = np.concatenate(([1.0], beta + kappa * (one - mu) ** 2 / (2 * (kappa + 1))))
+        mu = np.concatenate(([0.0], (kappa * mu + one) / (kappa + 1)))
+        kappa, alpha = np.concatenate(([1.0], kappa + 1)), np.concatenate(([1.0], alpha + 0.5))
+        if len(weight) > RUN_LENGTHS:
+            weight[-2] += weight[-1]
+            weight, mu, kappa, alpha, beta = (of[:RUN_LENGTHS] for of in (weight, mu, kappa, alpha, beta))
+        now = float(weight[: RECENT + 1].sum()) > SURE
+        if now and not before and t > 2 * RECENT:
+            run = int(np.argmax(weight[: RECENT + 1]))
+            points.append(Point(max(0, t - max(run, 1) + 1), t, 0.0, float(weight[: RECENT + 1].sum())))
+        before = now
+    return tuple(points)
+
+
+def window_points(value: Sequence[float]) -> tuple[Point, ...]:
+    """A point where the mean of ten samples is 10 % above that of the ten before; the next after it was not."""
+    x = np.asarray(value, dtype=float)
+    if len(x) < 2 * WINDOW:
+        return ()
+    means = np.convolve(x, np.full(WINDOW, 1 / WINDOW), "valid")
+    ratio = means[WINDOW:] / means[:-WINDOW] - 1
+    above = ratio > SLOWER
+    rises = np.flatnonzero(above & ~np.concatenate(([False], above[:-1])))
+    return tuple(Point(int(at) + WINDOW, int(at) + 2 * WINDOW - 1, float(ratio[at]), 1.0) for at in rises)

@@ -1,0 +1,124 @@
+"""What `healthd failslow` costs: time a sample of the detector that a daemon may run, time and memory of the command
+for files of ten million rows. Medians of several runs, each of them a process of its own with compiled bytecode."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+SAMPLE_US, MIB, SECONDS = 50.0, 512.0, 60.0
+RUNS = 5
+ROWS = 10_000_000
+SERIES = 100_000
+LIMIT = 900  # seconds of one command
+
+ONLINE = """
+import random, sys, time
+from healthd.failslow.detect import detect
+random.seed(1)
+samples = [random.lognormvariate(0, 0.05) * (1.3 if 9000 < at < 11000 else 1) for at in range(20_000)]
+begun = time.process_time()
+points = detect(samples)
+print(1e6 * (time.process_time() - begun) / len(samples))
+"""
+TOGETHER = """
+import random, sys, time
+from healthd.failslow.judged import points_of
+from healthd.failslow.model import Series
+random.seed(1)
+at = [float(one) for one in range(500)]
+series = [Series(str(n), [random.lognormvariate(0, 0.05) for _ in at], at) for n in range(500)]
+begun = time.process_time()
+points_of(series)
+print(1e6 * (time.process_time() - begun) / (len(series) * len(at)))
+"""
+
+
+def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
+    """(met, None where there is no aim; sentence) of each cost."""
+    online, together = _repeated(ONLINE), _repeated(TOGETHER)
+    said: list[tuple[bool | None, str]] = [
+        (
+            statistics.median(online) <= SAMPLE_US,
+            f"CPU time a sample, one series (standard library): {_spread(online)} us, aim {SAMPLE_US:.0f} us",
+        ),
+        (None, f"CPU time a sample, 500 series at once: {_spread(together)} us"),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        for series in (rows // 10_000, SERIES * rows // ROWS):
+            for ending in ("csv", "parquet"):
+                path = Path(folder) / f"{series}.{ending}"
+                _written(path, rows, series)
+                seconds, mib, status = _command(path)
+                path.unlink()
+                what = f"{rows:,} rows of {series:,} series, {ending}"
+                well = status in (0, 1)
+                ended = "" if well else f" (it ended with status {status})"
+                said.append(
+                    (well and seconds <= SECONDS, f"{what}: {seconds:.0f} s{ended}, aim {SECONDS:.0f} s"),
+                )
+                aim = f", aim {MIB:.0f} MiB" if series >= SERIES * rows // ROWS else ""
+                said.append((well and (not aim or mib <= MIB), f"{what}: {mib:.0f} MiB at most{aim}"))
+    return said
+
+
+def _repeated(program: str) -> list[float]:
+    _run(program)  # its bytecode is compiled now
+    return sorted(_run(program) for _ in range(RUNS))
+
+
+def _run(program: str) -> float:
+    done = subprocess.run([sys.executable, "-c", program], env=_environment(), check=True, capture_output=True)
+    return float(done.stdout)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f}, n={len(values)})"
+
+
+def _written(path: Path, rows: int, series: int) -> None:
+    """Times of healthy workers, noise of 5 %, and of three that become slower half-way; in the order that they come."""
+    import duckdb
+
+    each = rows // series
+    with duckdb.connect() as at:
+        at.execute("SELECT setseed(0.5)")
+        at.execute(
+            f"""COPY (
+                SELECT n % {series} AS worker, n // {series} AS iteration,
+                    round((1 + 0.05 * sqrt(-2 * ln(1 - random())) * cos(6.283185 * random()))
+                        * CASE WHEN n % {series} < 3 AND n // {series} >= {each // 2} THEN 1.4 ELSE 1 END, 5) AS seconds
+                FROM range({each * series}) AS of(n)
+            ) TO '{path}' ({"HEADER" if path.suffix == ".csv" else "FORMAT parquet"})"""
+        )
+
+
+def _command(path: Path) -> tuple[float, float, int]:
+    """(seconds on the clock, MiB resident at most, exit status) of one run of the command."""
+    argv = [*("timeout", str(LIMIT)), sys.executable, "-m", "healthd", "failslow", str(path), "--json"]
+    argv += ["--series", "worker", "--value", "seconds", "--index", "iteration"]
+    begun = time.monotonic()
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment())
+    assert process.stderr is not None
+    error = process.stderr.read().decode(errors="replace")
+    _, status, used = os.wait4(process.pid, 0)  # of the children it waited for too: timeout itself is small
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in (0, 1):
+        print(f"{path.name}: {error.strip()[-500:]}", file=sys.stderr)
+    return time.monotonic() - begun, used.ru_maxrss / 1024, process.returncode
+
+
+def _environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(REPOSITORY)}
+
+
+if __name__ == "__main__":
+    for met, sentence in verdicts(int(sys.argv[1]) if len(sys.argv) > 1 else ROWS):
+        print("MISSED:" if met is False else "met:" if met else " ", sentence)

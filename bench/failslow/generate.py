@@ -1,0 +1,577 @@
+"""Sets of series of one job each, made by a seed, with the truth of where they became slow and why.
+
+Half of the sets are synchronous gangs: every rank waits for the slowest, so all have one iteration time, the maximum
+over the ranks of busy + transfer, and each rank tells its busy, wait and transfer time. The others are workers that
+wait for nobody and tell their iteration times alone. Causes, how often each is behind which duration, and how much
+communication varies are those of FALCON (arXiv 2410.12588v1, tables 1 and 2); pauses, warm-up, sequence lengths and
+stages that differ are what "Understanding Stragglers in Large Model Training" (arXiv 2505.05713) found in their place.
+
+Nothing here knows the detector. The height of a slowness is that of the iteration time without noise against the
+regime's baseline, and its onset is the first iteration at which that is 10 % or more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healthd.failslow.model import Cause, Evidence, Series
+
+Array = NDArray[np.float64]
+
+POSITIVE, NEGATIVE = 250, 250
+SLOW = 0.10  # an onset is the first iteration of this, FALCON 2.2
+CVS = (0.02, 0.05, 0.10)
+MINUTES = (10, 24, 72)  # FALCON, table 1: the mean duration of the slow jobs of its three probes
+HEIGHTS = (0.15, 0.60)
+SHAPES = ("step", "ramp", "staircase")
+SHAPE_ODDS = (0.6, 0.2, 0.2)
+# What slows, by minutes. FALCON, table 1: CPUs and GPUs in one node, congestion between nodes, and in the largest jobs
+# several causes at once, which are two events here.
+CAUSES: dict[int, tuple[tuple[Cause, float], ...]] = {
+    10: ((Cause.COMPUTE_CPU, 0.5), (Cause.COMPUTE_GPU, 0.3), (Cause.COMMUNICATION_INTRA_NODE, 0.2)),
+    24: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMMUNICATION_INTRA_NODE, 0.15), (Cause.COMPUTE_CPU, 0.15)),
+    72: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMPUTE_GPU, 0.3)),
+}
+FLUCTUATION = {  # of the height, from iteration to iteration; a throttled GPU is steady, a shared link is not
+    Cause.COMPUTE_GPU: 0.03,
+    Cause.COMPUTE_CPU: 0.15,
+    Cause.COMMUNICATION_INTRA_NODE: 0.10,
+    Cause.COMMUNICATION_INTER_NODE: 0.29,  # FALCON, table 2
+}
+HEALTHY = (
+    "jitter",
+    "bimodal",
+    "drift_told",
+    "drift",
+    "warm_up",
+    "pauses",
+    "gaps",
+    "restarts",
+    "imbalance",
+    "batch_size",
+    "small_step",
+    "quiet",
+)
+# How often a set has, beside what it is about, what every job may have.
+BESIDE = {
+    "warm_up": 0.4,
+    "pauses": 0.3,
+    "jitter": 0.2,
+    "gaps": 0.15,
+    "imbalance": 0.3,
+    "restarts": 0.1,
+    "bimodal": 0.05,
+    "batch_size": 0.07,
+}
+QUIET_BEFORE = 60  # iterations of rest before anything becomes slow, after a warm-up or in a new regime
+LONGEST = 3000  # iterations of one event
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One slowness. begin, onset and relief count iterations of the job from 0; relief is None if it lasts.
+
+    begin: the first iteration above rest; onset: the first of 10 % and more, which is begin for a step. height: at its
+    greatest, of the iteration time. early, late: where it crosses 8 and 12 %, which noise does not tell from 10; for a
+    step both are its begin. slow: the names of the series that cause it; names: what else may be blamed
+    rightly (a node, a group). nameable: fewer than half of at least four peers of one role, which told enough.
+    """
+
+    cause: Cause
+    shape: str
+    begin: int
+    onset: int
+    relief: int | None
+    end: int
+    early: int
+    late: int
+    height: float
+    slow: frozenset[str]
+    names: frozenset[str]
+    nameable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One set: its series, what a node told beside them, and the truth. at: the job's iteration of each sample."""
+
+    name: str
+    gang: bool
+    about: str  # of HEALTHY, or the shape of the first event
+    cv: float
+    minutes: int
+    iteration_seconds: float
+    beside: frozenset[str]
+    events: tuple[Event, ...]
+    series: tuple[Series, ...]
+    at: tuple[NDArray[np.int64], ...]
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def positive(self) -> bool:
+        return bool(self.events)
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is being made. Arrays are iterations x ranks, in iteration times at rest; stall is spent by all alike."""
+
+    random: np.random.Generator
+    gang: bool
+    cv: float
+    node: list[int]
+    stage: list[int]
+    tensor: list[int]
+    replica: list[int]
+    busy: Array
+    transfer: Array
+    stall: Array
+    regime: list[str] | None = None
+    starts: list[int] = field(default_factory=lambda: [0])
+    lost: NDArray[np.bool_] | None = None  # samples that nobody wrote down
+    calm: Array | None = None  # busy + transfer before pauses and jitter
+
+    @property
+    def iterations(self) -> int:
+        return int(self.busy.shape[0])
+
+    @property
+    def ranks(self) -> int:
+        return int(self.busy.shape[1])
+
+    def time(self) -> Array:
+        """Of each rank, iterations x ranks: in a gang that of the slowest for all."""
+        own = self.busy + self.transfer
+        return (own.max(axis=1, keepdims=True) if self.gang else own) + self.stall
+
+
+def sets(
+    seed: int, positive: int = POSITIVE, negative: int = NEGATIVE, part: int = 0, parts: int = 1
+) -> Iterator[Made]:
+    """The sets of one seed. Each has a generator of its own: the first ten of 250 are those of ten, and processes can
+    share them, each its part of so many parts."""
+    for kind, count in enumerate((negative, positive)):
+        for number in range(part, count, parts):
+            random = np.random.default_rng((seed, kind, number))
+            yield _made(random, f"{seed}-{('healthy', 'slow')[kind]}-{number}", number, kind == 1)
+
+
+def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Made:
+    # Crossed, not drawn: each half, CV and duration has its share in every seed.
+    gang, cv, minutes = number % 2 == 0, CVS[number // 2 % 3], MINUTES[number // 6 % 3]
+    if slow:
+        about = str(random.choice(SHAPES, p=SHAPE_ODDS))
+    else:
+        about = HEALTHY[number // 2 % len(HEALTHY)]
+        cv = CVS[int(random.integers(3))]
+    causes, odds = zip(*CAUSES[minutes], strict=True)
+    cause = causes[int(random.choice(len(causes), p=odds))]
+    # As many iterations as fit: 72 minutes of 0.3 s each would be 14,400.
+    fastest = max(0.3, minutes * 60 / LONGEST)
+    seconds = float(np.exp(random.uniform(math.log(fastest), math.log(20.0))))
+    duration = max(30, round(minutes * 60 / seconds))
+    beside = {one for one, likely in BESIDE.items() if random.random() < likely}
+    if not slow:
+        beside = {one for one in beside if one not in _excluded(about)} | {about}
+        iterations = int(random.integers(300, 2000))
+        plan: list[tuple[int, int, int | None]] = []
+    else:
+        warm = 60 if "warm_up" in beside else 0
+        begin = warm + QUIET_BEFORE + int(random.integers(0, 240))
+        if "batch_size" in beside:
+            begin += QUIET_BEFORE * 2
+        lasts = random.random() < 0.3
+        tail = 0 if lasts else int(random.integers(QUIET_BEFORE, 300))
+        if lasts:  # the job ends before the slowness does
+            duration = max(40, int(duration * random.uniform(0.3, 1.0)))
+        plan = [(begin, begin + duration, None if lasts else begin + duration)]
+        iterations = begin + duration + tail
+        if not lasts and random.random() < (0.3 if minutes == 72 else 0.1):  # table 1: "multiple"
+            second = iterations + int(random.integers(0, 60))
+            length = int(random.integers(40, 200))
+            plan.append((second, second + length, second + length))
+            iterations = second + length + int(random.integers(QUIET_BEFORE, 200))
+    job = _job_of(random, gang, cv, minutes, cause, iterations, "imbalance" in beside)
+    _healthy_life(job, beside, about, plan)
+    events = []
+    for nth, (begin, end, relief) in enumerate(plan):
+        of = cause if nth == 0 else causes[int(random.choice(len(causes), p=odds))]
+        shape = about if nth == 0 else "step"
+        events.append(_slowed(job, of, shape, begin, end, relief))
+    return _told(job, name, about, minutes, seconds, frozenset(beside), tuple(events))
+
+
+def _excluded(about: str) -> tuple[str, ...]:
+    """What would make a healthy set slow together with what it is about, or hide it."""
+    if about in ("drift", "small_step", "drift_told"):
+        return ("batch_size", "restarts", "bimodal")
+    if about == "batch_size":
+        return ("restarts",)
+    return ("batch_size",) if about == "restarts" else ()
+
+
+# --- the job at rest
+
+
+def _job_of(
+    random: np.random.Generator, gang: bool, cv: float, minutes: int, cause: Cause, iterations: int, imbalance: bool
+) -> _Job:
+    if not gang:
+        return _workers(random, cv, cause, iterations, imbalance)
+    a_node = int(random.choice((4, 8)))
+    nodes = 1 if minutes == 10 else int(random.choice((2, 4))) if minutes == 24 else int(random.choice((2, 4, 8)))
+    ranks = a_node * nodes
+    # Tensor parallel within a node, then data parallel, then stages, as Megatron counts its ranks.
+    tensor = int(random.choice((1, 2, 4), p=(0.2, 0.3, 0.5)))
+    stages = 2 if imbalance and ranks // tensor >= 4 else 1
+    if stages == 2 and ranks >= 32 and random.random() < 0.5:
+        stages = 4
+    replicas = ranks // tensor // stages
+    order = [(p, d, t) for p in range(stages) for d in range(replicas) for t in range(tensor)]
+    level = np.ones(stages)
+    if stages > 1:  # the last has the loss, the first the embedding; both at rest
+        level = random.uniform(0.6, 1.0, stages)
+        level[random.choice((0, stages - 1))] = 1.0
+    share = random.uniform(0.1, 0.35)  # of communication in the iteration
+    own, between = cv * 0.5, min(random.uniform(0.02, 0.29), 0.5 * cv / share)
+    rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
+    skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
+    busy = (1 - share) * level[[p for p, _, _ in order]] * _noise(random, own, (iterations, ranks), 0.0, skewed)
+    group = {
+        (p, t): _noise(random, between, (iterations, 1), 0.0, "gamma") for p in range(stages) for t in range(tensor)
+    }
+    transfer = share * np.hstack([group[p, t] for p, _, t in order])  # a collective takes as long for each of its group
+    slowest = (busy + transfer).max(axis=1)
+    shared = math.sqrt(max(cv**2 - (slowest.std() / slowest.mean()) ** 2, (0.3 * cv) ** 2))
+    of_all = _noise(random, shared, (iterations, 1), rho, skewed)
+    return _Job(
+        random,
+        True,
+        cv,
+        [rank // a_node for rank in range(ranks)],
+        [p for p, _, _ in order],
+        [t for _, _, t in order],
+        [d for _, d, _ in order],
+        busy * of_all,
+        transfer * of_all,
+        np.zeros((iterations, ranks)),
+    )
+
+
+def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: int, imbalance: bool) -> _Job:
+    """Workers that wait for nobody; a quarter of these jobs tells one series only."""
+    workers = 1 if random.random() < 0.25 else int(random.choice((4, 6, 8, 10, 16)))
+    a_node = 2 if random.random() < 0.3 else 1
+    level = random.uniform(0.95, 1.05, workers)
+    if imbalance:  # other GPUs, other shards: Alibaba's job_4 differs 4 times
+        level *= np.exp(random.uniform(0, math.log(random.uniform(1.3, 4.0)), workers))
+    rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
+    skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
+    busy = level * _noise(random, cv, (iterations, workers), rho, skewed)
+    at_rest = np.zeros((iterations, workers))
+    places = list(range(workers))
+    nodes = [rank // a_node for rank in places]
+    return _Job(random, False, cv, nodes, [0] * workers, [0] * workers, places, busy, at_rest, at_rest.copy())
+
+
+def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: float, family: str) -> Array:
+    """Factors of mean 1 and this CV; rho is the correlation of one iteration with the next."""
+    if family == "gamma":
+        return random.gamma(1 / cv**2, cv**2, shape)
+    sigma = math.sqrt(math.log(1 + cv**2))
+    z = random.standard_normal(shape)
+    if rho:
+        z *= math.sqrt(1 - rho**2)
+        z[0] /= math.sqrt(1 - rho**2)
+        for at in range(1, shape[0]):
+            z[at] += rho * z[at - 1]
+    return np.exp(sigma * z - sigma**2 / 2)
+
+
+# --- what every job may have
+
+
+def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[int, int, int | None]]) -> None:
+    """All of it before a slowness is laid upon it. plan: [begin, end) of what will be slow."""
+    random, iterations, main = job.random, job.iterations, not plan
+    first = plan[0][0] if plan else iterations
+    if "restarts" in beside:
+        room = (80, iterations - 80) if main else (min(20, first // 4), first - QUIET_BEFORE - 60)
+        for _ in range(int(random.integers(1, 4)) if main else 1):
+            if room[0] < room[1]:
+                job.starts.append(int(random.integers(*room)))
+        job.starts = sorted({0, *(at for at in job.starts if at == 0 or at > 60 or not main)})
+    if "warm_up" in beside or "restarts" in beside:
+        for start in job.starts:
+            if start == 0 and "warm_up" not in beside:
+                continue
+            length = int(random.integers(5, 51))
+            more = random.uniform(0.3, 3.0) * np.exp(-np.arange(iterations - start) / (length / 6))
+            job.busy[start:] *= 1 + np.where(more > 0.01, more, 0)[:, None]
+    if "batch_size" in beside:
+        _batch_sizes(job, first, main)
+    if "bimodal" in beside:
+        likely, ratio = random.uniform(0.1, 0.5), random.uniform(1.15, 1.8 if main else 1.4)
+        long = random.random((iterations, max(job.replica) + 1)) < likely  # each replica has sequences of its own
+        job.busy *= np.where(long[:, job.replica], ratio, 1.0)
+    if about == "drift_told":
+        _sequence_lengths_told(job)
+    if about == "drift":
+        scale = random.uniform(50, 300)
+        walk = _noise(random, 0.5, (iterations, 1), math.exp(-1 / scale), "lognormal")
+        away = 0.07 * np.tanh(1.5 * np.log(walk))
+        job.busy *= 1 + (away - np.median(away[: 2 * QUIET_BEFORE])).clip(-0.07, 0.07)  # from where it began
+    if about == "small_step":
+        _small_steps(job)
+    job.calm = job.busy + job.transfer
+    if "jitter" in beside:
+        _jitter(job, random.uniform(0.005, 0.03) if main else random.uniform(0.002, 0.01))
+    if "pauses" in beside:
+        _pauses(job, main)
+    if "gaps" in beside:
+        _gaps(job, plan)
+
+
+def _batch_sizes(job: _Job, first: int, main: bool) -> None:
+    """Told: each size has a name, and takes longer or shorter from one iteration to the next."""
+    size, begin = int(job.random.choice((16, 32, 64))), 0
+    names: list[str] = []
+    room = (QUIET_BEFORE, job.iterations - 30) if main else (QUIET_BEFORE, max(QUIET_BEFORE + 1, first - QUIET_BEFORE))
+    changes = sorted({int(job.random.integers(*room)) for _ in range(int(job.random.integers(1, 5)) if main else 1)})
+    cost = {size: 1.0}  # what came back takes as long as before
+    for end in (*changes, job.iterations):
+        names += [f"batch {size}"] * (end - begin)
+        job.busy[begin:end] *= cost[size]
+        other = int(size * job.random.choice((0.5, 2)))
+        longer = job.random.uniform(1.2, 2.0)
+        cost.setdefault(other, cost[size] * (longer if other > size else 1 / longer))
+        size, begin = other, end
+    job.regime = names
+
+
+def _sequence_lengths_told(job: _Job) -> None:
+    """A curriculum: sequences become longer, by buckets, with some of the shorter ones coming back."""
+    lengths = 512 * (1 + np.arange(int(job.random.integers(3, 7))))
+    names, begin = list[str](), 0
+    cost = lengths / lengths[0]
+    share = job.random.uniform(0.2, 0.8)  # of the iteration that grows with the sequence
+    while begin < job.iterations:
+        end = min(job.iterations, begin + int(job.random.integers(30, 200)))
+        most = min(len(lengths) - 1, int(len(lengths) * end / job.iterations))
+        bucket = most if job.random.random() < 0.7 else int(job.random.integers(0, most + 1))
+        names += [f"sequence {lengths[bucket]}"] * (end - begin)
+        job.busy[begin:end] *= 1 - share + share * cost[bucket]
+        begin = end
+    job.regime = names
+
+
+def _small_steps(job: _Job) -> None:
+    """One to three of 4 to 7 %, none upon another: each goes back before the next."""
+    at = QUIET_BEFORE
+    for _ in range(int(job.random.integers(1, 4))):
+        begin = at + int(job.random.integers(20, 150))
+        end = begin + int(job.random.integers(50, 400))
+        if begin >= job.iterations:
+            return
+        height = job.random.uniform(0.04, 0.07)
+        who = slice(None) if job.gang or job.random.random() < 0.5 else int(job.random.integers(job.ranks))
+        job.busy[begin:end, who] *= 1 + height
+        job.transfer[begin:end, who] *= 1 + height
+        at = end
+
+
+def _jitter(job: _Job, rate: float) -> None:
+    """Heavy tails, and bursts of two to seven iterations; of one rank, as a disturbance of a host is."""
+    random = job.random
+    hit = np.flatnonzero(random.random(job.iterations) < rate)
+    job.busy[hit, random.integers(0, job.ranks, len(hit))] *= 1 + 0.3 * (1 + random.pareto(1.5, len(hit))).clip(max=30)
+    for _ in range(random.poisson(job.iterations * rate / 10)):
+        begin, length = int(random.integers(0, job.iterations)), int(random.integers(2, 8))
+        job.busy[begin : begin + length, int(random.integers(job.ranks))] *= random.uniform(1.2, 2.0)
+
+
+def _pauses(job: _Job, main: bool) -> None:
+    """Checkpoints, evaluations, the data loader, garbage collection: one to three iterations of 1.5 to 10 times."""
+    random, rest = job.random, float(np.median(job.time()))
+    for _ in range(int(random.integers(1, 4)) if main else 1):
+        every, length = int(random.integers(20, 500)), int(random.integers(1, 4))
+        times, wobble = random.uniform(1.5, 10.0), int(random.integers(0, 3))
+        collected = random.random() < 0.3  # a rank's own, at a time of its own; the others wait for it
+        for rank in range(job.ranks) if collected and not job.gang else (None,):
+            phase = int(random.integers(0, every))
+            for at in range(phase, job.iterations, every):
+                here = slice(max(0, at + int(random.integers(-wobble, wobble + 1))), None)
+                here = slice(here.start, here.start + length)
+                extra = (times - 1) * rest * random.uniform(0.85, 1.15)
+                if rank is not None:
+                    job.stall[here, rank] += extra
+                elif collected:
+                    job.busy[here, int(random.integers(job.ranks))] += extra
+                else:
+                    job.stall[here] += extra
+
+
+def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
+    """Samples that were not written: here and there, and one stretch; not where a truth would lose its onset."""
+    random = job.random
+    lost = random.random((job.iterations, job.ranks)) < random.uniform(0.005, 0.05)
+    length = int(random.integers(20, 300))
+    begin = int(random.integers(QUIET_BEFORE, max(QUIET_BEFORE + 1, job.iterations - length)))
+    clear = all(begin + length < start - 30 or begin > end + 30 for start, end, _ in plan)
+    if clear and begin + length < job.iterations - 30:
+        who = slice(None) if random.random() < 0.5 else int(random.integers(job.ranks))
+        lost[begin : begin + length, who] = True
+    lost[0] = False
+    job.lost = lost
+
+
+# --- what makes it slow
+
+
+def _slowed(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: int | None) -> Event:
+    """Lays one slowness upon the job. What a rank is faster than the slowest it has to lose first."""
+    slow = _culprits(job, cause)
+    height = float(job.random.uniform(*HEIGHTS))
+    level = _levels(job.random, shape, height, end - begin)
+    where = cause in (Cause.COMPUTE_CPU, Cause.COMPUTE_GPU) or not job.gang
+    wobble = _noise(job.random, FLUCTUATION[cause], (end - begin, 1), 0.0, "gamma")
+    assert job.calm is not None
+    own = job.calm[begin:end]
+    if job.gang:  # the slowest of them takes what the slowest of all took, and the height: so the iteration does
+        slowest = own.max(axis=1, keepdims=True)
+        added = slowest - own[:, slow].max(axis=1, keepdims=True) + slowest * level[:, None] * wobble
+    else:
+        added = own[:, slow] * level[:, None] * wobble
+    (job.busy if where else job.transfer)[begin:end, slow] += added
+    early, onset, late = (begin + int(np.argmax(level >= least)) for least in (0.08, SLOW, 0.12))
+    names = frozenset(str(rank) for rank in slow)
+    nodes = {job.node[rank] for rank in slow}
+    also = {_node_name(node) for node in nodes} if len(nodes) == 1 else set[str]()
+    members = [rank for rank in range(job.ranks) if (job.stage[rank], job.tensor[rank]) in _groups(job, slow)]
+    if job.gang and sorted(members) == sorted(slow):
+        also |= {f"pp{p}/tp{t}" for p, t in _groups(job, slow)}
+    roles = {job.stage[rank] for rank in slow}
+    role = [rank for rank in range(job.ranks) if job.stage[rank] in roles]
+    nameable = len(role) >= 4 and 2 * len(slow) < len(role)
+    return Event(
+        cause, shape, begin, onset, relief, end, early, late, float(level.max()), names, frozenset(also), nameable
+    )
+
+
+def _groups(job: _Job, ranks: Sequence[int]) -> set[tuple[int, int]]:
+    return {(job.stage[rank], job.tensor[rank]) for rank in ranks}
+
+
+def _culprits(job: _Job, cause: Cause) -> list[int]:
+    """The ranks whose own time grows."""
+    random = job.random
+    every = list(range(job.ranks))
+    if not job.gang:
+        one = int(random.integers(job.ranks))
+        if cause is Cause.COMMUNICATION_INTER_NODE and random.random() < 0.3:
+            return every  # the parameter servers, or the fabric
+        of_node = [rank for rank in every if job.node[rank] == job.node[one]]
+        return of_node if cause is not Cause.COMPUTE_GPU and random.random() < 0.5 else [one]
+    # The heaviest stage mostly: what another one loses is hidden by it.
+    own = np.median(job.busy + job.transfer, axis=0)
+    heaviest = job.stage[int(own.argmax())]
+    among = [rank for rank in every if job.stage[rank] == heaviest] if random.random() < 0.8 else every
+    one = int(random.choice(among))
+    same_node = [rank for rank in every if job.node[rank] == job.node[one] and job.stage[rank] == job.stage[one]]
+    if cause is Cause.COMPUTE_GPU:
+        return [one]
+    if cause is Cause.COMPUTE_CPU:  # the node's, whatever their stage, or those bound to the cores that are taken
+        likely = 1.0 if random.random() < 0.75 else 0.4
+        of_node = [rank for rank in every if job.node[rank] == job.node[one]]
+        return [rank for rank in of_node if rank == one or random.random() < likely]
+    if cause is Cause.COMMUNICATION_INTRA_NODE:  # a tensor-parallel group, or all that share the node's links
+        tensor_group = [rank for rank in same_node if job.replica[rank] == job.replica[one]]
+        return tensor_group if len(tensor_group) > 1 and random.random() < 0.7 else same_node
+    if random.random() < 0.3:
+        return every  # the fabric: all are as slow, nobody is to be named
+    return [rank for rank in every if (job.stage[rank], job.tensor[rank]) in _groups(job, [one])]
+
+
+def _levels(random: np.random.Generator, shape: str, height: float, length: int) -> Array:
+    """Of an event's iterations: how much longer they take, without noise."""
+    if shape == "step":
+        return np.full(length, height)
+    if shape == "ramp":
+        rise = int(min(length * random.uniform(0.2, 0.7), random.integers(20, 300)))
+        return np.minimum(1.0, np.arange(1, length + 1) / max(rise, 1)) * height
+    # Each step is below the limit of 10 %, so none is seen alone: FALCON's own miss.
+    steps, total = list[float](), 0.0
+    while total < max(height, 0.15) and len(steps) < 6:
+        steps.append(float(random.uniform(0.04, 0.095)))
+        total += steps[-1]
+    apart = max(5, min(int(random.integers(20, 101)), length // (len(steps) + 1)))
+    done = np.minimum(np.arange(length) // apart, len(steps) - 1)
+    return np.cumsum(steps)[done]
+
+
+# --- what is told of it
+
+
+def _told(
+    job: _Job, name: str, about: str, minutes: int, seconds: float, beside: frozenset[str], events: tuple[Event, ...]
+) -> Made:
+    random = job.random
+    unit = seconds * (1000.0 if random.random() < 0.3 else 1.0)
+    busy, transfer, time = job.busy * unit, job.transfer * unit, job.time() * unit
+    clock = np.arange(job.iterations, dtype=float) + float(random.choice((0, 1, 5000)))
+    if job.gang and random.random() < 0.3:
+        clock = 1.7e9 + np.cumsum(job.time()[:, 0] * seconds)
+    grouping = ("", "stage", "group")[int(random.choice(3, p=(0.4, 0.3, 0.3)))] if job.gang else ""
+    series, at = [], []
+    for rank in range(job.ranks):
+        kept = np.flatnonzero(~job.lost[:, rank]) if job.lost is not None else np.arange(job.iterations)
+        own = time[kept, rank]
+        # Each rank reads a clock of its own, and a moment later.
+        own = own * (1 + 1e-4 * random.standard_normal(len(kept))) if job.gang else own
+        parts: dict[str, list[float]] = {}
+        if job.gang:
+            waits = np.maximum(time[:, rank] - busy[:, rank] - transfer[:, rank], 0)
+            parts = {"busy": busy[kept, rank].tolist(), "transfer": transfer[kept, rank].tolist()}
+            parts["wait"] = waits[kept].tolist()
+        group = {"": "", "stage": f"pp{job.stage[rank]}", "group": f"pp{job.stage[rank]}/tp{job.tensor[rank]}"}[
+            grouping
+        ]
+        series.append(
+            Series(
+                str(rank),
+                own.tolist(),
+                clock[kept].tolist(),
+                "rank" if job.gang else "worker",
+                group,
+                _node_name(job.node[rank]),
+                regimes=[job.regime[here] for here in kept] if job.regime else None,
+                starts=tuple(int(np.searchsorted(kept, start)) for start in job.starts),
+                **parts,
+            )
+        )
+        at.append(kept)
+    evidence = tuple(one for event in events for one in _evidence(job, event, clock))
+    if not events and random.random() < 0.1:  # a node that was hot and no slower for it
+        begin = int(random.integers(0, job.iterations - 1))
+        evidence = (_hot(_node_name(int(random.choice(job.node))), clock[begin], None),)
+    return Made(name, job.gang, about, job.cv, minutes, seconds, beside, events, tuple(series), tuple(at), evidence)
+
+
+def _evidence(job: _Job, event: Event, clock: Array) -> Iterator[Evidence]:
+    if event.cause is Cause.COMPUTE_GPU and job.random.random() < 0.3:
+        node = _node_name(job.node[int(next(iter(event.slow)))])
+        yield _hot(node, clock[event.begin], clock[event.relief] if event.relief else None)
+
+
+def _hot(node: str, begin: float, end: float | None) -> Evidence:
+    text = "the GPU's clocks are held down by its temperature"
+    return Evidence(node, float(begin), None if end is None else float(end), "gpu_clocks/hw_thermal", text)
+
+
+def _node_name(node: int) -> str:
+    return f"node{node + 1}"

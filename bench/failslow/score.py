@@ -1,0 +1,251 @@
+"""How right answers are, beside the truth of the sets: what is found, missed, reported of healthy jobs, and blamed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from failslow.generate import Event, Made
+from healthd.failslow.model import Cause, Judgement, Point
+
+NEAR, ONSETS = 10, 0.95  # iterations, and of how many onsets
+FPR, FNR, DELAY_MEDIAN, DELAY_P95 = 0.01, 0.05, 10, 30
+QUIET_CV = 0.05  # the aims are for noise up to this
+
+COMPUTE = (Cause.COMPUTE, Cause.COMPUTE_CPU, Cause.COMPUTE_GPU)
+COMMUNICATION = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTER_NODE, Cause.COMMUNICATION_INTRA_NODE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An event that has a point: in iterations, later than the truth above 0. relief: None if there is none in one."""
+
+    event: Event
+    onset: int
+    delay: int
+    relief: int | None
+
+    @property
+    def within(self) -> bool:
+        """Of ten iterations around where it is 8 to 12 % slower, without noise: for a step, around the step."""
+        at = self.event.onset + self.onset
+        return self.event.early - NEAR <= at <= self.event.late + NEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one set. stray: points in no event, or in series that are not slow. blamed: right, wrong, or nobody."""
+
+    made: Made
+    alarmed: bool
+    found: tuple[Found, ...]
+    stray: int
+    blamed: str
+    cause_right: bool | None  # of who is blamed rightly
+
+    def without_samples(self) -> Outcome:
+        """Small enough to be sent from one process to another."""
+        return replace(self, made=replace(self.made, series=(), at=()))
+
+    @property
+    def missed(self) -> bool:
+        """Of a set with two slownesses: that one was not found is enough."""
+        return len(self.found) < len(self.made.events)
+
+
+def outcome(made: Made, answer: Judgement) -> Outcome:
+    if len(answer.points) != len(made.series):
+        raise ValueError(f"{made.name}: points of {len(answer.points)} series, not of {len(made.series)}")
+    told = _told(made, answer)
+    alarmed = any(answer.points) or bool(answer.suspects) or bool(answer.job_slow)
+    found, matched = [], set[tuple[int, int]]()
+    for event in made.events:
+        firsts: list[tuple[int, int, int | None]] = []  # the first point in the event, of each series
+        for place, (series, points) in enumerate(zip(made.series, told, strict=True)):
+            if not made.gang and series.name not in event.slow:
+                continue
+            at = made.at[place]
+            here = []
+            for nth, point in enumerate(points):
+                if event.begin - NEAR <= at[point.onset_index] < event.end:
+                    matched.add((place, nth))
+                    relief = None if point.relief_index is None else int(at[min(point.relief_index, len(at) - 1)])
+                    here.append((int(at[point.onset_index]), int(at[point.alarm_index]), relief))
+            firsts += here[:1]
+        if firsts:
+            onset = round(statistics.median(first[0] for first in firsts))
+            alarm = round(statistics.median(first[1] for first in firsts))
+            ends = [first[2] for first in firsts if first[2] is not None]
+            relief = round(statistics.median(ends)) - event.relief if ends and event.relief is not None else None
+            found.append(Found(event, onset - event.onset, alarm - event.onset, relief))
+    stray = sum(map(len, told)) - len(matched)
+    blamed, cause_right = _blamed(made, answer)
+    return Outcome(made, alarmed, tuple(found), stray, blamed, cause_right)
+
+
+def _told(made: Made, answer: Judgement) -> list[list[Point]]:
+    """The points of each series; a slow job that stands in place of them counts in the first series that it names."""
+    every = [list(points) for points in answer.points]
+    place = {series.name: at for at, series in enumerate(made.series)}
+    for slow in answer.job_slow:
+        if not any(answer.points[place[name]] for name in slow.series):
+            every[place[slow.series[0]]].append(slow.point)
+    return every
+
+
+def _blamed(made: Made, answer: Judgement) -> tuple[str, bool | None]:
+    if not answer.suspects:
+        return "nobody", None
+    slow = frozenset[str]().union(*(event.slow for event in made.events))
+    names = frozenset[str]().union(*(event.names for event in made.events))
+    for one in answer.suspects:
+        if not ((one.series and slow.issuperset(one.series)) or one.subject in slow | names):
+            return "wrong", None
+    causes = {event.cause in COMPUTE for event in made.events}
+    told = [one.cause for one in answer.suspects]
+    # Workers that tell their iteration times alone show no difference between computing and communicating.
+    right = not made.gang or all(
+        (of in COMPUTE and True in causes) or (of in COMMUNICATION and False in causes) for of in told
+    )
+    return "right", right
+
+
+def interval(count: int, of: int) -> tuple[float, float]:
+    """Clopper and Pearson's exact 95 % interval of a share."""
+    from scipy.stats import beta
+
+    low = float(beta.ppf(0.025, count, of - count + 1)) if count else 0.0
+    return low, float(beta.ppf(0.975, count + 1, of - count)) if count < of else 1.0
+
+
+def share(count: int, of: int) -> str:
+    """As "1.2 % (0.1 to 4.3), 2 of 167"."""
+    if not of:
+        return "none"
+    low, high = interval(count, of)
+    return f"{100 * count / of:.1f} % ({100 * low:.1f} to {100 * high:.1f}), {count} of {of}"
+
+
+# --- tables
+
+Group = tuple[str, Callable[[Made], bool]]
+
+
+def groups() -> list[tuple[str, list[Group]]]:
+    from failslow.generate import CVS, HEALTHY, MINUTES, SHAPES
+
+    def cause_is(cause: Cause) -> Callable[[Made], bool]:
+        return lambda made: any(event.cause is cause for event in made.events)
+
+    return [
+        ("all", [("all", lambda made: True), ("CV <= 5 %", lambda made: made.cv <= QUIET_CV)]),
+        ("noise", [(f"CV {cv:.0%}", lambda made, cv=cv: made.cv == cv) for cv in CVS]),
+        ("job", [("gangs", lambda made: made.gang), ("workers", lambda made: not made.gang)]),
+        ("duration", [(f"{n} min", lambda made, n=n: made.positive and made.minutes == n) for n in MINUTES]),
+        ("cause", [(c.value.replace("_", " "), cause_is(c)) for c in (*COMPUTE[1:], *COMMUNICATION[1:])]),
+        ("shape", [(one, lambda made, one=one: made.positive and made.about == one) for one in SHAPES]),
+        (
+            "height",
+            [
+                (f"{low:.0%} to {high:.0%}", lambda made, a=low, b=high: any(a <= e.height < b for e in made.events))
+                for low, high in ((0.1, 0.2), (0.2, 0.3), (0.3, 0.45), (0.45, 0.61))
+            ],
+        ),
+        (
+            "healthy",
+            [(one.replace("_", " "), lambda made, one=one: not made.positive and made.about == one) for one in HEALTHY],
+        ),
+    ]
+
+
+def table(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
+    """(group, FPR, FNR), "" where a group has no such sets."""
+    rows = []
+    for _, of in groups():
+        for name, belongs in of:
+            those = [one for one in outcomes if belongs(one.made)]
+            healthy, slow = ([one for one in those if one.made.positive is kind] for kind in (False, True))
+            fpr = share(sum(one.alarmed for one in healthy), len(healthy)) if healthy else ""
+            fnr = share(sum(one.missed for one in slow), len(slow)) if slow else ""
+            if healthy or slow:
+                rows.append((name, fpr, fnr))
+    return rows
+
+
+def quantiles(values: Iterable[float]) -> str:
+    """As "median 3, p95 9, n=20"."""
+    ordered = sorted(values)
+    if not ordered:
+        return "none"
+    return f"median {statistics.median(ordered):.0f}, p95 {percentile(ordered, 0.95):.0f}, n={len(ordered)}"
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """The least value that this part does not exceed; of none infinity."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.inf
+
+
+def timing(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str, str, str]]:
+    """(shape, |onset error|, within 10 iterations, within 10 of where it is 8 to 12 % slower, alarm after the true
+    onset, |relief error|)."""
+    rows = []
+    every = [found for one in outcomes for found in one.found]
+    for name, those in (
+        ("all", every),
+        *((shape, [one for one in every if one.event.shape == shape]) for shape in ("step", "ramp", "staircase")),
+    ):
+        rows.append(
+            (
+                name,
+                quantiles(abs(one.onset) for one in those),
+                share(sum(abs(one.onset) <= NEAR for one in those), len(those)),
+                share(sum(one.within for one in those), len(those)),
+                quantiles(one.delay for one in those),
+                quantiles(abs(one.relief) for one in those if one.relief is not None),
+            )
+        )
+    return rows
+
+
+def blame(outcomes: Sequence[Outcome]) -> list[tuple[str, int, int, int, int, str]]:
+    """(of which sets, how many, blamed rightly, wrongly, nobody, cause class right)."""
+    rows = []
+    for name, those in (
+        ("gangs, one to be named", [o for o in outcomes if o.made.gang and _nameable(o.made)]),
+        ("gangs, none to be named", [o for o in outcomes if o.made.gang and o.made.positive and not _nameable(o.made)]),
+        ("workers, one to be named", [o for o in outcomes if not o.made.gang and _nameable(o.made)]),
+        (
+            "workers, none to be named",
+            [o for o in outcomes if not o.made.gang and o.made.positive and not _nameable(o.made)],
+        ),
+        ("healthy", [o for o in outcomes if not o.made.positive]),
+    ):
+        count = [sum(one.blamed == how for one in those) for how in ("right", "wrong", "nobody")]
+        right = [one.cause_right for one in those if one.cause_right is not None]
+        rows.append((name, len(those), count[0], count[1], count[2], share(sum(right), len(right))))
+    return rows
+
+
+def _nameable(made: Made) -> bool:
+    return made.positive and all(event.nameable for event in made.events)
+
+
+def aims(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
+    """(met, sentence): of the sets whose noise is at most 5 %."""
+    those = [one for one in outcomes if one.made.cv <= QUIET_CV]
+    healthy, slow = ([one for one in those if one.made.positive is kind] for kind in (False, True))
+    wrong, missed = sum(one.alarmed for one in healthy), sum(one.missed for one in slow)
+    found = [one for o in those for one in o.found]
+    near = sum(one.within for one in found)
+    delays = sorted(one.delay for one in found)
+    median = statistics.median(delays) if delays else math.inf
+    late = percentile(delays, 0.95)
+    return [
+        (wrong <= FPR * len(healthy), f"FPR at CV <= 5 %: {share(wrong, len(healthy))}, aim at most {FPR:.0%}"),
+        (missed <= FNR * len(slow), f"FNR at CV <= 5 %: {share(missed, len(slow))}, aim at most {FNR:.0%}"),
+        (near >= ONSETS * len(found), f"onsets within {NEAR} iterations: {share(near, len(found))}, aim {ONSETS:.0%}"),
+        (median <= DELAY_MEDIAN, f"alarm after the onset, median: {median:.0f} iterations, aim {DELAY_MEDIAN}"),
+        (late <= DELAY_P95, f"alarm after the onset, p95: {late:.0f} iterations, aim {DELAY_P95}"),
+    ]

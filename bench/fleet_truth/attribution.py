@@ -1,0 +1,151 @@
+"""Whether the attribution names the right cause and node: against the truth of a made history.
+
+    PYTHONPATH=.:bench python bench/fleet_truth/attribution.py --db DB --truth DIR
+
+Precision: of the jobs with a cause, those whose cause and node are the truth's (a program's: that no fault ended it).
+Told of all causes and of those that are not the program's, which is the harder one and decides. Recall: of the failures
+whose fault a check saw, those that have its cause and node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from healthd.fleet import engine
+from healthd.fleet.answers.attribution import attribution
+from healthd.fleet.answers.causes import CAUSES, ORDER, USER, meaning
+from healthd.fleet.answers.study import Study, opened, tables_of
+from healthd.fleet.store import reading
+
+PRECISION, RECALL = 0.97, 0.95
+# Levels as the naive rule has them: all that stood in the window, whether it began there or not.
+_STANDING = """
+SELECT jobs.db_index, job_nodes.node, conditions.code, conditions.severity
+FROM jobs JOIN job_nodes USING (cluster, db_index) CROSS JOIN asked
+JOIN conditions ON conditions.cluster = jobs.cluster AND conditions.node = job_nodes.node
+  AND conditions.first_time <= jobs.end_time + 300
+  AND greatest(conditions.last_time, coalesce(conditions.cleared_time, conditions.last_time)) >= jobs.end_time - 600
+WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+"""
+
+
+class Failure(NamedTuple):
+    """seen: by a check that ran there and then; None: no fault ended it"""
+
+    state: str
+    cause: str
+    node: str
+    seen: bool | None
+
+
+class Named(NamedTuple):
+    db_index: int
+    cause: str
+    node: str
+    confidence: str
+
+
+def truth_of(folder: Path) -> dict[int, Failure]:
+    """db_index -> what was so, of the jobs that ended FAILED or NODE_FAIL."""
+    seen = {row["fault"]: row["seen"] == "1" for row in _rows(folder / "faults.csv")}
+    return {
+        int(row["db_index"]): Failure(row["state"], row["cause"], row["node"], seen.get(row["fault"]))
+        for row in _rows(folder / "failures.csv")
+        if row["state"] in ("FAILED", "NODE_FAIL")
+    }
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def right(named: Named, truth: dict[int, Failure]) -> bool:
+    """A program's own fault has no node in the truth: that it was the user's is right on whichever."""
+    it = truth.get(named.db_index)
+    return it is not None and it.cause == named.cause and (named.cause == USER or it.node == named.node)
+
+
+def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, float]:
+    """precision (of causes that are not the program's), precision_all, recall."""
+    every = list(found)
+    ours = [one for one in every if one.cause != USER]
+    hits = {one.db_index for one in ours if right(one, truth)}
+    seen = {index for index, it in truth.items() if it.seen}
+    return {
+        "precision": len([one for one in ours if one.db_index in hits]) / len(ours) if ours else 1.0,
+        "precision_all": sum(right(one, truth) for one in every) / len(every) if every else 1.0,
+        "recall": len(hits & seen) / len(seen) if seen else 1.0,
+    }
+
+
+def naive(study: Study, isolating: bool) -> list[Named]:
+    """What stands in the window is the cause, the first in the written order. isolating: of what drains at least."""
+    study.need("conditions")
+    best: dict[int, tuple[int, str, str]] = {}
+    for row in study.rows(_STANDING):
+        if isolating and row["severity"] not in ("degraded", "critical"):
+            continue
+        cause = meaning(row["code"]).cause
+        place = (ORDER[cause], row["node"], cause)
+        best[row["db_index"]] = min(best.get(row["db_index"], place), place)
+    return [Named(index, cause, node, "") for index, (_, node, cause) in best.items()]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--db", required=True, help="the store of a made history")
+    parser.add_argument("--truth", required=True, type=Path, help="its made/truth")
+    args = parser.parse_args()
+    truth = truth_of(args.truth)
+    with reading(args.db) as snapshot:
+        files = tables_of(snapshot)
+        times = engine.times_known(files)
+        assert times is not None, "the store tells of no time"
+        with opened(files, *times, threads=2, memory_mib=1024) as study:
+            begun = time.monotonic()
+            told = attribution(study)
+            took = time.monotonic() - begun
+            found = [Named(job["db_index"], job["cause"], job["node"], job["confidence"]) for job in told["jobs"]]
+            standing = [naive(study, isolating) for isolating in (False, True)]
+    ours = measured(found, truth)
+    print(f"{told['failures']:,} failures, {len(found):,} with a cause, in {took:.1f} s")
+    _line("precision", ours["precision"], PRECISION)
+    print(f"  of all causes, the program's too: {ours['precision_all']:.4f}")
+    _line("recall of failures whose fault was seen", ours["recall"], RECALL)
+    for words, some in zip(("all that stands", "what stands and drains"), standing, strict=True):
+        theirs = measured(some, truth)
+        print(f"  naive, {words} in the window: precision {theirs['precision']:.3f}, recall {theirs['recall']:.3f}")
+    by_chance = sum(cause["by_chance"] for cause in told["causes"] if cause["cause"] != USER)
+    wrong = [one for one in found if one.cause != USER and not right(one, truth)]
+    print(f"  not the program's: {by_chance} expected by chance, {len(wrong)} are wrong")
+    for one in wrong[:20]:
+        print(f"    {one} {truth.get(one.db_index)}")
+    for confidence in ("high", "medium", "low"):
+        some = [one for one in found if one.confidence == confidence]
+        print(f"  confidence {confidence}: {_share(some, lambda one: right(one, truth))}")
+    for name in CAUSES:
+        faults = {index for index, it in truth.items() if it.cause == name and it.seen}
+        hits = {one.db_index for one in found if one.cause == name and right(one, truth)}
+        if faults:
+            missed = Counter(next((o.cause for o in found if o.db_index == i), "none") for i in faults - hits)
+            print(f"  {name}: recall {len(faults & hits)} of {len(faults)} {dict(missed) or ''}")
+    return 0 if ours["precision"] >= PRECISION and ours["recall"] >= RECALL else 1
+
+
+def _share(some: list[Named], good: Callable[[Named], bool]) -> str:
+    return f"{sum(map(good, some)) / len(some):.3f} of {len(some):,} are right" if some else "none"
+
+
+def _line(what: str, value: float, aim: float) -> None:
+    print(f"{what}: {value:.4f} (aim: at least {aim}) {'met' if value >= aim else 'MISSED'}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

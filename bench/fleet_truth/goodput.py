@@ -1,0 +1,112 @@
+"""What `healthd fleet goodput` and `availability` say of a made history, beside what was so: the losses of first and
+second order, and the time that nodes were out.
+
+`PYTHONPATH=. python bench/fleet_truth/goodput.py --db DB --truth DIR`: DIR is the truth/ beside the history that the
+store was made of (bench/make_history.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from healthd.fleet.answers.availability import availability
+from healthd.fleet.answers.goodput import goodput
+from healthd.fleet.answers.spans import Span, joined, seconds, without
+from healthd.fleet.answers.study import Study, opened, tables_of
+from healthd.fleet.store import reading
+
+WITHIN = 0.05  # of the truth
+NO_HARDWARE = ("user", "limit")  # truth/failures.csv, cause
+DOWN = ("node_fail", "crash_loop")  # truth/outages.csv, why
+HALF_AN_HOUR = 1800
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Losses and availability beside the truth.")
+    parser.add_argument("--db", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, required=True)
+    asked = parser.parse_args()
+    summary = json.loads((asked.truth / "summary.json").read_text())
+    whole = summary["from_time"], summary["to_time"]
+    with of_the_store(asked.db, whole) as study:
+        verdicts = [*losses(study, asked.truth), *outages(study, asked.truth, whole)]
+    for _, sentence in verdicts:
+        print(sentence)
+    return 0 if all(met for met, _ in verdicts) else 1
+
+
+@contextmanager
+def of_the_store(db: Path, whole: Span) -> Iterator[Study]:
+    with reading(str(db)) as snapshot, opened(tables_of(snapshot), *whole) as study:
+        yield study
+
+
+def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
+    """What was lost in GPU-hours, and of how many jobs."""
+    told = goodput(study)
+    ran = {
+        row["db_index"]: row["gpu_seconds"]
+        for row in study.rows(
+            "SELECT db_index, coalesce(gpus, 0) * least(greatest(end_time - start_time, 0), ?) AS gpu_seconds "
+            "FROM jobs WHERE end_time IS NOT NULL AND state IN ('FAILED', 'NODE_FAIL', 'REQUEUED', 'PREEMPTED')",
+            HALF_AN_HOUR,
+        )
+    }
+    hit = [int(row["db_index"]) for row in rows(truth, "failures") if row["cause"] not in NO_HARDWARE]
+    gave_way = [int(row["victim_db_index"]) for row in rows(truth, "preemptions") if row["second_order"] == "1"]
+    return [
+        compared(
+            f"{name} order: {its['jobs']:,} jobs, {len(keys):,} in truth; GPU-hours",
+            its["gpu_hours"],
+            sum(ran.get(key, 0) for key in keys) / 3600,
+        )
+        for name, its, keys in (
+            ("first", told["first_order"], hit),
+            ("second", told["second_order"], gave_way),
+        )
+    ]
+
+
+def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
+    """How long nodes were drained and down, in node-hours that were not planned away."""
+    told = availability(study)
+    planned: dict[str, list[Span]] = defaultdict(list)
+    for row in study.rows("SELECT node, start_time, end_time FROM reservations"):
+        planned[row["node"]].append((row["start_time"], row["end_time"]))
+    out = {"drained": 0, "down": 0}
+    for row in rows(truth, "outages"):
+        its = int(row["from_time"]), min(int(row["until_time"] or whole[1]), whole[1])
+        out["down" if row["why"] in DOWN else "drained"] += seconds(
+            without(joined([its]), joined(planned[row["node"]]))
+        )
+    shares, counted = told["fleet"]["shares"], told["fleet"]["counted_seconds"]
+    drained = sum(share for kind, share in shares.items() if kind.startswith("drained"))
+    return [
+        compared(f"nodes {kind}: node-hours", of * counted / 3600, out[kind] / 3600)
+        for kind, of in (("drained", drained), ("down", shares["down"]))
+    ]
+
+
+def compared(what: str, told: float, true: float) -> tuple[bool, str]:
+    off = abs(told - true) / true if true else float(told != 0)
+    met = off <= WITHIN
+    return (
+        met,
+        f"{what} {told:,.0f}, truth {true:,.0f}: off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}",
+    )
+
+
+def rows(truth: Path, name: str) -> Iterator[dict[str, str]]:
+    with (truth / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

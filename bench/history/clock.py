@@ -1,0 +1,42 @@
+"""What is to happen, in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from history.draw import Draw, wait
+from history.size import DAY
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
+        self._number = 0
+
+    def at(self, when: int, what: Callable[[int, Any], None], about: Any = None) -> None:
+        """what(when, about); things of one second in the order in which they were said."""
+        self._number += 1
+        heapq.heappush(self._heap, (when, self._number, what, about))
+
+    def run(self, until: int) -> None:
+        """All that is before `until`."""
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] < until:
+            when, _, what, about = pop(heap)
+            what(when, about)
+
+    def by_chance(self, start: int, until: int, a_day: float, draw: Draw, what: Callable[[int, Any], None]) -> None:
+        """what(when, None), so often a day on average, from `start` until `until`."""
+
+        def happens(now: int, _: None) -> None:
+            what(now, None)
+            following(now)
+
+        def following(now: int) -> None:
+            when = now + max(1, int(wait(draw, DAY / a_day)))
+            if when < until:
+                self.at(when, happens)
+
+        following(start)

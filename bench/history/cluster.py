@@ -1,0 +1,136 @@
+"""What is free on which node, and where a job goes.
+
+A node is `shut` while it is drained, down or in maintenance (for as many reasons as there are), and `closes` when its
+next maintenance begins: no job goes there whose time limit reaches into it.
+"""
+
+from __future__ import annotations
+
+from history.draw import Draw
+from history.size import GPUS_OF_A_NODE
+from history.workload import Job
+
+NEVER = 1 << 40
+MARGIN = 400  # seconds: from a decision to the start, and from the limit to the end
+PREEMPTIBLE_AFTER = 7200
+TRIES = 4
+SPREAD = 0.25  # of the small jobs take an empty node: for its memory and CPUs
+
+
+class Cluster:
+    def __init__(self, nodes: int, draw: Draw) -> None:
+        self.nodes = nodes
+        self.jobs: list[dict[Job, None]] = [{} for _ in range(nodes)]
+        self.shut = [0] * nodes
+        self.closes = [NEVER] * nodes
+        self._draw = draw
+        self._free = [GPUS_OF_A_NODE] * nodes
+        # Nodes that are open, by their free GPUs: lists, and each node's place in its list.
+        self._with: list[list[int]] = [[] for _ in range(GPUS_OF_A_NODE + 1)]
+        self._with[GPUS_OF_A_NODE] = list(range(nodes))
+        self._place = list(range(nodes))
+
+    def whole_nodes(self) -> int:
+        return len(self._with[GPUS_OF_A_NODE])
+
+    def one_node(self, job: Job, now: int) -> tuple[int, ...]:
+        """The fullest that has room, or now and then an empty one; () if there is none."""
+        until, excluded = now + job.limit + MARGIN, job.excluded
+        fullest_first = range(job.gpus, GPUS_OF_A_NODE + 1)
+        for free in fullest_first if self._draw() > SPREAD else reversed(fullest_first):
+            nodes = self._with[free]
+            if nodes:
+                for _ in range(TRIES):
+                    node = nodes[int(self._draw() * len(nodes))]
+                    if self.closes[node] >= until and node not in excluded:
+                        return (node,)
+        return ()
+
+    def whole(self, job: Job, now: int) -> tuple[int, ...]:
+        """So many whole nodes side by side, as far as there are."""
+        if len(self._with[GPUS_OF_A_NODE]) < job.wants:
+            return ()
+        until, excluded = now + job.limit + MARGIN, job.excluded
+        nodes = sorted(n for n in self._with[GPUS_OF_A_NODE] if self.closes[n] >= until and n not in excluded)
+        if len(nodes) < job.wants:
+            return ()
+        first = int(self._draw() * len(nodes))
+        return tuple(sorted((nodes + nodes)[first : first + job.wants]))
+
+    def by_force(self, job: Job, now: int) -> tuple[tuple[int, ...], tuple[Job, ...]]:
+        """(nodes side by side, free or of jobs that have to give way; those jobs), or ((), ())."""
+        until, excluded = now + job.limit + MARGIN, job.excluded
+        ran_from = now - PREEMPTIBLE_AFTER
+        for _ in range(TRIES):  # rather where small jobs are than where a large one would lose everything
+            first = int(self._draw() * self.nodes)
+            if any(not other.wants for other in self.jobs[first]):
+                break
+        taken: list[int] = []
+        victims: dict[Job, None] = {}
+        for node in (*range(first, self.nodes), *range(first)):
+            if self.shut[node] or self.closes[node] < until or node in excluded:
+                continue
+            jobs = self.jobs[node]
+            for other in jobs:
+                if other.qos != "low" or other.started > ran_from:
+                    break
+            else:
+                victims.update(jobs)
+                taken.append(node)
+                if len(taken) == job.wants:
+                    return tuple(sorted(taken)), tuple(victims)
+        return (), ()
+
+    def take(self, job: Job) -> None:
+        gpus = job.gpus if not job.wants else GPUS_OF_A_NODE
+        for node in job.nodes:
+            self.jobs[node][job] = None
+            self._now_free(node, self._free[node] - gpus)
+
+    def give(self, job: Job) -> None:
+        gpus = job.gpus if not job.wants else GPUS_OF_A_NODE
+        for node in job.nodes:
+            del self.jobs[node][job]
+            self._now_free(node, self._free[node] + gpus)
+
+    def close(self, node: int) -> None:
+        if not self.shut[node]:
+            self._leave(node)
+        self.shut[node] += 1
+
+    def open(self, node: int) -> None:
+        self.shut[node] -= 1
+        if not self.shut[node]:
+            self._enter(node)
+
+    def _now_free(self, node: int, gpus: int) -> None:
+        if self.shut[node]:
+            self._free[node] = gpus
+        else:
+            self._leave(node)
+            self._free[node] = gpus
+            self._enter(node)
+
+    def _leave(self, node: int) -> None:
+        nodes, place = self._with[self._free[node]], self._place[node]
+        last = nodes.pop()
+        if last != node:
+            nodes[place] = last
+            self._place[last] = place
+
+    def _enter(self, node: int) -> None:
+        nodes = self._with[self._free[node]]
+        self._place[node] = len(nodes)
+        nodes.append(node)
+
+
+def host_list(nodes: tuple[int, ...]) -> str:
+    """n[0001-0004,0007], as Slurm writes it; ascending."""
+    if len(nodes) == 1:
+        return f"n{nodes[0] + 1:04d}"
+    parts, first = [], nodes[0]
+    for i, node in enumerate(nodes):
+        if i + 1 == len(nodes) or nodes[i + 1] != node + 1:
+            parts.append(f"{first + 1:04d}-{node + 1:04d}" if first != node else f"{node + 1:04d}")
+            first = nodes[i + 1] if i + 1 < len(nodes) else 0
+    return f"n[{','.join(parts)}]"

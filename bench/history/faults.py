@@ -1,0 +1,334 @@
+"""What breaks, whose jobs it ends, how it is found and mended; and programs that fail as if something had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from history.books import Books
+from history.causes import (
+    BASE_RATE,
+    BY_NAME,
+    CAUSES,
+    LEMONS,
+    OF_PROGRAMS,
+    PROGRAM_TELLS,
+    REGRESSION,
+    SPIKE,
+    Cause,
+    Sign,
+)
+from history.clock import Clock
+from history.cluster import Cluster
+from history.draw import Choice, between, stream
+from history.outages import Outages
+from history.scheduler import Scheduler
+from history.size import DAY, GPUS_OF_A_NODE, NODES_OF_A_POD, Size, node_name
+from history.telling import Streams
+from history.truth import Truth
+from history.workload import HOUR, Job, Workload
+
+LOOPS, LOOPS_FROM = 0.02, 32  # of the node failures of jobs with so many nodes begin a crash loop
+LARGE = 128  # GPUs: r_f counts the jobs with more
+EXCLUDED_FOR = 7 * DAY
+EXCLUDES, SUPERSTITION = 0.25, 0.001  # of the users after a fault, after a mistake of their own
+QUICK = 0.65  # of the repairs are a reboot
+PROGRAM_CODES_LAST = 2 * HOUR
+
+Key = tuple[str, str]
+
+
+class Faults:
+    """`rate_hits`, `rate_node_seconds`: what r_f is made of: jobs of more than 128 GPUs that a fault ended, and how
+    long they had their nodes."""
+
+    def __init__(
+        self,
+        size: Size,
+        clock: Clock,
+        workload: Workload,
+        cluster: Cluster,
+        scheduler: Scheduler,
+        streams: Streams,
+        outages: Outages,
+        books: Books,
+        truth: Truth,
+    ) -> None:
+        self._size, self._clock, self._workload, self._cluster = size, clock, workload, cluster
+        self._scheduler, self._streams, self._outages = scheduler, streams, outages
+        self._books, self._truth = books, truth
+        self._when, self._how = stream(size.seed, "faults"), stream(size.seed, "what faults do")
+        self._repair, self._program = stream(size.seed, "repairs"), stream(size.seed, "programs")
+        self._exclude, self._loop = stream(size.seed, "exclusions"), stream(size.seed, "crash loops")
+        self._causes = Choice([(cause, cause.share) for cause in CAUSES])
+        self._effects = {cause.name: Choice(cause.effects) for cause in CAUSES}
+        self._number = 0
+        self._because: tuple[str, int | None, int | None] | None = None  # of the record that is being ended
+        self.rate_hits = self.rate_node_seconds = 0
+        scheduler.after_end, scheduler.on_loop = self._job_ended, self._loops
+
+    def begin(self) -> None:
+        size, clock = self._size, self._clock
+        clock.by_chance(size.start, size.end, BASE_RATE * size.nodes, self._when, self._somewhere)
+        lemons = stream(size.seed, "lemons")
+        chosen: dict[int, tuple[float, int, int]] = {}
+        least, most = size.lemon_factors
+        while len(chosen) < max(1, round(LEMONS * size.nodes)):
+            node, factor = (
+                int(lemons() * size.nodes),
+                least + lemons() * (most - least),
+            )
+            since = size.start if lemons() < 0.6 else size.at(0.6 * lemons())
+            until = size.end if lemons() < 0.7 else between(lemons, since, size.end)
+            chosen.setdefault(node, (round(factor, 2), since, until))
+        for node in range(size.nodes):
+            factor, since, until = chosen.get(node, (1.0, 0, 0))
+            self._truth.row("nodes", node_name(node), BASE_RATE, factor, since or None, until or None)
+        for node, (factor, since, until) in sorted(chosen.items()):
+            more = BASE_RATE * (factor - 1)
+            clock.by_chance(since, until, more, self._when, lambda now, _, n=node: self._fault(now, n, None))
+        first, last, name, times = REGRESSION
+        more = BASE_RATE * BY_NAME[name].share * (times - 1) * size.nodes
+        gsp = BY_NAME[name]
+        clock.by_chance(
+            size.at(first), size.at(last), more, self._when, lambda now, _: self._fault(now, self._any(), gsp)
+        )
+        first, last, name, a_day, many = SPIKE
+        leaf, link = int(lemons() * size.nodes) // NODES_OF_A_POD * NODES_OF_A_POD, BY_NAME[name]
+        for node in range(leaf, min(leaf + many, size.nodes)):
+            clock.by_chance(
+                size.at(first), size.at(last), a_day, self._when, lambda now, _, n=node: self._fault(now, n, link)
+            )
+
+    # a fault
+
+    def _any(self) -> int:
+        return int(self._when() * self._size.nodes)
+
+    def _somewhere(self, now: int, _: None) -> None:
+        self._fault(now, self._any(), None)
+
+    def _fault(self, now: int, node: int, cause: Any) -> None:
+        """Of a node in service."""
+        if node in self._outages:
+            return
+        draw = self._how
+        cause = cause or self._causes.at(draw())
+        effect: Any = self._effects[cause.name].at(draw())
+        share, part = draw(), draw()
+        signs = [sign for sign in cause.signs if share < sign.chance]
+        found = [(sign, subject(sign, part)) for sign in signs if self._streams.sees(node, sign)]
+        if effect == "node_fail":  # it is dead before the next round
+            found = [(sign, part) for sign, part in found if sign.kind == "edge"]
+        elif effect == "requeue" and not any(sign.severity == "critical" for sign, _ in found):
+            effect = "crash"
+        jobs = self._hit(node, cause)
+        self._number += 1
+        number = self._number
+        self._truth.row("faults", number, node_name(node), now, cause.name, effect, int(bool(found)), len(jobs))
+        ids = tuple(job.id for job in jobs)
+        for sign in signs:
+            if sign.kind == "edge" or effect != "node_fail":
+                self._streams.fault(now, node, sign, subject(sign, part), str(number), ids)
+        keys = [(sign.code, subject(sign, part)) for sign in signs]
+        if effect == "node_fail":
+            self._dies(now, node, cause.name, number, keys)
+            return
+        drains = [key for key in found if key[0].severity in ("degraded", "critical")]
+        if drains:
+            sign, of = min(drains, key=lambda one: (one[0].kind == "level", one[0].severity != "critical"))
+            at = now + 3 if sign.kind == "edge" else self._streams.nodes[node].round_from(now) + 3
+            requeue = [(job, job.row) for job in jobs] if effect == "requeue" else []
+            about = (node, sign, of, keys, "fault", [(*one, cause.name, number) for one in requeue])
+            self._clock.at(at, self._drain, about)
+        else:
+            self._clock.at(now + between(self._repair, HOUR, 12 * HOUR), self._found_by_people, (node, keys))
+        if effect == "crash":
+            for job in jobs:
+                at = now + between(draw, 5, 240)
+                self._clock.at(at, self._crash, (job, job.row, cause.name, node, number))
+
+    def _hit(self, node: int, cause: Cause) -> list[Job]:
+        """A link hurts no job of one node; a GPU one job alone."""
+        jobs = list(self._cluster.jobs[node])
+        if cause.name == "ib_link":
+            return [job for job in jobs if job.wants > 1]
+        if cause.whole or not jobs:
+            return jobs
+        gpu = self._how() * GPUS_OF_A_NODE
+        for job in jobs:
+            gpu -= GPUS_OF_A_NODE if job.wants else job.gpus
+            if gpu < 0:
+                return [job]
+        return []
+
+    def _crash(self, now: int, about: tuple[Job, int, str, int, int]) -> None:
+        job, row, cause, node, number = about
+        self._end(now, job, row, "FAILED", cause, node, number)
+
+    def _end(self, now: int, job: Job, row: int, state: str, cause: str, node: int, number: int | None) -> None:
+        if job.row != row or job not in self._scheduler.running:
+            return
+        self._because = cause, node, number
+        if job.gpus > LARGE and number is not None:
+            self.rate_hits += 1
+        if self._exclude() < EXCLUDES:
+            self._unwanted(now, job.user, node, "fault")
+        self._scheduler.fail(job, state, now)
+
+    # the node dies
+
+    def _dies(self, now: int, node: int, cause: str, number: int | None, keys: list[Key]) -> None:
+        self._streams.stop(now, node, False)
+        self._clock.at(now + between(self._how, 60, 300), self._no_answer, (node, cause, number, keys, now))
+
+    def _no_answer(self, now: int, about: tuple[int, str, int | None, list[Key], int]) -> None:
+        node, cause, number, keys, died = about
+        if node not in self._outages:
+            self._books.not_responding(now, node)
+            why = "crash_loop" if number is None else "node_fail"
+            self._outages.begin(now, node, "DOWN*", "Not responding", "slurm", why)
+            for job in list(self._cluster.jobs[node]):
+                if number is not None and job.wants >= LOOPS_FROM and not job.loops and self._loop() < LOOPS:
+                    job.loops = between(self._loop, 5, 36)
+                self._end(now, job, job.row, "NODE_FAIL", cause, node, number)
+        long = number is not None and self._repair() > QUICK
+        back = now + (between(self._repair, 4 * HOUR, 4 * DAY) if long else between(self._repair, 600, 2400))
+        if long:
+            self._outages.ticket(node, now + HOUR, back, self._size.end)
+        self._clock.at(back, self._boots, (node, keys, died, False))
+
+    def _boots(self, now: int, about: tuple[int, list[Key], int, bool]) -> None:
+        """The node is back, its faults are mended."""
+        node, keys, since, clean = about
+        self._truth.row("not_observed", node_name(node), since, now, "node_down")
+        self._streams.start(now, node, True, clean, since)
+        self._streams.over(now + 30, node, keys, "reboot")
+        if clean:
+            self._streams.slurm(now + 35, node, "decision", decision="resume", words="resume: all checks pass")
+            self._streams.slurm(now + 35, node, "resume", stage="sent")
+            self._streams.slurm(now + 36, node, "resume", stage="confirmed")
+        else:
+            self._books.returned(now, node)
+        self._outages.over(now, node)
+
+    # healthd drains, people mend
+
+    def alarm(self, now: int, node: int, sign: Sign, of: str) -> None:
+        """Nothing is broken, and yet the node is drained."""
+        if node in self._outages or not self._streams.sees(node, sign):
+            return
+        self._streams.fault(now, node, sign, of, "false_alarm")
+        self.alarm_of(now, node, sign, of)
+
+    def alarm_of(self, now: int, node: int, sign: Sign, of: str) -> None:
+        at = self._streams.nodes[node].round_from(now) + 3
+        self._clock.at(at, self._drain, (node, sign, of, [(sign.code, of)], "false_alarm", []))
+
+    def _drain(self, now: int, about: Any) -> None:
+        node, sign, of, keys, why, requeue = about
+        if node in self._outages:
+            return
+        reason = f"healthd: {sign.code}{' ' if of else ''}{of}: {sign.message}"
+        say = self._streams.slurm
+        say(now, node, "decision", decision="drain", words=f"drain: {sign.code}")
+        say(now, node, "drain", stage="sent", reason=reason)
+        say(now + 1, node, "drain", stage="confirmed", reason=reason)
+        self._outages.begin(now, node, "DRAIN", reason, "root", why)
+        for job, row, cause, number in requeue:
+            if job.row == row and job in self._scheduler.running:
+                say(now + 1, node, "requeue", stage="sent", job=str(job.id))
+                say(now + 2, node, "requeue", stage="confirmed", job=str(job.id))
+                self._end(now + 2, job, row, "REQUEUED", cause, node, number)
+        self._clock.at(now + 5, self._outages.when_empty, (node, self._mend, (node, keys)))
+
+    def _found_by_people(self, now: int, about: tuple[int, list[Key]]) -> None:
+        """No check saw it. Half of it goes away by itself."""
+        node, keys = about
+        if node in self._outages or self._repair() < 0.5:
+            self._streams.over(now, node, keys, "pass")
+            return
+        self._outages.begin(now, node, "DRAIN", "does not work, see ticket", "anna", "fault")
+        self._clock.at(now + 5, self._outages.when_empty, (node, self._mend, (node, keys)))
+
+    def _mend(self, now: int, about: tuple[int, list[Key]]) -> None:
+        node, keys = about
+        if self._repair() < QUICK:
+            down, back = now + between(self._repair, 300, 1200), 300
+        else:
+            down, back = now + between(self._repair, 600, HOUR), between(self._repair, 4 * HOUR, 4 * DAY)
+            self._outages.ticket(node, now, down + back, self._size.end)
+        self._clock.at(down, self._shut_down, (node, keys, down + back))
+
+    def _shut_down(self, now: int, about: tuple[int, list[Key], int]) -> None:
+        node, keys, back = about
+        self._streams.stop(now, node, True)
+        self._clock.at(back, self._boots, (node, keys, now, True))
+
+    # what jobs do
+
+    def _loops(self, now: int, job: Job) -> None:
+        """A job in a crash loop began: one of its nodes will die."""
+        self._clock.at(job.started + between(self._loop, 300, HOUR), self._loop_ends, (job, job.row))
+
+    def _loop_ends(self, now: int, about: tuple[Job, int]) -> None:
+        job, row = about
+        if job.row == row and job in self._scheduler.running:
+            job.loops -= 1
+            node = job.nodes[int(self._loop() * len(job.nodes))]
+            self._dies(now, node, "crash_loop", None, [])
+
+    def _job_ended(self, job: Job, state: str, now: int) -> None:
+        because, self._because = self._because, None
+        if now < self._size.start:
+            return
+        if job.gpus > LARGE:
+            self.rate_node_seconds += len(job.nodes) * (now - max(job.started, self._size.start))
+        for node in job.nodes:
+            if self._streams.nodes[node].standing:
+                self._streams.job_ended(now, node)
+        if state in ("COMPLETED", "CANCELLED", "PREEMPTED"):
+            return
+        cause, node, number = because or ("limit" if state == "TIMEOUT" else "user", None, None)
+        name = None if node is None else node_name(node)
+        self._truth.row("failures", job.row, job.id, state, now, job.gpus, cause, name, number)
+        if cause == "user" and state == "FAILED":
+            self._program_failed(now, job)
+
+    def _program_failed(self, now: int, job: Job) -> None:
+        draw = self._program
+        where = job.nodes[int(draw() * len(job.nodes))]
+        if draw() < PROGRAM_TELLS:
+            sign = OF_PROGRAMS[int(draw() * len(OF_PROGRAMS))]
+            key = sign.code, subject(sign, draw())
+            self._streams.fault(now, where, sign, key[1], "user", (job.id,))
+            self._clock.at(now + PROGRAM_CODES_LAST, self._window, (where, key))
+        if self._exclude() < SUPERSTITION:
+            self._unwanted(now, job.user, where, "superstition")
+
+    def _window(self, now: int, about: tuple[int, Key]) -> None:
+        """Long enough without news."""
+        node, key = about
+        standing = self._streams.nodes[node].standing.get(key)
+        if standing:
+            if now - standing.last >= PROGRAM_CODES_LAST:
+                self._streams.over(now, node, [key], "window")
+            else:
+                self._clock.at(standing.last + PROGRAM_CODES_LAST, self._window, about)
+
+    def _unwanted(self, now: int, user: int, node: int, why: str) -> None:
+        nodes = self._workload.exclusions.setdefault(user, {})
+        if node not in nodes and len(nodes) < 8:
+            nodes[node] = now + EXCLUDED_FOR
+            self._truth.row("exclusions", f"u{user:04d}", node_name(node), now, now + EXCLUDED_FOR, why)
+
+
+def subject(sign: Sign, share: float) -> str:
+    """The part that a sign names; `share` says which of several."""
+    number = int(share * 8)
+    return {
+        "gpu": f"0000:{(0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)[number]:02x}:00.0",
+        "port": f"mlx5_{number}/1",
+        "mount": ("/checkpoints", "/home", "/datasets", "/scratch")[number // 2],
+        "disk": f"nvme{number}",
+        "node": "",
+    }[sign.part]

@@ -1,0 +1,189 @@
+"""What slurmctld does with the jobs: who starts where, who gives way, what a record says when it ends.
+
+A job's record ends in one of Slurm's states; a requeue keeps its id and begins a new record (a new db_index), which may
+not start for the 121 s that slurmctld lets the old credentials run out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from history.clock import Clock
+from history.cluster import NEVER, Cluster, host_list
+from history.draw import Draw, between, stream
+from history.size import Size
+from history.workload import HOUR, RUNS_FROM, Job, Workload
+
+REQUEUE_DELAY = 121
+CHECKPOINT = 1800  # seconds of work that a disturbed job does again: half of an hour
+PASS = 180  # seconds between two looks for whole nodes (bf_interval)
+STUCK = 6 * HOUR  # a large job that has waited so long holds back the other large ones
+
+
+class Told(Protocol):
+    """Who hears of what the scheduler does."""
+
+    def ended(self, job: Job, state: str, now: int) -> None: ...
+    def preempted(self, victim: Job, preemptor: Job, now: int) -> None: ...
+
+
+class Scheduler:
+    """told        hears of records and pre-emptions
+    after_end   (job, state, now), for the nodes' side
+    on_loop     (now, job): a job in a crash loop began
+    """
+
+    def __init__(self, size: Size, clock: Clock, workload: Workload, cluster: Cluster, told: Told) -> None:
+        self.cluster, self.running, self.waiting = cluster, dict[Job, None](), dict[Job, None]()
+        self.after_end: Callable[[Job, str, int], None] = lambda job, state, now: None
+        self.on_loop: Callable[[int, Job], None] = lambda now, job: None
+        self._clock, self._workload, self._told = clock, workload, told
+        self._draw: Draw = stream(size.seed, "scheduler")
+        self._rows = 5000
+        self._small: dict[int, deque[Job]] = {gpus: deque() for gpus in (8, 4, 2, 1)}
+        self._large: deque[Job] = deque()
+        self._next_pass = 0
+        self._arrival = 0.0
+
+    def begin(self, now: int) -> None:
+        self._arrival = self._workload.following(now)
+        self._clock.at(int(self._arrival), self._submission)
+
+    # from a submission to a start
+
+    def _submission(self, now: int, _: None) -> None:
+        for job in self._workload.submission(now):
+            self._record(job, now, now)
+            if job.ends_as == "CANCELLED" and self._draw() < 0.3:
+                self._clock.at(now + between(self._draw, 5, 6 * HOUR), self._changed_mind, (job, job.row))
+            self._enter(now, job)
+        self._arrival = self._workload.following(self._arrival)
+        self._clock.at(int(self._arrival), self._submission)
+
+    def _record(self, job: Job, now: int, eligible: int) -> None:
+        self._rows += 1
+        job.row, job.submitted, job.eligible, job.started, job.nodes, job.node_list = (
+            self._rows,
+            now,
+            eligible,
+            0,
+            (),
+            "",
+        )
+        self.waiting[job] = None
+
+    def _enter(self, now: int, job: Job) -> None:
+        """It may start from now on."""
+        if job not in self.waiting or self._start(job, now):
+            return
+        if job.wants > 1:
+            self._large.append(job)
+        else:
+            self._small[job.gpus].append(job)
+
+    def _start(self, job: Job, now: int) -> bool:
+        victims: tuple[Job, ...] = ()
+        if job.wants <= 1:
+            nodes = self.cluster.one_node(job, now)
+        elif job.qos != "low":
+            nodes, victims = self.cluster.by_force(job, now)
+        else:
+            nodes = self.cluster.whole(job, now)
+        if not nodes:
+            return False
+        for victim in victims:
+            self._told.preempted(victim, job, now)
+            self.end(victim, "PREEMPTED", now)
+        del self.waiting[job]
+        self.running[job] = None
+        job.nodes, job.node_list = nodes, host_list(nodes)
+        job.started = now + (between(self._draw, 3, 40) if victims else 1)
+        job.ends = job.started + (job.work // 2 if job.ends_as == "REQUEUED" else job.work)
+        self.cluster.take(job)
+        self._clock.at(job.ends, self._its_time, (job, job.row))
+        if job.loops:
+            self.on_loop(now, job)
+        return True
+
+    def _look(self, now: int) -> None:
+        """Something became free: small jobs start at once, large ones at the next pass."""
+        for jobs in self._small.values():
+            while jobs and (jobs[0] not in self.waiting or self._start(jobs[0], now)):
+                jobs.popleft()
+        if self._large and now >= self._next_pass:
+            self._next_pass = now + PASS
+            left, whole, too_large, held = deque[Job](), self.cluster.whole_nodes(), NEVER, False
+            for job in sorted(self._large, key=lambda job: (-job.priority, job.row)):
+                if job not in self.waiting:
+                    continue
+                if (held or job.wants > whole) if job.qos == "low" else job.wants >= too_large:
+                    left.append(job)
+                elif self._start(job, now):
+                    whole = self.cluster.whole_nodes()
+                else:
+                    held = held or now - job.eligible > STUCK
+                    too_large = min(too_large, job.wants)
+                    left.append(job)
+            self._large = left
+
+    # from a start to an end
+
+    def _its_time(self, now: int, about: tuple[Job, int]) -> None:
+        job, row = about
+        if job.row != row or job not in self.running:
+            return
+        ran = job.ends - job.started
+        self.end(job, job.ends_as, now)
+        if job.ends_as == "REQUEUED":
+            job.ends_as = "COMPLETED" if self._draw() < 0.8 else "FAILED"
+            self.requeue(job, now, max(10, job.work - ran), 0)
+        elif job.ends_as in ("FAILED", "TIMEOUT"):
+            self._workload.goes_on(job)
+        self._look(now)
+
+    def _changed_mind(self, now: int, about: tuple[Job, int]) -> None:
+        job, row = about
+        if job.row == row and job in self.waiting:
+            del self.waiting[job]
+            self._told.ended(job, "CANCELLED", now)
+
+    def end(self, job: Job, state: str, now: int) -> None:
+        """Its record ends now. A pre-empted job that may is requeued; any other is up to the caller."""
+        del self.running[job]
+        now = max(now, job.started)
+        self.cluster.give(job)
+        self._told.ended(job, state, now)
+        self.after_end(job, state, now)
+        if state == "PREEMPTED" and job.may_requeue:
+            ran = now - job.started
+            self.requeue(job, now, max(10, job.work - ran + min(ran, CHECKPOINT)), 0)
+
+    def requeue(self, job: Job, now: int, work: int, after_failure: int) -> None:
+        """after_failure: the record that failed by the hardware, 0 if none did."""
+        job.restarts += 1
+        job.work, job.after_failure = min(work, job.limit), after_failure
+        self._record(job, now, now + REQUEUE_DELAY)
+        self._clock.at(job.eligible, self._enter, job)
+
+    def fail(self, job: Job, state: str, now: int) -> None:
+        """The node's fault ended it: NODE_FAIL, REQUEUED, or FAILED, which stays."""
+        ran, row = now - job.started, job.row
+        self.end(job, state, now)
+        left = max(10, job.work - ran + min(ran, CHECKPOINT))
+        if state != "FAILED" and job.may_requeue:
+            self.requeue(job, now, left, row)
+        elif job.gpus >= RUNS_FROM:
+            self._clock.at(now + between(self._draw, 120, CHECKPOINT), self._resubmission, (job, left))
+        self._look(now)
+
+    def _resubmission(self, now: int, about: tuple[Job, int]) -> None:
+        """Its user goes on with the run, as a new job."""
+        job = self._workload.again(*about)
+        self._record(job, now, now)
+        self._enter(now, job)
+
+    def opened(self, now: int) -> None:
+        """A node is back."""
+        self._look(now)

@@ -1,0 +1,323 @@
+"""The streams of the nodes (docs/events.md), as their daemons would write them.
+
+A node's daemon is `on` or not. While its lines are lost it goes on numbering them: a hole, or what one `dropped` event
+names. What it tells late or never stands in the truth.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+from healthd.stream.event import Event, Source, render
+from history.causes import CHECKS, ROLL_OUTS, Sign
+from history.clock import Clock
+from history.draw import between, stream
+from history.size import DAY, Size, node_name
+from history.truth import Truth
+
+ROUND = 300
+CLUSTER = "made"
+VERSION, NEXT_VERSION = "0.1.0", "0.1.1"
+BUFFER = 1 << 14  # bytes of a node that wait for its file
+REPEATED, TORN = 0.0005, 0.1  # of the lines, after a kill; of the starts after one
+
+
+class Standing:
+    """A condition of a node. `onset`: since when it is really so; `because`: whose it is. `opened`: 0 = not told."""
+
+    __slots__ = (
+        *("sign", "subject", "onset", "because", "jobs", "severity", "state", "id"),
+        *("first", "last", "count", "opened", "written"),
+    )
+
+    def __init__(self, sign: Sign, subject: str, onset: int, because: str, jobs: tuple[int, ...]) -> None:
+        self.sign, self.subject, self.onset, self.because, self.jobs = sign, subject, onset, because, jobs
+        self.severity, self.state, self.id = sign.severity, "open", ""
+        self.first = self.last = self.count = self.opened = self.written = 0
+
+    def look(self, now: int) -> None:
+        """A level is seen by each round."""
+        if self.sign.kind == "level":
+            self.count = 1 + (now - self.first) // ROUND
+            self.last = self.first + (self.count - 1) * ROUND
+
+
+class Daemon:
+    """`rolled`: which of ROLL_OUTS it has; `run`: which of its starts this is, so that what was planned in one is void
+    in the next."""
+
+    __slots__ = (
+        *("name", "phase", "on", "run", "lost", "seq", "booted", "stopped", "source"),
+        *("lines", "bytes", "checks", "rolled", "standing"),
+    )
+
+    def __init__(self, name: str, phase: int) -> None:
+        self.name, self.phase, self.on = name, phase, False
+        self.lost: tuple[str, int, int] | None = None  # how, from which number, since when
+        self.run = self.seq = self.booted = self.stopped = self.bytes = 0
+        self.source = Source(CLUSTER, name, "", "")
+        self.lines: list[str] = []
+        self.checks, self.rolled = set(CHECKS), set[int]()
+        self.standing: dict[tuple[str, str], Standing] = {}
+
+    def round_from(self, now: int) -> int:
+        """Its next look."""
+        return now + (self.phase - now) % ROUND
+
+
+class Streams:
+    """What the nodes tell. `told`: lines that a reader finds, by event, repeats counted once."""
+
+    def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth) -> None:
+        self._size, self._clock, self._folder, self._truth = size, clock, folder, truth
+        self._draw, self._luck = stream(size.seed, "streams"), stream(size.seed, "repeats")
+        self.told = Counter[str]()
+        self.repeats = self.torn = 0
+        self.missing = Counter[str]()  # lines, by how they are lost
+        self.nodes = [Daemon(node_name(n), between(self._draw, 0, ROUND)) for n in range(size.nodes)]
+        for d in self.nodes:
+            (folder / d.name).mkdir(parents=True)
+
+    # the daemon
+
+    def start(self, now: int, node: int, boot: bool, clean: bool, last_alive: int | None) -> None:
+        d = self.nodes[node]
+        if d.on:
+            return
+        if not clean and d.seq and self._luck() < TORN:
+            self.torn += 1
+            self._write(d, '{"schema":1,"cluster":"made","node":"')
+        if boot:
+            self.lose(now, node, "")
+            d.source = Source(CLUSTER, d.name, self._hex(32), self._hex(16))
+            d.seq, d.booted = 0, now - 60
+        d.on = True
+        d.run += 1
+        self._say(now, d, "started", version=VERSION, mode="act", last_alive=last_alive, clean=clean)
+        for number, (share, event, check) in enumerate(ROLL_OUTS):
+            if self._size.at(share) <= now and number not in d.rolled:
+                self._roll(now, d, number, event, check)
+        for key, standing in list(d.standing.items()):
+            if not standing.opened:
+                self._open(now, d, key, standing)
+        self._clock.at(now + 30, self._alive, (d, d.run))
+
+    def stop(self, now: int, node: int, clean: bool) -> None:
+        """It ends as it should, or is killed, or its node is dead."""
+        d = self.nodes[node]
+        if d.on:
+            if clean:
+                self._say(now, d, "stopped", why="SIGTERM")
+            d.on, d.stopped = False, now
+
+    def roll_out(self, now: int, node: int) -> None:
+        """The site's new configuration: the daemon is started anew. One that is off has it at its next start."""
+        if self.nodes[node].on:
+            self.stop(now, node, True)
+            self.start(now + 2, node, False, True, now)
+
+    def _roll(self, now: int, d: Daemon, number: int, event: str, check: str) -> None:
+        d.rolled.add(number)
+        (d.checks.discard if event == "check_disabled" else d.checks.add)(check)
+        version = NEXT_VERSION if event == "check_changed" else VERSION
+        settings = f"{crc32((check + version).encode()):08x}"
+        self._say(now, d, event, check=check, instance="", version=version, settings=settings, since=now)
+        self._truth.row("checks", d.name, check, event, now)
+
+    def _alive(self, now: int, about: tuple[Daemon, int]) -> None:
+        """At each start, and daily until it ends."""
+        d, run = about
+        if not d.on or d.run != run:
+            return
+        standing = [
+            {
+                "condition": s.id,
+                "check": s.sign.check,
+                "instance": "",
+                "code": s.sign.code,
+                "subject": s.subject,
+                "severity": s.severity,
+                "state": s.state,
+            }
+            for s in d.standing.values()
+            if s.opened
+        ]
+        self._say(now, d, "alive", conditions=standing, checks=sorted(d.checks))
+        self._clock.at(now + DAY, self._alive, about)
+
+    # conditions
+
+    def fault(self, now: int, node: int, sign: Sign, subject: str, because: str, jobs: tuple[int, ...] = ()) -> None:
+        """It is so from now on. An edge is told at once or never, a level at the next round of a daemon that is on."""
+        d = self.nodes[node]
+        key = sign.code, subject
+        standing = d.standing.get(key)
+        if standing:
+            if sign.kind == "edge" and d.on:
+                standing.count += 1
+                standing.last = now
+                if standing.count in (10, 100, 1000) or now - standing.written >= 3600:
+                    self._condition(now, d, "seen_again", standing)
+            return
+        standing = Standing(sign, subject, now, because, jobs)
+        sees = sign.check in d.checks and d.on
+        if sign.kind == "level":
+            d.standing[key] = standing
+            self._clock.at(d.round_from(now), self._first_look, (d, key, standing))
+        elif sees:
+            d.standing[key] = standing
+            self._open(now, d, key, standing)
+        else:
+            self._true_condition(d, standing, now)
+
+    def sees(self, node: int, sign: Sign) -> bool:
+        d = self.nodes[node]
+        return d.on and sign.check in d.checks
+
+    def over(self, now: int, node: int, keys: list[tuple[str, str]], by: str) -> None:
+        """It is so no longer."""
+        d = self.nodes[node]
+        for key in keys:
+            standing = d.standing.pop(key, None)
+            if standing is None:
+                continue
+            if not standing.opened:
+                self._true_condition(d, standing, now)
+                continue
+            standing.look(min(now, d.stopped) if not d.on else now)
+            if d.on:
+                self._condition(now, d, "cleared", standing, cleared_by=by)
+            self._true_condition(d, standing, now)
+
+    def worse(self, now: int, node: int, key: tuple[str, str], severity: str) -> None:
+        d = self.nodes[node]
+        standing = d.standing.get(key)
+        if standing and standing.opened and d.on:
+            was, standing.severity = standing.severity, severity
+            self._condition(now, d, "worsened", standing, was=was)
+
+    def acknowledged(self, now: int, node: int, key: tuple[str, str], who: str, until: int) -> None:
+        d = self.nodes[node]
+        standing = d.standing.get(key)
+        if standing and standing.opened and d.on:
+            standing.state = "acknowledged"
+            self._condition(now, d, "acknowledged", standing, who=who, why="known", until=until)
+
+    def job_ended(self, now: int, node: int) -> None:
+        """Five minutes later what was seen in its last ten minutes is written, if it is not."""
+        if any(s.opened for s in self.nodes[node].standing.values()):
+            self._clock.at(now + 300, self._flush, (self.nodes[node], now))
+
+    def end(self) -> None:
+        """The history is over: what stands is in the truth, all lines are in their files."""
+        for d in self.nodes:
+            for standing in d.standing.values():
+                self._true_condition(d, standing, None)
+            self._flush_lines(d)
+
+    def _first_look(self, now: int, about: tuple[Daemon, tuple[str, str], Standing]) -> None:
+        d, key, standing = about
+        if d.standing.get(key) is standing and not standing.opened and d.on and standing.sign.check in d.checks:
+            self._open(now, d, key, standing)
+
+    def _open(self, now: int, d: Daemon, key: tuple[str, str], standing: Standing) -> None:
+        if standing.sign.check not in d.checks:
+            return
+        standing.first = standing.last = standing.opened = now
+        standing.count = 1
+        standing.id = f"{crc32(' '.join((d.name, *key)).encode()):08x}-{now}"
+        self._condition(now, d, "opened", standing)
+        if standing.sign.kind == "level":
+            self._clock.at(now + 9 * ROUND, self._again, (d, key, standing))
+
+    def _again(self, now: int, about: tuple[Daemon, tuple[str, str], Standing]) -> None:
+        """Its tenth sight, and one an hour."""
+        d, key, standing = about
+        if d.standing.get(key) is standing:
+            standing.look(now)
+            if d.on:
+                self._condition(now, d, "seen_again", standing)
+            self._clock.at(now + 3600, self._again, about)
+
+    def _flush(self, now: int, about: tuple[Daemon, int]) -> None:
+        d, ended = about
+        for standing in d.standing.values():
+            if d.on and standing.opened:
+                standing.look(now)
+                if standing.last >= ended - 600 and standing.last > standing.written:
+                    self._condition(now, d, "seen_again", standing)
+
+    def _condition(self, now: int, d: Daemon, event: str, s: Standing, **more: object) -> None:
+        s.written = s.last
+        self._say(
+            *(now, d, event),
+            condition=s.id,
+            check=s.sign.check,
+            instance="",
+            code=s.sign.code,
+            subject=s.subject,
+            severity=s.severity,
+            kind=s.sign.kind,
+            first=s.first,
+            last=s.last,
+            count=s.count,
+            jobs=[str(job) for job in s.jobs],
+            message=s.sign.message,
+            **more,
+        )
+
+    def _true_condition(self, d: Daemon, s: Standing, cleared: int | None) -> None:
+        self._truth.row(
+            *("conditions", s.id, d.name, s.sign.code, s.subject, s.sign.kind, s.severity),
+            *(s.onset, s.opened or None, cleared, s.because),
+        )
+
+    # lines
+
+    def slurm(self, now: int, node: int, event: str, **fields: object) -> None:
+        """decision, drain, resume, requeue, pause, repaired: said if the daemon is on."""
+        if self.nodes[node].on:
+            self._say(now, self.nodes[node], event, **fields)
+
+    def lose(self, now: int, node: int, how: str) -> None:
+        """Its lines from now on are `lost`, or `dropped`, which a line says later; "" = they are written again."""
+        d = self.nodes[node]
+        if how and not d.lost:
+            d.lost = (how, d.seq + 1, now)
+        elif d.lost and not how:
+            was, first, since = d.lost
+            d.lost = None
+            if d.on and d.seq >= first and was == "dropped":
+                self._say(now, d, "dropped", count=d.seq + 1 - first, from_seq=first, to_seq=d.seq)
+            self._truth.row("not_observed", d.name, since, now, was)
+
+    def _say(self, now: int, d: Daemon, event: str, **fields: object) -> None:
+        d.seq += 1
+        if d.lost:
+            self.missing[d.lost[0]] += 1
+            return
+        at = now + d.seq % 1000 / 1000
+        line = render(d.source, d.seq, at, at - d.booted, Event(event, fields))
+        self.told[event] += 1
+        self._write(d, line)
+        if self._luck() < REPEATED:
+            self.repeats += 1
+            self._write(d, line)
+
+    def _write(self, d: Daemon, line: str) -> None:
+        d.lines.append(line)
+        d.bytes += len(line)
+        if d.bytes > BUFFER:
+            self._flush_lines(d)
+
+    def _flush_lines(self, d: Daemon) -> None:
+        if d.lines:
+            with (self._folder / d.name / "events.jsonl").open("a", encoding="ascii", newline="\n") as file:
+                file.write("\n".join(d.lines) + "\n")
+            d.lines.clear()
+            d.bytes = 0
+
+    def _hex(self, digits: int) -> str:
+        return "".join(f"{int(self._draw() * (1 << 32)):08x}" for _ in range(digits // 8))

@@ -1,0 +1,146 @@
+"""What a save of the ledger costs while faults come one by one, at the bound on conditions: encode and write.
+
+    PYTHONPATH=. python bench/ledger_save.py
+
+The times are user and system time of this process; the file is on the tmpfs of /dev/shm, as /run is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+
+from figure import Figure, table
+
+from healthd.judge import bounds, ledger_file
+from healthd.judge.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
+from healthd.judge.memory import Memory
+from healthd.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
+
+CONDITIONS = 2000  # of 16 runs that each found as many as have a name
+SAVES = 50
+NOW = 1_800_000_000.0
+BOOT_ID = "2f6c8f0e-9d7b-4f6e-8b1a-3c5d7e9f1a2b"
+
+
+def rows() -> list[Figure]:
+    """The medians count."""
+    logging.disable()
+    saves = {kind: list(saved(clears, observed)) for kind, clears, observed in KINDS}
+    whole = [ms(lambda: ledger_file.encode(full(Clears.REBOOT))) for _ in range(10)]
+    return [
+        *(Figure(f"an event's save, {CONDITIONS} conditions{kind}", "ms", values, 3) for kind, values in saves.items()),
+        Figure("  the same, all dumped anew", "ms", whole),
+        Figure("  what the daemon keeps for it", "MiB", [kept_mib()]),
+    ]
+
+
+KINDS = (
+    (" that wait for a reboot", Clears.REBOOT, False),
+    (" that end by themselves", Clears.WINDOW, False),
+    (" of a followed file", Clears.REBOOT, True),
+)
+
+
+def saved(clears: Clears, observed: bool) -> Iterator[float]:
+    """One condition after the other is seen again, with a new event. The quiet time of an event passes before each."""
+    with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/dev/shm") as folder:
+        now = NOW + 3600
+        memory = Memory(folder, lambda: now)
+        memory.recall(dict, BOOT_ID, Mode.OBSERVE)
+        memory.take(replace(full(clears, observed), outbox=memory.ledger.outbox, told=memory.ledger.told))
+        memory.written(memory.ledger.outbox.lines)
+        memory.save()
+        memory.save_anew()
+        for number in range(SAVES):
+            now += 0.01
+            memory.pass_quiet_time(0.01, loaded=True)
+            memory.take(with_event(memory.ledger, number * 37 % CONDITIONS, now))
+            assert memory.unsaved
+            yield ms(memory.save)
+            memory.written(memory.ledger.outbox.lines)
+
+
+def ms(what: object) -> float:
+    assert callable(what)
+    began = time.process_time()
+    what()
+    return (time.process_time() - began) * 1000
+
+
+def kept_mib() -> float:
+    ledger, kept = full(Clears.REBOOT), ledger_file.Kept()
+    tracemalloc.start()
+    for _ in ledger_file.in_pieces(ledger, kept):
+        pass
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return size / (1 << 20)
+
+
+# --- the ledger
+
+
+def full(clears: Clears, observed: bool = False) -> Ledger:
+    conditions = tuple(condition(number, clears, observed) for number in range(CONDITIONS))
+    ended = {"state": ConditionState.CLEARED, "cleared_at": NOW + 3600, "cleared_by": "reboot"}
+    return Ledger(
+        born=NOW,
+        boot_id=BOOT_ID,
+        mode=Mode.OBSERVE.value,
+        conditions=conditions,
+        cleared=tuple(replace(c, subject=f"{c.subject}.0", **ended) for c in conditions[:KEEP_CLEARED]),
+        events=tuple(event(number, NOW + number, observed) for number in range(KEEP_EVENTS)),
+        next_sequence=KEEP_EVENTS,
+        cursors={"kmsg": {"sequence": 12, "boot_id": BOOT_ID}},
+    )
+
+
+def condition(number: int, clears: Clears, observed: bool) -> Condition:
+    check = f"check_{number // bounds.MOST_OF_A_RUN}"
+    return Condition(
+        check=check,
+        instance="",
+        code=f"{check}/{number // bounds.MOST_OF_A_CODE}",
+        subject=f"{number:04x}:1b:00.0",
+        severity=Severity.CRITICAL,
+        message=f"Xid {number}: a fault, GPU 3 (GPU-5e3a2b1c-0000-1111-2222-333344445555), python3 (pid 4711)",
+        clears=clears,
+        state=ConditionState.OPEN,
+        first_seen=NOW + number,
+        last_seen=NOW + number,
+        count=1,
+        boot_id=BOOT_ID,
+        window_seconds=86400.0 if clears is Clears.WINDOW else 0.0,
+        last_event=NOW + number,
+        last_sequence=number,
+        persists_since=NOW + number,
+        opened_at=NOW + number,
+        critical_at=NOW + number,
+        observed=observed,
+    )
+
+
+def event(number: int, when: float, observed: bool) -> KernelEvent:
+    text = f"NVRM: Xid (PCI:{number:04x}:1b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+    pci = f"{number:04x}:1b:00.0"
+    return KernelEvent(
+        "xid", "79", pci, when, text, 4711, "python3", (), BOOT_ID, when, sequence=number, observed=observed
+    )
+
+
+def with_event(ledger: Ledger, number: int, now: float) -> Ledger:
+    """One condition is seen again, and an event takes the place of the oldest."""
+    seen = replace(ledger.conditions[number], last_seen=now, last_event=now, count=2, severity=Severity.CRITICAL)
+    conditions = (*ledger.conditions[:number], seen, *ledger.conditions[number + 1 :])
+    events = (*itertools.islice(ledger.events, 1, None), event(ledger.next_sequence, now, seen.observed))
+    return replace(ledger, conditions=conditions, events=events, next_sequence=ledger.next_sequence + 1)
+
+
+if __name__ == "__main__":
+    print(table(rows()))

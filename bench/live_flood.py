@@ -1,0 +1,143 @@
+"""What hostile users cost the live process, and whether an honest job is still heard beside them.
+
+    python bench/live_flood.py [--floods N] [--seconds S]
+
+Real processes: `python -m healthd.live` on a made /proc; N jobs, each with 8 connections that send as fast as they can,
+valid messages of alternating times; one job of 8 ranks that steps five times a second. Also what the series of 1,024
+ranks take in memory after 400 samples each (in this process: the same code).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from healthd import client
+from healthd.live.datagram import Step
+from healthd.live.jobs import Jobs
+from healthd.live.settings import Watched
+
+FLOOD = """
+import socket, sys
+from healthd import client
+a = client.MESSAGE.pack(client.MAGIC, 0, 0, 1, 1, 0.5, 0.4, 0.0)
+b = client.MESSAGE.pack(client.MAGIC, 0, 0, 1, 1, 0.7, 0.6, 0.0)
+print("ready", flush=True)
+sys.stdin.readline()
+streams = []
+for _ in range(8):
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stream.connect(sys.argv[1])
+    stream.setblocking(False)
+    streams.append(stream)
+while True:
+    for stream in streams:
+        try:
+            stream.send(a); stream.send(b)
+        except OSError:
+            pass
+"""
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def in_job(folder: Path, pid: int, job: int) -> None:
+    place = folder / f"proc/{pid}"
+    place.mkdir(parents=True)
+    (place / "cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_{job}/step_0\n")
+
+
+def flood(floods: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "failslow.sock"
+        ours, theirs = socket.socketpair()
+        place = {"place": {"runtime_dir": name, "root": name}, "watched": {"client": True}}
+        argv = [sys.executable, "-m", "healthd.live", str(theirs.fileno()), json.dumps(place)]
+        live = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+        while not path.exists():
+            time.sleep(0.01)
+        senders = [
+            subprocess.Popen(
+                [sys.executable, "-c", FLOOD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(floods)
+        ]
+        for job, sender in enumerate(senders, 1):
+            assert sender.stdout is not None
+            assert sender.stdin is not None
+            sender.stdout.readline()
+            in_job(folder, sender.pid, job)
+            sender.stdin.write("go\n")
+            sender.stdin.flush()
+        in_job(folder, os.getpid(), 4711)
+        ranks = []
+        for _ in range(8):
+            stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            stream.setblocking(False)
+            stream.connect(str(path))
+            ranks.append(stream)
+        began, used, sent, refused = time.monotonic(), cpu_seconds(live.pid), 0, 0
+        while time.monotonic() < began + seconds:
+            for rank, stream in enumerate(ranks):
+                try:
+                    stream.send(client.MESSAGE.pack(client.MAGIC, rank, rank, 1, 1, 0.2, 0.1, 0.0))
+                    sent += 1
+                except BlockingIOError:
+                    refused += 1
+            time.sleep(0.2)
+        took = time.monotonic() - began
+        share = (cpu_seconds(live.pid) - used) / took
+        print(
+            f"{floods} jobs flood: {100 * share:.1f} % of a core, {resident_mib(live.pid):.0f} MiB; "
+            f"of an honest job {sent} messages taken, {refused} not",
+            flush=True,
+        )
+        for sender in senders:
+            sender.kill()
+            sender.communicate()
+        ours.close()
+        live.wait()
+
+
+def memory() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    jobs = Jobs(Watched(jobs=1, ranks=1024), lambda pid, job, local: "")
+    began = time.process_time()
+    for at in range(400):
+        for rank in range(1024):
+            said = Step(rank, rank, at, 1, 0.5 + (at * rank) % 7 * 0.001, 0.4 + (at + rank) % 5 * 0.001, None)
+            jobs.heard(rank, rank, "1", said, float(at))
+    took = time.process_time() - began
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * took / 1024 / 400:.0f} us a message")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--floods", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    given = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}")
+    flood(0, given.seconds)
+    flood(given.floods, given.seconds)
+    memory()
+
+
+if __name__ == "__main__":
+    main()

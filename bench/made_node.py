@@ -1,0 +1,33 @@
+"""The node that rounds are measured on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import node_tree
+
+GPUS, DISKS, PROCESSES = len(node_tree.GPUS), len(node_tree.DISKS), node_tree.PROCESSES
+
+
+@contextlib.contextmanager
+def node(gpus: int = GPUS, disks: int = DISKS, processes: int = PROCESSES) -> Iterator[tuple[Path, str]]:
+    """The node's tree, and settings with its own baseline: every check has something to hold the node to. The file
+    `gpus.toml` in it says to the fake NVML which GPUs there are."""
+    folder = Path(tempfile.mkdtemp(prefix="healthd-bench.", dir="/tmp"))
+    try:
+        node_tree.build(folder, gpus, disks, processes)
+        fake = folder / "gpus.toml"
+        fake.write_text(f'profile = "dgx-h100"\npci = {json.dumps(node_tree.gpus(gpus))}\n')
+        argv = (sys.executable, "-m", "healthd", "baseline", "--root", str(folder), "--fake-nvml", str(fake))
+        baseline = folder / "baseline.toml"
+        baseline.write_text(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, cwd="/").stdout)
+        yield folder, f'baseline_file = "{baseline}"\n{node_tree.CONFIG}'
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,58 @@
+"""What Prometheus' node_exporter costs on this machine, in the same run: NODE_EXPORTER=PROGRAM, or one of the PATH.
+Where there is none a row says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+
+from counted import cpu_ms, pss
+from figure import Figure
+
+SCRAPES = 20
+
+
+def peers() -> list[Figure]:
+    """Its memory after some scrapes, as of healthd with its page, and what a scrape costs it."""
+    names = ("node_exporter", "prometheus-node-exporter")
+    program = os.environ.get("NODE_EXPORTER") or next(filter(None, map(shutil.which, names)), None)
+    if not program:
+        return [Figure("node_exporter: not measured, it is neither NODE_EXPORTER nor in the PATH", "", [])]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [program, f"--web.listen-address=127.0.0.1:{port}"]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        page = f"http://127.0.0.1:{port}/metrics"
+        _until_it_answers(process, page)
+        spent = []
+        for _ in range(SCRAPES):
+            before = cpu_ms(process.pid)
+            with urllib.request.urlopen(page, timeout=10) as answer:
+                answer.read()
+            spent.append(cpu_ms(process.pid) - before)
+        memory = pss(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    return [
+        Figure("node_exporter: memory, PSS", "MiB", [memory]),
+        Figure("  one scrape of its page: CPU", "ms", spent),
+    ]
+
+
+def _until_it_answers(process: subprocess.Popen[bytes], page: str) -> None:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            urllib.request.urlopen(page, timeout=10).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > end:
+                raise
+        time.sleep(0.1)

@@ -1,0 +1,129 @@
+"""What a running daemon costs: rounds, memory, whether it grows, and that nothing wakes it between two rounds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from counted import cpu_ms, daemon_pid, pss, scrape, time_slices, tree_pss
+from figure import Figure
+from healthd_daemon import Healthd
+from installed import installed
+from made_node import node
+
+ROUNDS = 20
+WARM_ROUND, LAST_ROUND = 300, 1300
+GROWTH_SAMPLES = 20
+PATIENCE_SECONDS = 120.0
+IDLE_SECONDS = 20.0
+QUIET_SECONDS = 0.5  # after a round: the errands that follow it are over
+
+
+def rounds() -> list[Figure]:
+    """CPU of rounds, one a second; the programs that exec checks start are not in it."""
+    with node() as (folder, config), Healthd("--interval", "1", "--root", str(folder), config=config) as daemon:
+        pids = [daemon_pid(daemon), daemon.worker()]
+        settle(daemon)
+        spent = []
+        for _ in range(ROUNDS):
+            before = [cpu_ms(pid) for pid in pids]
+            settle(daemon)
+            spent.append([cpu_ms(pid) - was for pid, was in zip(pids, before, strict=True)])
+        assert pids[1] == daemon.worker(), "the worker was replaced while it was measured"
+        status = daemon.status()
+        assert status["health"] == "healthy", status["conditions"]
+    return [
+        Figure("one round, daemon and worker: CPU", "ms", [sum(both) for both in spent], aim=20),
+        Figure("  of it the daemon", "ms", [ours for ours, _ in spent]),
+        Figure("  of it the worker", "ms", [theirs for _, theirs in spent]),
+    ]
+
+
+def memory() -> list[Figure]:
+    """Of the tree, after some rounds; and the same with the metrics page, after some scrapes. What one of them costs:
+    scrape.py."""
+    found = []
+    for listen in ("off", "127.0.0.1:0"):
+        with node() as (folder, config):
+            flags = ("--interval", "1", "--root", str(folder), "--listen", listen)
+            with installed(*flags, config=config) as daemon:
+                for _ in range(ROUNDS):
+                    settle(daemon)
+                    if listen != "off":
+                        scrape(daemon)
+                settle(daemon)
+                found.append(tree_pss(daemon))
+    return [
+        Figure("memory of the process tree, PSS", "MiB", [found[0]], aim=30),
+        Figure("memory with the metrics page, PSS", "MiB", [found[1]], aim=35),
+    ]
+
+
+def growth(last: int = LAST_ROUND) -> list[Figure]:
+    """Rounds, hardly a pause: by how much the processes grow after the first ones, when all is there that is kept."""
+    with node() as (folder, config), Healthd("--interval", "0.15", "--root", str(folder), config=config) as daemon:
+        pids = {"daemon": daemon_pid(daemon), "its worker": daemon.worker()}
+        samples: dict[str, list[tuple[int, float]]] = {name: [] for name in pids}
+        at = until_round(daemon, WARM_ROUND)
+        while True:
+            for name, pid in pids.items():
+                samples[name].append((at, pss(pid)))
+            if at >= last:
+                break
+            at = until_round(daemon, min(at + max((last - WARM_ROUND) // GROWTH_SAMPLES, 1), last))
+        assert pids["its worker"] == daemon.worker(), "the worker was replaced while it was measured"
+    figures = []
+    for name, of_one in samples.items():
+        (first, before), (at, after) = of_one[0], of_one[-1]
+        figures.append(Figure(f"rounds {first} to {at}: {name} grows by, PSS", "MiB", [after - before], aim=1))
+        figures.append(Figure("  slope of 1,000 rounds", "KiB", [slope(of_one) * 1000 * 1024]))
+    return figures
+
+
+def slope(points: Sequence[tuple[int, float]]) -> float:
+    """Of the line of least squares through them."""
+    x, y = (statistics.fmean(values) for values in zip(*points, strict=True))
+    across = sum((at - x) ** 2 for at, _ in points)
+    return sum((at - x) * (value - y) for at, value in points) / across if across else 0.0
+
+
+def until_round(daemon: Healthd, number: int) -> int:
+    """Which one it is then."""
+    while (now := int(daemon.status()["round"]["number"])) < number:
+        time.sleep(1)
+    return now
+
+
+def settle(daemon: Healthd) -> None:
+    """Wait until the next round and what follows it are over. The verdict file is new after each: nobody is woken."""
+    verdict = daemon.run_dir / "verdict"
+    last = verdict.stat().st_mtime_ns
+    end = time.monotonic() + PATIENCE_SECONDS
+    while verdict.stat().st_mtime_ns == last:
+        if time.monotonic() > end:
+            raise TimeoutError(f"no round within {PATIENCE_SECONDS:g} s")
+        time.sleep(0.01)
+    time.sleep(QUIET_SECONDS)
+
+
+def idle() -> list[Figure]:
+    """Between two rounds nothing may run, on this machine's own /dev/kmsg and udev, with the metrics page on."""
+    flags = ("--interval", "86400", "--kernel-log", "kmsg", "--listen", "127.0.0.1:0", "--node-name", "bench")
+    with Healthd(*flags) as daemon:
+        daemon.until(lambda status: status["health"] == "healthy", "all is well")
+        time.sleep(12)  # looks that events of the start asked for are over
+        pids = [daemon_pid(daemon), daemon.worker()]
+        for _ in range(5):  # until no kernel line came meanwhile: each is an event and wakes us
+            lines = daemon.status()["kernel_log"]["lines_total"]
+            time.sleep(1)
+            before = {pid: time_slices(pid) for pid in pids}
+            time.sleep(IDLE_SECONDS)
+            woken = [float(time_slices(pid) - before[pid]) for pid in pids]
+            if daemon.status()["kernel_log"]["lines_total"] == lines:
+                break
+    hourly = 3600 / IDLE_SECONDS
+    return [
+        Figure("wake-ups an hour between rounds, daemon", "", [woken[0] * hourly], aim=0),
+        Figure("  its worker", "", [woken[1] * hourly], aim=0),
+    ]

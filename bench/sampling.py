@@ -1,0 +1,216 @@
+"""What sampling a node's counters costs, and how right its rhythm is: `python bench/sampling.py` (PYTHONPATH=.).
+
+Cost: CPU time of this process for one sample of each source, on made trees (tmpfs, /dev/shm) and a stub of NVML that is
+compiled (tests/stub_nvml.c): what Python, ctypes and the kernel take, and neither a driver nor an adapter's firmware.
+On a machine that has InfiniBand ports theirs are read too. Rhythm: made rates whose truth is known
+(bench/failslow/counters.py), at several thresholds; then whole jobs, to the alarm. docs/fail-slow-counters.md
+has the tables. Seeds below 100 are those that thresholds were chosen on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests"), str(REPOSITORY / "bench")]
+
+import node_tree  # noqa: E402
+import stub_nvml  # noqa: E402
+from failslow.counters import MAKERS, bursts, noisy  # noqa: E402
+
+from healthd.failslow.model import Kind  # noqa: E402
+from healthd.host import Host  # noqa: E402
+from healthd.live import rhythm as rule  # noqa: E402
+from healthd.live.counters import GpuCounters, IbPorts  # noqa: E402
+from healthd.live.iterations import Iterations  # noqa: E402
+from healthd.live.job_here import Here, look  # noqa: E402
+from healthd.live.node import read  # noqa: E402
+from healthd.live.series import Series  # noqa: E402
+from healthd.nvidia.fake_nvml import open_fake  # noqa: E402
+
+SEED = 101
+NOISES = (0.05, 0.2, 0.4)
+THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
+RIGHT = 0.08  # a period is right that is no farther off
+PERCENT = 20.0  # [checks.failslow] counters_percent
+HALF = 300  # iterations
+STUB = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+from sampling import cost_of
+from healthd.host import Host
+from healthd.live.counters import GpuCounters
+source = GpuCounters(Host("/nonexistent"), ("nvlink", "pcie", "power"))
+source.open()
+print(json.dumps([len(source.read()["nvlink"]), cost_of(source.read)]))
+"""
+
+
+def cost_of(what: Callable[[], object], times: int = 300) -> float:
+    """CPU seconds of one call: the least of five means."""
+    means = []
+    for _ in range(5):
+        before = time.process_time()
+        for _ in range(times // 5):
+            what()
+        means.append((time.process_time() - before) / (times // 5))
+    return min(means)
+
+
+def costs(folder: Path) -> list[tuple[str, float]]:
+    rows = []
+    for ports in (1, 8):
+        root = folder / f"ports{ports}"
+        for port in range(ports):
+            counters = root / f"sys/class/infiniband/mlx5_{port}/ports/1/counters"
+            counters.mkdir(parents=True)
+            for name in ("port_rcv_data", "port_xmit_data"):
+                (counters / name).write_text("123456789012345\n")
+        source = IbPorts(Host(str(root)))
+        source.open()
+        rows.append((f"ib: {ports} made ports", cost_of(source.read)))
+        source.close()
+    if os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband"):
+        source = IbPorts(Host())
+        source.open()
+        rows.append((f"ib: {len(source.read()['ib'])} ports of this machine", cost_of(source.read)))
+    scenario = folder / "gpus.toml"
+    scenario.write_text('profile = "dgx-h100"\n' + "".join(f"gpu.{n}.iteration_seconds = 2.0\n" for n in range(8)))
+    gpus = GpuCounters(Host(str(folder), lambda: open_fake(str(scenario))), ("nvlink", "pcie", "power"))
+    gpus.open()
+    rows.append(("nvlink, pcie and power: 8 fake GPUs", cost_of(gpus.read)))
+    for count in (1, 8):
+        environment = stub_nvml.environment(folder, STUB_GPUS=str(count))
+        done = subprocess.run(
+            [sys.executable, "-c", STUB, str(REPOSITORY / "bench")], env=environment, stdout=subprocess.PIPE, check=True
+        )
+        found, seconds = json.loads(done.stdout)
+        rows.append((f"nvlink, pcie and power: {found} GPUs, through pynvml and a stub", seconds))
+    iterations, rates = (
+        Iterations(0.1),
+        iter(noisy(random.Random(1), bursts(random.Random(1), 6001, 25, 0.3, 0.02), 0.1)),
+    )
+    state = [0.0, 0.0]
+
+    def add() -> None:
+        state[0], state[1] = state[0] + 0.1, state[1] + next(rates)
+        list(iterations.add(*state))
+
+    rows.append(("looking for the rhythm of one source", cost_of(add, 6000)))
+    tree = folder / "node"
+    node_tree.build(tree)
+    job = tree / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0"
+    job.mkdir(parents=True)
+    (job / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in range(2000, 2200)))
+    host = Host(str(tree))
+    here = look(str(tree), False, Here(frozenset()))
+    rows.append(("a look at the job (each 10 s)", cost_of(lambda: look(str(tree), False, here))))
+    rows.append(("a reading of the node's evidence (each 60 s)", cost_of(lambda: read(host, {}), 25)))
+    return rows
+
+
+def windows(seed: int, each: int) -> None:
+    print(f"{'threshold':>10} {'noise':>6} {'no training, told':>18} {'training, found':>16} {'wrong period':>13}")
+    kept = rule.THRESHOLD
+    kinds: dict[str, Counter[str]] = {}
+    for threshold in THRESHOLDS:
+        rule.THRESHOLD = threshold
+        for noise in NOISES:
+            rng, told = random.Random(seed), Counter[str]()
+            for _ in range(each):
+                for maker, make in MAKERS.items():
+                    for signal in make(rng, rule.WINDOW, noise):
+                        found = rule.rhythm(signal.rate)
+                        right = found is not None and signal.period and abs(found.period / signal.period - 1) < RIGHT
+                        word = "none" if found is None else "right" if right else "wrong"
+                        told[maker] += 1
+                        told[f"{maker} {word}"] += 1
+                        if threshold == kept:
+                            kinds.setdefault(signal.kind, Counter())[f"{noise} {word}"] += 1
+            print(
+                f"{threshold:10} {noise:6} {told['no training wrong']:9} of {told['no training']:5}"
+                f" {told['training right'] / told['training']:15.1%} {told['training wrong']:6} of {told['training']:5}"
+            )
+    rule.THRESHOLD = kept
+    print(f"\nby kind, at {kept}: found at noise {', '.join(map(str, NOISES))}; wrong or told without reason")
+    for kind, told in kinds.items():
+        shares = [told[f"{noise} right"] / each for noise in NOISES]
+        wrong = sum(told[f"{noise} wrong"] for noise in NOISES)
+        print(f"  {kind:34} {'  '.join(f'{share:6.1%}' for share in shares)}   {wrong:4} of {each * len(NOISES)}")
+
+
+def job(rng: random.Random, period: float, slower: float, noise: float) -> list[float]:
+    """The rate at each sample: 600 iterations, slower from the middle on; evaluations, checkpoints."""
+    rates: list[float] = []
+    duty = rng.uniform(0.1, 0.6)
+    half = HALF * period
+    while len(rates) < 2 * half:
+        now = slower if len(rates) >= half else 1.0
+        rates += bursts(rng, int(rng.uniform(20, 80) * period), period * now, duty / now, 0.02, rng.choice((1, 1, 4)))
+        rates += rng.choice(([], [0.0] * 60, [0.0] * 30 + [4.0] * 20, bursts(rng, 120, period / 3.3, 0.4, 0.05)))
+    return noisy(rng, rates[: int(2 * half)], noise)
+
+
+def jobs(seed: int, each: int, noise: float, seconds: float = 0.5) -> None:
+    """Whole jobs, from readings to the alarm."""
+    rng = random.Random(seed)
+    print(f"\n{2 * each} jobs of {2 * HALF} iterations, 1 % of the readings are missed, noise {noise}")
+    told, delays, unheard = 0, list[float](), 0
+    for number in range(2 * each):
+        slower = 1.0 if number < each else rng.uniform(1.3, 2.2)
+        iterations, series, count = Iterations(seconds), Series(Kind.ITERATION, PERCENT), 0.0
+        alarm: float | None = None
+        heard = 0
+        period = rng.uniform(25, 200)  # samples
+        onset = HALF * period * seconds
+        for at, rate in enumerate(job(rng, period, slower, noise)):
+            count += rate
+            if rng.random() < 0.01:
+                continue
+            for one in iterations.add((at + rng.uniform(0, 0.2)) * seconds, count):
+                heard += 1
+                if series.add(one.seconds, one.time) and series.slow is not None and alarm is None:
+                    alarm = one.time
+        unheard += heard < 30
+        if slower == 1.0:
+            told += alarm is not None
+        elif alarm is not None and alarm >= onset:
+            delays.append((alarm - onset) / (period * seconds * slower))
+    print(f"  told without reason: {told} of {each}; slow ones (30 to 120 %) found: {len(delays)} of {each}")
+    if delays:
+        delays.sort()
+        middle, late = delays[len(delays) // 2], delays[len(delays) * 9 // 10]
+        print(f"  alarm after {middle:.0f} slow iterations (median), {late:.0f} (90th percentile)")
+    print(f"  of {unheard} jobs fewer than 30 times of iterations were heard")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What sampling costs, and how right its rhythm is.")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--each", type=int, default=200, help="windows of each kind, noise and threshold")
+    parser.add_argument("--jobs", type=int, default=30, help="whole jobs of each sort")
+    asked = parser.parse_args(arguments)
+    print(f"load average {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}\n")
+    shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shm) as folder:
+        for what, seconds in costs(Path(folder)):
+            print(f"{what:66} {seconds * 1e6:9.1f} us of CPU")
+    print()
+    windows(asked.seed, asked.each)
+    for noise in (0.1, 0.3):
+        jobs(asked.seed, asked.jobs, noise)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Whether a round's cost is linear in what a node has: CPU of daemon and worker by GPUs, disks, processes."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+
+from counted import cpu_ms, daemon_pid
+from figure import Figure
+from healthd_daemon import Healthd
+from made_node import PROCESSES, node
+from rounds import slope
+
+WINDOWS, WINDOW_ROUNDS = 6, 5
+WARM_SECONDS = 10.0
+OF_GPUS, OF_DISKS, OF_PROCESSES = (1, 4, 8, 16), (4, 16, 64), (0, 200, PROCESSES, 20_000)
+PROCESSES_AIM = 10.0
+
+
+def sizes() -> list[Figure]:
+    """The check "processes" looks in all of these; `rounds` has none, since it is off where tests start a daemon."""
+    gpus = measured({number: {"gpus": number} for number in OF_GPUS})
+    disks = measured({number: {"disks": number} for number in OF_DISKS})
+    processes = measured({number: {"processes": number} for number in OF_PROCESSES})
+    none, many = (statistics.median(processes[number]) for number in (0, PROCESSES))
+    return [
+        *(Figure(f"one round, {number} GPU{'s' * (number > 1)}: CPU", "ms", gpus[number]) for number in OF_GPUS),
+        *fit("GPU", gpus),
+        *(Figure(f"one round, {number} disks: CPU", "ms", disks[number]) for number in OF_DISKS),
+        *fit("disk", disks),
+        *(Figure(f"one round, {number} processes: CPU", "ms", processes[number]) for number in OF_PROCESSES),
+        Figure(f"  {PROCESSES} processes add to none", "%", [(many / none - 1) * 100], aim=PROCESSES_AIM),
+    ]
+
+
+def fit(what: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
+    """The line of least squares through the medians, and how far the farthest of them lies from it."""
+    points = [(number, statistics.median(values)) for number, values in rounds.items()]
+    each = slope(points)
+    middle, level = (statistics.fmean(values) for values in zip(*points, strict=True))
+    off = max(abs(ms / (level + each * (number - middle)) - 1) for number, ms in points)
+    return [Figure(f"  each {what}", "ms", [each]), Figure("  the farthest from that line", "%", [off * 100])]
+
+
+def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
+    """CPU of each round (ms), of nodes that run at the same time: a busy machine makes all of them slower."""
+    with contextlib.ExitStack() as stack:
+        daemons = {}
+        for number, parts in nodes.items():
+            folder, config = stack.enter_context(node(**parts))
+            daemons[number] = stack.enter_context(
+                Healthd(
+                    *("--interval", "1", "--root", str(folder), "--node-name", f"n{number}"),
+                    config=f"{config}\n[checks.processes]\n",
+                    fake_nvml=str(folder / "gpus.toml"),
+                )
+            )
+        time.sleep(WARM_SECONDS)
+        pids = {number: (daemon_pid(daemon), daemon.worker()) for number, daemon in daemons.items()}
+        spent: dict[int, list[float]] = {number: [] for number in nodes}
+        for _ in range(WINDOWS):
+            before = {number: sum(map(cpu_ms, both)) for number, both in pids.items()}
+            time.sleep(WINDOW_ROUNDS)  # one a second, each node's at its own phase of it
+            for number, both in pids.items():
+                spent[number].append((sum(map(cpu_ms, both)) - before[number]) / WINDOW_ROUNDS)
+        for number, daemon in daemons.items():
+            assert daemon.worker() == pids[number][1], "the worker was replaced while it was measured"
+            status = daemon.status()
+            assert status["health"] == "healthy", status["conditions"]
+    return spent

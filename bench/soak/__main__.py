@@ -1,0 +1,40 @@
+"""`make soak`: SECONDS=3600 is how long, SEED=N what happens. Exit status 1: something did not hold."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import traceback
+
+from soak.run import SoakError, soaking
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="All that happens to a node, at random, for an hour.")
+    parser.add_argument("--seconds", type=float, default=3600.0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="0: another one each time")
+    parser.add_argument("--verbose", action="store_true", help="name each step")
+    args = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # nothing that was started stays behind, also of a job in background
+        signal.signal(number, signal.default_int_handler)
+    seed = args.seed or random.SystemRandom().randrange(1, 10**6)
+    print(f"soak: seed {seed}, {args.seconds:.0f} s", file=sys.stderr, flush=True)
+    with soaking(seed) as soak:
+        try:
+            soak.live(args.seconds, say=2 if args.verbose else 1)
+        except SoakError as error:
+            if error.__cause__ is not None:
+                traceback.print_exception(error.__cause__)
+            print(f"soak: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print(f"soak: ended at step {soak.steps} ({soak.happening})\n{soak.report()}", file=sys.stderr)
+            return 130
+        print(soak.report())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""What happens to a node, one function each. Each waits for what must come of it, and never for how soon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from random import Random
+
+from healthd_daemon import condition
+from machine import GPUS
+
+from soak import growth
+from soak.node import CONFIG, Node
+
+HOSTILE = (
+    b"{}",
+    b"null",
+    b"[" * 60_000,
+    b"\xff\xfe\x00",
+    b'{"command":["status"]}',
+    b'{"command":%s}' % (b"9" * 400),
+    b'{"command":"looks-left","asked":1e999}',
+    b'{"command":"pause","seconds":NaN,"why":"x"}',
+    b'{"command":"ack","code":%s,"seconds":1,"why":"x"}' % (b"9" * 400),
+    b'{"command":"repaired","code":{"a":[]},"part":{}}',
+)
+NO_REQUEST = (b"", b"\n", b"GET", b"GET /metrics", b"\x16\x03\x01\x02\x00", b"POST / HTTP/1.1\r\n\r\n", b"A" * 100_000)
+# A rank of a job: steps as often as it is told, of so many seconds by its own clock.
+RANK = """
+import os, sys
+from healthd import client
+client.TELL_SECONDS = 0.0
+os.environ["RANK"] = sys.argv[1]
+print(os.getpid(), flush=True)
+seconds = 0.0
+def clock():
+    return seconds
+client.time.perf_counter = clock
+for line in sys.stdin:
+    seconds += float(line)
+    client.step(busy=0.8 * float(line))
+    print(flush=True)
+"""
+
+
+def a_fault_that_drains(node: Node, random: Random) -> None:
+    """A job runs, the kernel says Xid 79: drained, the job requeued once; repaired by a command, and resumed."""
+    jobs = [node.cluster.sbatch("sleep 600", "-w", node.name) for _ in range(random.randrange(1, 3))]
+    for job in jobs:
+        node.cluster.wait_job(job, "RUNNING")
+    time.sleep(1.1)  # Slurm's times have whole seconds: the jobs surely started before the fault
+    warnings = [node.xid(31) for _ in range(random.randrange(3))]
+    part = node.xid(79)
+    meanwhile(node, random)
+    node.until_open("gpu_xid/79", part)
+    node.until_drained()
+    for job in jobs:
+        node.cluster.wait_job(job, "PENDING", timeout=600)
+        node.wanted.requeued.add(job)
+        node.until(lambda s: s["slurm"]["trouble"] == "", "Slurm does as it is told")
+    meanwhile(node, random)
+    node.cluster.run("scancel", *jobs, check=False)
+    for code, parts in (("gpu_xid/31", warnings), ("gpu_xid/79", [part])):
+        for one in parts:
+            node.until_open(code, one)
+            node.command("repaired", command="repaired", code=code, part=one)
+    meanwhile(node, random)
+    node.until_resumed()
+
+
+def warnings(node: Node, random: Random) -> None:
+    """Lines of the kernel that only warn, each of another part; some are repaired at once, the others at the rest."""
+    parts = [node.xid(31) for _ in range(random.randrange(1, 5))]
+    meanwhile(node, random)
+    for part in parts:
+        node.until_open("gpu_xid/31", part)
+        if random.random() < 0.5:
+            node.command("repaired", command="repaired", code="gpu_xid/31", part=part)
+
+
+def a_storm(node: Node, random: Random) -> None:
+    """Thousands of lines of one fault, at once, and another fault behind them."""
+    part = node.xid(31)
+    for _ in range(random.randrange(1, 4)):
+        node.again(31, part, random.randrange(1000, 5000))
+        last = node.xid(31)
+        meanwhile(node, random)
+    node.until_open("gpu_xid/31", part)
+    node.until_open("gpu_xid/31", last)
+
+
+def the_kernel_log_is_rotated(node: Node, random: Random) -> None:
+    """As logrotate does: what was in the old file is read to its end, then the new one."""
+    before = node.xid(31)
+    time.sleep(random.uniform(0, 0.1))
+    node.daemon.kernel_log.rename(node.daemon.kernel_log.with_suffix(".old"))
+    node.daemon.kernel_log.touch()
+    after = node.xid(31)
+    node.until_open("gpu_xid/31", before)
+    meanwhile(node, random)
+    node.until_open("gpu_xid/31", after)
+
+
+def slurm_hangs(node: Node, random: Random) -> None:
+    """slurmctld does not answer when the node is to be drained; it does afterwards."""
+    node.cluster.signal_slurmctld(signal.SIGSTOP)
+    try:
+        part = node.xid(79)
+        node.until_open("gpu_xid/79", part)
+        time.sleep(random.uniform(0, 8))  # its commands give up after MessageTimeout, which is 5 s
+        meanwhile(node, random)
+    finally:
+        node.cluster.signal_slurmctld(signal.SIGCONT)
+    node.until_drained()
+    node.command("repaired", command="repaired", code="gpu_xid/79", part=part)
+    node.until_resumed()
+
+
+def a_gpu_is_lost(node: Node, random: Random) -> None:
+    """NVML says so; drained. It comes back, which is not believed before somebody says that it was repaired."""
+    number = random.randrange(len(GPUS))
+    node.machine.gpus(f"[gpu.{number}]\nlost = true")
+    node.wanted.opened["gpu_access/lost", GPUS[number]] += 1
+    node.until_open("gpu_access/lost", GPUS[number])
+    meanwhile(node, random)
+    node.until_drained()
+    node.machine.gpus()
+    meanwhile(node, random)
+    node.until_gone("gpu_count/fewer_than_expected", "")
+    node.command("repaired", command="repaired", code="gpu_access/lost", part=GPUS[number])
+    node.until_resumed()
+
+
+def persistence_goes(node: Node, random: Random) -> None:
+    number = random.randrange(len(GPUS))
+    node.machine.gpus(f"[gpu.{number}]\npersistence = false")
+    node.wanted.opened["gpu_persistence/off", GPUS[number]] += 1
+    node.until_open("gpu_persistence/off", GPUS[number])
+    meanwhile(node, random)
+    node.machine.gpus()
+    node.until_gone("gpu_persistence/off", GPUS[number])
+
+
+def the_driver_hangs(node: Node, random: Random) -> None:
+    """A worker is left behind in NVML, a second for each GPU; another one goes on; the driver comes back."""
+    node.machine.gpus('hang = "nvmlDeviceGetPersistenceMode"\nhang_seconds = 1')
+    node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker hangs in NVML")
+    meanwhile(node, random)
+    node.machine.gpus()
+    node.until(lambda s: _outcome(s, "gpu_persistence") == "completed", "NVML answers again")
+
+
+def the_driver_crashes(node: Node, random: Random) -> None:
+    """Each worker that calls it dies of it."""
+    node.machine.gpus('crash = "nvmlDeviceGetPersistenceMode"')
+    node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker died in NVML")
+    meanwhile(node, random)
+    node.machine.gpus()
+    node.until(lambda s: _outcome(s, "gpu_persistence") == "completed", "NVML answers again")
+
+
+def _outcome(status: dict, check: str) -> str | None:
+    return next((result["outcome"] for result in status["results"] if result["check"] == check), None)
+
+
+def the_worker_is_killed(node: Node, random: Random) -> None:
+    for _ in range(random.randrange(1, 4)):
+        with contextlib.suppress(ProcessLookupError):
+            node.kill_worker()
+        time.sleep(random.uniform(0, 0.5))
+    node.rounds(1)
+
+
+def the_daemon_is_killed(node: Node, random: Random) -> None:
+    """Where it may be; else its worker."""
+    if not node.is_killed:
+        return the_worker_is_killed(node, random)
+    for _ in range(random.randrange(1, 4)):
+        node.kill()
+        time.sleep(random.uniform(0, 0.8))
+
+
+def the_daemon_is_stopped(node: Node, random: Random) -> None:
+    """As an upgrade does."""
+    if not node.is_killed:
+        return the_worker_is_killed(node, random)
+    assert node.daemon.stop() == 0
+    node.wanted.tell("stopped")
+    node.daemon.start()
+
+
+def it_is_killed_at_a_command(node: Node, random: Random) -> None:
+    """A pause that may have been carried out, but nobody was told: it begins once or not at all, and so it ends."""
+    if not node.is_killed:
+        return a_pause(node, random)
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(str(node.daemon.run_dir / "healthd.sock"))
+        stream.sendall(json.dumps({"command": "pause", "seconds": 1, "why": "of the soak"}).encode() + b"\n")
+        time.sleep(random.uniform(0, 0.02))
+        node.kill()
+    node.wanted.tell("pause begun", 0, 1)
+    node.wanted.tell("pause ended", 0, 1)
+    node.until(lambda s: s["pause"] is None, "the pause is over")
+
+
+def the_settings_change(node: Node, random: Random) -> None:
+    node.configure(not node.has_site)
+    meanwhile(node, random)
+    for _ in range(random.randrange(5)):
+        os.kill(node.daemon.process.pid, signal.SIGHUP)
+    node.rounds(1)
+
+
+def the_settings_are_wrong(node: Node, random: Random) -> None:
+    node.write_config(CONFIG + random.choice(("interval_seconds = never", "[checks.gpu_xid]\nno_such = 1", "[")))
+    assert "error" in node.daemon.ask(command="reload")
+    node.rounds(1)
+    node.configure(node.has_site)
+
+
+def scrapes(node: Node, random: Random) -> None:
+    for number in range(random.randrange(1, 30)):
+        headers = {} if number % 2 else {"Accept": "application/openmetrics-text", "Accept-Encoding": "gzip"}
+        request = urllib.request.Request(growth.address(node.daemon), headers=headers)
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            assert answer.status == 200
+            assert answer.read()
+
+
+def nonsense_at_the_page(node: Node, random: Random) -> None:
+    """Clients that say nonsense or nothing, and stay; then one that asks."""
+    host, _, port = growth.address(node.daemon).removeprefix("http://").partition("/")[0].partition(":")
+    with contextlib.ExitStack() as held:
+        for _ in range(random.randrange(1, 30)):
+            with contextlib.suppress(OSError):
+                client = held.enter_context(socket.create_connection((host, int(port)), timeout=60))
+                client.sendall(random.choice(NO_REQUEST))
+    for path in ("nothing", "-/healthy"):
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=600).close()
+    scrapes(node, random)
+
+
+def nonsense_at_the_socket(node: Node, random: Random) -> None:
+    """Clients that ask what cannot be, go before the answer, or stay and say nothing; then one that asks."""
+    path = str(node.daemon.run_dir / "healthd.sock")
+    with contextlib.ExitStack() as held:
+        for _ in range(random.randrange(1, 60)):
+            with contextlib.suppress(OSError):
+                client = held.enter_context(socket.socket(socket.AF_UNIX))
+                client.settimeout(60)
+                client.connect(path)
+                line, kind = random.choice(HOSTILE), random.random()
+                client.sendall(line[: len(line) // 2] if kind < 0.5 else line + b"\n")
+                if kind > 0.8:
+                    assert b"error" in client.recv(1 << 16)
+    node.daemon.status()
+
+
+def commands_at_the_prompt(node: Node, random: Random) -> None:
+    """`healthd status` and others, as people type them."""
+    state = ["--state-dir", str(node.folder / "state")]
+    run_dir = ["--runtime-dir", str(node.daemon.run_dir)]
+    for words in random.sample((["status", *run_dir], ["hook", "epilog", *run_dir], ["explain", "gpu_xid/79"]), 2):
+        argv = [sys.executable, "-m", "healthd", *words]
+        done = subprocess.run(argv, env=node.daemon.env, capture_output=True, text=True, timeout=600)
+        # 3: unknown, as a check could not look for the moment; or busy, and no answer within the command's patience
+        assert done.returncode in (0, 1, 2, 3), (argv, state, done.stderr)
+        assert "Traceback" not in done.stderr, done.stderr
+
+
+def an_ack(node: Node, random: Random) -> None:
+    """Of a fault that only warns: for long, until it is repaired; or for a moment, and it counts again."""
+    part, is_brief = node.xid(31), random.random() < 0.5
+    node.until_open("gpu_xid/31", part)
+    request = {"command": "ack", "code": "gpu_xid/31", "part": part, "why": "of the soak"}
+    node.command("acknowledged", **request, seconds=1 if is_brief else 3600)
+    meanwhile(node, random)
+    if is_brief:
+        node.until_open("gpu_xid/31", part)
+    node.command("repaired", command="repaired", code="gpu_xid/31", part=part)
+
+
+def a_pause(node: Node, random: Random) -> None:
+    is_brief = random.random() < 0.5
+    node.command("pause begun", command="pause", seconds=1 if is_brief else 3600, why="of the soak")
+    meanwhile(node, random)
+    if is_brief:
+        node.wanted.tell("pause ended")
+    else:
+        node.command("pause ended", command="resume-checks")
+    node.until(lambda s: s["pause"] is None, "the pause is over")
+
+
+def a_job_steps(node: Node, random: Random) -> None:
+    """Ranks tell their steps through healthd.client; some go without a word."""
+    environment = {**node.daemon.env, "HEALTHD_SOCKET": str(node.daemon.run_dir / "failslow.sock")}
+    with contextlib.ExitStack() as held:
+        ranks = [held.enter_context(_rank(node, number, environment)) for number in range(random.randrange(1, 5))]
+        for _ in range(random.randrange(10, 40)):
+            for rank in ranks:
+                rank.stdin.write("0.5\n")
+                rank.stdin.flush()
+            for rank in ranks:
+                rank.stdout.readline()
+
+
+@contextlib.contextmanager
+def _rank(node: Node, number: int, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
+    argv = [sys.executable, "-c", RANK, str(number)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as rank:
+        try:
+            place = node.machine.root / f"proc/{int(rank.stdout.readline())}"
+            (place / "fd").mkdir(parents=True)
+            (place / "fd/7").symlink_to(f"/dev/nvidia{number}")
+            (place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+            yield rank
+        finally:
+            rank.kill()
+
+
+# Beside another happening, at a moment that chance says.
+def meanwhile(node: Node, random: Random) -> None:
+    what = random.choice((None, None, "kill", "kill", "worker", "hup", "status", "warning"))
+    time.sleep(random.uniform(0, random.choice((0.01, 0.1, 0.6))))
+    if what == "kill" and node.is_killed:
+        node.kill()
+    elif what in ("kill", "worker"):
+        with contextlib.suppress(ProcessLookupError):
+            node.kill_worker()
+    elif what == "hup":
+        os.kill(node.daemon.process.pid, signal.SIGHUP)
+    elif what == "status":
+        assert condition(node.daemon.status(), "no/such") is None
+    elif what == "warning":
+        node.xid(31)
+
+
+Happening = Callable[[Node, Random], None]
+DECK: tuple[Happening, ...] = (
+    a_fault_that_drains,
+    warnings,
+    a_storm,
+    the_kernel_log_is_rotated,
+    slurm_hangs,
+    a_gpu_is_lost,
+    persistence_goes,
+    the_driver_hangs,
+    the_driver_crashes,
+    the_worker_is_killed,
+    the_daemon_is_killed,
+    the_daemon_is_stopped,
+    it_is_killed_at_a_command,
+    the_settings_change,
+    the_settings_are_wrong,
+    scrapes,
+    nonsense_at_the_page,
+    nonsense_at_the_socket,
+    commands_at_the_prompt,
+    an_ack,
+    a_pause,
+    a_job_steps,
+)

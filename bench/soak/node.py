@@ -1,0 +1,227 @@
+"""A node of the soak: its daemon, what it is made of, its jobs, and what it was made to tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from healthd_daemon import Healthd, condition, rounds, xid
+from machine import GPUS, Machine
+from slurm_cluster import SlurmCluster
+from waiting import until
+
+from healthd.judge.bounds import MOST_OF_A_CODE
+from healthd.judge.ledger import KEEP_EVENTS
+from healthd.stream.reader import Cursor, Tally, find, read
+from soak import growth
+from soak.model import Command, Wanted, what_is_wrong
+
+PATIENCE_SECONDS = 240.0  # for what comes within seconds on an idle machine
+KEPT = KEEP_EVENTS + 100
+FAULTS_AT_ONCE = MOST_OF_A_CODE - 4
+CONFIG = """\
+interval_seconds = 1.0
+profile = "none"
+baseline_file = ""
+[slurm]
+requeue = "node"
+own_faults_an_hour = 0  # each node breaks again and again, and nobody shall have to resume it
+[fleet]
+limit_percent = 100
+own_hardware_limit_percent = 100
+jitter_seconds = 0
+[checks.gpu_access]
+confirm_seconds = 1.0
+[checks.gpu_count]
+expected = 8
+confirm_seconds = 1.0
+[checks.disk_space]  # of the machine that runs the soak
+enabled = false
+[checks.gpu_persistence]
+timeout_seconds = 3.0
+[checks.failslow]
+client = true
+"""
+SITE = '[checks.exec.site]\ncommand = ["/bin/true"]\n'
+# Notes what is changed in Slurm: a line of JSON a command, and the command as it is.
+SCONTROL = """\
+#!{python}
+import json, os, sys
+if sys.argv[1] in ("update", "requeue"):
+    with open({log!r}, "a") as log:
+        log.write(json.dumps(sys.argv[1:]) + "\\n")
+os.execv({scontrol!r}, ["scontrol", *sys.argv[1:]])
+"""
+
+
+class Node:
+    """`is_killed`: its daemon may be. `wanted` is what it must have told when it is at rest."""
+
+    def __init__(self, cluster: SlurmCluster, name: str, folder: Path, is_killed: bool) -> None:
+        self.cluster, self.name, self.folder, self.is_killed = cluster, name, folder, is_killed
+        self.wanted = Wanted()
+        self.parts = self.reloads = 0
+        self.has_site = False
+        self.machine = Machine(folder)
+        self.machine.now()
+        run_dir = self.machine.root / str(folder / "run").lstrip("/")  # a check reads all below the tree
+        run_dir.parent.mkdir(parents=True)
+        run_dir.symlink_to(folder / "run")
+        for number, pci in enumerate(GPUS):
+            about = f"Model: \t\t NVIDIA H100\nDevice Minor: \t {number}\n"
+            self.machine.write({f"/proc/driver/nvidia/gpus/{pci}/information": about})
+        self.daemon = Healthd(
+            *("--mode", "act", "--node-name", name, "--root", str(self.machine.root), "--listen", "127.0.0.1:0"),
+            config=CONFIG,
+            env={**cluster.env, "PATH": f"{self._noting_scontrol()}:{cluster.env['PATH']}"},
+            directory=folder,
+            fake_nvml=str(self.machine.scenario),
+        )
+        self.cursor, self.tally = Cursor(), Tally()
+        self.events: list[dict[str, Any]] = []
+
+    def _noting_scontrol(self) -> Path:
+        programs = self.folder / "bin"
+        programs.mkdir()
+        found = shutil.which("scontrol", path=self.cluster.env["PATH"])
+        text = SCONTROL.format(python=shutil.which("python3"), log=str(self.folder / "commands"), scontrol=found)
+        (programs / "scontrol").write_text(text)
+        (programs / "scontrol").chmod(0o755)
+        return programs
+
+    # what is done to it
+
+    def xid(self, code: int) -> str:
+        """A kernel line of a part that no other line names; the part. It opens its condition once."""
+        self.parts += 1
+        pci = f"{self.parts >> 8:04x}:{self.parts & 255:02x}:00"
+        self.daemon.kernel_line(xid(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
+        self.wanted.opened[f"gpu_xid/{code}", f"{pci}.0"] += 1
+        return f"{pci}.0"
+
+    def again(self, code: int, part: str, times: int) -> None:
+        """The same fault, so many times at once: no condition more."""
+        line = xid(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
+        self.daemon.kernel_line(*[line] * times)
+
+    def command(self, tells: str, **request: Any) -> None:
+        """On the control socket; it is carried out, and the stream has one event of it."""
+        answer = self.daemon.ask(**request)
+        assert "done" in answer, f"{request}: {answer}"
+        self.wanted.tell(tells)
+
+    def configure(self, has_site: bool) -> None:
+        """Another healthd.toml, and a reload that is answered."""
+        before, self.has_site = self.has_site, has_site
+        self.write_config(CONFIG + (SITE if has_site else ""))
+        assert "done" in self.daemon.ask(command="reload")
+        if has_site is not before:
+            self.wanted.tell("check_enabled site" if has_site else "check_disabled site")
+
+    def write_config(self, text: str) -> None:
+        new = self.daemon.config.with_suffix(".new")
+        new.write_text(f"{text}\n[checks.processes]\nenabled = false\n")
+        new.replace(self.daemon.config)
+
+    def kill(self) -> None:
+        """The daemon, in the midst of whatever it does, and start it again."""
+        self.daemon.kill()
+        self.wanted.kills += 1
+        self.daemon.start()
+
+    def kill_worker(self) -> None:
+        os.kill(self.daemon.worker(), signal.SIGKILL)
+
+    def fill(self) -> None:
+        """So many faults that all is full that is kept of them: from then on memory has no reason to grow."""
+        for _ in range(-(-KEPT // FAULTS_AT_ONCE)):
+            parts = [self.xid(31) for _ in range(FAULTS_AT_ONCE)]
+            self.until(lambda s, parts=parts: all(condition(s, "gpu_xid/31", part) for part in parts), "all are open")
+            self.command("repaired", command="repaired", code="gpu_xid/31")
+            self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
+
+    # what is waited for
+
+    def until(self, reached: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
+        return self.daemon.until(lambda status: bool(reached(status)), f"{self.name}: {what}", PATIENCE_SECONDS)
+
+    def until_open(self, code: str, part: str) -> None:
+        self.until(lambda s: (condition(s, code, part) or {}).get("state") == "open", f"{code} {part} is open")
+
+    def until_gone(self, code: str, part: str) -> None:
+        self.until(lambda s: condition(s, code, part) is None, f"{code} {part} is gone")
+
+    def until_drained(self) -> None:
+        self.cluster.wait_state(self.name, "DRAIN", reason="healthd: ", timeout=PATIENCE_SECONDS)
+
+    def until_resumed(self) -> None:
+        self.cluster.wait_state(self.name, "IDLE", without=("DRAIN", "COMPLETING"), timeout=PATIENCE_SECONDS)
+
+    def rounds(self, count: int) -> None:
+        last = self.daemon.status()["round"]["number"] + count
+        self.until(lambda s: s["round"]["number"] > last, f"round {last} is over")
+
+    # at rest
+
+    def rest(self) -> None:
+        """All is repaired and over: nothing stands, nothing waits, Slurm has its node."""
+        self.machine.gpus()
+        self.configure(has_site=False)
+        for path in self.machine.root.glob("proc/[0-9]*/cgroup"):
+            shutil.rmtree(path.parent)
+        if self.daemon.status()["pause"] is not None:
+            self.command("pause ended", command="resume-checks")
+        self.rounds(3)  # what ends by itself has ended
+        for found in self.daemon.status()["conditions"]:
+            self.command("repaired", command="repaired", code=found["code"], part=found["subject"])
+        self.until(lambda s: not s["conditions"], "nothing stands")
+        self.until_resumed()
+        self.until(lambda s: not s["slurm"]["trouble"] and s["decision"]["action"] == "leave", "Slurm is left alone")
+        rounds(self.daemon, 2)
+        self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
+
+    def what_is_wrong(self) -> list[str]:
+        """Of a node at rest."""
+        self.events += [
+            told.fields
+            for s in find([str(self.folder / "state")], self.tally)
+            for told in read(s, self.cursor, self.tally)
+        ]
+        self.daemon.until(lambda s: not s["troubles"], "no trouble is left", PATIENCE_SECONDS)
+        status = self.daemon.status()
+        wrong = what_is_wrong(self.events, self.commands(), self.wanted)
+        wrong += [f"a hole in the stream: {hole}" for hole in self.cursor.seen.holes()]
+        wrong += [f"dropped: {status['dropped']}"] if status["dropped"] else []
+        wrong += [f"trouble: {status['troubles']}"] if status["troubles"] else []
+        log = self.daemon.log.read_text(errors="replace")
+        wrong += [log[log.index("Traceback") - 200 :][:3000]] if "Traceback" in log else []
+        return wrong
+
+    def commands(self) -> list[Command]:
+        path = self.folder / "commands"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [command for line in lines if (command := _command(json.loads(line)))]
+
+    def measure(self) -> dict[str, float]:
+        return growth.measure(self.daemon)
+
+
+def _command(argv: list[str]) -> Command | None:
+    if argv[0] == "requeue":
+        return Command("requeue", argv[-1])
+    said = " ".join(argv)
+    if "State=UNDRAIN" in said or "State=RESUME" in said:
+        return Command("resume", "")
+    if found := re.search(r"State=DRAIN(?:.*) Reason=(.*)", said) or re.search(r"\bReason=(.*)", said):
+        return Command("drain", found[1])
+    return None
+
+
+__all__ = ["Node", "until"]

@@ -1,0 +1,149 @@
+"""The soak from its first step to its report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from slurm_cluster import SlurmCluster
+
+from soak.growth import Sample, table, what_grew
+from soak.happens import DECK, Happening
+from soak.node import Node
+
+MOST_KIB = 1024.0  # of own memory, in an hour, once it is warm
+MOST_SERIES = 0.0
+FEW = 8
+NO_LIMIT = float("inf")
+SETTLE_SECONDS = 600.0  # until what was opened for a moment is closed again, on a machine that has other things to do
+
+
+class SoakError(Exception):
+    """What did not hold, and how it is tried again."""
+
+
+@dataclass
+class Soak:
+    """seed: of all that is chosen. done: how often each thing happened. samples: by node, at its rests."""
+
+    seed: int
+    nodes: Sequence[Node]
+    steps: int = 0
+    rests: int = 0
+    began: float = field(default_factory=time.monotonic)
+    done: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+    happening: str = "the start"
+
+    def live(self, seconds: float, most_kib: float = MOST_KIB, most_series: float = MOST_SERIES, say: int = 0) -> None:
+        """Decks of all happenings, until the time is over; of the first all cards, of the second a few at least. `say`:
+        1 names each rest, 2 each step. Raises SoakError."""
+        try:
+            if most_kib < NO_LIMIT:
+                for node in self.nodes:
+                    self.happening = f"the first faults of {node.name}"
+                    node.fill()
+            while self.rests < 2 or time.monotonic() - self.began < seconds:
+                for number, (node, happening) in enumerate(self.deck(), 1):
+                    self.step(node, happening, say > 1)
+                    if self.rests and number >= FEW and time.monotonic() - self.began > seconds:
+                        break
+                self.rest(say > 0)
+            for node in self.nodes:
+                self.hold(f"{node.name} grew", what_grew(self.of_last_daemon(node), most_kib, most_series))
+        except SoakError:
+            raise
+        except Exception as error:
+            raise SoakError(self.where(f"{type(error).__name__}: {error}")) from error
+
+    def deck(self) -> list[tuple[Node, Happening]]:
+        cards = [(node, happening) for node in self.nodes for happening in DECK]
+        Random(f"{self.seed} deck {self.rests}").shuffle(cards)
+        return cards
+
+    def step(self, node: Node, happening: Happening, say: bool) -> None:
+        self.steps += 1
+        self.happening = f"{happening.__name__} on {node.name}"
+        if say:
+            print(f"soak: step {self.steps}: {self.happening}", file=sys.stderr, flush=True)
+        happening(node, Random(f"{self.seed} step {self.steps}"))
+        self.done[happening.__name__] += 1
+
+    def rest(self, say: bool) -> None:
+        """Everything is repaired: all was told once, and what was there before is there now."""
+        self.rests += 1
+        self.happening = f"rest {self.rests}"
+        for node in self.nodes:
+            node.rest()
+            self.hold(node.name, node.what_is_wrong())
+            sample = self.settled(node)
+            first = self.samples.get(node.name, [sample])[0]
+            self.hold(f"{node.name} has more open", what_grew([first, sample], NO_LIMIT, NO_LIMIT))
+            self.samples.setdefault(node.name, []).append(sample)
+        if say:
+            seconds = time.monotonic() - self.began
+            print(f"soak: {seconds:.0f} s, {self.steps} steps, {self.rests} rests", file=sys.stderr, flush=True)
+
+    def settled(self, node: Node) -> Sample:
+        """Measured once nothing is there that was not there at the first rest, or it does not go away."""
+        known = self.samples.get(node.name)
+        end = time.monotonic() + SETTLE_SECONDS
+        while True:
+            assert node.daemon.process is not None
+            seconds, number = time.monotonic() - self.began, node.daemon.status()["round"]["number"]
+            try:
+                values = node.measure()
+            except OSError:  # a process ended while it was measured
+                if time.monotonic() > end:
+                    raise
+                continue
+            sample = Sample(seconds, number, node.daemon.process.pid, values)
+            if known is None or not what_grew([known[0], sample], NO_LIMIT, NO_LIMIT) or time.monotonic() > end:
+                return sample
+            time.sleep(1)
+
+    def of_last_daemon(self, node: Node) -> list[Sample]:
+        """Its process began anew with each kill: what came before is not compared."""
+        samples = self.samples.get(node.name, [])
+        return [sample for sample in samples if sample.pid == samples[-1].pid]
+
+    def hold(self, what: str, wrong: Sequence[str]) -> None:
+        if wrong:
+            raise SoakError(self.where(f"{what}: " + "\n  ".join(["", *wrong])))
+
+    def where(self, what: str) -> str:
+        again = f"make soak SEED={self.seed}"
+        return f"seed {self.seed}, step {self.steps} ({self.happening}): {what}\nTo run it again: {again}"
+
+    def report(self) -> str:
+        done = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(self.done.items()))
+        lines = [f"seed {self.seed}: {self.steps} steps, {self.rests} rests in {time.monotonic() - self.began:.0f} s"]
+        lines.append(done)
+        for node in self.nodes:
+            told = f"{len(node.events)} events and {len(node.commands())} commands, each once"
+            lines.append(f"{node.name}: {told}; the daemon was killed {node.wanted.kills} times")
+            if len(samples := self.of_last_daemon(node)) > 1:
+                lines.append(table(samples))
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def soaking(seed: int) -> Iterator[Soak]:
+    """Two nodes whose daemons run: n1's lives all the while, n2's is killed."""
+    with contextlib.ExitStack() as ends:
+        cluster = ends.enter_context(SlurmCluster(nodes=2))
+        nodes = []
+        for name, is_killed in (("n1", False), ("n2", True)):
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="healthd-soak.", dir="/tmp")))
+            folder.chmod(0o755)
+            node = Node(cluster, name, folder, is_killed)
+            ends.enter_context(node.daemon)
+            nodes.append(node)
+        yield Soak(seed, nodes)

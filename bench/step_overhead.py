@@ -1,0 +1,136 @@
+"""What watching a job costs its training step: a made loop with and without `healthd.client.step()`, beside the real
+live process, which also samples made counters of eight InfiniBand ports.
+
+    python bench/step_overhead.py [--blocks N] [--steps N] [--milliseconds M]
+
+Blocks of steps with and without the call follow each other in turn, so that both meet the same machine; a step is a
+fixed piece of hashing. The overhead is the median over pairs of neighbouring blocks; its interval is a bootstrap of the
+pairs (95 %). Exit status 1: its upper end is above 1 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+AIM = 0.01
+PORTS = 8
+DRAWS = 2000
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def made_tree(root: Path) -> None:
+    """This process as a job's, alone on its node, and ports that count nothing new."""
+    cgroup = root / f"proc/{os.getpid()}/cgroup"
+    cgroup.parent.mkdir(parents=True)
+    cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
+    for number in range(PORTS):
+        port = root / f"sys/class/infiniband/mlx5_{number}/ports/1"
+        (port / "counters").mkdir(parents=True)
+        for name, text in (("state", "4: ACTIVE\n"), ("link_layer", "InfiniBand\n"), ("rate", "400 Gb/sec (4X NDR)\n")):
+            (port / name).write_text(text)
+        for name in ("port_rcv_data", "port_xmit_data"):
+            (port / "counters" / name).write_text(f"{number * 1_000_000}\n")
+
+
+def live(folder: Path, channel: socket.socket) -> subprocess.Popen[bytes]:
+    """The real process, as the daemon starts it."""
+    watched = {"client": True, "sample": ["ib"], "sample_seconds": 0.5}
+    setup = json.dumps(
+        {"place": {"runtime_dir": str(folder / "run"), "root": str(folder / "root")}, "watched": watched}
+    )
+    argv = [sys.executable, "-m", "healthd.live", str(channel.fileno()), setup]
+    return subprocess.Popen(argv, pass_fds=[channel.fileno()], start_new_session=True)
+
+
+def work(rounds: int) -> None:
+    """One step: as much of the same, whatever is around it."""
+    data = b"x" * 65_536
+    for _ in range(rounds):
+        hashlib.sha256(data)
+
+
+def rounds_of(seconds: float) -> int:
+    """How much work takes so long here."""
+    work(200)
+    before = time.perf_counter()
+    work(200)
+    return max(1, round(200 * seconds / (time.perf_counter() - before)))
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def block(steps: int, rounds: int, told: bool) -> tuple[float, float]:
+    """Seconds of wall clock and of CPU for one step in the mean."""
+    from healthd.client import step
+
+    wall, cpu = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        work(rounds)
+        if told:
+            step(busy=0.001)
+    return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """95 % of the medians of as many pairs, drawn again and again."""
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(DRAWS))
+    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
+    parser.add_argument("--steps", type=int, default=40, help="of a block")
+    parser.add_argument("--milliseconds", type=float, default=5.0, help="of a step")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "run").mkdir(mode=0o755)
+        made_tree(folder / "root")
+        os.environ["HEALTHD_SOCKET"] = str(folder / "run/failslow.sock")
+        ours, theirs = socket.socketpair()
+        process = live(folder, theirs)
+        try:
+            while not (folder / "run/failslow.sock").exists() and process.poll() is None:
+                time.sleep(0.05)
+            rounds = rounds_of(asked.milliseconds / 1000)
+            block(asked.steps, rounds, told=True)  # it connects
+            began, used = time.perf_counter(), cpu_seconds(process.pid)
+            pairs = []
+            for number in range(asked.blocks):
+                first = block(asked.steps, rounds, told=bool(number % 2))
+                second = block(asked.steps, rounds, told=not number % 2)
+                pairs.append((second, first) if not number % 2 else (first, second))
+            share = (cpu_seconds(process.pid) - used) / (time.perf_counter() - began)
+        finally:
+            ours.close()
+            process.terminate()
+            process.wait(30)
+    print(f"a step of {asked.milliseconds:g} ms, {asked.blocks} pairs of {asked.steps}; load {os.getloadavg()[0]:.1f}")
+    worst = 0.0
+    for at, what in enumerate(("wall clock", "CPU time")):
+        ratios = [told[at] / plain[at] - 1 for told, plain in pairs]
+        low, high = interval(ratios)
+        worst = max(worst, high) if what == "CPU time" else worst
+        print(f"{what:<12} {statistics.median(ratios):+8.3%} longer with step()   95 %: {low:+.3%} to {high:+.3%}")
+    print(f"the live process beside it, sampling {PORTS} ports twice a second: {share:.2%} of a core")
+    return 0 if worst <= AIM else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

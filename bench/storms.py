@@ -1,0 +1,115 @@
+"""Kernel lines by the hundred thousand, all at once: when is the fault behind them a condition?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import node_tree
+from counted import cpu_ms, daemon_pid, peak_mib, scrape, wait_for_text
+from figure import Figure
+from healthd_daemon import Healthd, xid
+
+STORM_LINES = 1_000_000
+STORMS = 5
+BURST_LINES = 1280
+DIFFERENT_LINES = 100_000
+ANSWERS = 20
+
+
+def storms() -> list[Figure]:
+    """A million Xid lines in a followed file, all at once, and another fault as the last: when is it a condition?"""
+    return [*storm("the same", same_line), *storm("varying, 8 GPUs", varying_line), *burst(), *different_parts()]
+
+
+def different_line(number: int) -> str:
+    """Each of another part, and most of another code."""
+    code = 200 + number % 9000
+    return xid(code, f"{number % 65536:04x}:{number // 65536:02x}:00", "a fault of another part")
+
+
+def burst() -> list[Figure]:
+    """Different faults at once, an Xid 79 in their midst: it has its name, and when?"""
+    waited = []
+    for _ in range(STORMS):
+        lines = [different_line(number) for number in range(BURST_LINES)]
+        lines.insert(BURST_LINES // 2, xid(79, "0000:df:00"))
+        with Healthd("--interval", "3600") as daemon:
+            place = daemon.log.stat().st_size
+            began = time.perf_counter()
+            daemon.kernel_line(*lines)
+            wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open")
+            waited.append((time.perf_counter() - began) * 1000)
+    return [Figure(f"{BURST_LINES} different faults and one Xid 79, to its condition", "ms", waited, aim=1000)]
+
+
+def different_parts() -> list[Figure]:
+    """Lines that each name another part: what is kept of them, and how long the daemon takes to say it."""
+    with Healthd("--interval", "3600", "--listen", "127.0.0.1:0") as daemon:
+        scrape(daemon)
+        place, began = daemon.log.stat().st_size, time.perf_counter()
+        daemon.kernel_line(*(different_line(number) for number in range(DIFFERENT_LINES)), xid(79, "0000:df:00"))
+        wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
+        waited = (time.perf_counter() - began) * 1000
+        answers, said = [], b""
+        for _ in range(ANSWERS):
+            asked = time.perf_counter()
+            said = json.dumps(daemon.status()).encode()
+            answers.append((time.perf_counter() - asked) * 1000)
+        page = scrape(daemon)
+        ledger = (daemon.run_dir / "ledger.json").stat().st_size
+        conditions = len(json.loads(said)["conditions"])
+    series = sum(1 for line in page.splitlines() if line and not line.startswith(b"#"))
+    return [
+        Figure(f"{DIFFERENT_LINES} lines of different parts, to the fault behind them", "ms", [waited]),
+        Figure("  conditions", "", [conditions], aim=200),
+        Figure("  series of the page", "", [series]),
+        Figure("  the ledger", "KiB", [ledger / 1024], aim=512),
+        Figure("  the status, as JSON", "KiB", [len(said) / 1024], aim=512),
+        Figure("  it is answered in", "ms", answers, aim=250),
+    ]
+
+
+def same_line(_number: int) -> str:
+    return xid(95, "0000:1b:00", "Uncontained: LTC TAG (0x0,0x0). RST: Yes, D-RST: No")
+
+
+def varying_line(number: int) -> str:
+    pci, code = node_tree.GPUS[number % 8].rpartition(".")[0], (13, 31, 94, 95)[number // 8 % 4]
+    fault = f"MMU Fault: ENGINE GRAPHICS GPC{number % 7} faulted @ 0x{number:x}_00000000. Fault is of type FAULT_PDE"
+    who = f"pid={number % 32768}, name=p{number % 100}"
+    return f"NVRM: Xid (PCI:{pci}): {code}, {who}, Ch {number:08x}, intr {number * 7:08x}. {fault}"
+
+
+def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
+    text = "".join(line(number) + "\n" for number in range(STORM_LINES)) + xid(79, "0000:df:00") + "\n"
+    waited, spent, grown, ledger, answers = [], [], [], [], []
+    for _ in range(STORMS):
+        with Healthd("--interval", "3600") as daemon:
+            before, file = peak_mib(daemon_pid(daemon)), daemon.run_dir / "ledger.json"
+            size, place = file.stat().st_size, daemon.log.stat().st_size
+            used = cpu_ms(daemon_pid(daemon))
+            with open(daemon.kernel_log, "a", encoding="ascii") as log:
+                log.write(text)
+            began = time.perf_counter()
+            while True:
+                try:
+                    wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open", 0.25)
+                    break
+                except TimeoutError:
+                    asked = time.perf_counter()
+                    daemon.status()
+                    answers.append((time.perf_counter() - asked) * 1000)
+            waited.append((time.perf_counter() - began) * 1000)
+            spent.append(cpu_ms(daemon_pid(daemon)) - used)
+            grown.append(peak_mib(daemon_pid(daemon)) - before)
+            daemon.status()  # what was heard in that pass is saved
+            ledger.append((file.stat().st_size - size) / 1024)
+    return [
+        Figure(f"{STORM_LINES} Xid lines ({name}) written, to the fault behind them", "ms", waited, aim=1000),
+        Figure("  CPU of the daemon", "ms", spent),
+        Figure("  the daemon's memory grows by, peak RSS", "MiB", grown),
+        Figure("  its ledger grows by", "KiB", ledger),
+        Figure("  the status is answered meanwhile in", "ms", answers),
+    ]

@@ -1,0 +1,95 @@
+"""Whether one processor (SM) of a GPU raises exceptions in the kernels of different jobs.
+
+Rules: an Xid 13 is its application's mistake, which mostly shows on many SMs at once. The same SM in different jobs may
+be broken hardware: NVIDIA's catalogue asks for diagnostics then (WORKFLOW_XID_13), NVSentinel's analyzer counts the
+same GPC and TPC twice in 24 h. Two jobs with the same mistake look alike: it names the SM and warns, and never drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from healthd.config import CheckConfig, Seconds
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.values import dataclass
+
+USES = ""
+
+XID = "13"
+EVERYWHERE = "many"  # what an event says that names more SMs than one broken part explains (kernel/coalesce.py)
+MOST_NAMED = 4  # SMs, and jobs, in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """window_seconds   exceptions of different jobs on one SM warn if they came within this time"""
+
+    window_seconds: Seconds = 24 * 3600.0
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """One finding for each GPU and MIG instance of it. An event whose job is not known accuses nobody."""
+    by_gpu: dict[tuple[str, str], list[KernelEvent]] = {}
+    for event in events:
+        if event.kind == "xid" and event.code == XID and event.pci and event.field("job"):
+            by_gpu.setdefault((event.pci, event.field("gpu_instance")), []).append(event)
+    for (pci, instance), group in by_gpu.items():
+        newest = max(event.last_time for event in group)
+        recent = [event for event in group if event.last_time >= newest - config.window_seconds]
+        by_sm: dict[str, list[KernelEvent]] = {}
+        for event in recent:
+            for sm in event.field("sm").split():
+                by_sm.setdefault(sm, []).append(event)
+        shared = {sm: of for sm, of in by_sm.items() if sm != EVERYWHERE and _of_different_jobs(of)}
+        if shared:
+            behind = {event.sequence: event for of in shared.values() for event in of}
+            yield Finding(
+                Severity.WARNING,
+                "gpu_sm/several_jobs",
+                pci,
+                _message(pci, instance, shared, list(behind.values()), node),
+                clears=Clears.WINDOW,
+                window_seconds=config.window_seconds,
+                events=tuple(sorted(behind)),
+            )
+
+
+def _of_different_jobs(events: Sequence[KernelEvent]) -> bool:
+    """Whether no one job can have raised all of these: where jobs share a GPU, an event may be of any of them.
+
+    In one pass: a job can raise thousands of them, and each line that is heard asks again.
+    """
+    return not set.intersection(*(_jobs(named) for named in {event.field("job") for event in events}))
+
+
+def _jobs(named: str) -> set[str]:
+    return {*named.split(",")}
+
+
+def _message(
+    pci: str, instance: str, shared: dict[str, list[KernelEvent]], behind: Sequence[KernelEvent], node: Inventory
+) -> str:
+    named = [f"({', '.join(map(' '.join, zip(('GPC', 'TPC', 'SM'), sm.split('.'), strict=False)))})" for sm in shared]
+    jobs = sorted({job for event in behind for job in _jobs(event.field("job"))}, key=lambda job: (len(job), job))
+    gpu = next((gpu for gpu in node.gpus if gpu.pci == pci), None)
+    where = f"GPU {gpu.index} ({gpu.uuid})" if gpu and gpu.uuid else f"GPU {gpu.index}" if gpu else f"GPU {pci}"
+    where += f", MIG instance {instance}" if instance else ""
+    return f"Xid 13 of different jobs (jobs {_some(jobs)}) on {_some(named)} of {where}"
+
+
+def _some(words: Sequence[str]) -> str:
+    more = len(words) - MOST_NAMED
+    return ", ".join(words[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+EXPLAIN = {
+    "gpu_sm/several_jobs": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "Kernels of different jobs raised exceptions (Xid 13) on the same processor (SM) of a GPU.",
+        "The SM may be broken: then it kills jobs, or computes wrongly in silence. Jobs with the same mistake look "
+        "alike.",
+        "Ask whose jobs they are, and whether the same program fails on other GPUs too. If not: drain the node and run "
+        "NVIDIA's diagnostics (dcgmi diag -r 3, the field diagnostics); name GPU, GPC, TPC and SM to NVIDIA.",
+    ),
+}

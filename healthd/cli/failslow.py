@@ -1,0 +1,163 @@
+"""`healthd failslow`: what still runs, but slower than it should, and who makes it so."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, json_texts, page, say, stream
+from healthd.errors import HealthdError
+from healthd.guard import words
+
+if TYPE_CHECKING:
+    from healthd.failslow.model import Evidence, Judgement, Series
+    from healthd.failslow.readers.columns import Columns
+
+EXIT = "Exit status: 0 nothing is slow, 1 somebody or the job is, 3 a file cannot be read, 64 wrong use."
+
+
+@contextmanager
+def told_as_sentence(command: str = "failslow") -> Iterator[None]:
+    """What no file of others can be read as ends the command with a sentence. So does a mistake of healthd's own: the
+    exit status 1, which Python gives it, means that somebody is slow."""
+    try:
+        yield
+    except Stop:
+        raise
+    except HealthdError as error:
+        raise Stop(f"healthd {command}: {error}", UNKNOWN) from None
+    except Exception as error:  # not BaseException: a signal or an exit ends the program
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        place = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
+        raise Stop(
+            f"healthd {command}: cannot judge this, a mistake of healthd's: {words(error)} ({place})", UNKNOWN
+        ) from error
+
+
+def column_flags(parser: Parser) -> None:
+    """What is read, and which of its columns is what."""
+    parser.add_argument(
+        "files", metavar="FILE|DIR", nargs="+", help="samples of a job (-: standard input); its ranks' folder"
+    )
+    parser.add_argument("--series", metavar="C[,C]", help="the columns that name a worker or rank")
+    parser.add_argument("--value", metavar="C", help="the column with the times of its iterations")
+    parser.add_argument("--index", metavar="C", help="the column with their number or time (default: rows' order)")
+    parser.add_argument("--group", metavar="C[,C]", help="the columns that name a group of peers")
+    parser.add_argument("--node", metavar="C", help="the column that names the node")
+    parser.add_argument("--regime", metavar="C[,C]", help="another value here is no slowness: batch size, ...")
+    parser.add_argument("--busy", metavar="C", help="the column with the time of a rank's own work")
+    parser.add_argument("--wait", metavar="C", help="... with the time that it waited for others")
+    parser.add_argument("--transfer", metavar="C", help="... with the time that it sent and received")
+
+
+def _failslow_flags(parser: Parser) -> None:
+    column_flags(parser)
+    parser.add_argument("--db", metavar="DB", help="the fleet's store: what the job's nodes told at that time")
+    parser.add_argument("--plot", metavar="FILE", help="draw what is slow: FILE.svg, or FILE.html with a table")
+    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+
+
+def columns_of(args: argparse.Namespace, command: str = "failslow") -> Columns:
+    """What the flags name. Raises Stop."""
+    from healthd.failslow.readers.columns import Columns
+
+    def one(flag: str) -> str:
+        given = getattr(args, flag)
+        if given is not None and not given.strip():
+            raise Stop(f"healthd {command}: --{flag}: is empty: which column?")
+        return (given or "").strip()
+
+    def some(flag: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in one(flag).split(",")) if one(flag) else ()
+        if "" in names or len(set(names)) < len(names):
+            raise Stop(f'healthd {command}: --{flag}: must be names of columns like a,b, is "{one(flag)}"')
+        return names
+
+    return Columns(
+        series=some("series"),
+        value=one("value"),
+        index=one("index"),
+        group=some("group"),
+        node=one("node"),
+        regime=some("regime"),
+        busy=one("busy"),
+        wait=one("wait"),
+        transfer=one("transfer"),
+    )
+
+
+def _evidence(series: Sequence[Series], folder: str | None, notes: list[str]) -> list[Evidence]:
+    """What the nodes told, if a store was named. Raises Stop."""
+    if folder is None:
+        return []
+    from healthd.cli.failslow_evidence import evidence_of
+
+    found, how_much = evidence_of(series, folder)
+    notes.append(how_much)
+    return found
+
+
+def _check_plot(path: str | None, files: Sequence[str]) -> None:
+    """Before a long file is read. Raises Stop."""
+    from healthd.failslow import plot
+
+    try:
+        if path is not None:
+            plot.check(path, files)
+    except plot.NoPlot as error:
+        raise Stop(f"healthd failslow: --plot {error}") from None
+
+
+def _draw(series: Sequence[Series], judgement: Judgement, path: str) -> None:
+    """After the answer is printed, which a plot that cannot be written does not take away. Raises Stop."""
+    from healthd.failslow import plot
+
+    try:
+        plot.plot(series, judgement, path)
+    except OSError as error:
+        raise Stop(f"healthd failslow: --plot {path}: cannot be written: {error.strerror}", UNKNOWN) from None
+
+
+def _failslow(args: argparse.Namespace) -> int:
+    columns = columns_of(args)
+    if "" in args.files:
+        raise Stop("healthd failslow: FILE is empty: which file?")
+    if args.db == "":
+        raise Stop("healthd failslow: --db: is empty: which store?")
+    _check_plot(args.plot, args.files)
+    with told_as_sentence():
+        from healthd.failslow import answer
+        from healthd.failslow.judged import judged
+        from healthd.failslow.readers.folder import read
+
+        series, notes, unread, stops = read(args.files, columns)
+        judgement = judged(series, _evidence(series, args.db, notes))
+        told = answer.document(args.files, series, judgement, notes, unread, stops)
+    status = REFUSED if answer.found(told) else OK
+    if args.json:
+        stream(json_texts(told))
+    else:
+        say(answer.text(told, page()))
+    if args.plot is not None:
+        _draw(series, judgement, args.plot)
+    return status
+
+
+COMMANDS = {
+    "failslow": Command(
+        _failslow_flags,
+        _failslow,
+        "Fail-slow: which worker, node or link makes a job slow, by the times of its iterations (CSV, JSON lines, "
+        "Parquet) or the records\n"
+        "of its operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all share names nobody.\n"
+        f"Columns that are not named are found by usual names.\n{EXIT}",
+        "  healthd failslow job.csv --series worker --value batch_time_norm\n"
+        "  healthd failslow ranks/ --busy compute_ms --transfer comm_ms --json\n"
+        "  healthd failslow ranks/ --index time --node host --db /var/lib/fleet\n",
+    ),
+}

@@ -1,0 +1,173 @@
+"""`healthd fleet`: the centre's store. What was told and accounted comes in, and leaves when it is old."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, complain, say
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+    from healthd.fleet.ingest import Asked, Came
+
+HOW = 'README.md, "The fleet, at the centre", says how to install it'
+
+
+@contextmanager
+def at_the_centre(who: str = "healthd fleet") -> Iterator[None]:
+    """What goes wrong with the store or a source in the block ends the command with its sentence. who: the command."""
+    from healthd.errors import HealthdError
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "healthd").partition(".")[0] == "healthd":
+            raise
+        raise Stop(f"{who}: {error.name} is not installed here: {HOW}", UNKNOWN) from None
+    except Stop:
+        raise
+    except HealthdError as error:
+        raise Stop(f"{who}: {error}", UNKNOWN) from None
+
+
+def moment(text: str, flag: str, zone: tzinfo | None = None) -> int:
+    """Whole seconds of a date or time; where it names no zone: in `zone`, or UTC. Raises Stop."""
+    from datetime import timezone
+
+    from healthd.fleet import times
+
+    try:
+        found = times.seconds(text, zone or timezone.utc)
+    except times.NoTime:
+        found = None
+    except times.TimeError as error:
+        raise Stop(f'healthd fleet: {flag}: "{text}": {error}') from None
+    if found is None:
+        raise Stop(f'healthd fleet: {flag}: "{text}" is no time: write 2026-11-01 or 2026-11-01T12:00:00')
+    return found
+
+
+# --- ingest
+
+
+def _ingest_arguments(parser: Parser) -> None:
+    from healthd.fleet.all_sources import ALL
+
+    parser.add_argument("--out", metavar="DB", required=True, help="the store's folder; it is made if it is missing")
+    for source in ALL:
+        parser.add_argument(
+            source.flag,
+            dest=source.name,
+            metavar=source.what,
+            nargs="*" if source.runs else "+",
+            action="extend",
+            help=source.help.replace("%", "%%"),
+        )
+    parser.add_argument("--cluster", metavar="NAME", default="", help="of what does not name its cluster")
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="leave out what was over before")
+    parser.add_argument("--to", dest="to_time", metavar="TIME", help="leave out what began then or later")
+    parser.add_argument("--timezone", metavar="ZONE", help="of times that do not say theirs: Europe/Berlin, UTC")
+    parser.add_argument(
+        "--users",
+        choices=("keep", "drop", "hash"),
+        default="",
+        help="what is kept of users: their names, nothing, or a hash (as the store has it; a new one: hash)",
+    )
+    parser.add_argument("--key", metavar="FILE", help="the key of the hashes (default: DB/key, made at first)")
+
+
+def _ingest(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.all_sources import ALL
+        from healthd.fleet.ingest import ingest
+
+        wanted = [(source, vars(args)[source.name]) for source in ALL if vars(args)[source.name] is not None]
+        if not wanted:
+            raise Stop(f"healthd fleet ingest: name a source: {', '.join(source.flag for source in ALL)}")
+        for source, files in wanted:
+            if len(files) > 1 and not source.many:
+                raise Stop(f"healthd fleet ingest: {source.flag} takes one {source.what}, {len(files)} are named")
+        try:
+            return _told(ingest(args.out, wanted, _asked(args)))
+        except KeyboardInterrupt:
+            complain("healthd fleet: stopped: what was committed stays, the same command goes on from there")
+            raise
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    import time
+
+    from healthd.fleet import times
+    from healthd.fleet.ingest import Asked
+
+    try:
+        zone = None if args.timezone is None else times.zone(args.timezone)
+    except times.TimeError as error:
+        raise Stop(f"healthd fleet: --timezone: {error}") from None
+    start = None if args.from_time is None else moment(args.from_time, "--from", zone)
+    end = None if args.to_time is None else moment(args.to_time, "--to", zone)
+    if start is not None and end is not None and start >= end:
+        raise Stop(f"healthd fleet: --from {args.from_time} is not before --to {args.to_time}")
+    return Asked(int(time.time()), args.cluster, zone, start, end, args.users, args.key)
+
+
+def _told(came: Came) -> int:
+    for source in came.sources:
+        rows, unread = came.unread.rows[source], came.unread.unread[source]
+        say(f"{source}: {f'{rows - unread:,} rows' if rows else 'nothing new'}\n")
+    for sentence in [*came.unread.told(), *came.failed]:
+        complain(sentence)
+    if came.failed:
+        return UNKNOWN
+    return REFUSED if came.unread.too_many() else OK
+
+
+# --- prune
+
+
+def _prune_arguments(parser: Parser) -> None:
+    parser.add_argument("--db", metavar="DB", required=True, help="the store's folder")
+    parser.add_argument("--before", metavar="DATE", required=True, help="2026-01-01, in UTC")
+
+
+def _prune(args: argparse.Namespace) -> int:
+    import time
+
+    with at_the_centre():
+        from healthd.fleet.prune import prune
+        from healthd.fleet.store import writing
+
+        before = moment(args.before, "--before")
+        if before > time.time():
+            raise Stop(f"healthd fleet prune: --before {args.before} is in the future: nothing would be left")
+        with writing(args.db) as store:
+            removed = prune(store, before)
+    lines = [f"{table}: {rows:,} rows removed\n" for table, rows in removed.items() if rows]
+    return say("".join(lines) or f"nothing was older than {args.before}\n")
+
+
+COMMANDS = {
+    "fleet ingest": Command(
+        _ingest_arguments,
+        _ingest,
+        "What is new of each source that is named, into the store.\n"
+        "Any end of it, also a kill, leaves a store that the same command goes on with.\n"
+        "Exit status: 0 done, 1 more than 1 % of a source's rows could not be read, 3 a source or the store could not "
+        "be used (what else was read is kept), 64 wrong use.",
+        "  healthd fleet ingest --out db --sacct --events /srv/events\n"
+        "  healthd fleet ingest --out db --sacct 2026-*.txt --timezone Europe/Rome\n",
+    ),
+    "fleet prune": Command(
+        _prune_arguments,
+        _prune,
+        "What is older than a date leaves the store.\n"
+        "It does not come back with a later ingest.\n"
+        "Exit status: 0 done, 3 the store could not be used, 64 wrong use.",
+        "  healthd fleet prune --db db --before 2026-01-01\n",
+    ),
+}

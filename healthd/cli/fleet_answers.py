@@ -1,0 +1,514 @@
+"""`healthd fleet NAME`: the answers of the centre's store. What each computes is healthd/fleet/answers/NAME.py."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from healthd.cli.flags import DEFAULT_FILE, Command, Parser, duration
+from healthd.cli.fleet import at_the_centre, moment
+from healthd.cli.fleet_query import at_least_one, memory, threads, time_asked
+from healthd.cli.terminal import OK, REFUSED, Stop, json_texts, page, say, stream
+from healthd.text import regex
+
+if TYPE_CHECKING:
+    from healthd.fleet.answers.document import Document, Found, Text
+    from healthd.fleet.answers.study import Study
+
+EXIT = "Exit status: 0 answered, 1 something was found, 3 the store cannot answer, 64 wrong use."
+CHOICES = ("cluster", "partition", "account", "model", "switch")
+
+
+class _Name(argparse.Action):
+    """A choice. "" is what none is, and would be all."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if not values:
+            raise argparse.ArgumentError(self, "must be a name, is empty")
+        setattr(namespace, self.dest, values)
+
+
+# --- what all answers have
+
+
+def store_flags(parser: Parser) -> None:
+    """Which store, which time, which jobs and nodes."""
+    parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
+    parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
+    parser.add_argument("--to", dest="to_time", metavar="TIME", help="until when")
+    parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
+    parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
+    parser.add_argument(
+        "--account", action=_Name, metavar="NAME", default="", help="jobs of an account, and the nodes they ran on"
+    )
+    parser.add_argument(
+        "--model", action=_Name, metavar="NAME", default="", help="nodes of a GPU model, and the jobs there"
+    )
+    parser.add_argument(
+        "--switch", action=_Name, metavar="NAME", default="", help="nodes behind a leaf switch, and the jobs there"
+    )
+    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+    parser.add_argument(
+        "--threads", metavar="N", type=threads, help="how many, up to 256 (default: half the cores, at most 4)"
+    )
+    parser.add_argument(
+        "--memory", metavar="MIB", type=memory, help="how much it may take, from 256 on (default: 1024 a thread)"
+    )
+
+
+@contextmanager
+def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "healthd fleet") -> Iterator[Study]:
+    """The store that was named, open for its time and choice. What is wrong ends the command with a sentence.
+    beside_mib: what the process takes beside its answer, at most half of what it may take. who: the command."""
+    import os
+
+    with at_the_centre(who):
+        from healthd.fleet import engine
+        from healthd.fleet.answers.document import WrongChoice
+        from healthd.fleet.answers.study import Chosen, opened, tables_of
+        from healthd.fleet.store import NeedsMemory, reading
+
+        folder = args.db or os.environ.get("HEALTHD_FLEET_DB") or "db"
+        chosen = Chosen(**{name: getattr(args, name) for name in CHOICES})
+        its_threads = args.threads or engine.THREADS
+        its_memory = args.memory or 1024 * its_threads
+        with reading(folder) as snapshot:
+            files = tables_of(snapshot)
+            begin, end = time_asked(args, folder, files, who)
+            try:
+                left = max(its_memory - beside_mib, its_memory // 2)
+                with opened(files, begin, end, chosen, its_threads, left) as study:
+                    yield study
+            except NeedsMemory:
+                raise NeedsMemory(its_memory) from None
+            except WrongChoice as error:
+                raise Stop(f"{who}: {error}") from None
+
+
+def tell(args: argparse.Namespace, told: Document, text: Text, found: Found) -> int:
+    """The document, as JSON or for people. Returns the exit status."""
+    status = REFUSED if found(told) else OK
+    if not args.json:
+        return say(text(told, page()), status)
+    stream(json_texts(told))
+    return status
+
+
+def answered(args: argparse.Namespace, answer: Callable[..., Document], text: Text, found: Found, **given: Any) -> int:
+    """An answer of the store; `given`: what its own flags say."""
+    with at_the_store(args) as study:
+        told = answer(study, **given)
+    return tell(args, told, text, found)
+
+
+# --- states
+
+
+def _states_arguments(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument("--split", metavar="TIME", help="the outcome of large jobs before and after it")
+    parser.add_argument(
+        "--large", metavar="GPUS", type=at_least_one, default=512, help="from how many GPUs on a job is large (512)"
+    )
+
+
+def _states(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import states
+
+    split = None if args.split is None else moment(args.split, "--split")
+    return answered(args, states.states, states.text, states.found, split=split, large=args.large)
+
+
+# --- goodput
+
+
+def _goodput_arguments(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument(
+        "--checkpoint", metavar="TIME", default="60m", help="between two checkpoints, of which half is lost (60m)"
+    )
+    parser.add_argument("--price", metavar="MONEY", type=price, help="what a GPU-hour costs")
+
+
+def _goodput(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import goodput
+
+    checkpoint = duration(args.checkpoint)
+    if checkpoint is None:
+        raise Stop(f'healthd fleet: --checkpoint: "{args.checkpoint}" is no time: write 60m or 1h30m')
+    return answered(args, goodput.goodput, goodput.text, goodput.found, checkpoint=checkpoint, price=args.price)
+
+
+MOST_MONEY = 1e9  # for a GPU-hour: in any currency more than a GPU costs
+
+
+def price(text: str) -> float:
+    """What a GPU-hour costs, in money."""
+    try:
+        money = float(text) if text.isascii() else -1.0
+    except ValueError:
+        money = -1.0
+    if not 0 <= money <= MOST_MONEY:  # NaN too
+        raise argparse.ArgumentTypeError(
+            f'must be what a GPU-hour costs, a number from 0 to {MOST_MONEY:,.0f}, is "{text}"'
+        )
+    return money
+
+
+# --- availability
+
+
+def _availability_arguments(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument("--sla", metavar="PERCENT", type=_number, help="what is below it: exit status 1")
+    parser.add_argument(
+        "--count-reservations", action="store_true", help="count the time of reservations that are no maintenance too"
+    )
+
+
+def _availability(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import availability
+
+    its = availability
+    return answered(
+        args, its.availability, its.text, its.found, sla=args.sla, count_reservations=args.count_reservations
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'must be a number, is "{text}"') from None
+
+
+# --- nccl
+
+
+def _nccl_flags(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="dumps of PyTorch's flight recorder, or logs, of a job's ranks")
+    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+
+
+def _nccl(args: argparse.Namespace) -> int:
+    if not args.folder:
+        raise Stop("healthd fleet nccl: DIR is empty: which folder?")
+    with at_the_centre():
+        from healthd.fleet.answers import nccl
+
+        told = nccl.nccl(args.folder)
+    return tell(args, told, nccl.text, nccl.found)
+
+
+# --- attribution
+
+
+def _attribution(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import attribution
+
+    return answered(args, attribution.attribution, attribution.text, attribution.found)
+
+
+# --- rate, ettr
+
+
+def _rate_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument(
+        "--more-than-gpus", metavar="N", type=at_least_one, help="of jobs of more GPUs than that (default: 128)"
+    )
+    parser.add_argument(
+        "--gpus-per-node", metavar="N", type=at_least_one, help="of the projection (default: what the jobs had)"
+    )
+
+
+def _rate(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import rate
+
+    given = {"more_than_gpus": args.more_than_gpus, "gpus_per_node": args.gpus_per_node}
+    return answered(args, rate.rate, rate.text, rate.found, **_said(given))
+
+
+def _ettr_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument("--gpus", metavar="N", type=at_least_one, help="how many the job has (default: 16384)")
+    parser.add_argument(
+        "--gpus-per-node", metavar="N", type=at_least_one, help="default: what the store's jobs had; with --rate 8"
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="R_F",
+        type=_rate_of_failures,
+        help="failures per 1000 node-days: no store is needed (default: what healthd fleet rate says of it)",
+    )
+    for flag, kind, words in (
+        ("--checkpoint", _some_time, "progress between two checkpoints (default: 60m)"),
+        ("--restart", _time_or_0, "from a start to progress (default: 5m)"),
+        ("--queue", _time_or_0, "each wait for nodes (default: 0)"),
+        ("--write", _time_or_0, "to write a checkpoint (default: 0)"),
+        ("--productive", _some_time, "the progress that it needs, like 30d (default: it runs on and on)"),
+    ):
+        parser.add_argument(flag, metavar="DURATION", type=kind, help=words)
+    parser.add_argument("--seed", metavar="N", type=_whole, help="of the simulation (default: 13)")
+
+
+def _ettr(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import ettr
+
+    of_job = _said(
+        {
+            "gpus": args.gpus,
+            "gpus_per_node": args.gpus_per_node,
+            "checkpoint_seconds": args.checkpoint,
+            "restart_seconds": args.restart,
+            "queue_seconds": args.queue,
+            "write_seconds": args.write,
+            "productive_seconds": args.productive,
+            "seed": args.seed,
+        }
+    )
+    of_store = any(getattr(args, flag) for flag in ("db", "from_time", "to_time", *CHOICES))
+    if args.rate is None or of_store:
+        return answered(args, ettr.ettr, ettr.text, ettr.found, **_said({"r_f": args.rate}), **of_job)
+    return tell(args, ettr.of_rate(**{"r_f": args.rate, "gpus": ettr.GPUS, **of_job}), ettr.text, ettr.found)
+
+
+def _said(given: dict[str, Any]) -> dict[str, Any]:
+    """Without what was not said."""
+    return {name: value for name, value in given.items() if value is not None}
+
+
+MOST_SECONDS = 100 * 365 * 86400
+MOST_FAILURES = 1e6  # per 1000 node-days: one each 86 s on each node
+
+
+def _some_time(text: str) -> float:
+    """Seconds, more than 0."""
+    seconds = duration(text)
+    if seconds is None or seconds > MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f'must be a duration like 90s, 60m, 1h30m or 30d, up to 100 years, is "{text}"'
+        )
+    return seconds
+
+
+def _time_or_0(text: str) -> float:
+    return 0.0 if regex(r"0{1,9}[smhd]?").fullmatch(text) else _some_time(text)
+
+
+def _rate_of_failures(text: str) -> float:
+    if not regex(r"[0-9]{1,7}(\.[0-9]{1,9})?").fullmatch(text) or float(text) > MOST_FAILURES:
+        raise argparse.ArgumentTypeError(
+            f'must be failures per 1000 node-days, a number from 0 to {MOST_FAILURES:,.0f}, is "{text}"'
+        )
+    return float(text)
+
+
+def _whole(text: str) -> int:
+    from healthd.text import is_decimal
+
+    if not is_decimal(text) or len(text) > 9:
+        raise argparse.ArgumentTypeError(f'must be a whole number from 0 on, is "{text}"')
+    return int(text)
+
+
+# --- lemons
+
+
+def _lemons_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument("--days", metavar="N", type=at_least_one, help="the last N days (default: 28; or say --from)")
+    parser.add_argument(
+        "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+
+
+def _lemons(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.cli import lemons_apply
+        from healthd.fleet.answers import lemon_score, lemons
+
+    if args.days is not None and args.from_time is not None:
+        raise Stop("healthd fleet lemons: --days and --from: one of them says when it begins")
+    days = None if args.from_time is not None else float(args.days or lemon_score.WINDOW_DAYS)
+    until = moment(args.to_time, "--to") if args.to_time is not None else None
+    with at_the_store(args) as study:
+        told = lemons.lemons(study, window_days=days)
+    now = time.time()
+    told["old"] = lemons_apply.is_old(told, now)
+    if args.apply:
+        lemons_apply.require_now(told, until, now)
+        settings = lemons_apply.settings_of(args)
+        lemons_apply.require_this_cluster(told, args.cluster, settings)
+        most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
+        nodes = [one for one in told["nodes"] if one["out_since"] is None]
+        told["applied"] = lemons_apply.apply(nodes, most, settings)
+    return tell(args, told, lemons.text, lemons.found)
+
+
+# --- alarms
+
+
+def _alarms_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument(
+        "--limit", metavar="SHARE", type=_share, default=0.01, help="a check above it is found (default: 0.01, or 1%%)"
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= 1:
+        raise argparse.ArgumentTypeError(f'must be a share from 0 to 1, or a percentage, is "{text}"')
+    return found
+
+
+def _alarms(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import alarms
+
+    return answered(args, alarms.alarms, alarms.text, alarms.found, limit=args.limit)
+
+
+# --- checks
+
+
+def _checks_flags(parser: Parser) -> None:
+    store_flags(parser)
+    parser.add_argument(
+        "--gap",
+        metavar="SECONDS",
+        type=at_least_one,
+        default=900,
+        help="what failed on a node further apart than this is two incidents (default: 900)",
+    )
+
+
+def _checks(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import checks
+
+    return answered(args, checks.checks, checks.text, checks.found, gap_seconds=args.gap)
+
+
+# --- links
+
+
+def _links(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import links
+
+    return answered(args, links.links, links.text, links.found)
+
+
+# --- failslow
+
+
+def _failslow(args: argparse.Namespace) -> int:
+    with at_the_centre():
+        from healthd.fleet.answers import failslow
+
+    return answered(args, failslow.failslow, failslow.text, failslow.found)
+
+
+# The answers that `healthd fleet report` has a chapter of, each its Command. In the order of the report.
+COMMANDS = {
+    "fleet states": Command(
+        _states_arguments,
+        _states,
+        f"What became of the jobs, and of the GPUs' time, by state and size.\n{EXIT}",
+        "  healthd fleet states --from 2026-10-01 --to 2026-11-01\n  healthd fleet states --partition train --json\n"
+        "  healthd fleet states --split 2026-09-01 --large 512\n",
+    ),
+    "fleet goodput": Command(
+        _goodput_arguments,
+        _goodput,
+        f"The work that was lost when nodes failed: first and second order, and requeue loops.\n{EXIT}",
+        "  healthd fleet goodput --from 2026-10-01 --to 2026-11-01\n"
+        "  healthd fleet goodput --checkpoint 30m --price 2.50\n",
+    ),
+    "fleet availability": Command(
+        _availability_arguments,
+        _availability,
+        f"How long nodes were up, drained and by whom, down, or not observed; and the time to repair.\n{EXIT}",
+        "  healthd fleet availability --from 2026-10-01 --to 2026-11-01 --sla 99.5\n",
+    ),
+    "fleet nccl": Command(
+        _nccl_flags,
+        _nccl,
+        f"Which rank holds up a stuck job, by what its ranks wrote of their NCCL collectives.\n{EXIT}",
+        "  healthd fleet nccl /shared/dumps/1234\n  healthd fleet nccl /shared/dumps/1234 --json\n",
+    ),
+    "fleet attribution": Command(
+        store_flags,
+        _attribution,
+        "What ended the jobs that failed: the most likely cause of each, what each cause cost, what of it is chance,\n"
+        f"and in which weeks a cause stands out.\n{EXIT}",
+        "  healthd fleet attribution --from 2026-10-01 --to 2026-11-01\n"
+        "  healthd fleet attribution --partition train --json\n",
+    ),
+    "fleet rate": Command(
+        _rate_flags,
+        _rate,
+        "How often large jobs fail by their nodes (r_f), with its interval, and the MTTF of a job of any size.\n"
+        f"{EXIT}",
+        "  healthd fleet rate --from 2026-10-01 --to 2026-11-01\n  healthd fleet rate --more-than-gpus 64 --json\n",
+    ),
+    "fleet ettr": Command(
+        _ettr_flags,
+        _ettr,
+        "How much of its time a large job makes progress (ETTR): by formula, by simulation, and what the store's runs "
+        "had.\nWith --rate it needs no store.\n"
+        f"{EXIT}",
+        "  healthd fleet ettr --gpus 16384 --checkpoint 60m --restart 5m --rate 6.5\n"
+        "  healthd fleet ettr --gpus 4096 --checkpoint 30m --write 1m --productive 30d\n",
+    ),
+    "fleet lemons": Command(
+        _lemons_flags,
+        _lemons,
+        "Nodes that keep failing: which to take out, why, and what it would gain. Shows the commands; --apply runs\n"
+        f"them, where the fleet limit has room, and never resumes.\n{EXIT}",
+        "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
+        "  healthd fleet lemons --partition train --apply\n",
+    ),
+    "fleet alarms": Command(
+        _alarms_flags,
+        _alarms,
+        f"Completed jobs that saw a failing check: how often a check may be a false alarm.\n{EXIT}",
+        "  healthd fleet alarms --from 2026-10-01 --to 2026-11-01\n  healthd fleet alarms --limit 0.5%\n",
+    ),
+    "fleet checks": Command(
+        _checks_flags,
+        _checks,
+        "Which check was the first evidence, which the only one, which never spoke; how long until the drain.\n" + EXIT,
+        "  healthd fleet checks --from 2026-10-01 --to 2026-11-01\n  healthd fleet checks --model H100 --json\n",
+    ),
+    "fleet links": Command(
+        store_flags,
+        _links,
+        f"Flaps, errors and lost speed of links, by port and switch: which stand out.\n{EXIT}",
+        "  healthd fleet links --from 2026-10-01 --to 2026-11-01\n  healthd fleet links --switch leaf012\n",
+    ),
+    "fleet failslow": Command(
+        store_flags,
+        _failslow,
+        "Jobs that were slower than they had been: hours, GPU-hours lost, worst nodes, how long until it was told and\n"
+        f"something was done; validations that failed or were slow.\n{EXIT}",
+        "  healthd fleet failslow --from 2026-10-01 --to 2026-11-01\n  healthd fleet failslow --model H100 --json\n",
+    ),
+}

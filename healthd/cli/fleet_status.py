@@ -1,0 +1,79 @@
+"""`healthd fleet status`: all nodes as they are now, from Prometheus."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+from healthd.cli.flags import Command, Parser
+from healthd.cli.fleet import at_the_centre
+from healthd.cli.terminal import Stop, json_texts, page, say, stream
+
+VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
+SECONDS = 30.0  # for one answer: people wait for it
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--prometheus", metavar="URL", help=f"the server, up to /api/v1 (default: ${VARIABLE}, else {DEFAULT})"
+    )
+    parser.add_argument(
+        "--job",
+        metavar="NAME",
+        default="",
+        help="only this job's series (default: healthd's, and others' that have its metrics)",
+    )
+    parser.add_argument("--basic-file", metavar="FILE", default="", help='a file that holds "user:password"')
+    parser.add_argument("--token-file", metavar="FILE", default="", help="a file that holds a bearer token")
+    parser.add_argument("--ca-file", metavar="FILE", default="", help="certificates to trust beside the system's")
+    parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID, for Mimir")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--drained", action="store_true", help="only nodes with a drain, whosever it is")
+    shown.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
+    shown.add_argument("--all", action="store_true", help="a row for each healthy node too, however many there are")
+    parser.add_argument(
+        "--sort", choices=("worst", "since", "node"), default="worst", help="worst first (default), longest, or by name"
+    )
+    parser.add_argument("--json", action="store_true", help="the whole document (docs/json.md)")
+
+
+def _status(args: argparse.Namespace) -> int:
+    import os
+
+    with at_the_centre("healthd fleet status"):
+        from healthd.fleet.now import text
+        from healthd.fleet.now.asked import read
+        from healthd.fleet.sources.prometheus_server import ServerError, ask, server
+
+        url = args.prometheus or os.environ.get(VARIABLE) or DEFAULT
+        try:
+            at = server(url, args.tenant, args.token_file, args.basic_file, args.ca_file)
+        except ServerError as error:
+            raise Stop(f"healthd fleet status: {url}: {error}") from None
+        try:
+            fleet = read(partial(ask, at, seconds=SECONDS), args.job)
+        except ServerError as error:
+            hint = "" if args.prometheus or os.environ.get(VARIABLE) else ": --prometheus names another"
+            raise ServerError(f"{at.url}: {error}{hint}") from None
+        nodes = text.chosen(fleet, args.drained, args.problems, args.sort)
+        ends = text.status(fleet)
+    if args.json:
+        stream(json_texts(text.document(fleet, nodes)))
+        return ends
+    return say(text.text(fleet, nodes, page(), args.all), ends)
+
+
+COMMANDS = {
+    "fleet status": Command(
+        _arguments,
+        _status,
+        "All nodes as they are now, from Prometheus: who is drained, why, since when; who is broken and in service; "
+        "who is not seen.\n"
+        "Needs no store, and not the extra fleet. The server must scrape healthd (docs/metrics.md).\n"
+        "Exit status: 0 all well, 1 a node warns, is unknown or was drained by others, 2 one is broken, drained by "
+        "healthd or not seen, 3 Prometheus cannot answer or knows no healthd, 64 wrong use.",
+        "  healthd fleet status --prometheus http://prometheus:9090\n"
+        "  healthd fleet status --drained --sort since\n"
+        "  healthd fleet status --json | jq .counts\n",
+    ),
+}

@@ -1,0 +1,273 @@
+"""`healthd validate`: what this node's GPUs, links and ports can do now."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from healthd.cli import flags
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import REFUSED, UNKNOWN, Stop, as_json, complain, page, say
+from healthd.text import is_decimal
+
+if TYPE_CHECKING:
+    from healthd.config import CheckConfig, Loaded
+    from healthd.validation.document import Validation
+    from healthd.validation.run import Wanted
+
+MOST_PARTS = 4096
+MOST_NODES = 512
+SECONDS, QUICK_SECONDS, MOST_SECONDS = 900.0, 30.0, 86400.0
+STATUS = {"ok": 0, "slow": 1, "failed": 2, "not_looked": UNKNOWN}
+WHY = {"hand", "idle", "epilog", "nodes"}
+
+
+def _flags(parser: Parser) -> None:
+    parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
+    parser.add_argument("--seconds", metavar="N", help="at most so long (default: 900, with --quick 30)")
+    parser.add_argument("--only", metavar="A,B", help="of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu only these")
+    parser.add_argument("--force", action="store_true", help="also while a job is on this node: both become slow")
+    parser.add_argument("--why", choices=sorted(WHY), default="hand", help="what the document says of the reason")
+    parser.add_argument("--show", action="store_true", help="measure nothing: show what the last validation kept")
+    parser.add_argument(
+        "--nodes", metavar="A,B", help="these nodes, and between them: in a maintenance reservation, from here"
+    )
+    parser.add_argument("--pair", metavar="PASS", help="one pass of --nodes, as each of its nodes does it")
+    parser.add_argument("--plan", metavar="N", help="only say who of N parts sends to whom in which pass")
+    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="of the plan (default: ring)")
+    parser.add_argument("--json", action="store_true", help="as JSON: docs/json.md")
+    parser.add_argument(
+        "--config", metavar="FILE", help=f"the settings (default: {flags.DEFAULT_FILE}, if there is one)"
+    )
+    parser.add_argument(
+        "--root", metavar="DIR", help="look for parts and jobs below DIR instead of in this machine's files"
+    )
+    parser.add_argument(
+        "--profile", metavar="NAME|FILE", help="what such machines have: auto (default), none, dgx-h100"
+    )
+    parser.add_argument("--node-name", metavar="NAME", help="this node's name in Slurm (default: the host's)")
+    parser.add_argument("--state-dir", metavar="DIR", help="where the result and the history are kept")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="where the lock is")
+
+
+def _validate(args: argparse.Namespace) -> int:
+    if args.plan is not None:
+        document = _plan(args.plan, args.shape)
+        return say(as_json(document) if args.json else _plan_text(document))
+    if args.show:
+        return _told(_kept(flags.state_dir(args)), args.json)
+    if args.nodes is not None:
+        return _measure_nodes(args)
+    with flags.wrong_settings_are_wrong_use():
+        loaded, _ = flags.load_settings(args)
+    if args.pair is not None:
+        return _measure_pair(args.pair, loaded)
+    return _measure(args, loaded)
+
+
+# --- nodes, and between them
+
+
+def _measure_nodes(args: argparse.Namespace) -> int:
+    """From where Slurm's commands work. Nothing of it is kept here: each node keeps its own document."""
+    from healthd.fleet.hostlist import HostListError, expand
+    from healthd.slurm.lemon import is_node_name
+    from healthd.validation import nodes as several
+    from healthd.validation.passes import ring
+    from healthd.validation.reservation import NoReservation, Stopped, Wanted, validate
+
+    try:
+        names = expand(args.nodes, MOST_NODES)
+    except HostListError as error:
+        raise Stop(f"healthd validate: --nodes: {error}") from None
+    if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
+        raise Stop(f'healthd validate: --nodes must be different names of nodes, is "{args.nodes}"')
+    if os.geteuid() != 0:
+        raise Stop("healthd validate: --nodes makes a reservation, and each node's result is root's: run it as root")
+    options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
+    passes = tuple(tuple((names[a], names[b]) for a, b in pairs) for pairs in ring(len(names)))
+    wanted = Wanted(
+        names,
+        f"healthd-validate-{os.urandom(4).hex()}",
+        "root",
+        os.environ.get("HEALTHD", "healthd"),
+        _seconds(args),
+        options,
+        passes,
+    )
+    try:
+        found = several.run(validate(wanted), lambda words: complain(f"healthd validate: {words}"))
+    except (NoReservation, Stopped) as error:
+        raise Stop(f"healthd validate: {error}", UNKNOWN) from None
+    told = several.as_document(names, found)
+    return say(as_json(told) if args.json else several.as_text(told), STATUS[told["verdict"]])
+
+
+def _measure_pair(text: str, loaded: Loaded) -> int:
+    from healthd.validation import found, pair
+    from healthd.validation.programs import end_on_signals
+
+    settings, config = loaded.settings, _config(loaded)
+    node = settings.node_name or os.uname().nodename
+    try:
+        role = pair.role_of(text, node)
+    except pair.NotAPass as error:
+        raise Stop(f"healthd validate: {error}") from None
+    stop = end_on_signals()
+    tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
+    sent = pair.transfer(role, tools, settings.root, stop) if role else []
+    return say(as_json(pair.as_document(node, sent)))
+
+
+# --- this node
+
+
+def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
+    from healthd.validation import document, found, run
+    from healthd.validation.programs import adopt_orphans, end_on_signals
+
+    settings, config = loaded.settings, _config(loaded)
+    wanted = _wanted(args, settings.node_name or os.uname().nodename, settings.root, config)
+    jobs = run.jobs_here(settings.root)
+    if jobs and not args.force:
+        some = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
+        raise Stop(
+            f"healthd validate: job {some} is on this node: both would be slow (--force measures all the same)", UNKNOWN
+        )
+    stop = end_on_signals()
+    adopt_orphans()
+    with _alone(settings.runtime_dir):
+        past = run.read_past(settings.state_dir)
+        tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
+        lock = os.path.join(settings.runtime_dir, document.LOCK)
+        validation = run.validate(wanted, tools, past, stop, lock)
+        _keep(settings.state_dir, validation, past)
+    return _told(validation, args.json)
+
+
+def _told(validation: Validation, as_document: bool) -> int:
+    from healthd.validation import document
+    from healthd.validation.text import text
+
+    told = document.as_document(validation)
+    return say(as_json(told) if as_document else text(told, page()), STATUS[told["verdict"]])
+
+
+def _kept(state_dir: str) -> Validation:
+    """The last validation of this node. Raises Stop."""
+    from healthd.machine import ownership
+    from healthd.validation import document
+
+    path = os.path.join(state_dir, document.FILE)
+    try:
+        return document.parse(ownership.read(path).decode("utf-8", "replace"))
+    except FileNotFoundError:
+        raise Stop(f"healthd validate: nobody has validated this node: there is no {path}", UNKNOWN) from None
+    except OSError as error:
+        raise Stop(f"healthd validate: {path}: {error.strerror or error}", UNKNOWN) from None
+    except document.NotAValidation as error:
+        raise Stop(f"healthd validate: {path}: {error}", UNKNOWN) from None
+
+
+def _config(loaded: Loaded) -> CheckConfig | None:
+    """[checks.validation]."""
+    known = {**loaded.disabled, **loaded.checks}
+    return next((config for name, config in known.items() if str(name.check) == "validation"), None)
+
+
+def _wanted(args: argparse.Namespace, node: str, root: str, config: CheckConfig | None) -> Wanted:
+    from healthd.validation.measurement import FAMILIES, QUICK
+    from healthd.validation.run import Wanted
+
+    families = QUICK if args.quick else tuple(FAMILIES)
+    if args.only is not None:
+        named = [word.strip() for word in args.only.split(",")]
+        wrong = [word for word in named if word not in FAMILIES]
+        if wrong:
+            raise Stop(f'healthd validate: --only: there is no "{wrong[0]}", there is {", ".join(FAMILIES)}')
+        families = tuple(family for family in FAMILIES if family in named)
+    seconds = _seconds(args)
+    level = int(getattr(config, "dcgm_level", 2))
+    if level == 0 and args.only is None:
+        families = tuple(family for family in families if family != "dcgm")
+    floors = dict(getattr(config, "floors", {}))
+    return Wanted(node, root, families, args.quick, seconds, floors, level or 1, args.why, args.force)
+
+
+def _seconds(args: argparse.Namespace) -> float:
+    seconds = QUICK_SECONDS if args.quick else SECONDS
+    if args.seconds is not None:
+        given = flags.duration(args.seconds if args.seconds[-1:] in "smhd" and args.seconds else f"{args.seconds}s")
+        if given is None or not 1 <= given <= MOST_SECONDS:
+            raise Stop(f'healthd validate: --seconds must be 1 to {MOST_SECONDS:.0f}, is "{args.seconds}"')
+        seconds = given
+    return seconds
+
+
+@contextmanager
+def _alone(runtime_dir: str) -> Iterator[None]:
+    """One validation at a time. Who may not write there has no lock, and a job's prolog cannot end his: he is told."""
+    from healthd.validation import run
+
+    try:
+        holding = run.alone(runtime_dir)
+        holding.__enter__()
+    except run.Refused as error:
+        raise Stop(f"healthd validate: {error}", UNKNOWN) from None
+    except OSError as error:
+        if not run.is_no_right(error):
+            raise Stop(f"healthd validate: {runtime_dir}: {error.strerror or error}", UNKNOWN) from None
+        complain("healthd validate: not as root: a job that starts meanwhile does not end this")
+        yield
+        return
+    try:
+        yield
+    finally:
+        holding.__exit__(None, None, None)
+
+
+def _keep(state_dir: str, validation: Validation, past: dict[tuple[str, str, str], list[float]]) -> None:
+    from healthd.validation import run
+
+    try:
+        run.keep(state_dir, validation, past)
+    except OSError as error:
+        why = "not as root" if run.is_no_right(error) and os.geteuid() != 0 else (error.strerror or str(error))
+        complain(f"healthd validate: nothing is kept in {state_dir}: {why}: the daemon does not see this", REFUSED)
+
+
+# --- the plan
+
+
+def _plan(given: str, shape: str) -> dict[str, Any]:
+    from healthd.validation.passes import SHAPES
+
+    if not is_decimal(given) or len(given) > 9 or not 1 <= int(given) <= MOST_PARTS:
+        raise Stop(f'healthd validate: --plan must be a number of parts, 1 to {MOST_PARTS}, is "{given}"')
+    return {"parts": int(given), "shape": shape, "passes": SHAPES[shape](int(given))}
+
+
+def _plan_text(document: dict[str, Any]) -> str:
+    """One line a pass: "pass 1: 0>1 2>3"."""
+    passes = document["passes"]
+    lines = [f"pass {n}: " + " ".join(f"{a}>{b}" for a, b in pairs) for n, pairs in enumerate(passes, 1)]
+    return "\n".join(lines or ["one part alone has nobody to send to"]) + "\n"
+
+
+COMMANDS = {
+    "validate": Command(
+        _flags,
+        _validate,
+        "Measure what this node's GPUs, links and ports can do now, with the tools that are here: beside floors, peers "
+        "and its own past. It needs the node for itself.\n"
+        "Exit status: 0 all is well, 1 something is slow, 2 something failed, 3 nothing could be looked at or a job is "
+        "here, 64 wrong use.",
+        "  healthd validate --quick\n  healthd validate --show\n"
+        "  healthd validate --only gemm,p2p --seconds 120 --json > validation.json\n"
+        "  healthd validate --nodes n[1-4] --quick\n"
+        "  healthd validate --plan 7 --shape tree\n",
+    )
+}

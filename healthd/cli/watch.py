@@ -1,0 +1,115 @@
+"""`healthd status --watch`: the same text again and again, on a screen of its own.
+
+On a terminal it is the alternate screen, as less and top have it: drawn over what was there, cut at the last row. Where
+there is none (a pipe, TERM=dumb) it is one text after another. A look is one request to the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from healthd.cli.terminal import harmless
+from healthd.machine.wakeup import poll, signals
+from healthd.text import regex
+
+# xterm's control sequences (ctlseqs): ?1049 the alternate screen, ?25 the cursor, H home, K to the line's end, J below.
+_ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+_HOME, _END_OF_LINE, _BELOW = "\033[H", "\033[K", "\033[J"
+_COLOUR = regex(r"\x1b\[[0-9;]*m")
+
+
+class Seen(NamedTuple):
+    """One look. `text` is called when it is shown: the terminal may have another size by then."""
+
+    status: int
+    text: Callable[[], str]
+
+
+def watch(look: Callable[[], Seen], period_seconds: float, title: str, plain: bool) -> int:
+    """Show what `look` sees, each period, until a signal ends it or nobody reads any more. Returns the exit status of
+    the last look. `plain`: for programs, one text after another without a title."""
+    screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    seen = Seen(0, str)
+
+    def show() -> None:
+        now = time.strftime("%H:%M:%S")
+        if screen:
+            size = shutil.get_terminal_size()
+            _write(frame(f"{title}, {now}; Ctrl-C ends it", seen.text(), size.columns, size.lines))
+        else:
+            _write(seen.text() if plain else f"--- {title}, {now}\n{seen.text()}\n")
+
+    with suppress(KeyboardInterrupt, BrokenPipeError), _screen(screen), _woken() as woken:
+        while True:
+            due = time.monotonic() + period_seconds
+            seen = look()
+            show()
+            while (left := due - time.monotonic()) > 0:
+                poll([(woken, False)], left)
+                came = signals(woken) if screen else b""
+                if signal.SIGTSTP in came:
+                    _write(_LEAVE)
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                    _write(_ENTER)
+                if came:
+                    show()
+    return seen.status
+
+
+def frame(title: str, text: str, columns: int, rows: int) -> str:
+    """The text as it is drawn over another one: as many lines as there is room for, and how many there are not."""
+    room, shown = max(rows, 3) - 2, []  # the title, and the line that says how much is left out
+    lines = harmless(text).rstrip("\n").split("\n")
+    for line in lines:
+        room -= max(1, -(-len(_COLOUR.sub("", line)) // max(columns, 1)))
+        if room < 0:
+            break
+        shown.append(line)
+    more = len(lines) - len(shown)
+    last = [f"... {more} more lines: healthd status | less"[:columns]] if more else []
+    return _HOME + "".join(f"{line}{_END_OF_LINE}\r\n" for line in (title[:columns], *shown)) + "".join(last) + _BELOW
+
+
+@contextmanager
+def _screen(alternate: bool) -> Iterator[None]:
+    """The terminal as it was before, whatever ends this."""
+    if alternate:
+        _write(_ENTER)
+    try:
+        yield
+    finally:
+        if alternate:
+            _write(_LEAVE)
+
+
+@contextmanager
+def _woken() -> Iterator[int]:
+    """A descriptor that gets a byte when the window has another size, or Ctrl-Z was typed; what ends a program raises
+    KeyboardInterrupt."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGWINCH, signal.SIGTSTP):
+        before[number] = signal.signal(number, lambda _number, _frame: None)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

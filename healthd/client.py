@@ -1,0 +1,203 @@
+"""Tells healthd on this node how long the iterations of a job take: one call at the end of each.
+
+    from healthd.client import step
+    for batch in data:
+        train(batch)
+        step(busy=seconds_of_own_work)
+
+`step` never waits, never raises and needs no healthd on the node: where nobody listens it does next to nothing. It is
+one file of the standard library alone, and may be copied into a container that has no healthd; the folder /run/healthd
+of the node is mounted into it, or HEALTHD_SOCKET names the socket.
+
+What is sent: one message of a fixed size (MESSAGE) at most each TELL_SECONDS, over a connection of SOCK_SEQPACKET; it
+stands for all steps since the last that was taken. healthd reads it as any text of a user: it can only warn of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+
+SOCKET = "/run/healthd/failslow.sock"
+TELL_SECONDS = 0.2
+RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason
+
+# magic and version; rank and local rank (-1: not told); the number of the last step; how many steps this stands for;
+# seconds of one step, of its own work, and waiting for other ranks, in the mean (NaN: not told). Later versions add
+# fields behind.
+MESSAGE = struct.Struct("<4siiqiddd")
+MAGIC = b"hfs1"
+SUBSCRIBE = struct.Struct("<4si")  # a signal's number; SUBSCRIBE_MAGIC before it
+SUBSCRIBE_MAGIC = b"hfsS"
+NOT_TOLD = float("nan")
+MOST_ADVICE_BYTES = 1 << 16
+
+_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+_connection: socket.socket | None = None
+_pid = 0  # whose connection it is: a child has its own
+_retry_at = 0.0
+_rank = _local_rank = -1
+_step = 0
+_signal = 0  # that was asked for, 0 = none
+_last: float | None = None  # when the last step ended; None before the first
+_told_at = 0.0
+_steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0  # since what was sent last
+
+
+def step(busy: float | None = None, wait: float | None = None) -> None:
+    """One iteration is over. busy: seconds that this rank computed in it; wait: seconds that it waited for others, both
+    if known. Its length is the time since the last call; nothing is told of the first."""
+    global _last, _step, _steps, _seconds, _busy, _wait
+    try:
+        now = time.perf_counter()
+        last, _last = _last, now
+        if os.getpid() != _pid:
+            _begin_anew(now)
+        elif last is not None:
+            _step += 1
+            _steps += 1
+            _seconds += now - last
+            _busy += busy if isinstance(busy, (int, float)) else NOT_TOLD
+            _wait += wait if isinstance(wait, (int, float)) else NOT_TOLD
+            if now - _told_at >= TELL_SECONDS:
+                _tell(now)
+    except Exception:
+        try:
+            _forget()
+        except Exception:  # the interpreter ends, and has emptied this module: a loop's last __del__ may still step
+            return
+
+
+def subscribe(number: int) -> bool:
+    """Have this signal (SIGUSR1 or SIGUSR2) whenever there may be new `advice`: at most one a minute, and one when the
+    connection ends. True if healthd was told; else it is told with the next connection. False, and nothing happens, if
+    it is another signal, or no handler is set for it: it would end the process.
+
+    healthd sends no signal, it writes to the connection, and the kernel signals the process that asked for it (O_ASYNC,
+    fcntl(2)): no process can have another one signalled so.
+    """
+    global _signal
+    try:
+        import signal
+
+        if number not in (signal.SIGUSR1, signal.SIGUSR2) or signal.getsignal(number) == signal.SIG_DFL:
+            return False
+        if os.getpid() != _pid or _connection is None:
+            _begin_anew(time.perf_counter())
+        _signal = int(number)
+        return _connection is not None and _ask(_connection)
+    except Exception:
+        return False
+
+
+def advice() -> dict[str, object] | None:
+    """What healthd advises this job (docs/fail-slow-plan.md), None: nothing yet, or it cannot be read."""
+    try:
+        import json
+
+        folder = os.path.dirname(os.environ.get("HEALTHD_SOCKET") or SOCKET)
+        job = os.environ["SLURM_JOB_ID"]
+        with open(os.path.join(folder, "advice", f"{job}.json"), "rb") as file:
+            document = json.loads(file.read(MOST_ADVICE_BYTES))
+        return document if isinstance(document, dict) else None
+    except Exception:
+        return None
+
+
+def _ask(connection: socket.socket) -> bool:
+    import fcntl
+
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETSIG, _signal)
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+    connection.send(SUBSCRIBE.pack(SUBSCRIBE_MAGIC, _signal), _FLAGS)
+    return True
+
+
+def _begin_anew(now: float) -> None:
+    """In a process that has not told anything: also in a child, whose parent's connection stays the parent's."""
+    global _pid, _step, _rank, _local_rank, _retry_at, _signal
+    _forget()
+    if _pid != os.getpid():
+        _signal = 0  # the parent asked for itself
+    _pid, _step, _retry_at = os.getpid(), 0, 0.0
+    _rank, _local_rank = _number(_RANK), _number(_LOCAL_RANK)
+    _connect(now)
+
+
+def _number(names: tuple[str, ...]) -> int:
+    for name in names:
+        text = os.environ.get(name, "")
+        if 0 < len(text) <= 9 and set(text) <= set("0123456789"):
+            return int(text)
+    return -1
+
+
+def _connect(now: float) -> None:
+    global _connection, _retry_at
+    if now < _retry_at:
+        return
+    _retry_at = now + RETRY_SECONDS
+    made = None
+    try:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        made.connect(os.environ.get("HEALTHD_SOCKET") or SOCKET)
+        if _connection is None:
+            _connection = made
+            if _signal:
+                _ask(made)
+        else:  # another thread was quicker
+            made.close()
+    except Exception:
+        if made is not None:
+            if _connection is made:
+                _connection = None
+            made.close()
+
+
+def _tell(now: float) -> None:
+    global _told_at, _steps, _seconds, _busy, _wait
+    _told_at = now  # also if it fails: a queue that is full costs one attempt, not one a step
+    if _connection is None:
+        _connect(now)
+    n = _steps
+    if not n:  # another thread told of them just now
+        return
+    if _connection is not None:
+        try:
+            _connection.send(
+                MESSAGE.pack(MAGIC, _rank, _local_rank, _step, n, _seconds / n, _busy / n, _wait / n), _FLAGS
+            )
+        except BlockingIOError:  # healthd is slow to read: the next message stands for these steps too
+            return
+        except OSError:
+            _forget()
+            return
+        if _signal:
+            _take_news(_connection)
+    _steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0
+
+
+def _take_news(connection: socket.socket) -> None:
+    """What healthd wrote says only that there is advice; unread it would fill the queue."""
+    try:
+        connection.recv(64, _FLAGS)
+    except OSError:
+        return
+
+
+def _forget() -> None:
+    """The connection, and what was not sent."""
+    global _connection, _steps, _seconds, _busy, _wait
+    gone, _connection = _connection, None
+    _steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0
+    if gone is not None:
+        try:
+            gone.close()
+        except Exception:
+            return

@@ -1,0 +1,135 @@
+"""Whether healthd can read and change its node in Slurm. Nothing is changed: the right to drain is tried on a node that
+does not exist, which slurmctld only looks for once it has found that the user may change nodes
+(src/slurmctld/proc_req.c: _slurm_rpc_update_node() asks validate_super_user() first).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+
+from healthd.config import Settings
+from healthd.doctor.line import Line, State, absent, works
+from healthd.errors import HealthdError
+from healthd.machine.program import Ran, run_program
+from healthd.model import Mode
+from healthd.slurm import commands
+from healthd.slurm.output import parse_node
+from healthd.text import regex
+
+NO_NODE = "healthd-doctor-asks"  # no node is called so
+PROGRAMS = ("scontrol", "sinfo", "squeue")
+MUNGE = "munge -n | unmunge"
+SECONDS = 10.0  # for one command
+DOCUMENT = "docs/prolog-epilog.md"
+
+Run = Callable[[tuple[str, ...]], Ran]
+
+
+def run(argv: tuple[str, ...]) -> Ran:
+    """As the daemon runs them, within SECONDS. Raises OSError, TimeoutError."""
+    inherited = {name: os.environ[name] for name in ("PATH", "SLURM_CONF", "LD_LIBRARY_PATH") if name in os.environ}
+    return run_program(argv, SECONDS, {**inherited, **commands.ENVIRONMENT})
+
+
+def lines(settings: Settings, run: Run = run, which: Callable[[str], str | None] = shutil.which) -> Iterator[Line]:
+    """What is missing is only limited where the mode changes nothing."""
+    bad = State.LIMITED if settings.mode is Mode.OBSERVE else State.FAILS
+    missing = [name for name in PROGRAMS if which(name) is None]
+    if len(missing) == len(PROGRAMS) and settings.mode is Mode.OBSERVE:
+        yield absent("Slurm", "no scontrol here, and mode observe needs none")
+        return
+    if missing:
+        where = "systemctl edit healthd: [Service] Environment=PATH=/opt/slurm/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        mend = ("apt-get install slurm-client, or, where it is not on PATH:", where)
+        yield Line("Slurm", bad, f"no {', '.join(missing)} on PATH", mend)
+        return
+    config = _asked(run, commands.config())
+    settled = config.stdout if not isinstance(config, str) and config.status == 0 else ""
+    yield from _munge(run, which, settled, bad)
+    if isinstance(config, str) or config.status != 0:
+        why = config if isinstance(config, str) else _said(config)
+        yield Line(
+            "Slurm", bad, f"slurmctld does not answer: {why}", ("scontrol ping", "systemctl status slurmctld (there)")
+        )
+        return
+    yield _node(settings, run, bad)
+    yield _right(run, bad)
+    yield _hooks(settled, settings)
+
+
+def _asked(run: Run, argv: tuple[str, ...]) -> Ran | str:
+    """The answer, or in a sentence why there is none."""
+    try:
+        return run(argv)
+    except (OSError, TimeoutError) as error:
+        return str(error)
+
+
+def _said(ran: Ran) -> str:
+    lines = (ran.stderr.strip() or ran.stdout.strip()).splitlines()
+    return lines[0][:200] if lines else f"exit status {ran.status}"
+
+
+def _munge(run: Run, which: Callable[[str], str | None], config: str, bad: State) -> Iterator[Line]:
+    if config and setting(config, "AuthType") != "auth/munge":
+        yield absent("munge", f"Slurm has {setting(config, 'AuthType')}")
+        return
+    if which("munge") is None or which("unmunge") is None:
+        yield absent("munge", "no munge and unmunge here")
+        return
+    socket = regex(r"socket=([^,\s]+)").search(setting(config, "AuthInfo"))
+    option = f" -S '{socket[1]}'" if socket and "'" not in socket[1] else ""
+    ran = _asked(run, ("sh", "-c", f"munge -n{option} | unmunge{option}"))
+    if isinstance(ran, str):
+        yield Line("munge", bad, f"no credential: {ran}", ("systemctl restart munge",))
+    elif ran.status != 0:
+        mend = ("systemctl restart munge", "timedatectl (a wrong clock makes credentials expire)", MUNGE)
+        yield Line("munge", bad, f"no valid credential: {_said(ran)}", mend)
+    else:
+        yield works("munge", "a credential of this node is valid here")
+
+
+def _node(settings: Settings, run: Run, bad: State) -> Line:
+    ran = _asked(run, commands.node(settings.node_name))
+    try:
+        if isinstance(ran, str) or ran.status != 0:
+            return Line("Slurm node", bad, f"sinfo: {ran if isinstance(ran, str) else _said(ran)}", ("sinfo -N",))
+        node = parse_node(ran.stdout, settings.node_name)
+    except HealthdError as error:
+        mend = ("sinfo -N", 'node_name = "..." in healthd.toml')
+        return Line("Slurm node", bad, f"this node is not known by the name {settings.node_name}: {error}", mend)
+    words = f"{settings.node_name} is {'+'.join(sorted(node.flags)).lower()}"
+    return works("Slurm node", f"{words}: {node.reason}" if node.reason else words)
+
+
+def _right(run: Run, bad: State) -> Line:
+    ran = _asked(run, ("scontrol", "update", f"NodeName={NO_NODE}", "State=DRAIN", "Reason=healthd doctor"))
+    said = ran if isinstance(ran, str) else _said(ran)
+    if "Invalid node name" in said:
+        return works("Slurm rights", f"user {os.geteuid()} may drain and resume (tried on a node that does not exist)")
+    if "Invalid user id" in said or "denied" in said.lower():
+        says = f"user {os.geteuid()} may not change nodes: {said}"
+        return Line(
+            "Slurm rights", bad, says, ("run it as root or SlurmUser; operators may only requeue (docs/slurm.md)",)
+        )
+    return Line("Slurm rights", bad, f"whether nodes may be changed is not known: {said}", ("scontrol ping",))
+
+
+def _hooks(config: str, settings: Settings) -> Line:
+    """Whether Slurm calls us, as far as the names of its programs tell."""
+    names = ("Prolog", "Epilog", "HealthCheckProgram")
+    set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
+    if not set_up:
+        says = "slurm.conf names no prolog, epilog or health check: jobs start on a node that is about to be drained"
+        return Line("Slurm hooks", State.LIMITED, says, (DOCUMENT,))
+    said = ", ".join(f"{name}={value}" for name, value in set_up.items())
+    return works("Slurm hooks", f"slurm.conf has {said}; {DOCUMENT} says what they should call")
+
+
+def setting(config: str, name: str) -> str:
+    """The value of a setting in what `scontrol show config` prints, "" if it is not there. Array-like settings of newer
+    versions ("Epilog[0] = /a") count as the plain one."""
+    found = regex(rf"(?m)^{name}(?:\[0\])?\s*=\s*(.*?)\s*$").search(config)
+    return str(found[1]) if found else ""

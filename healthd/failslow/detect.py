@@ -1,0 +1,436 @@
+"""Where a series of times becomes slower, and where it recovers: a detector of constant memory, one sample at a time.
+
+FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and keeps it if the means before
+and after differ by 10 %. Of a job that fluctuates that reports most fluctuations, and it misses a slowness that comes
+by steps below 10 %. So here samples are held against the level of their regime (level.py), which is learned once. A
+sample is the logarithm of a time, less that level: 0.095 is 10 % slower.
+
+- Looked at are the samples since a change point, for the quick; and the last 20 to 160, for what comes slowly.
+- They are slow if their mean is above 10 %, and above 7 % by so much that chance does not explain it: the noise of the
+  samples, what the level is not known for, and how blocks of samples drift by themselves. Two thirds of the samples and
+  the last ones must be slow too: a few long pauses are no slowness.
+- It must have lasted for ten samples.
+- The onset is where the samples, made to ascend (isotonic regression), cross 10 %; the relief is where they descend.
+
+All is decided by samples up to the alarm: none that comes later moves an onset. What is told without reason and what is
+missed: docs/fail-slow.md, "How good it is".
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import field, replace
+from itertools import compress, islice, repeat
+from statistics import median
+
+from healthd.failslow.bocd import RunLengths
+from healthd.failslow.level import FARTHEST, LEAST_NOISE, Level, clipped, deviation
+from healthd.failslow.model import Kind, Point
+from healthd.values import dataclass
+
+LASTS = 10  # samples
+STILL = 3  # of these, the last must be slow too
+AROUND = 3  # samples on each side of one, for where a slowness begins
+QUICK = 40  # for so many samples a change point is followed
+KEPT = 160  # samples that are looked back at
+WINDOWS = (20, 28, 40, 56, 80, 112, KEPT)
+SIGMAS = 3.0  # by so many errors a mean must be above what is tolerated,
+RARE_SIGMAS = 6.0  # and by so many above the level: each sample of each series is one more chance to be wrong
+NEARLY = 0.95  # an onset's level is measured below the limit as often as above
+WARM_UP = 60  # samples after a start at most, in which times may still fall
+FALLING = 0.02
+BLOCK, BLOCKS = 20, 24  # samples; blocks by which the drift is known
+LEAST_DRIFT, MOST_DRIFT = 0.006, 0.02
+MOST_SLOW = 50.0  # in the logarithm: what is slower counts as no slower, so that no sum overflows
+LIVED = 200  # samples, after which a level is one that the job is known to have
+SHORT = 60  # samples of a slowness that may be the job's way
+MORE = 1.5  # times as long, or as high, as it was before
+MOST_REGIMES = 64  # of more, which is a name a sample, nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """In the logarithm. slow: by the mean; tolerated: what must be exceeded for certain."""
+
+    slow: float
+    tolerated: float
+
+
+# FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (the same, table 2: 0.29 of
+# RDMA's latency, 0.01 of a copy within a GPU), and Greyhound's own detector calls a group degraded from 1.2 x on.
+LIMITS = {
+    Kind.ITERATION: Limits(math.log(1.10), math.log(1.07)),
+    Kind.BUSY: Limits(math.log(1.10), math.log(1.07)),
+    Kind.TRANSFER: Limits(math.log(1.20), math.log(1.14)),
+}
+
+
+def detect(
+    value: Sequence[float],
+    regimes: Sequence[str] | None = None,
+    starts: Sequence[int] = (0,),
+    kind: Kind = Kind.ITERATION,
+) -> tuple[Point, ...]:
+    """All points of one series, oldest first: what a Detector says of its samples, one by one."""
+    return run(value, None, regimes, starts, kind)
+
+
+def run(
+    value: Sequence[float],
+    newest: Sequence[int] | None,
+    regimes: Sequence[str] | None,
+    starts: Sequence[int],
+    kind: Kind,
+) -> tuple[Point, ...]:
+    """The same; newest: what RunLengths says of each sample, where that was computed before (many.py)."""
+    detector = Detector(kind)
+    begins = frozenset(starts)
+    regime = repeat("") if regimes is None else regimes
+    told = repeat(None) if newest is None else newest
+    for at, (one, its_regime, its_newest) in enumerate(zip(value, regime, told, strict=False)):
+        detector.add(one, its_regime, at in begins, its_newest)
+    return tuple(detector.points)
+
+
+@dataclass(slots=True)
+class Detector:
+    """One series. points: all that were found, the last may still last."""
+
+    kind: Kind = Kind.ITERATION
+    points: list[Point] = field(default_factory=list)
+    _limits: Limits = field(init=False)
+    _position: int = -1
+    _levels: dict[str, Level] = field(default_factory=dict)
+    _left: list[Level] = field(default_factory=list)  # slower ones that the job had before
+    _run_lengths: RunLengths = field(default_factory=RunLengths)
+    _last_two: tuple[float, float] | None = None
+    _starting: list[float] | None = None  # samples since a start, until they lie still
+    # The last samples against their level; the same, no farther from it than FARTHEST; and their positions.
+    _off: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _near: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _positions: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _changed_at: int = -1  # the first sample after the change point that is followed
+    # What is healthy, by blocks: mean and variance.
+    _block: list[float] = field(default_factory=list)
+    _blocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
+    _noise: float = LEAST_NOISE
+    _drift: float = LEAST_DRIFT
+    _slowness: Slowness | None = None
+    _short: list[tuple[int, float]] = field(default_factory=list)  # the last short ones: samples, mean
+
+    def __post_init__(self) -> None:
+        self._limits = LIMITS[self.kind]
+
+    def add(self, value: float, regime: str = "", begins: bool = False, newest: int | None = None) -> None:
+        """Takes one time; what is none (0, NaN) has its position and tells nothing. begins: the job started anew."""
+        self._position += 1
+        if begins:
+            self._restart()
+        if not 0 < value < math.inf:
+            return
+        level = self._levels.get(regime)
+        if level is None:
+            if len(self._levels) >= MOST_REGIMES:
+                return
+            level = self._levels[regime] = Level()
+        sample = math.log(value)
+        if newest is None:
+            newest = self._run_lengths.add(self._smoothed(sample) - (level.at if regime else 0.0))
+        if self._starting is not None and not self._lies_still(sample):
+            return
+        if not level.count:
+            level.learn(sample)
+            self._noise = max(self._noise, level.noise)
+            return
+        if not level.fixed and self._slowness is None:
+            moved = level.learn(sample)
+            if moved:
+                self._off = deque([off - moved for off in self._off], KEPT)
+                self._near = deque(map(clipped, self._off), KEPT)
+                self._noise = max(level.noise, self._noise if self._blocks else 0.0)
+        level.seen += 1
+        off = sample - level.at
+        near = clipped(off)
+        self._off.append(off)
+        self._near.append(near)
+        self._positions.append(self._position)
+        if self._slowness is not None:
+            self._slowness.add(off)
+            self._look_for_relief(self._slowness)
+            return
+        self._block.append(near)
+        if len(self._block) == BLOCK:
+            self._end_block()
+            self._measure(level)
+        if newest:
+            self._follow(self._position, near, newest)
+        # Nearly all samples end here.
+        if near >= self._limits.slow / 2:
+            self._look_for_slowness(regime, level)
+        elif near <= -self._limits.slow / 2:
+            self._look_for_quickness(regime, level)
+
+    def hold_against(self, limits: Limits) -> None:
+        """From the next sample on these limits count; what was found stands."""
+        self._limits = limits
+
+    @property
+    def slow(self) -> Point | None:
+        """The slowness that lasts, None if there is none."""
+        return None if self._slowness is None else self.points[-1]
+
+    def baseline(self, regime: str = "") -> float:
+        """The time that is healthy in this regime, in the unit of the samples; 0 while it is not known."""
+        level = self._levels.get(regime)
+        return math.exp(level.at) if level is not None and level.known else 0.0
+
+    def lately(self) -> float | None:
+        """The last LASTS samples against what is healthy (1.3: 30 % slower); None while there are fewer."""
+        if len(self._off) < LASTS:
+            return None
+        last = islice(self._off, len(self._off) - LASTS, None)
+        return math.exp(min(sum(last) / LASTS, MOST_SLOW))
+
+    def steady(self) -> Level | None:
+        """The level, if nothing is slow now and nothing is learned. Of series without regimes."""
+        level = self._levels.get("")
+        if level is None or not level.fixed or self._slowness is not None or self._starting is not None:
+            return None
+        return level
+
+    def pass_over(self, off: Sequence[float], near: Sequence[float], newest: Sequence[int]) -> None:
+        """As add, of many samples at once, while it is steady and the mean of no LASTS of them reaches a limit. off,
+        near: from their level; newest: as add has it."""
+        level, first = self._levels[""], self._position + 1
+        self._position += len(near)
+        level.seen += len(near)
+        self._off.extend(off[-KEPT:])
+        self._near.extend(near[-KEPT:])
+        self._positions.extend(range(max(first, self._position + 1 - KEPT), self._position + 1))
+        for at in compress(range(len(near)), newest):
+            self._follow(first + at, near[at], newest[at])
+        done = BLOCK - len(self._block)
+        if len(near) < done:
+            self._block += near
+            return
+        self._block += near[:done]
+        self._end_block()
+        more = (len(near) - done) // BLOCK
+        for at in range(max(0, more - BLOCKS), more):
+            self._block += near[done + at * BLOCK : done + (at + 1) * BLOCK]
+            self._end_block()
+        self._measure(level)
+        self._block += near[done + more * BLOCK :]
+
+    def _smoothed(self, sample: float) -> float:
+        """The median of this sample and the two before it: a single one that is far off is no change."""
+        before, last = self._last_two or (sample, sample)
+        self._last_two = (last, sample)
+        return sorted((before, last, sample))[1]
+
+    # --- after a start
+
+    def _restart(self) -> None:
+        self._off.clear()
+        self._near.clear()
+        self._positions.clear()
+        self._starting = []
+        self._changed_at = -1
+
+    def _lies_still(self, sample: float) -> bool:
+        """After a start times fall: nothing is learned or looked at before they do no more."""
+        assert self._starting is not None
+        self._starting.append(sample)
+        if len(self._starting) < LASTS:
+            return False
+        before, last = self._starting[-LASTS : -LASTS // 2], self._starting[-LASTS // 2 :]
+        if len(self._starting) < WARM_UP and median(last) < median(before) - FALLING:
+            return False
+        self._starting = None
+        return True
+
+    # --- while it is healthy
+
+    def _follow(self, position: int, near: float, newest: int) -> None:
+        if near > 0 and (self._changed_at < 0 or position - self._changed_at > LASTS):
+            self._changed_at = position - newest
+
+    def _end_block(self) -> None:
+        mean = sum(self._block) / BLOCK
+        self._blocks.append((mean, sum([(one - mean) ** 2 for one in self._block]) / (BLOCK - 1)))
+        self._block.clear()
+
+    def _measure(self, level: Level) -> None:
+        """What samples, and blocks of them, differ by. The newest two blocks may belong to what is to be found."""
+        if len(self._blocks) < 5:
+            return
+        old = list(self._blocks)[:-2]
+        noise = math.sqrt(median([variance for _, variance in old]))
+        self._noise = max(LEAST_NOISE, noise, level.noise if len(old) < 5 else 0.0)
+        between = deviation([mean for mean, _ in old]) ** 2 - self._noise**2 / BLOCK
+        self._drift = max(LEAST_DRIFT, min(MOST_DRIFT, math.sqrt(max(0.0, between))))
+
+    def _look_for_slowness(self, regime: str, level: Level) -> None:
+        last, count = self._mean_of_last(), len(self._near)
+        if last < self._limits.slow:
+            return
+        samples = list(self._near)
+        since = self._position - self._changed_at + 1
+        followed = self._changed_at >= 0 and LASTS <= since <= min(QUICK, count)
+        for window in (since, *WINDOWS) if followed else WINDOWS:
+            if window <= count and self._is_slow(samples[-window:], level):
+                self._report(samples, window, last, regime, level)
+                return
+
+    def _look_for_quickness(self, regime: str, level: Level) -> None:
+        if self._mean_of_last() <= -self._limits.slow and len(self._near) >= QUICK:
+            samples = list(self._near)
+            if sum(samples[-QUICK:]) / QUICK < -self._limits.slow:
+                self._became_faster(samples, regime, level)
+
+    def _mean_of_last(self) -> float:
+        """0 of fewer than LASTS."""
+        count = len(self._near)
+        return sum(islice(self._near, count - LASTS, count)) / LASTS if count >= LASTS else 0.0
+
+    def _error(self, count: int, level: Level) -> float:
+        """Of the mean of so many samples."""
+        return math.sqrt(self._noise**2 * (1 / count + 1 / level.count) + self._drift**2)
+
+    def _is_slow(self, samples: Sequence[float], level: Level) -> bool:
+        limits, count = self._limits, len(samples)
+        mean, error = sum(samples) / count, self._error(count, level)
+        if mean < max(limits.slow, limits.tolerated + SIGMAS * error, RARE_SIGMAS * error):
+            return False
+        if sum(samples[-STILL:]) / STILL < 0.6 * mean:
+            return False
+        ordered = sorted(samples)
+        return ordered[(count - 1) // 2] >= limits.slow and ordered[count * 35 // 100] >= 0.85 * limits.slow
+
+    def _report(self, samples: list[float], window: int, last: float, regime: str, level: Level) -> None:
+        limits = self._limits
+        known = next((one for one in self._left if abs(level.at + last - one.at) < limits.slow / 2), None)
+        if known is not None:  # it had been as slow for long, before it became faster
+            self._left.remove(known)
+            self._change_level(regime, known)
+            return
+        fit = ascending(smooth(samples))
+        first = next((at for at, one in enumerate(fit) if one >= NEARLY * limits.slow), len(fit) - 1)
+        mean = sum(samples[-window:]) / window
+        if len(samples) - first < max(LASTS, self._usual(mean)):
+            return
+        chance = 0.5 * (1 + math.erf((mean - limits.slow) / self._error(window, level) / math.sqrt(2)))
+        before = samples[max(0, first - QUICK) : first]
+        self._slowness = Slowness(min(0.0, sum(before) / len(before)) if before else 0.0)
+        for sample in islice(self._off, first, None):
+            self._slowness.add(sample)
+        self.points.append(Point(self._positions[first], self._position, self._slowness.slowdown(), chance))
+        self._changed_at = -1
+        self._block.clear()
+
+    def _usual(self, mean: float) -> float:
+        """For how many samples it may be as slow as this, since it was so before, again and again: an evaluation each
+        hundred iterations, a job that fluctuates. The first two of these are told."""
+        those = [length for length, height in self._short if mean < MORE * height]
+        return MORE * max(those) if len(those) >= 2 else 0.0
+
+    def _became_faster(self, samples: list[float], regime: str, level: Level) -> None:
+        """That is a regime of its own, with a level to be learned."""
+        if level.seen >= LIVED:
+            self._left = [level, *self._left][:3]
+        fresh = Level()
+        for near in samples[-QUICK // 2 :]:
+            fresh.learn(near + level.at)
+        self._change_level(regime, fresh)
+        self._blocks.clear()
+        self._noise, self._drift = fresh.noise, LEAST_DRIFT
+
+    def _change_level(self, regime: str, level: Level) -> None:
+        self._levels[regime] = level
+        self._off.clear()
+        self._near.clear()
+        self._positions.clear()
+        self._block.clear()
+        self._changed_at = -1
+
+    # --- while it is slow
+
+    def _look_for_relief(self, slowness: Slowness) -> None:
+        limits, count, point = self._limits, len(self._near), self.points[-1]
+        point = self.points[-1] = replace(point, slowdown=slowness.slowdown())
+        if count < LASTS or self._mean_of_last() >= limits.slow:
+            return
+        samples = list(self._near)
+        height = min(slowness.mean(), FARTHEST)
+        for window in (LASTS, 2 * LASTS, 4 * LASTS):
+            if window > count or self._position - point.alarm_index < window // 2:
+                return
+            now = sum(samples[-window:]) / window
+            if now < limits.slow and now < height - 4 * self._noise / math.sqrt(window):
+                break
+        else:
+            return
+        begin = next(at for at, position in enumerate(self._positions) if position > point.alarm_index - STILL)
+        fit = ascending([-one for one in smooth(samples[begin:])])
+        first = begin + next((at for at, one in enumerate(fit) if -one < limits.slow), len(fit) - 1)
+        slowdown = slowness.slowdown(without=count - first)
+        self.points[-1] = replace(point, slowdown=slowdown, relief_index=self._positions[first])
+        length = self._positions[first] - point.onset_index
+        if length <= SHORT:
+            self._short = [*self._short[-3:], (length, min(math.log1p(slowdown), FARTHEST))]
+        self._slowness = None
+        for _ in range(first):
+            self._off.popleft()
+            self._near.popleft()
+            self._positions.popleft()
+
+
+@dataclass(slots=True)
+class Slowness:
+    """How slow it is, since the onset. rest: where the samples lay before, if below their level."""
+
+    rest: float
+    _total: float = 0.0
+    _ratios: float = 0.0
+    _count: int = 0
+    _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    def add(self, sample: float) -> None:
+        """A pause within counts for no more than the others."""
+        if self._count >= LASTS:
+            sample = min(sample, self._total / self._count + FARTHEST)
+        ratio = math.exp(min(sample - self.rest, MOST_SLOW))
+        self._total += sample
+        self._ratios += ratio
+        self._count += 1
+        self._last.append((sample, ratio))
+
+    def mean(self) -> float:
+        return self._total / self._count
+
+    def slowdown(self, without: int = 0) -> float:
+        """0.65 is 65 % slower; without the last samples, of at most KEPT, unless these are all."""
+        count = self._count - without
+        if count <= 0 or without > len(self._last):
+            return self._ratios / self._count - 1
+        return (self._ratios - sum(ratio for _, ratio in islice(reversed(self._last), without))) / count - 1
+
+
+def smooth(samples: Sequence[float]) -> list[float]:
+    """The median of each sample and its neighbours, AROUND on each side: a pause shorter than that is gone, a step is
+    where it was."""
+    return [median(samples[max(0, at - AROUND) : at + AROUND + 1]) for at in range(len(samples))]
+
+
+def ascending(samples: Iterable[float]) -> list[float]:
+    """The nearest sequence by least squares that never falls: pool adjacent violators (Ayer et al. 1955)."""
+    pools: list[tuple[float, int]] = []
+    for sample in samples:
+        total, count = sample, 1
+        while pools and pools[-1][0] * count >= total * pools[-1][1]:
+            before, many = pools.pop()
+            total, count = total + before, count + many
+        pools.append((total, count))
+    return [total / count for total, count in pools for _ in range(count)]

@@ -1,0 +1,173 @@
+"""The detector for many series at once: their run lengths by numpy, in step; what may be something is told by
+detect.py, sample by sample, and what cannot is passed over.
+
+Of the extra healthd[failslow]. tests/test_failslow_many.py holds it to the same points as detect.py.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healthd.failslow import bocd
+from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECENT, RUNS
+from healthd.failslow.detect import LASTS, LIMITS, Detector, run
+from healthd.failslow.level import FARTHEST, MOST, Level
+from healthd.failslow.model import Kind, Point
+
+MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
+MOST_SAMPLES = 1 << 21  # in one go: 16 MiB
+PIECE = 8192  # samples of a long series, which is cut so that its pieces are done together
+STRETCH = 4096  # samples that are looked over at once
+WORTH = 8  # samples: to pass over fewer takes longer than to add them
+ROUNDING = 1e-9
+FORGOTTEN = 1024  # samples after which no run tells where it began: so many earlier each piece begins
+
+
+def detect(
+    values: Sequence[Sequence[float]],
+    regimes: Sequence[Sequence[str] | None],
+    starts: Sequence[Sequence[int]],
+    kind: Kind = Kind.ITERATION,
+) -> list[tuple[Point, ...]]:
+    """Of each series what detect.detect says of it. Those of about one length are done together."""
+    points: list[tuple[Point, ...]] = [()] * len(values)
+    together: list[int] = []
+    for place in sorted(range(len(values)), key=lambda place: -len(values[place])):
+        # Where regimes are told, run lengths are of times less the regime's level, which only the detector knows.
+        if regimes[place] is not None or not len(values[place]):
+            points[place] = run(values[place], None, regimes[place], starts[place], kind)
+            continue
+        longest = len(values[together[0]]) if together else len(values[place])
+        full = len(together) >= MOST_TOGETHER or (len(together) + 1) * longest > MOST_SAMPLES
+        if together and (full or len(values[place]) * 2 < longest):
+            _together(values, starts, kind, together, points)
+            together = []
+        together.append(place)
+    if together:
+        _together(values, starts, kind, together, points)
+    return points
+
+
+def _together(
+    values: Sequence[Sequence[float]],
+    starts: Sequence[Sequence[int]],
+    kind: Kind,
+    places: Sequence[int],
+    points: list[tuple[Point, ...]],
+) -> None:
+    """places: of series with samples, the longest first."""
+    samples = np.empty((len(places), len(values[places[0]])))
+    counts = []
+    for row, place in enumerate(places):
+        logs = [math.log(time) for time in values[place] if 0 < time < math.inf] or [0.0]
+        samples[row, : len(logs)] = logs
+        samples[row, len(logs) :] = logs[-1]
+        counts.append(len(logs))
+    told = in_pieces(smoothed(samples))
+    for row, place in enumerate(places):
+        value, its = values[place], told[row].tolist()
+        if counts[row] < len(value):
+            following = iter(its)
+            of_each = [next(following) if 0 < time < math.inf else 0 for time in value]
+            points[place] = run(value, of_each, None, starts[place], kind)
+        elif len(value) > MOST:
+            points[place] = _run(value, samples[row, : len(value)], its, starts[place], kind)
+        else:  # its level is not fixed before its end
+            points[place] = run(value, its, None, starts[place], kind)
+
+
+def _run(
+    value: Sequence[float], logs: NDArray[np.float64], told: Sequence[int], starts: Sequence[int], kind: Kind
+) -> tuple[Point, ...]:
+    """As run; stretches in which nothing can be found are passed over."""
+    detector = Detector(kind)
+    begins = frozenset(starts)
+    level: Level | None = None
+    at = begin = end = 0  # of what was looked at: off, near, stops
+    while at < len(value):
+        steady = detector.steady()
+        if steady is not None:
+            if steady is not level or at >= end:
+                level, begin, end = steady, at, min(at + STRETCH, len(value))
+                off = logs[begin - LASTS + 1 : end] - level.at
+                near = np.clip(off, -FARTHEST, FARTHEST)
+                last = np.convolve(near, np.ones(LASTS), "valid") / LASTS
+                loud = begin + np.flatnonzero(np.abs(last) > LIMITS[kind].slow - ROUNDING)
+                stops = sorted({*loud.tolist(), *(one for one in begins if begin <= one < end), end})
+                off, near = off[LASTS - 1 :], near[LASTS - 1 :]
+            stop = stops[bisect_left(stops, at)]
+            if stop - at >= WORTH:
+                here = slice(at - begin, stop - begin)
+                detector.pass_over(off[here].tolist(), near[here].tolist(), told[at:stop])
+                at = stop
+                continue
+        detector.add(value[at], "", at in begins, told[at])
+        at += 1
+    return tuple(detector.points)
+
+
+def in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
+    """As newest, which takes as long for one series as for a hundred, of long ones too."""
+    count, length = samples.shape
+    if length <= PIECE + FORGOTTEN:
+        return newest(samples)
+    padded = np.pad(samples, ((0, 0), (0, -(length - FORGOTTEN) % PIECE)), mode="edge")
+    pieces = np.lib.stride_tricks.sliding_window_view(padded, PIECE + FORGOTTEN, axis=1)[:, ::PIECE]
+    told = newest(pieces.reshape(-1, PIECE + FORGOTTEN)).reshape(pieces.shape)
+    later = told[:, :, FORGOTTEN:].reshape(count, -1)
+    return np.concatenate((told[:, 0, :FORGOTTEN], later), axis=1)[:, :length]
+
+
+def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of each sample and the two before it. series x samples."""
+    before = np.concatenate((samples[:, :1], samples[:, :-1]), axis=1)
+    first = np.concatenate((samples[:, :1], before[:, :-1]), axis=1)
+    # Of three numbers: the greatest of the lesser of each two.
+    pairs = (np.minimum(samples, before), np.minimum(samples, first), np.minimum(before, first))
+    return np.maximum(np.maximum(pairs[0], pairs[1]), pairs[2])
+
+
+def newest(samples: NDArray[np.float64]) -> NDArray[np.int8]:
+    """What RunLengths.add says of each sample. samples, and the answer: series x samples, logarithms of times."""
+    count, length = samples.shape
+    told = np.zeros((count, length), np.int8)
+    factors, shapes, powers, steps = (
+        np.array(one)[:, None] for one in (bocd.FACTORS, bocd.SHAPES, bocd.POWERS, bocd.STEPS)
+    )
+    # runs x series, so that each row is one piece of memory; a run of r samples moves down by one row each time.
+    chances, means, betas = np.zeros((RUNS, count)), np.zeros((RUNS, count)), np.full((RUNS, count), PRIOR_BETA)
+    chances[0] = 1.0
+    means[:] = samples[:, 0]
+    for at in range(1, length):
+        sample = samples[:, at]
+        off = sample - means
+        grown = off * off
+        grown *= shapes
+        grown += betas
+        weights = np.divide(betas, grown)
+        np.power(weights, powers, out=weights)
+        weights *= chances
+        weights *= factors
+        weights /= np.sqrt(betas)
+        off *= steps
+        means += off
+        longest = weights[-1] >= weights[-2]
+        means[-1] = np.where(longest, means[-1], means[-2])
+        grown[-1] = np.where(longest, grown[-1] * KEPT, grown[-2])
+        weights[-1] += weights[-2]
+        weights *= GOES_ON / weights.sum(axis=0)
+        chances[1:-1], chances[-1] = weights[:-2], weights[-1]
+        chances[0] = 1 - GOES_ON
+        means[1:-1] = means[:-2].copy()
+        betas[1:-1], betas[-1] = grown[:-2], grown[-1]
+        means[0], betas[0] = sample, PRIOR_BETA
+        recent = chances[: RECENT + 1]
+        likely = recent.sum(axis=0) > LEAST_CHANCE
+        if likely.any():
+            told[likely, at] = recent[1:, likely].argmax(axis=0) + 1
+    return told

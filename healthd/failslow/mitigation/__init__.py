@@ -1,0 +1,1 @@
+"""What to do about a slow job: which remedy, when, and how it is carried out."""

@@ -1,0 +1,385 @@
+"""What a plot of fail-slow shows: which series have a panel, and of each a line of few points. Pure.
+
+A panel has some hundred columns, whatever the series has of samples: in each the least, the median and the largest
+stay, so that a spike of one sample among 100,000 is still seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+from healthd.failslow import times
+from healthd.failslow.model import Cause, JobSlow, Judgement, Point, Series, Suspect
+from healthd.values import dataclass
+
+MOST_PANELS = 24
+COLUMNS = 320
+MOST_PEERS = 60  # are looked at for a band: of more, these evenly
+A_BAND = 4  # so many peers have a median and a spread; fewer have a line each
+SPREAD = (0.1, 0.9)  # of a band: the quantiles of the peers
+TOGETHER = 10  # samples: what becomes slow within so many became slow at the same time
+MOST_WORDS = 3  # stretches of one panel that are said in words
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """x: as Series.index. Of the samples there, or of the peers' medians there: low <= middle <= high."""
+
+    x: float
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One Point where it is drawn. relief: None while it lasts. before, level: how long a sample took, and takes."""
+
+    onset: float
+    alarm: float
+    relief: float | None
+    end: float  # the relief, or the last sample
+    before: float
+    level: float
+    slowdown: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    begin: float
+    end: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """above: samples that lie higher than `top`, which a pause of one sample does not set. peers: their band, or empty;
+    thin: a line of each peer, where they are too few for a band. Both are at the level of the line before its onset.
+    times: the style of x, None for plain numbers."""
+
+    title: str
+    words: tuple[str, ...]
+    line: tuple[Column, ...]
+    peers: tuple[Column, ...]
+    thin: tuple[tuple[Column, ...], ...]
+    stretches: tuple[Stretch, ...]
+    bands: tuple[Band, ...]
+    begin: float
+    end: float
+    bottom: float
+    top: float
+    above: int
+    times: times.TimeStyle | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A panel to be: a series, what of it is drawn ("" for the value itself), and why it is worth a panel."""
+
+    at: int
+    measure: str
+    why: str
+    points: tuple[Point, ...]
+
+
+def panels(series: Sequence[Series], judgement: Judgement) -> tuple[tuple[Panel, ...], int]:
+    """The panels, who is suspected first, and how many more there would be."""
+    first: dict[tuple[int, str], Wanted] = {}
+    for each in _wanted(series, judgement):
+        first.setdefault((each.at, each.measure), each)
+    wanted = list(first.values()) or _calm(series)
+    groups: dict[str, list[int]] = {}
+    for at, one in enumerate(series):
+        groups.setdefault(one.group, []).append(at)
+    drawn = tuple(_panel(series, judgement, groups[series[one.at].group], one) for one in wanted[:MOST_PANELS])
+    return drawn, max(0, len(wanted) - MOST_PANELS)
+
+
+def called(one: Series) -> str:
+    """As people say it: "worker 6"."""
+    return f"{one.kind_of} {one.name}".strip()
+
+
+def stretch_words(one: Series, point: Point) -> str:
+    """As the terminal has it: "slow from 180 to 195, +65 %, recovered"."""
+    onset = where(one, point.onset_index)
+    if point.relief_index is None:
+        return f"slow from {onset} on, {percent(point.slowdown)}"
+    return f"slow from {onset} to {where(one, point.relief_index)}, {percent(point.slowdown)}, recovered"
+
+
+def where(one: Series, at: int) -> str:
+    """What the index has there, as text."""
+    return number(one.index[min(at, len(one.index) - 1)], one.times)
+
+
+def number(value: float, style: times.TimeStyle | None = None) -> str:
+    if style is not None:
+        return times.text(value, style)
+    return str(int(value)) if value == int(value) else f"{value:.6g}"
+
+
+def percent(slowdown: float) -> str:
+    return f"{slowdown * 100:+.0f} %"
+
+
+# --- which
+
+
+def _wanted(series: Sequence[Series], judgement: Judgement) -> Iterator[Wanted]:
+    """Suspects, then slow jobs by one series each, then what is slow beside these."""
+    told: set[int] = set()
+    named_so: dict[str, list[int]] = {}
+    for at, one in enumerate(series):
+        named_so.setdefault(one.name, []).append(at)
+    onsets: dict[str, list[int]] = {}  # of suspects, by group
+    for suspect in judgement.suspects:
+        why = f"suspect: {suspect.cause.value.replace('_', ' ')}, {suspect.confidence.value} confidence"
+        for at in _of_suspect(named_so, judgement, suspect):
+            told.add(at)
+            onsets.setdefault(series[at].group, []).extend(point.onset_index for point in judgement.points[at])
+            yield Wanted(at, "", why, judgement.points[at])
+            if (measure := _measure(series[at], suspect.cause)) and suspect.point is not None:
+                yield Wanted(at, measure, why, (_of_measure(series[at], measure, suspect.point),))
+    for job in judgement.job_slow:
+        those = [at for name in job.series for at in named_so.get(name, ()) if series[at].group == job.group]
+        fresh = [at for at in those if at not in told]
+        told.update(those)
+        if fresh:
+            shown = next((at for at in fresh if judgement.points[at]), fresh[0])
+            yield Wanted(shown, "", f"the job is slow: {job.why}", judgement.points[shown])
+    for at, points in enumerate(judgement.points):
+        if points and at not in told and not _together(points, onsets.get(series[at].group, ())):
+            yield Wanted(at, "", "nobody is suspected", points)
+
+
+def _of_suspect(named_so: Mapping[str, Sequence[int]], judgement: Judgement, suspect: Suspect) -> list[int]:
+    named = [at for name in suspect.series or (suspect.subject,) for at in named_so.get(name, ())]
+    return [at for at in named if suspect.point is not None and suspect.point in judgement.points[at]] or named
+
+
+def _together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
+    """Whether all of it began when a suspect became slow, as in a gang that waited: it is among the peers there."""
+    return all(any(abs(point.onset_index - onset) <= TOGETHER for onset in onsets) for point in points)
+
+
+def _measure(one: Series, cause: Cause) -> str:
+    """What a rank did itself: that tells it from those that waited for it."""
+    if one.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
+        return "busy"
+    communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)
+    return "transfer" if one.transfer is not None and cause in communicates else ""
+
+
+def _of_measure(one: Series, measure: str, point: Point) -> Point:
+    """The same stretch, with what that time rose by: a gang's iteration becomes longer by fewer percent."""
+    ys = _values(one, measure)
+    before = _before(one, ys, point, (point,))
+    during = [y for y in ys[point.onset_index : point.relief_index] if math.isfinite(y)]
+    return replace(point, slowdown=median(during) / before - 1) if during and before > 0 else point
+
+
+def _calm(series: Sequence[Series]) -> list[Wanted]:
+    """Nothing is slow: of each group one series, among its peers."""
+    first: dict[str, int] = {}
+    for at, one in enumerate(series):
+        if len(one.value):
+            first.setdefault(one.group, at)
+    return [Wanted(at, "", "nothing is slow", ()) for at in first.values()]
+
+
+# --- one panel
+
+
+def _panel(series: Sequence[Series], judgement: Judgement, group: Sequence[int], wanted: Wanted) -> Panel:
+    one = series[wanted.at]
+    others = [at for at in group if at != wanted.at and series[at].kind_of == one.kind_of]
+    some = [series[at] for at in others[:: max(1, math.ceil(len(others) / MOST_PEERS))]]
+    by_index = all(_ascends(each.index) for each in (one, *some))
+    xs = _places(one, by_index)
+    ys = _values(one, wanted.measure)
+    begin, end = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 1
+    line = _line(xs, ys, begin, end)
+    lines = [
+        _line(*_thinned(_places(each, by_index), _values(each, wanted.measure)), begin, end)
+        for each in some
+        if wanted.measure == "" or getattr(each, wanted.measure) is not None
+    ]
+    if wanted.points:
+        first = min(point.onset_index for point in wanted.points)
+        lines = _at_one_level(lines, line, xs[first])
+    peers = _band(lines, begin, end, min(COLUMNS // 2, max(1, len(one.value) // 3))) if len(lines) >= A_BAND else ()
+    stretches = tuple(_stretch(one, xs, ys, point, wanted.points) for point in wanted.points)
+    bottom, top = _range(line, peers, stretches)
+    measure = f", {wanted.measure} time" if wanted.measure else ""
+    there = "".join((f", group {one.group}" if one.group else "", f", on {one.node}" if one.node else ""))
+    return Panel(
+        title=f"{called(one) or 'one series'}{there}{measure}",
+        words=_words(one, wanted, len(others)),
+        line=line,
+        peers=peers,
+        thin=tuple(lines) if len(lines) < A_BAND else (),
+        stretches=stretches,
+        bands=tuple(_job_bands(one, xs, by_index, judgement.job_slow)),
+        begin=begin,
+        end=end,
+        bottom=bottom,
+        top=top,
+        above=sum(y > top for y in ys),
+        times=one.times if by_index else None,
+    )
+
+
+def _words(one: Series, wanted: Wanted, peers: int) -> tuple[str, ...]:
+    said = [stretch_words(one, point) for point in wanted.points[:MOST_WORDS]]
+    if len(wanted.points) > MOST_WORDS:
+        said.append(f"and {len(wanted.points) - MOST_WORDS} more")
+    beside = f"beside {peers:,} {'peer' if peers == 1 else 'peers'}" if peers else "without peers"
+    return (f"{wanted.why}; {beside}", "; ".join(said)) if said else (f"{wanted.why}; {beside}",)
+
+
+def _ascends(index: Sequence[float]) -> bool:
+    return all(before <= after for before, after in pairwise(index))
+
+
+def _places(one: Series, by_index: bool) -> Sequence[float]:
+    """Where each sample stands; by its position where the iterations begin anew, as after a restart."""
+    return one.index if by_index else range(len(one.value))
+
+
+def _values(one: Series, measure: str) -> Sequence[float]:
+    found: Sequence[float] | None = {"busy": one.busy, "transfer": one.transfer}.get(measure, one.value)
+    return one.value if found is None else found
+
+
+def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    step = max(1, len(xs) // (3 * COLUMNS))
+    return xs[::step], ys[::step]
+
+
+def _line(xs: Sequence[float], ys: Sequence[float], begin: float, end: float) -> tuple[Column, ...]:
+    """The samples between begin and end: themselves if they are few, else columns. What is no number is left out."""
+    known = [(x, y) for x, y in zip(xs, ys, strict=False) if begin <= x <= end and math.isfinite(y)]
+    if len(known) <= COLUMNS:
+        return tuple(Column(x, y, y, y) for x, y in known)
+    return tuple(
+        Column(x, min(column), median(column), max(column)) for x, column in _columns(known, begin, end, COLUMNS)
+    )
+
+
+def _columns(
+    those: Iterable[tuple[float, float]], begin: float, end: float, count: int
+) -> Iterator[tuple[float, list[float]]]:
+    width = (end - begin) / count
+    columns: dict[int, list[float]] = {}
+    for x, y in those:
+        columns.setdefault(min(count - 1, int((x - begin) / width)), []).append(y)
+    for column in sorted(columns):
+        yield begin + (column + 0.5) * width, columns[column]
+
+
+def _at_one_level(lines: Sequence[Sequence[Column]], line: Sequence[Column], onset: float) -> list[tuple[Column, ...]]:
+    """The peers, each times what brings it to the level of this series before its onset: what is judged is how much
+    slower each is than itself, and workers may differ 4 x at rest."""
+
+    def rest(those: Sequence[Column]) -> float:
+        return median([one.middle for one in those if one.x < onset] or [one.middle for one in those] or [1.0])
+
+    own = rest(line)
+    scaled = []
+    for each in lines:
+        by = own / rest(each)
+        scaled.append(tuple(Column(one.x, one.low * by, one.middle * by, one.high * by) for one in each))
+    return scaled
+
+
+def _band(lines: Sequence[Sequence[Column]], begin: float, end: float, count: int) -> tuple[Column, ...]:
+    """The peers' median and spread, where half of them at least have samples."""
+    columns: dict[float, list[float]] = {}
+    for line in lines:
+        for x, column in _columns(((one.x, one.middle) for one in line), begin, end, count):
+            columns.setdefault(x, []).append(median(column))
+    band = []
+    for x, those in sorted(columns.items()):
+        if 2 * len(those) >= len(lines):
+            low, high = (_quantile(sorted(those), share) for share in SPREAD)
+            band.append(Column(x, low, median(those), high))
+    return tuple(band)
+
+
+def _quantile(ascending: Sequence[float], share: float) -> float:
+    """Between the two samples beside it (type 7 of Hyndman and Fan, The American Statistician 50, 1996)."""
+    place = share * (len(ascending) - 1)
+    below = int(place)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (place - below) * (ascending[above] - ascending[below])
+
+
+def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point, points: Sequence[Point]) -> Stretch:
+    last = len(xs) - 1
+    end = last if point.relief_index is None else min(point.relief_index, last)
+    before = _before(one, ys, point, points)
+    return Stretch(
+        onset=xs[point.onset_index],
+        alarm=xs[min(point.alarm_index, last)],
+        relief=None if point.relief_index is None else xs[end],
+        end=xs[end],
+        before=before,
+        level=before * (1 + point.slowdown),
+        slowdown=point.slowdown,
+        words=stretch_words(one, point),
+    )
+
+
+def _before(one: Series, ys: Sequence[float], point: Point, points: Sequence[Point]) -> float:
+    """What a sample of this regime took before, outside other slow stretches; where nothing is known of it, what the
+    slow samples are without their slowdown."""
+    slow = [(other.onset_index, len(ys) if other.relief_index is None else other.relief_index) for other in points]
+    begins = max(start for start in (0, *one.starts) if start <= point.onset_index)
+    regime = one.regimes[point.onset_index] if one.regimes is not None else None
+    samples = [
+        ys[at]
+        for at in range(begins, point.onset_index)
+        if math.isfinite(ys[at])
+        and (one.regimes is None or one.regimes[at] == regime)
+        and not any(onset <= at < relief for onset, relief in slow)
+    ]
+    if samples:
+        return median(samples)
+    during = [y for y in ys[point.onset_index : point.relief_index] if math.isfinite(y)]
+    return median(during) / (1 + point.slowdown) if during else math.nan
+
+
+def _job_bands(one: Series, xs: Sequence[float], by_index: bool, jobs: Sequence[JobSlow]) -> Iterator[Band]:
+    last = len(xs) - 1
+    for job in jobs:
+        if job.group != one.group or job.point.onset_index > last:
+            continue
+        relief = last if job.point.relief_index is None else min(job.point.relief_index, last)
+        onset = min(max(job.onset, xs[0]), xs[-1]) if by_index else xs[job.point.onset_index]
+        yield Band(onset, max(onset, xs[relief]), f"job slow, {percent(job.point.slowdown)}: {job.why}")
+
+
+def _range(line: Sequence[Column], peers: Sequence[Column], stretches: Sequence[Stretch]) -> tuple[float, float]:
+    """From where to where y goes: all that is slow is in it, a pause of one sample is not."""
+    levels = [level for one in stretches for level in (one.before, one.level * 1.05) if math.isfinite(level)]
+    if not line and not levels:
+        return 0.0, 1.0
+    lows, highs = sorted(column.low for column in line), sorted(column.high for column in line)
+    bottom = min([_quantile(lows, 0.005), *levels] if lows else levels)
+    top = max([_quantile(highs, 0.98), *levels] if highs else levels)
+    for one in stretches:  # short ones too, unless a single sample is far out
+        during = sorted(column.high for column in line if one.onset <= column.x <= one.end)
+        if during and math.isfinite(one.level):
+            top = max(top, min(_quantile(during, 0.9), 2 * one.level))
+    # Peers may lie far off, and a plot of a series stays readable.
+    middles = [column.middle for column in peers]
+    bottom = min([bottom, *(max(middle, bottom - (top - bottom)) for middle in middles)])
+    top = max([top, *(min(column.high, top + (top - bottom)) for column in peers)])
+    room = (top - bottom) * 0.06 or abs(top) * 0.05 or 1.0
+    return bottom - room, top + room

@@ -1,0 +1,322 @@
+"""How many operations an iteration has, and how long each iteration took: from a stream (operation, time) alone. Pure.
+
+FALCON (arXiv 2410.12588, 2.2 step 2): the period is the smallest k >= 1 with ACF_k >= 0.95, the autocorrelation of the
+sequence of operations; the time of an iteration is that of an operation minus that of its occurrence one period before.
+That rule decides where nothing is lost and an iteration has no loop in it. It is departed from in these points:
+
+- One lost entry moves all that follow it, so that with 1 in 100 lost no long sequence agrees with itself at a fixed
+  lag. Here an operation, or a few in a row, is a *mark*: its distances to its next occurrences are one vote each, and a
+  lost entry spoils the votes beside it only. Most of the stream must lie in distances like the usual one.
+- What lies between two marks must be the same, in the same order, from one time to the next: the agreement of the short
+  runs of operations in it, which is the ACF of a stream that may have gaps. Names are names: the paper numbers them.
+- The smallest k is that of a layer, where layers are loops within an iteration. The outermost loop is taken: a longer
+  one takes over from one that may be a layer (a few operations, none of them again and again), and from any other one
+  (micro-batches) if it has fewer than ten of them, or if what it has beside them takes time (3 % of one, beyond chance)
+  or is more than one operation. A single operation that comes every tenth time and takes none is a loss that is logged.
+- L >= 20 k stays, for the one that is chosen. A longer one that is seen less often makes the choice doubtful, unless it
+  looks like an evaluation or a checkpoint: many loops, and then a pause longer than one of them.
+
+It is doubtful too if what decided took less than 10 % of the shorter loop, or if 16 loops or more that are no layers
+make the longer one. Then the confidence is below 0.5, and the other period is told beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from healthd.errors import HealthdError
+
+LEAST_PERIODS = 20
+LEAST_SEEN = 5  # repeats of a loop that make a choice doubtful
+LOOKED_AT = (40_000, 400_000)  # operations, the newest; twice the ring of FALCON's hook, then more for long iterations
+RUNS = (1, 2, 4, 8, 16)  # operations of a mark
+MOST_EACH = 8  # marks in one iteration, of one or two operations
+REGULAR = 0.6  # of the stream, between marks that are as far apart as usual
+SHARE_LOST = 25  # one operation in so many may be lost from a loop, and one more from a long one
+LONG_ENOUGH = 8  # operations
+SAME_CONTENT = 0.7  # of the runs of operations of two loops that follow each other
+RUN_OF_CONTENT = 3
+MOST_LOOKED_AT = 64  # loops whose content is compared
+ADDS = 0.03  # of a loop's time: what is beside the loops belongs to the iteration
+ADDS_CLEARLY = 0.1
+BEYOND_CHANCE = 3.0  # standard errors
+NEIGHBOURS = 4  # loops on each side, with which one is compared
+LAYER = 24  # operations at most
+RARE = 10  # loops: what comes with so many or more, alone and in no time, belongs to none of them
+MANY = 16  # loops that are no layers, in an iteration: doubtful
+TOO_MANY = 128
+PHASE = 1.0  # loops: what takes longer and is seen seldom is an evaluation or a checkpoint
+DOUBTFUL = 0.45  # the confidence at most
+
+
+class NoPeriod(HealthdError):
+    """A stream in which no period is found: why, in words that follow its name."""
+
+
+class Period(NamedTuple):
+    """operations: of one iteration, as they were seen. iteration_seconds: the median. confidence: the share of the
+    stream that lies in iterations like it, 0 to 1; below 0.5 if other is about as good. begin_seconds: when iterations
+    began, seconds: how long each took; both of one length. other: operations and seconds of that other period."""
+
+    operations: int
+    iteration_seconds: float
+    confidence: float
+    begin_seconds: tuple[float, ...]
+    seconds: tuple[float, ...]
+    other: tuple[int, float] | None = None
+
+
+class _Mark(NamedTuple):
+    """A run of operations that comes back. places: where; size: its operations; each: how often an iteration has it;
+    operations: from one to the next of the next iteration; regular: the share of the stream where that holds."""
+
+    places: list[int]
+    size: int
+    each: int
+    operations: int
+    regular: float
+
+
+class _Step(NamedTuple):
+    """One time through a loop: the places at which it and the next one begin."""
+
+    begin: int
+    end: int
+
+
+class _Added(NamedTuple):
+    """seconds: more or less than usual, in loops, the median; chance: its standard error (that of the median of normal
+    values: 1.2533 deviations by the root of their number); operations: the median."""
+
+    seconds: float
+    chance: float
+    operations: float
+
+
+class _Choice(NamedTuple):
+    mark: _Mark
+    other: _Mark | None
+
+
+def period(operations: Sequence[str], times: Sequence[float]) -> Period:
+    """operations, times: of one length; times in seconds, ascending. Raises NoPeriod."""
+    operations = list(operations)
+    if len(operations) < 2 * LEAST_PERIODS:
+        raise NoPeriod(f"has {len(operations):,} operations with a time: a period needs {2 * LEAST_PERIODS} or more")
+    if len(set(operations[-LOOKED_AT[0] :])) == 1:
+        raise NoPeriod("has one kind of operation only: where an iteration begins cannot be seen in it")
+    chosen = None
+    for most in LOOKED_AT:
+        seen = operations[-most:]
+        loops = _loops(seen)
+        chosen = _chosen(loops, seen, times[-most:])
+        often = all(one.operations * LEAST_PERIODS <= len(seen) for one in loops)
+        if (chosen and chosen.other is None and often) or len(seen) == len(operations):
+            break
+    if chosen is None:
+        raise NoPeriod(
+            f"repeats itself nowhere: no period up to {len(seen) // LEAST_PERIODS:,} operations, a twentieth of what "
+            "it has"
+        )
+    return _iterations(operations, times, chosen, len(operations) - len(seen))
+
+
+def _loops(operations: Sequence[str]) -> list[_Mark]:
+    """The best mark of each loop, the shortest loop first."""
+    marks = sorted(_marks(operations), key=lambda one: one.operations)
+    groups: list[list[_Mark]] = []
+    for one in marks:
+        if groups and one.operations - groups[-1][0].operations <= _reach(one.operations):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    best = (
+        max(group, key=lambda one: (round(one.regular, 2), -one.each, -one.size, -one.places[0])) for group in groups
+    )
+    same = (_measured(one) for one in best if _same_content(operations, one))
+    return [one for one in same if not _repeats(operations, one)]
+
+
+def _measured(mark: _Mark) -> _Mark:
+    """An operation that comes twice in a row has two distances: its loop is as long as from one time to the next."""
+    return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
+
+
+def _marks(operations: Sequence[str]) -> Iterator[_Mark]:
+    number: dict[object, int] = {}
+    codes = [number.setdefault(name, len(number)) for name in operations]
+    for size in RUNS:
+        places: dict[int, list[int]] = {}
+        for at, code in enumerate(codes):
+            places.setdefault(code, []).append(at)
+        for some in places.values():
+            for each in range(1, 1 + (MOST_EACH if size <= 2 else 1)):
+                mark = _mark(some, size, each, len(operations))
+                if mark:
+                    yield mark
+                    break
+        pairs: dict[tuple[int, int], int] = {}
+        codes = [pairs.setdefault(pair, len(pairs)) for pair in zip(codes, codes[size:], strict=False)]
+
+
+def _mark(places: list[int], size: int, each: int, length: int) -> _Mark | None:
+    """None if its distances differ. The usual one is that in which the middle of the stream lies: what is lost or comes
+    by chance makes some that are longer or shorter."""
+    if len(places) < LEAST_SEEN * each:
+        return None
+    steps = sorted(after - before for before, after in zip(places, places[each:], strict=False))
+    whole = sum(steps)
+    below = 0
+    usual = next(step for step in steps if (below := below + step) * 2 >= whole)
+    if usual <= each:
+        return None  # it follows itself
+    reach = _reach(usual)
+    regular = sum(steps[bisect_left(steps, usual - reach) : bisect_right(steps, usual + reach)]) / (each * length)
+    return _Mark(places, size, each, usual, regular) if regular >= REGULAR else None
+
+
+def _reach(operations: int) -> int:
+    """How many operations fewer or more a loop may have: what was lost."""
+    return operations // SHARE_LOST + (operations >= LONG_ENOUGH)
+
+
+def _steps(mark: _Mark) -> list[_Step]:
+    """From mark to mark, as far apart as usual; others between them come by chance."""
+    places, reach, steps = mark.places, _reach(mark.operations), list[_Step]()
+    at = 0
+    while at < len(places):
+        goal = places[at] + mark.operations
+        after = bisect_left(places, goal)
+        near = min(places[max(at + 1, after - 1) : after + 1], key=lambda place: abs(place - goal), default=-1)
+        if near >= 0 and abs(near - goal) <= reach:
+            steps.append(_Step(places[at], near))
+            at = bisect_left(places, near)
+        else:
+            at += 1
+    return steps
+
+
+def _same_content(operations: Sequence[str], mark: _Mark) -> bool:
+    """Whether loops that follow each other have the same runs of operations."""
+    steps = _steps(mark)
+    follow = [(one, other) for one, other in pairwise(steps) if one.end == other.begin]
+    shares = []
+    for one, other in follow[:: len(follow) // MOST_LOOKED_AT + 1]:
+        here, there = _content(operations, one), _content(operations, other)
+        shares.append((here & there).total() / max(here.total(), there.total()))
+    return bool(shares) and statistics.median(shares) >= SAME_CONTENT
+
+
+def _repeats(operations: Sequence[str], mark: _Mark) -> bool:
+    """Whether this is a shorter loop several times."""
+    length = mark.operations
+    steps = [step for step in _steps(mark) if step.end - step.begin == length]
+    steps = steps[:: len(steps) // MOST_LOOKED_AT + 1]
+    for part in (one for one in range(1, length // 2 + 1) if length % one == 0):
+        same = sum(
+            operations[step.begin : step.end - part] == operations[step.begin + part : step.end] for step in steps
+        )
+        if steps and 2 * same > len(steps):
+            return True
+    return False
+
+
+def _content(operations: Sequence[str], step: _Step) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(operations[at : at + RUN_OF_CONTENT]) for at in range(step.begin, step.end))
+
+
+def _chosen(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[float]) -> _Choice | None:
+    """The outermost loop that takes more time than its loops do."""
+    chosen: _Mark | None = None
+    other: _Mark | None = None
+    for one in loops:
+        often = one.operations * LEAST_PERIODS <= len(operations)
+        if chosen is None:
+            chosen = one if often else None
+            continue
+        layer = _may_be_a_layer(operations, chosen)
+        count = round(one.operations / chosen.operations)
+        added = _added(chosen, one, times)
+        doubtful = count > 1 and (added.seconds < max(ADDS_CLEARLY, BEYOND_CHANCE * added.chance))
+        if not layer and count > 1:
+            doubtful = doubtful or count >= MANY
+            belongs = added.seconds > max(ADDS, BEYOND_CHANCE * added.chance) or added.operations > 1 or count < RARE
+            if not belongs:
+                continue
+        if often and (layer or count < TOO_MANY):
+            chosen, other = one, chosen if doubtful else None
+        elif other is None and (often or layer or count < MANY or added.seconds < PHASE):
+            other = one
+    return _Choice(chosen, other) if chosen else None
+
+
+def _may_be_a_layer(operations: Sequence[str], mark: _Mark) -> bool:
+    """Short, and nothing in it repeats."""
+    if mark.operations > LAYER:
+        return False
+    steps = _steps(mark)
+    different = (len(_content(operations, step)) for step in steps[:: len(steps) // MOST_LOOKED_AT + 1])
+    return 2 * statistics.median(different) > mark.operations
+
+
+def _added(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
+    """What the loops in which the longer one's mark lies have beyond those beside them."""
+    steps = _steps(loop)
+    ends = sorted({place for step in steps for place in step})
+    seconds, operations = list[float](), list[int]()
+    for place in (step.begin for step in _steps(longer)):
+        first = bisect_right(ends, place) - 1
+        last = bisect_left(ends, place + longer.size)
+        if first < NEIGHBOURS or last + NEIGHBOURS >= len(ends):
+            continue
+        beside = [*range(first - NEIGHBOURS, first), *range(last, last + NEIGHBOURS)]
+        usual = statistics.median(times[ends[at + 1]] - times[ends[at]] for at in beside)
+        operations.append(ends[last] - ends[first] - (last - first) * loop.operations)
+        if usual > 0:
+            seconds.append((times[ends[last]] - times[ends[first]]) / usual - (last - first))
+    if not seconds:
+        return _Added(0.0, 0.0, 0)
+    middle = statistics.median(seconds)
+    deviation = 1.4826 * statistics.median(abs(one - middle) for one in seconds)
+    return _Added(abs(middle), 1.2533 * deviation / len(seconds) ** 0.5, statistics.median(operations))
+
+
+def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choice, offset: int) -> Period:
+    mark = _everywhere(operations, chosen.mark, offset)
+    steps = [step for step in _steps(mark) if times[step.end] > times[step.begin]]
+    if len(steps) < LEAST_PERIODS // 2:
+        raise NoPeriod(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
+    seconds = [times[step.end] - times[step.begin] for step in steps]
+    confidence = min(1.0, sum(step.end - step.begin for step in steps) / (len(operations) - mark.operations))
+    other = None
+    if chosen.other:
+        confidence = min(confidence, DOUBTFUL)
+        places = [(step.begin + offset, step.end + offset) for step in _steps(chosen.other)]
+        other = chosen.other.operations, statistics.median(times[end] - times[begin] for begin, end in places)
+    return Period(
+        mark.operations,
+        statistics.median(seconds),
+        confidence,
+        tuple(times[step.begin] for step in steps),
+        tuple(seconds),
+        other,
+    )
+
+
+def _everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
+    """The mark in the whole stream, if it was found in the newest part of it."""
+    if not offset:
+        return mark
+    begin = mark.places[0] + offset
+    run = operations[begin : begin + mark.size]
+    places = [
+        at
+        for at, name in enumerate(operations)
+        if name == run[0] and (mark.size == 1 or operations[at : at + mark.size] == run)
+    ]
+    return mark._replace(places=places)

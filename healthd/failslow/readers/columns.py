@@ -1,0 +1,148 @@
+"""Which column of a table is what: as it was said, else by the names that such columns have. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from healthd.text import printable, regex
+from healthd.values import dataclass
+
+# As training loops and their loggers write them, without the unit behind.
+_VALUES = (
+    *("iteration_time", "iter_time", "iteration_duration", "iteration", "step_time", "step_duration", "batch_time"),
+    *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
+)
+_UNIT = regex(r"(?i)[_ .(\[-]+(seconds|secs|sec|s|milliseconds|millis|ms|microseconds|us|nanoseconds|ns|norm)[)\]]?$")
+_SERIES = (
+    *(
+        "rank",
+        "global_rank",
+        "rank_id",
+        "procid",
+        "slurm_procid",
+        "process_index",
+        "worker",
+        "worker_id",
+        "worker_name",
+    ),
+    *("worker_rank", "replica", "replica_id", "task", "task_id", "proc", "process", "process_id", "series"),
+)
+_GPUS, _NODES = ("gpu", "gpu_id", "device", "local_rank"), ("node", "node_name", "hostname", "host")
+_PARTS = {
+    "busy": ("busy", "busy_time", "compute", "compute_time"),
+    "wait": ("wait", "wait_time"),
+    "transfer": ("transfer", "transfer_time"),
+}
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The names of a table's columns; "" or () is none. series, group, regime: several are one together."""
+
+    series: tuple[str, ...] = ()
+    value: str = ""
+    index: str = ""
+    group: tuple[str, ...] = ()
+    node: str = ""
+    regime: tuple[str, ...] = ()
+    busy: str = ""
+    wait: str = ""
+    transfer: str = ""
+
+    def parts(self) -> dict[str, str]:
+        """busy, wait and transfer, those that there are."""
+        return {part: name for part in _PARTS if (name := getattr(self, part))}
+
+    def used(self) -> tuple[str, ...]:
+        """Each column once."""
+        single = (self.value, self.index, self.node, self.busy, self.wait, self.transfer)
+        return tuple(dict.fromkeys(name for name in (*self.series, *self.group, *self.regime, *single) if name))
+
+
+def missing(asked: Columns, names: Sequence[str]) -> str:
+    """A sentence without its end on the first column that was asked for and is not there, or is there twice; "" if all
+    are there."""
+    for name in asked.used():
+        if name not in names:
+            return f'has no column "{printable(name)}"; it has {listed(names)}'
+        if names.count(name) > 1:
+            return f'has {names.count(name)} columns "{printable(name)}"'
+    return ""
+
+
+def chosen(asked: Columns, names: Sequence[str], numeric: Callable[[str], bool]) -> tuple[Columns, list[str], str]:
+    """The columns that were asked for, and by their well-known names those that were not. names: the table's.
+    numeric: whether a column's first cells are numbers. Returns also what was taken unasked, as "value
+    step_time", and a sentence without its end if nobody can tell which the values are ("" if all is well)."""
+    taken: list[str] = []
+    free = [name for name in names if name and name not in asked.used() and names.count(name) == 1]
+    found = asked
+    if not found.value:
+        likely = [name for name in free if _bare(name) in _VALUES and numeric(name)]
+        others = [name for name in free if numeric(name) and not _known(name)]
+        best = likely or [name for name in free if _bare(name) in _VALUES][:1] or others
+        if len(best) != 1:
+            if best:
+                return asked, [], f"which of {listed(best)} are the times? Say it with --value"
+            if any(map(numeric, free)):
+                which = f"no column of numbers is known to have times of iterations; it has {listed(names)}"
+                return asked, [], f"{which} (--value C; times of operations are for `healthd failslow period`)"
+            return asked, [], f"no column has numbers; it has {listed(names)}"
+        found = replace(found, value=best[0])
+        taken.append(f"value {best[0]}")
+        free.remove(best[0])
+    if not found.series and (series := _series(free)):
+        found = replace(found, series=series)
+        taken.append(f"series {', '.join(series)}")
+        free = [name for name in free if name not in series]
+    nodes = [name for name in free if name.lower() in _NODES]
+    if not found.node and len(nodes) == 1:
+        found = replace(found, node=nodes[0])
+        taken.append(f"node {nodes[0]}")
+    for part, known in _PARTS.items():
+        here = [name for name in free if _bare(name) in known and numeric(name)]
+        if not getattr(found, part) and len(here) == 1:
+            found = _with_part(found, part, here[0])
+            taken.append(f"{part} {here[0]}")
+    return found, taken, ""
+
+
+def _with_part(columns: Columns, part: str, name: str) -> Columns:
+    if part == "busy":
+        return replace(columns, busy=name)
+    return replace(columns, wait=name) if part == "wait" else replace(columns, transfer=name)
+
+
+def _series(free: Sequence[str]) -> tuple[str, ...]:
+    """A rank or worker; else a GPU, with its node; else a node."""
+    by_name = {name.lower(): name for name in free}
+    for name in (*_SERIES,):
+        if name in by_name:
+            return (by_name[name],)
+    node = tuple(by_name[name] for name in _NODES if name in by_name)[:1]
+    gpu = tuple(by_name[name] for name in _GPUS if name in by_name)[:1]
+    return node + gpu
+
+
+def _known(name: str) -> bool:
+    """Whether it is what a series, a node, a part or a place in time is called, and so no value."""
+    places = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
+    others = (*_SERIES, *_GPUS, *_NODES, *(one for known in _PARTS.values() for one in known), *places)
+    return _bare(name) in others or name.lower() in others
+
+
+def _bare(name: str) -> str:
+    """ "step_time" of "Step_Time_ms", "step time [s]"."""
+    return _UNIT.sub("", name.strip()).lower().replace(" ", "_").replace("-", "_")
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """ "a, b and c", of many the first."""
+    shown = [printable(name) for name in names if name]
+    if not shown:
+        return "none with a name"
+    if len(shown) > _MOST_NAMED:
+        return f"{', '.join(shown[:_MOST_NAMED])} and {len(shown) - _MOST_NAMED:,} more"
+    return f"{', '.join(shown[:-1])} {last} {shown[-1]}" if len(shown) > 1 else shown[0]

@@ -1,0 +1,500 @@
+"""From a table of samples (CSV, JSON lines, Parquet) to series: one a worker, rank or whatever its columns name."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import compress, groupby
+from math import inf, nan
+from typing import Any, BinaryIO, NamedTuple
+
+from healthd.failslow import times
+from healthd.failslow.model import Series
+from healthd.failslow.readers import clean
+from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, opened
+from healthd.failslow.readers.columns import Columns, chosen, listed, missing
+from healthd.text import described, printable, regex
+
+FEWEST = 20  # samples of a series: of fewer there is hardly a baseline
+FARTHEST = 1e19  # no place in a job or in time is farther
+_NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
+_INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
+_WHOLE = regex(r"\s*[+-]?\d{1,18}\s*")
+_ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz))+$")
+
+
+class Read(NamedTuple):
+    """series: by name, in the order in which people count. notes: sentences without their ends, without the file's
+    name."""
+
+    series: list[Series]
+    notes: list[str]
+
+
+def read(path: str, asked: Columns, name: str = "", standard_input: BinaryIO | None = None) -> Read:
+    """All series of a file. name: the file's, for people. Raises Unreadable, one sentence."""
+    name = name or path
+    with opened(path, name, standard_input) as table:
+        if wrong := missing(asked, table.names):
+            raise Unreadable(f"{name}: {wrong}")
+        first = dict(zip(table.names, table.first, strict=True))
+        if table.names and not any(table.first) and not asked.value:
+            rows_there = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # what is wrong there has its line
+            raise Unreadable(f"{name}: has no row" + (" in its first 100 lines" if rows_there else ""))
+        columns, taken, wrong = chosen(asked, table.names, lambda column: _is_numeric(first[column]))
+        if wrong:
+            raise Unreadable(f"{name}: {wrong}")
+        if interleaved := _interleaved(columns, table.names, first):
+            raise Unreadable(f"{name}: {interleaved}")
+        rows = _Rows(columns, table.names, name)
+        alone = not (columns.series or columns.group or columns.node)
+        place = _place(columns, table.names) if alone else ""
+        watched = (
+            [column for column in table.names if column and column not in (place, *columns.used())] if place else []
+        )
+        runs = _Runs(watched)
+        extra = [table.names.index(column) for column in (place, *watched)] if watched else []
+        for chunk in table.chunks([*rows.wanted, *extra]):
+            rows.take(chunk)
+            if extra:
+                runs.take(chunk.columns[len(rows.wanted) :])
+        if likely := runs.of_series():
+            raise Unreadable(f"{name}: {_asked(place, likely)}")
+        notes = [f"columns taken by their names: {'; '.join(taken)}"] if taken else []
+        unused = [column for column in table.names if column and column not in columns.used()]
+        if unused and not columns.series and not columns.group:
+            notes.append(f"no column names a series; not used: {listed(unused)}")
+        notes += table.notes
+    return _series(rows, path, name, notes)
+
+
+MOST_RUNS = 10_000  # series one after another; a column that changes more often names none
+PLACES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
+
+
+def _interleaved(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
+    """A sentence without its end if no column names the series and yet each place is there several times: those are
+    several series, which would be read as one. "" if all is well. first: the first rows."""
+    if columns.series or columns.group or columns.node:
+        return ""
+    index = _place(columns, names)
+    places = list(map(str, first[index])) if index else []
+    times_there = Counter(places)
+    if len(places) < 4 or 2 * len(times_there) > len(places) + 1:
+        return ""
+    free = [name for name in names if name and name not in (index, *columns.used())]
+    likely = [
+        name
+        for name in free
+        if 2 <= len(set(map(str, first[name]))) <= len(places) // 2
+        and len(set(zip(map(str, first[name]), places, strict=True))) == len(places)
+    ]
+    return _asked(index, likely) if likely else ""
+
+
+def _place(columns: Columns, names: Sequence[str]) -> str:
+    """The column that counts iterations, told or by its name; "" if there is none."""
+    index = columns.index or next((name for name in names if name.strip().lower() in PLACES), "")
+    return "" if index in (columns.value, *columns.parts().values()) else index
+
+
+def _asked(index: str, likely: Sequence[str]) -> str:
+    which = f"which column names the series? Say it with --series: {listed(likely, 'or')}"
+    return f"has each {printable(index)} several times: {which}"
+
+
+class _Runs:
+    """Of columns that nobody named: where each begins to have another value, and at which place that is."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.found: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
+        self.columns = columns
+
+    def take(self, cells: Sequence[Sequence[Any]]) -> None:
+        """The cells of the places, and of each column."""
+        places, *others = cells
+        for column, some in zip(self.columns, others, strict=True):
+            runs, row = self.found[column], 0
+            for value, same in groupby(map(str, some)):
+                if not runs or runs[-1][0] != value:
+                    runs.append((value, str(places[row])))
+                if len(runs) > MOST_RUNS:
+                    break
+                row += sum(1 for _ in same)
+
+    def of_series(self) -> list[str]:
+        """Those that name one series after another: three or more, each begins at the same place and is whole. A job
+        that starts anew does so from a checkpoint, and as a rule less often."""
+        return [
+            column
+            for column, runs in self.found.items()
+            if 3 <= len(runs) <= MOST_RUNS and len({*runs}) == len(runs) and len({place for _, place in runs}) == 1
+        ]
+
+
+class _Grown:
+    """One series while its file is read: value, index and parts as arrays, and names of regimes."""
+
+    __slots__ = ("columns", "regimes")
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.columns = [_array(kind) for kind in kinds]
+        self.regimes: list[str] = []
+
+
+def _regular(keys: Sequence[Any], different: int) -> list[tuple[Any, slice]] | None:
+    """Which rows each series has, if they come in turns (a step of all ranks after another) or one series after
+    another; None if neither is so."""
+    if not 0 < different * 8 <= len(keys):  # a few rows each are handed on one by one
+        return None
+    if keys[different:] == keys[:-different]:
+        return [(keys[first], slice(first, None, different)) for first in range(different)]
+    runs, row = [], 0
+    for key, some in groupby(keys):
+        count = sum(1 for _ in some)
+        runs.append((key, slice(row, row + count)))
+        row += count
+    return runs if len(runs) * 8 <= len(keys) else None
+
+
+def _array(kind: str, cells: Iterable[float] = ()) -> array[float]:
+    """kind: "d", or "q" where all cells are whole numbers."""
+    made: array[Any] = array(kind, cells)
+    return made
+
+
+class _Rows:
+    """What was read so far: `by_key`, of (group, series, node) each its samples."""
+
+    def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
+        self.columns, self.file = columns, file
+        used = columns.used()
+        self.wanted = [names.index(name) for name in used]
+        self.at = {name: place for place, name in enumerate(used)}
+        self.numeric = [columns.value, *([columns.index] if columns.index else []), *columns.parts().values()]
+        self.kinds = ["d"] * len(self.numeric)
+        if columns.index:
+            self.kinds[1] = "q"  # until a place is no whole number
+        self.by_key: dict[Any, _Grown] = {}
+        self.style: times.TimeStyle | None = None
+        self.counts: Counter[str] = Counter()
+        self.rows = 0
+        self.names: dict[str, str] = {}  # of regimes, each once
+        self.last: Callable[[], str] = str  # "line 17"
+
+    def take(self, chunk: Chunk) -> None:
+        count = len(chunk.columns[0])
+        if not count:
+            return
+        self.rows += count
+        self.last = partial(chunk.where, count - 1)
+        of = {name: chunk.columns[place] for name, place in self.at.items()}
+        cells: list[Sequence[float]] = []
+        keep: list[bool] | None = None
+        for place, name in enumerate(self.numeric):
+            if place == 1 and self.columns.index:
+                index, keep = self._index(of[name], chunk.where)
+                cells.append(index)
+            else:
+                cells.append(_numbers(of[name], chunk.where, name, self.file))
+        keys, named = self._keys(of, count, chunk.where)
+        regimes = list(self._regimes(of)) if self.columns.regime else None
+        if not named:
+            keep = [bool(key) and good for key, good in zip(self._subjects, keep or [True] * count, strict=True)]
+        if keep is not None and not all(keep):
+            self.counts["left"] += count - sum(keep)
+            keys = list(compress(keys, keep))
+            cells = [list(compress(some, keep)) for some in cells]
+            regimes = list(compress(regimes, keep)) if regimes is not None else None
+        self._append(keys, cells, regimes)
+
+    def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str] | None) -> None:
+        """Each column in a pass of its own: that is Python's fastest way, but for rows in a regular order."""
+        by_key = self.by_key
+        different = set(keys)
+        for key in different - by_key.keys():
+            by_key[key] = _Grown(self.kinds)
+        regular = _regular(keys, len(different))
+        grown = [by_key[key].columns for key in keys] if regular is None else []
+        for place, column in enumerate(cells):
+            if regular is not None:
+                for key, rows in regular:
+                    by_key[key].columns[place].extend(_array(self.kinds[place], column[rows]))
+                continue
+            for columns, cell in zip(grown, column, strict=True):
+                columns[place].append(cell)
+        if regimes is not None:
+            for key, regime in zip(keys, regimes, strict=True):
+                by_key[key].regimes.append(regime)
+
+    # --- the cells that are no plain numbers
+
+    def _keys(
+        self, of: dict[str, Sequence[Any]], count: int, where: Callable[[int], str]
+    ) -> tuple[Sequence[Any], bool]:
+        """Of each row (group, series, node) as text, and whether each names its series."""
+        columns = self.columns
+        subjects: Sequence[str] = [""] * count
+        named = True
+        if columns.series:
+            subjects = self._joined([of[name] for name in columns.series], where, columns.series)
+            named = "" not in subjects
+        self._subjects = subjects
+        if not (columns.group or columns.node):
+            return subjects, named
+        groups = self._joined([of[name] for name in columns.group], where, columns.group) or [""] * count
+        nodes = self._joined([of[columns.node]], where, [columns.node]) if columns.node else [""] * count
+        return list(zip(groups, subjects, nodes, strict=True)), named
+
+    def _joined(
+        self, cells: Sequence[Sequence[Any]], where: Callable[[int], str], names: Sequence[str]
+    ) -> Sequence[str]:
+        """The names of several columns as one: "gpu-1/3"; "" where one is missing."""
+        texts = [_texts(some, where, name, self.file) for some, name in zip(cells, names, strict=True)]
+        if len(texts) <= 1:
+            return texts[0] if texts else []
+        return ["/".join(some) if all(some) else "" for some in zip(*texts, strict=True)]
+
+    def _regimes(self, of: dict[str, Sequence[Any]]) -> Iterator[str]:
+        for some in zip(*(of[name] for name in self.columns.regime), strict=True):
+            name = "/".join("" if cell is None else str(cell).strip() for cell in some)
+            yield self.names.setdefault(name, name)
+
+    def _index(self, cells: Sequence[Any], where: Callable[[int], str]) -> tuple[Sequence[float], list[bool] | None]:
+        """Places: whole numbers as long as all are, else numbers; times as seconds since 1970. And of each row whether
+        it has one, None if each has."""
+        if self.style is None and (whole := _whole(cells)) is not None:
+            return whole if self.kinds[1] == "q" else array("d", whole), None
+        likely = next((cell for cell in cells if not _is_missing(cell)), None)
+        if self.style is None and not self.rows - len(cells) and isinstance(likely, str):
+            self.style = times.style(likely)
+        found: Sequence[float]
+        if self.style is not None:
+            found = [self._time(cell, row, where) for row, cell in enumerate(cells)]
+        else:
+            found = _numbers(cells, where, self.columns.index, self.file)
+        keep = [abs(place) < FARTHEST for place in found]
+        whole_again = self.kinds[1] == "q" and self.style is None and all(_is_whole(cell) for cell in cells)
+        if whole_again:
+            found = [0 if _is_missing(cell) else int(cell) for cell in cells]
+        elif self.kinds[1] == "q":
+            self.kinds[1] = "d"
+            for grown in self.by_key.values():
+                grown.columns[1] = _array("d", grown.columns[1])
+        return found, None if all(keep) else keep
+
+    def _time(self, cell: Any, row: int, where: Callable[[int], str]) -> float:
+        if _is_missing(cell):
+            return nan
+        since = times.seconds(cell) if isinstance(cell, str) else None
+        if since is None:
+            raise Unreadable(
+                f'{self.file}: {where(row)}: column "{printable(self.columns.index)}" has {_shown(cell)}, '
+                "which is no time as those before"
+            )
+        return since
+
+
+# --- cells
+
+
+def _is_missing(cell: Any) -> bool:
+    return (
+        cell is None
+        or (isinstance(cell, float) and cell != cell)
+        or (isinstance(cell, str) and cell.strip().lower() in _NO_VALUE)
+    )
+
+
+def _is_whole(cell: Any) -> bool:
+    if isinstance(cell, str):
+        return _is_missing(cell) or bool(_WHOLE.fullmatch(cell))
+    return _is_missing(cell) or (type(cell) is int and abs(cell) < 1 << 62)
+
+
+def _is_numeric(cells: Iterable[Any]) -> bool:
+    """Whether most of what stands there are numbers, and at least one: text among them is told with its line."""
+    there = [cell for cell in cells if not _is_missing(cell)]
+    return bool(there) and 2 * sum(_number(cell) is not None for cell in there) > len(there)
+
+
+def _whole(cells: Sequence[Any]) -> array[int] | None:
+    """All cells as whole numbers; None if one is none."""
+    try:
+        if not isinstance(cells[0], str):
+            return None if bool in set(map(type, cells)) else array("q", cells)
+        joined = "".join(cells)
+        return array("q", map(int, cells)) if joined.isascii() and "_" not in joined else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> array[float]:
+    """NaN where nothing stands. Raises Unreadable for text."""
+    try:
+        if not isinstance(cells[0], str) and bool not in set(map(type, cells)):
+            return array("d", cells)
+        joined = "".join(cells)
+        if joined.isascii() and "_" not in joined:
+            return array("d", map(float, cells))
+    except (TypeError, ValueError, OverflowError):
+        pass  # one by one, to find which
+    found = array("d")
+    for row, cell in enumerate(cells):
+        number = _number(cell)
+        if number is None:
+            raise Unreadable(
+                f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no number'
+            )
+        found.append(number)
+    return found
+
+
+def _number(cell: Any) -> float | None:
+    if _is_missing(cell):
+        return nan
+    if isinstance(cell, str):
+        word = cell.strip().lower()
+        if word.lstrip("-") in _INFINITE:
+            return -inf if word.startswith("-") else inf
+        return float(cell) if NUMBER.fullmatch(cell) else None
+    if isinstance(cell, (int, float)) and not isinstance(cell, bool):
+        try:
+            return float(cell)
+        except OverflowError:
+            return inf if cell > 0 else -inf
+    return None
+
+
+def _shown(cell: Any) -> str:
+    return described(cell) if isinstance(cell, str) else f"a {type(cell).__name__}"
+
+
+def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> Sequence[str]:
+    """Names, as they stood; "" where nothing stands."""
+    if set(map(type, cells)) == {str}:
+        return list(map(str.strip, cells))
+    found = []
+    for row, cell in enumerate(cells):
+        if isinstance(cell, (dict, list)):
+            raise Unreadable(f'{file}: {where(row)}: column "{printable(column)}" has {_shown(cell)}, which is no name')
+        found.append("" if cell is None else str(cell).strip())
+    return found
+
+
+# --- series
+
+
+def _series(rows: _Rows, path: str, file: str, notes: list[str]) -> Read:
+    columns = rows.columns
+    if not rows.by_key:
+        left = " with a name and an index" if rows.rows else ""
+        raise Unreadable(f"{file}: has no row{left}" + (f" ({rows.last()} is the last)" if rows.rows else ""))
+    counts: Counter[str] = Counter()
+    kind = "/".join(columns.series) if columns.series else ""
+    alone = stem(path)
+    series: list[Series] = []
+    few = 0
+    places = list(columns.parts())
+    above: Counter[str] = Counter()
+    for key in sorted(rows.by_key, key=_natural_key):
+        grown = rows.by_key.pop(key)
+        group, name, node = key if isinstance(key, tuple) else ("", key, "")
+        value, *others = grown.columns
+        index = others.pop(0) if columns.index else None
+        raw = clean.Raw(value, index, tuple(others), grown.regimes if columns.regime else None, rows.style is not None)
+        made = clean.cleaned(raw, counts)
+        few += len(made.value) < FEWEST
+        if made.parts and made.value:
+            above[clean.other_unit(made.value, made.parts, "busy" in places and len(places) > 1)] += 1
+        if not made.value:
+            continue
+        series.append(
+            Series(
+                name=name or alone,
+                value=made.value,
+                index=made.index,
+                kind_of=kind,
+                group=group,
+                node=node,
+                regimes=made.regimes,
+                starts=made.starts,
+                rows=made.rows,
+                times=rows.style,
+                **dict(zip(places, made.parts, strict=True)),
+            )
+        )
+    if columns.regime and (thin := _thin_regimes(series)):
+        notes = [*notes, thin]
+    wrong_way = max(above, key=above.__getitem__, default="")
+    if wrong_way and 2 * above[wrong_way] > sum(above.values()):
+        parts = listed([*columns.parts().values()])
+        raise Unreadable(
+            f"{file}: {parts} together are far {wrong_way} {columns.value} in most samples: do they have the same unit?"
+        )
+    most = max((len(one.value) for one in series), default=0)
+    if most < 2:
+        have = "one sample" if most else "no sample with a value"
+        raise Unreadable(
+            f"{file}: {rows.last()}: {'each series has' if len(series) > 1 else 'there is'} {have}: "
+            "slower than what? A series of them is needed"
+        )
+    return Read(series, notes + _told(counts, rows.counts["left"], few, columns))
+
+
+def _thin_regimes(series: Sequence[Series]) -> str:
+    """A sentence if most samples have too few others of their regime; "" if not."""
+    sizes = [count for one in series for count in Counter(one.regimes or ()).values()]
+    thin = sum(count for count in sizes if count < FEWEST)
+    if 2 * thin <= sum(sizes):
+        return ""
+    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {FEWEST} of its series: not judged"
+
+
+def stem(path: str) -> str:
+    """ "rank3" of "/tmp/rank3.csv.gz"."""
+    base = os.path.basename(os.path.normpath(path))
+    return _ENDINGS.sub("", base) or base
+
+
+def _natural_key(key: Any) -> Any:
+    return [natural(part) for part in key] if isinstance(key, tuple) else [natural(key)]
+
+
+_PIECES = regex(r"\d+|\D+")
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """As a sort key: "worker 2" before "worker 10"."""
+    return [
+        (not _WHOLE.fullmatch(part), int(part) if _WHOLE.fullmatch(part) else 0, part) for part in _PIECES.findall(name)
+    ]
+
+
+def _told(counts: Counter[str], left: int, few: int, columns: Columns) -> list[str]:
+    """What was wrong in the file, each once."""
+    without = " or ".join([*(["a series"] if columns.series else []), *(["an index"] if columns.index else [])])
+    told = [
+        (left, f"without {without}", "left out"),
+        (counts[clean.MISSING], clean.MISSING, "left out"),
+        (counts[clean.INFINITE], clean.INFINITE, "left out"),
+        (counts[clean.NOT_POSITIVE], clean.NOT_POSITIVE, "left out"),
+        (counts[clean.NO_TIME], clean.NO_TIME, "left out"),
+        (counts[clean.REPEATED], "that repeat an earlier one", "left out"),
+        (counts[clean.LATE], "that came late", "put in their places"),
+        (
+            counts[clean.NEGATIVE_PART],
+            "with a busy, wait or transfer time below zero or that no time has",
+            "used without it",
+        ),
+    ]
+    notes = [f"{count:,} row{'s' if count > 1 else ''} {what}: {done}" for count, what, done in told if count]
+    if counts[clean.RESTARTS]:
+        many = counts[clean.RESTARTS]
+        notes.append(f"{many:,} restart{'s' if many > 1 else ''} of a series: what follows is warmed up first")
+    if few:
+        notes.append(f"{few:,} series with fewer than {FEWEST} samples: too few to be judged")
+    return notes

@@ -1,0 +1,158 @@
+"""What a series was like before an onset and what it is like after it, by kind of time. Pure.
+
+Before: the LONGEST_BEFORE samples before the onset that are of the same regime and of no stretch of slowness, in blocks
+of BLOCK; their lower quartile, so that a ramp or another slow stretch is no baseline (peers are measured in the same
+way, and the bias of it cancels in a comparison). After: until relief, at most AFTER samples. Means are trimmed
+by a tenth at each end: checkpoints and pauses are no step, and a step that comes and goes is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from healthd.failslow.model import Point, Series
+
+LONGEST_BEFORE = 400
+AFTER = (50, 200)  # samples; the longer, where the first ones do not say
+LEAST = 5  # samples
+BLOCK = 20
+LOOKED_BACK = 5000  # samples, for the same regime
+GUARD = 3  # samples before an onset that may be its
+
+Channel = Callable[[Series, int], float]  # a sample's time; NaN if it has none
+
+
+class Change(NamedTuple):
+    """In the unit of the series. noise: one standard error of after - before, by the scatter before. resting: the share
+    of the samples after that are nearly (by a quarter of the change) as fast as before."""
+
+    before: float
+    after: float
+    noise: float
+    resting: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+    @property
+    def more(self) -> float:
+        return self.after - self.before
+
+
+def value(series: Series, at: int) -> float:
+    return series.value[at]
+
+
+def busy(series: Series, at: int) -> float:
+    """The rank's own compute. Where it is not told: what is neither waiting nor transfer."""
+    if series.busy is not None:
+        return series.busy[at]
+    if series.wait is None:
+        return math.nan
+    return series.value[at] - series.wait[at] - (series.transfer[at] if series.transfer is not None else 0.0)
+
+
+def wait(series: Series, at: int) -> float:
+    return series.wait[at] if series.wait is not None else math.nan
+
+
+def transfer(series: Series, at: int) -> float:
+    return series.transfer[at] if series.transfer is not None else math.nan
+
+
+def residual(series: Series, at: int) -> float:
+    """What is neither busy nor waiting nor transfer: the host, e.g. its CPUs and the data's loading."""
+    if series.busy is None or series.wait is None:
+        return math.nan
+    told = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
+    return series.value[at] - told
+
+
+def position(of: Series, at: int, other: Series) -> int:
+    """Where `other` was when `of` was at its sample `at`: by index, within the same attempt. len(other.value): later
+    than all that it has."""
+    attempt = bisect_right(of.starts, at) - 1
+    if attempt >= len(other.starts):
+        return len(other.value)
+    begin = other.starts[attempt]
+    end = other.starts[attempt + 1] if attempt + 1 < len(other.starts) else len(other.value)
+    return bisect_left(other.index, of.index[at], begin, end)
+
+
+def changed(
+    series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
+) -> Change | None:
+    """How `channel` changed at `onset`, until `end`; `since`: by the samples from there on only. None where there are
+    fewer than LEAST samples on one side."""
+    after = range(onset if since is None else since, min(end, len(series.value)))
+    regimes = series.regimes
+    regime = Counter(regimes[at] for at in after).most_common(1)[0][0] if regimes is not None and len(after) else None
+    later = [
+        found
+        for at in after
+        if (regimes is None or regimes[at] == regime) and not math.isnan(found := channel(series, at))
+    ]
+    if len(later) < LEAST:
+        return None
+    earlier = _earlier(series, points, onset, regime, channel)
+    if len(earlier) < 2 * LEAST:
+        return None
+    before, now = _rest(earlier), trimmed(later)
+    if channel is not residual and not (before > 0 and now > 0):
+        return None
+    # Could it be chance? The scatter is that before: a slowness comes with scatter of its own. Samples are not
+    # independent: not more than three blocks' worth of them count.
+    noise = 1.25 * spread(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
+    fast = before + (now - before) / 4
+    return Change(before, now, noise, sum(one < fast for one in later) / len(later))
+
+
+def level(series: Series, channel: Channel) -> float | None:
+    """Its time at rest: the lower quartile of up to 400 samples, evenly chosen."""
+    step = max(1, len(series.value) // 400)
+    found = sorted(
+        one for at in range(0, len(series.value), step) if not math.isnan(one := channel(series, at)) and one > 0
+    )
+    return found[len(found) // 4] if found else None
+
+
+def trimmed(values: Sequence[float]) -> float:
+    """Their mean without a tenth at each end; of few without a quarter, for a pause may be two of ten."""
+    cut = len(values) // (10 if len(values) >= BLOCK else 4)
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
+
+
+def spread(values: Sequence[float]) -> float:
+    """Their standard deviation, from the median distance to the median."""
+    middle = statistics.median(values)
+    return 1.4826 * statistics.median(abs(one - middle) for one in values)
+
+
+def _earlier(series: Series, points: Sequence[Point], onset: int, regime: str | None, channel: Channel) -> list[float]:
+    """Oldest first."""
+    found: list[float] = []
+    stretches = [(one.onset_index, one.relief_index) for one in points if one.onset_index < onset]
+    for at in range(onset - 1 - GUARD, max(-1, onset - LOOKED_BACK), -1):
+        if len(found) == LONGEST_BEFORE:
+            break
+        if series.regimes is not None and series.regimes[at] != regime:
+            continue
+        if stretches and any(begin <= at and (end is None or at < end) for begin, end in stretches):
+            continue
+        one = channel(series, at)
+        if not math.isnan(one):
+            found.append(one)
+    return found[::-1]
+
+
+def _rest(earlier: Sequence[float]) -> float:
+    blocks = [earlier[at : at + BLOCK] for at in range(0, len(earlier) - BLOCK + 1, BLOCK)]
+    if len(blocks) < 4:
+        return trimmed(earlier)
+    return sorted(trimmed(block) for block in blocks)[len(blocks) // 4]

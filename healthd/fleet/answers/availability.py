@@ -1,0 +1,428 @@
+"""How long the nodes were in service, out of it and by whom, planned away, or not observed; and what is below the SLA.
+
+Each second of a node is exactly one of: planned; else out (`OUT`); else up, if Slurm's record of node states was read
+for it or healthd observed the node; else not observed. Planned time is no part of the whole. What is out, from when to
+when and by whom, is the question `out_of_service`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from healthd.fleet.answers import document
+from healthd.fleet.answers.document import (
+    Document,
+    Unanswerable,
+    WrongChoice,
+    moment,
+    number,
+    percent,
+    plural,
+    share,
+    span,
+)
+from healthd.fleet.answers.spans import Span, joined, seconds, within, without
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.table import table
+from healthd.say.render import Page
+
+# How a node can be out. drained_unknown: Slurm drained it, and who asked for it was not read.
+OUT = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
+SHARES = ("up", *OUT, "not_observed")
+PLANNED = ("maintenance", "reservation")
+WORST_SHOWN, NAMED_SHOWN = 10, 5
+
+_OUTAGES = """
+SELECT cluster, node, by_whom, first_state, start_time, end_time
+FROM out_of_service SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE what = 'outage' ORDER BY cluster, node, start_time
+"""
+_RESERVED = """
+SELECT cluster, node, name, coalesce(maintenance, FALSE) AS maintenance, start_time, end_time
+FROM reservations SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE start_time IS NOT NULL ORDER BY cluster, node, start_time, name, end_time
+"""
+_SLURM_TOLD = """
+SELECT cluster, from_time, to_time FROM sources_coverage
+WHERE source = 'node_states' AND from_time IS NOT NULL ORDER BY cluster, from_time
+"""
+# Only where Slurm's record does not tell: the stretches are many.
+_OBSERVED = """
+SELECT cluster, node, greatest(begin_time, ?) AS begin_time, least(end_time, ?) AS end_time
+FROM observed_pieces SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE cluster = ? AND begin_time < ? AND end_time > ?
+"""
+
+
+@dataclass(slots=True)
+class Told:
+    """What is told of one node.
+
+    planned, out  kind -> its times, in any order
+    spells        each time that it was out: (kind, begin, end), end None: still
+    known         when its state was known
+    """
+
+    planned: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    out: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
+    spells: list[tuple[str, int, int | None]] = field(default_factory=list)
+    known: list[Span] = field(default_factory=list)
+
+
+def availability(study: Study, *, sla: float | None = None, count_reservations: bool = False) -> Document:
+    """fleet, by_model, by_rack, nodes: each {seconds, planned: {maintenance, reservation}, shares: {SHARES},
+    availability, repair}; planned: the reservations that were left out; sla: {percent, below}, None without one.
+
+    sla                  percent, 1 to 100: which of the fleet, the models and the racks are below
+    count_reservations   count the time of reservations without the flag MAINT like any other
+
+    Raises Unanswerable if neither Slurm nor healthd told of any node's state, WrongChoice for an SLA that is none.
+    """
+    if sla is not None and not 1 <= sla <= 100:
+        raise WrongChoice(f"--sla: {sla:g} is no percentage from 1 to 100")
+    told_by_slurm = study.rows("SELECT 1 AS one FROM ingests WHERE source = 'node_states' LIMIT 1")
+    if not (told_by_slurm or study.has("node_states") or study.has("events")):
+        raise Unanswerable("the store has no node states and no events: healthd fleet ingest --node-states --events")
+    study.need("observed_pieces", "out_of_service", "sources_coverage")
+    whole = (study.from_time, study.to_time)
+    nodes = study.rows("SELECT cluster, node, gpu_model, rack, gpus FROM chosen_nodes ORDER BY cluster, node")
+    told = {(row["cluster"], row["node"]): Told() for row in nodes}
+    for row in study.rows(_OUTAGES):
+        one, kind = told[row["cluster"], row["node"]], how_out(row["by_whom"], row["first_state"])
+        one.out[kind].append((row["start_time"], study.to_time if row["end_time"] is None else row["end_time"]))
+        one.spells.append((kind, row["start_time"], row["end_time"]))
+    reserved = study.rows(_RESERVED)
+    for row in reserved:
+        if row["maintenance"] or not count_reservations:
+            end = study.to_time if row["end_time"] is None else row["end_time"]
+            told[row["cluster"], row["node"]].planned[_planned(row)].append((row["start_time"], end))
+    untold = _known(study, told, whole)
+    parts = {key: divided(whole, one) for key, one in told.items()}
+    repairs = {key: repaired(whole, one) for key, one in told.items()}
+
+    def of(rows: Sequence[Row]) -> Row:
+        keys = [(row["cluster"], row["node"]) for row in rows]
+        return summed([parts[key] for key in keys], [one for key in keys for one in repairs[key]])
+
+    by_model = _grouped(nodes, ("gpu_model",), of)
+    by_rack = _grouped(nodes, ("cluster", "rack"), of)
+    fleet = {"nodes": len(nodes), **of(nodes)}
+    return {
+        **study.head("availability", *_notes(study, fleet, untold, reserved, count_reservations)),
+        "fleet": fleet,
+        "by_model": by_model,
+        "by_rack": by_rack,
+        "nodes": [{**row, **of([row])} for row in nodes],
+        "planned": _named(reserved, whole, count_reservations),
+        "sla": None if sla is None else {"percent": sla, "below": below(sla, fleet, by_model, by_rack)},
+    }
+
+
+def found(availability: Document) -> bool:
+    """Something is below the SLA."""
+    return bool(availability["sla"] and availability["sla"]["below"])
+
+
+# --- decisions
+
+
+def how_out(by_whom: str, state: str | None) -> str:
+    """One of OUT, by who began it and the state that Slurm kept of its beginning. What healthd or a person took out is
+    theirs, whatever state they set; what Slurm set by itself is down, but for a drain (prolog, epilog, a launch)."""
+    if by_whom == "healthd":
+        return "drained_healthd"
+    if by_whom == "person":
+        return "drained_people"
+    if state and "DRAIN" in state.upper() and "DOWN" not in state.upper():
+        return "drained_slurm" if by_whom == "slurm" else "drained_unknown"
+    return "down"
+
+
+def divided(whole: Span, told: Told) -> dict[str, int]:
+    """The seconds of `whole` that were each of PLANNED and SHARES: each second is one of them. Planned counts before
+    out, maintenance before another reservation: a node that is down in its maintenance is planned away."""
+    found: dict[str, int] = {}
+    left = joined([whole])
+    for kinds, times in ((PLANNED, told.planned), (OUT, told.out)):
+        for kind in kinds:
+            its = within(left, joined(times.get(kind, ())))
+            found[kind] = seconds(its)
+            left = without(left, its)
+    found["up"] = seconds(within(left, joined(told.known)))
+    found["not_observed"] = seconds(left) - found["up"]
+    return found
+
+
+def repaired(whole: Span, told: Told) -> list[tuple[str, int | None]]:
+    """(kind, seconds out) of each time that the node was out and came back in `whole`, also of its part before; None:
+    it is still out. Planned time does not count, nor does what was out in planned time alone. Spells of a node that
+    overlap are each one of their own (the question `out_of_service` has none)."""
+    planned = joined(one for times in told.planned.values() for one in times)
+    found: list[tuple[str, int | None]] = []
+    for kind, begin, end in told.spells:
+        if end is None or end > whole[1]:
+            if begin < whole[1] and without([(begin, whole[1])], planned):
+                found.append((kind, None))
+        elif end > whole[0]:
+            took = seconds(without(joined([(begin, end)]), planned))
+            if took:
+                found.append((kind, took))
+    return found
+
+
+def summed(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int | None]]) -> Row:
+    """The times of some nodes together, each node's second as much as any other's. A share of nothing is None."""
+    total = dict.fromkeys((*PLANNED, *SHARES), 0)
+    for one in parts:
+        for kind, its in one.items():
+            total[kind] += its
+    counted = sum(total[kind] for kind in SHARES)
+    by_kind: dict[str, list[int | None]] = defaultdict(list)
+    for kind, took in repairs:
+        by_kind[kind].append(took)
+    return {
+        "seconds": counted + sum(total[kind] for kind in PLANNED),
+        "planned": {kind: total[kind] for kind in PLANNED},
+        "counted_seconds": counted,
+        "shares": {kind: share(total[kind], counted) for kind in SHARES},
+        "availability": share(total["up"], counted - total["not_observed"]),
+        "repair": {
+            **repair([took for its in by_kind.values() for took in its]),
+            "by": {kind: repair(by_kind[kind]) for kind in OUT if by_kind[kind]},
+        },
+    }
+
+
+def repair(took: Sequence[int | None]) -> Row:
+    """MTTR: the mean, the median and the 90th percentile of how long the times out took that are over."""
+    over = sorted(seconds for seconds in took if seconds is not None)
+    return {
+        "ended": len(over),
+        "still_out": len(took) - len(over),
+        "mean_seconds": share(sum(over), len(over)),
+        "median_seconds": quantile(over, 0.5),
+        "p90_seconds": quantile(over, 0.9),
+    }
+
+
+def quantile(ordered: Sequence[float], at: float) -> float | None:
+    """Of numbers in their order, between two of them in proportion; None of none.
+
+    Source: definition 7 of Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50
+    (1996), which is numpy's and R's default.
+    """
+    if not ordered:
+        return None
+    place = at * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def below(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
+    """Which of the fleet, its models and its racks were up less than `sla` percent of the time that is known of them.
+    Nodes of which no model or rack is known are only in the fleet."""
+    named = [("fleet", None, None, fleet)]
+    named += [("model", None, row["gpu_model"], row) for row in by_model if row["gpu_model"]]
+    named += [("rack", row["cluster"], row["rack"], row) for row in by_rack if row["rack"]]
+    return [
+        {"of": what, "cluster": cluster, "name": name, "availability": row["availability"]}
+        for what, cluster, name, row in named
+        if row["availability"] is not None and row["availability"] < sla / 100
+    ]
+
+
+# --- what the store knows
+
+
+def _known(study: Study, told: Mapping[tuple[str, str], Told], whole: Span) -> dict[str, list[Span]]:
+    """Sets when the state of each node was known. Returns of each cluster when Slurm's record was not read."""
+    read: dict[str, list[Span]] = defaultdict(list)
+    for row in study.rows(_SLURM_TOLD):
+        end = row["from_time"] if row["to_time"] is None else row["to_time"]
+        read[row["cluster"]].append((row["from_time"], end))
+    untold: dict[str, list[Span]] = {}
+    for cluster in sorted({cluster for cluster, _ in told}):
+        untold[cluster] = without([whole], joined(read[cluster]))
+        for begin, end in untold[cluster]:
+            for row in study.rows(_OBSERVED, begin, end, cluster, end, begin):
+                told[cluster, row["node"]].known.append((row["begin_time"], row["end_time"]))
+    for (cluster, _), one in told.items():
+        one.known += read[cluster]
+    return untold
+
+
+def _notes(
+    study: Study, fleet: Row, untold: Mapping[str, list[Span]], reserved: Sequence[Row], count_reservations: bool
+) -> list[str]:
+    found = []
+    for cluster, spans in untold.items():
+        missing = share(seconds(spans), study.to_time - study.from_time)
+        if missing:
+            found.append(
+                f"Slurm's record of node states was not read for {percent(missing)} of the time of {cluster}: there a "
+                "node is up where healthd observed it, and drains by people and by Slurm are not known."
+            )
+    if not study.has("events"):
+        found.append("The store has no event streams: what healthd drained is told by Slurm's Reason alone.")
+    if fleet["shares"]["not_observed"]:
+        found.append("What was not observed is in no availability: it is up / (up + drained + down).")
+    others = len({(row["cluster"], row["name"], row["start_time"]) for row in reserved if not row["maintenance"]})
+    if others and not count_reservations:
+        found.append(
+            f"The time of reservations without the flag MAINT ({others}) does not count either, whatever became of the "
+            "nodes in it: --count-reservations counts it."
+        )
+    if fleet["repair"]["still_out"]:
+        found.append("Times out that are not over are in no MTTR, which makes it shorter than it will be.")
+    return found
+
+
+def _planned(row: Row) -> str:
+    return "maintenance" if row["maintenance"] else "reservation"
+
+
+def _named(reserved: Sequence[Row], whole: Span, count_reservations: bool) -> list[Row]:
+    """The reservations whose time was left out."""
+    by_name: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for row in reserved:
+        if row["maintenance"] or not count_reservations:
+            end = whole[1] if row["end_time"] is None else row["end_time"]
+            its = seconds(within([whole], joined([(row["start_time"], end)])))
+            if its:
+                by_name[row["start_time"], row["cluster"], row["name"], row["end_time"] or 0, _planned(row)].append(its)
+    return [
+        {
+            "what": what,
+            "cluster": cluster,
+            "name": name,
+            "start_time": start,
+            "end_time": end or None,
+            "nodes": len(its),
+            "node_seconds": sum(its),
+        }
+        for (start, cluster, name, end, what), its in sorted(by_name.items())
+    ]
+
+
+def _grouped(nodes: Sequence[Row], by: tuple[str, ...], of: Callable[[list[Row]], Row]) -> list[Row]:
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in nodes:
+        groups[tuple(row[column] or "" for column in by)].append(row)
+    return [
+        {**{column: value or None for column, value in zip(by, key, strict=True)}, "nodes": len(rows), **of(rows)}
+        for key, rows in sorted(groups.items())
+    ]
+
+
+# --- for people
+
+COLUMNS = ("", "nodes", "available", "up", "healthd", "people", "slurm", "unknown", "down", "not observed")
+WORST_COLUMNS = ("least available", "available", "out", "still out", "mean time out", "not observed")
+
+
+def text(availability: Document, page: Page) -> str:
+    fleet, nodes = availability["fleet"], availability["nodes"]
+    if not nodes:
+        return document.told("Availability of the nodes", availability, ["No node is known."], page)
+    sentences = [*availability_sentences(fleet), *repair_sentences(fleet), *planned_sentences(availability)]
+    blocks = [table(COLUMNS, fleet_cells(availability), page), _paragraphs(sentences, page)]
+    worst = worst_cells(nodes)
+    if worst:
+        blocks.append(table(WORST_COLUMNS, worst, page))
+    if availability["sla"]:
+        blocks.append(_paragraphs(sla_sentences(availability), page))
+    return document.told("Availability of the nodes", availability, blocks, page)
+
+
+def _paragraphs(some: Iterable[str], page: Page) -> str:
+    return "\n".join(line for sentence in some for line in page.wrap(sentence))
+
+
+def fleet_cells(availability: Document) -> list[tuple[str, ...]]:
+    """The fleet, and its models where there are several."""
+    models = availability["by_model"] if len(availability["by_model"]) > 1 else []
+    named = [("fleet", availability["fleet"]), *((row["gpu_model"] or "model not known", row) for row in models)]
+    return [
+        (
+            name,
+            f"{row['nodes']:,}",
+            precise(row["availability"]),
+            *(percent(row["shares"][kind]) for kind in SHARES),
+        )
+        for name, row in named
+    ]
+
+
+def worst_cells(nodes: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Those that were available least."""
+    known = [row for row in nodes if row["availability"] is not None and row["availability"] < 1]
+    return [
+        (
+            row["node"],
+            percent(row["availability"]),
+            f"{row['repair']['ended'] + row['repair']['still_out']} times",
+            "yes" if row["repair"]["still_out"] else "no",
+            span(row["repair"]["mean_seconds"]),
+            percent(row["shares"]["not_observed"]),
+        )
+        for row in sorted(known, key=lambda row: (row["availability"], row["cluster"], row["node"]))[:WORST_SHOWN]
+    ]
+
+
+def availability_sentences(fleet: Row) -> list[str]:
+    if fleet["availability"] is None:
+        return ["Of no node it is known whether it was in service."]
+    return [
+        f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
+        f"{precise(fleet['availability'])} of the time that is known."
+    ]
+
+
+def precise(value: float | None) -> str:
+    """An availability: "99.53 %". It is never rounded up to a whole that it is not."""
+    return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
+
+
+def repair_sentences(fleet: Row) -> list[str]:
+    its = fleet["repair"]
+    times = its["ended"] + its["still_out"]
+    if not times:
+        return ["No node was out of service."]
+    still = f", {its['still_out']} of them not over" if its["still_out"] else ""
+    whole = f"Nodes were out {plural(times, 'time')}{still}."
+    if not its["ended"]:
+        return [whole]
+    took = f"{span(its['mean_seconds'])} on average, half of them up to {span(its['median_seconds'])}"
+    return [whole, f"To come back took {took}, nine of ten up to {span(its['p90_seconds'])} (MTTR)."]
+
+
+def planned_sentences(availability: Document) -> list[str]:
+    """Which times were left out."""
+    found = []
+    for what, words in zip(PLANNED, ("Maintenance", "Other reservations"), strict=True):
+        some = [row for row in availability["planned"] if row["what"] == what]
+        if some:
+            days = number(sum(row["node_seconds"] for row in some) / 86400, 2)
+            named = "; ".join(f"{row['name']} from {moment(row['start_time'])}" for row in some[:NAMED_SHOWN])
+            more = f" and {len(some) - NAMED_SHOWN} more" if len(some) > NAMED_SHOWN else ""
+            found.append(f"{words} that does not count: {days} node-days in {len(some)} reservations ({named}{more}).")
+    return found
+
+
+def sla_sentences(availability: Document) -> list[str]:
+    sla = availability["sla"]
+    said = f"{sla['percent']:g} %"
+    if not sla["below"]:
+        return [f"Nothing is below {said}."]
+    names = [
+        f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} ({precise(row['availability'])})"
+        for row in sla["below"]
+    ]
+    shown = ", ".join(names[: 2 * WORST_SHOWN])
+    more = f" and {len(names) - 2 * WORST_SHOWN} more racks" if len(names) > 2 * WORST_SHOWN else ""
+    return [f"Below {said}: {shown}{more}."]

@@ -1,0 +1,592 @@
+"""What differs between two periods, partitions, models, switches, accounts or clusters, and is no chance.
+
+Each measure is a rate: so much of something over an exposure, on each side. Two rates differ if their ratio's interval
+leaves 1 out. Independent failures have an exact interval; ours come in clumps (a node that fails again and again, a job
+that is requeued into the same fault, a user's broken script), so each measure is also counted by such units, and counts
+for as many independent ones as their spread lets it (`dispersion`). A share (of the jobs, of the time) is no count over
+an exposure: what is in it and what is not make the whole, so that 90 % of 3,000 jobs are known far better than 2,700
+events would be. Among many measures one differs by chance: Holm's method keeps the chance that any does at LEVEL, where
+in truth nothing differs.
+"""
+
+from __future__ import annotations
+
+import calendar
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from scipy import stats
+
+from healthd.fleet.answers import document, hardware_ends
+from healthd.fleet.answers.document import Document, WrongChoice, number, percent, share
+from healthd.fleet.answers.evidence import evidence, looked_at
+from healthd.fleet.answers.intervals import (
+    poisson_interval,
+    rate_ratio_interval,
+    rate_ratio_p_value,
+    share_ratio_interval,
+    share_ratio_p_value,
+)
+from healthd.fleet.answers.multiplicity import holm
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.table import table
+from healthd.fleet.times import TimeError, seconds
+from healthd.say.render import Page
+from healthd.text import regex
+from healthd.values import dataclass
+
+LEVEL = 0.05
+LARGE_GPUS = 128  # as the answer rate
+LOST_SECONDS = 1800  # half of an hour between checkpoints, as the answer goodput
+LEAST_EVENTS = 5  # a code that was seen less often, on both sides together, cannot tell of a difference
+MERGE_SECONDS = 3600  # sights of a code on a node within it are one
+ANY_FACTOR = 1000  # for people a ratio may be as large as it likes from here on
+KEYS = ("cluster", "partition", "account", "model", "switch")
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """amounts, exposures   of each unit (a node, a job, a day, a user), in one order. Where a unit has no exposure of
+    its own, the exposures are all 0: then the spread is of the amounts themselves (compound Poisson).
+    """
+
+    amounts: Sequence[float]
+    exposures: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A rate on one side.
+
+    name      what it is: "r_f", "code gpu_xid/79"
+    unit      what the rate is of: "of all" is a share
+    per       of how much exposure the rate is told: 1 for a share
+    groupings the same amount by different units; the one that spreads most counts
+    """
+
+    name: str
+    title: str
+    unit: str
+    per: float
+    amount: float
+    exposure: float
+    groupings: tuple[Units, ...]
+
+    @property
+    def is_share(self) -> bool:
+        return self.per == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    name: str
+    from_time: int
+    to_time: int
+    chosen: dict[str, str]
+    measures: tuple[Measure, ...]
+    notes: tuple[str, ...]
+    looked: dict[str, int]  # check -> the node-days on which it is known to have completed; empty: of none it is known
+    nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of those that are chosen
+
+
+# --- what is asked of the store
+
+_LARGE = f"""
+SELECT
+  cluster, db_index, job_id, state, end_time,
+  nodes * greatest(
+    least(coalesce(end_time, known_until), to_time) - greatest(start_time, from_time), 0
+  ) AS node_seconds
+FROM chosen_jobs JOIN jobs_known USING (cluster) CROSS JOIN asked
+WHERE gpus > {LARGE_GPUS} AND start_time < to_time AND coalesce(end_time, known_until) >= from_time
+"""
+
+# What the nodes ended; unit: the node, else the job and its requeues.
+_FAILED = f"""
+SELECT
+  jobs.cluster, jobs.job_id, coalesce(jobs.gpus > {LARGE_GPUS} AND jobs.start_time IS NOT NULL, FALSE) AS large,
+  ends.node, {hardware_ends.loss(LOST_SECONDS)} / 3600e0 AS lost
+FROM hardware_ends AS ends JOIN chosen_jobs AS jobs USING (cluster, db_index)
+ORDER BY ALL
+"""
+
+_ENDED = """
+SELECT
+  {unit} AS unit, count(*) AS jobs, count(*) FILTER (state = 'COMPLETED') AS completed,
+  count(*) FILTER (state = 'FAILED') AS failed, count(*) FILTER (state = 'NODE_FAIL') AS node_fail,
+  count(*) FILTER (state = 'PREEMPTED') AS preempted, count(*) FILTER (state = 'TIMEOUT') AS timeout,
+  coalesce(sum(gpus * greatest(end_time - start_time, 0)), 0) / 3600e0 AS gpu_hours
+FROM chosen_jobs CROSS JOIN asked
+WHERE end_time >= from_time AND end_time < to_time GROUP BY unit ORDER BY unit
+"""
+# Jobs of one day share what happened on it, jobs of one user their program.
+_UNITS = ("end_time // 86400", "concat_ws(' ', cluster, coalesce(user_name, account, ''))")
+
+_NODES = """
+WITH out AS (
+  SELECT cluster, node, sum(greatest(seconds, 0)) AS seconds FROM out_of_service WHERE what = 'outage' GROUP BY ALL
+),
+seen AS (
+  SELECT cluster, node, sum(observed_seconds) AS seconds FROM observed GROUP BY ALL
+)
+SELECT
+  chosen_nodes.cluster, chosen_nodes.node, coalesce(out.seconds, 0) / 86400e0 AS out_days,
+  coalesce(seen.seconds, 0) / 86400e0 AS observed_days
+FROM chosen_nodes LEFT JOIN out USING (cluster, node) LEFT JOIN seen USING (cluster, node)
+ORDER BY chosen_nodes.cluster, chosen_nodes.node
+"""
+
+_CODES = f"""
+WITH its AS (
+  SELECT cluster, node, code, time, lag(time) OVER (PARTITION BY cluster, node, code ORDER BY time) AS before
+  FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
+  WHERE badness >= 2 AND time >= from_time AND time < to_time
+)
+SELECT code, cluster, node, count(*) AS times FROM its
+WHERE before IS NULL OR time > before + {MERGE_SECONDS} GROUP BY ALL ORDER BY ALL
+"""
+
+
+def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Document:
+    """measures: each with its two rates, their ratio B / A, its interval and whether it differs. Raises Unanswerable
+    where a side's store has neither jobs nor events."""
+    return compared(measured(a, name_a), measured(b, name_b))
+
+
+def measured(study: Study, name: str) -> Side:
+    """All measures of one side. Raises Unanswerable."""
+    if not study.has("events"):
+        study.must_have("jobs")
+    measures: list[Measure] = []
+    if study.has("jobs"):
+        study.need("jobs_known")
+        hardware_ends.make(study)
+        failed = study.rows(_FAILED)
+        node_days = study.row(f"SELECT coalesce(sum(node_seconds), 0) / 86400e0 AS days FROM ({_LARGE})")["days"]
+        by_unit = [study.rows(_ENDED.format(unit=unit)) for unit in _UNITS]
+        measures += of_jobs(failed, node_days, by_unit)
+    evidence(study)
+    study.need("observed", "out_of_service")
+    days = (study.to_time - study.from_time) / 86400
+    nodes = study.rows(_NODES)
+    measures += of_nodes(nodes, study.rows(_CODES), days, study.has("node_states"))
+    return Side(
+        name,
+        study.from_time,
+        study.to_time,
+        {key: value for key, value in study.chosen.said.items() if value},
+        tuple(measures),
+        tuple(study.coverage_notes("jobs", "events")),
+        {row["check"]: row["node_days"] for row in looked_at(study)},
+        frozenset((row["cluster"], row["node"]) for row in nodes),
+    )
+
+
+def of_jobs(failed: Sequence[Row], node_days: float, by_unit: Sequence[Sequence[Row]]) -> list[Measure]:
+    """r_f, what the jobs became, and the GPU time that failures lost. Pure.
+
+    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III; lost: their section III.D, of the first
+    order, min(runtime, 30 min) x GPUs of a job that a node ended. Which these are is `hardware_ends`.
+    """
+    large = [row for row in failed if row["large"]]
+    gpu_hours = math.fsum(row["gpu_hours"] for row in by_unit[0]) if by_unit else 0.0
+    ended = sum(row["jobs"] for row in by_unit[0]) if by_unit else 0
+    measures = [
+        Measure(
+            "r_f",
+            f"failures of jobs > {LARGE_GPUS} GPUs (r_f)",
+            "per 1000 node-days",
+            1000.0,
+            len(large),
+            node_days,
+            _clumps(large, [1.0] * len(large)),
+        ),
+        Measure(
+            "lost_gpu_time",
+            "GPU time lost to nodes' failures",
+            "of all",
+            1.0,
+            math.fsum(row["lost"] for row in failed),
+            gpu_hours,
+            _clumps(failed, [row["lost"] for row in failed]),
+        ),
+    ]
+    for state in ("completed", "failed", "node_fail", "preempted", "timeout"):
+        measures.append(
+            Measure(
+                state,
+                f"jobs that ended {state.upper()}",
+                "of all",
+                1.0,
+                sum(row[state] for row in by_unit[0]) if by_unit else 0,
+                ended,
+                tuple(Units([row[state] for row in rows], [row["jobs"] for row in rows]) for rows in by_unit),
+            )
+        )
+    return measures
+
+
+def _clumps(failed: Sequence[Row], amounts: Sequence[float]) -> tuple[Units, ...]:
+    """By job with its requeues, and by node where one was seen."""
+    by_job: dict[Any, float] = {}
+    by_node: dict[Any, float] = {}
+    for at, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
+        job = (row["cluster"], row["job_id"] if row["job_id"] is not None else f"row {at}")
+        node = job if row["node"] is None else (row["cluster"], row["node"])
+        by_job[job] = by_job.get(job, 0.0) + amount
+        by_node[node] = by_node.get(node, 0.0) + amount
+    return tuple(Units(list(its.values()), [0.0] * len(its)) for its in (by_job, by_node))
+
+
+def of_nodes(nodes: Sequence[Row], codes: Sequence[Row], days: float, outages_known: bool) -> list[Measure]:
+    """The share of time that nodes were out, and how often each code that drains was seen. Pure."""
+    measures = []
+    if outages_known:
+        out = [row["out_days"] for row in nodes]
+        measures.append(
+            Measure(
+                "unavailable",
+                "nodes' time out of service",
+                "of all",
+                1.0,
+                math.fsum(out),
+                days * len(nodes),
+                (Units(out, [days] * len(nodes)),),
+            )
+        )
+    observed = [row["observed_days"] for row in nodes]
+    for code in ("", *sorted({row["code"] for row in codes})):
+        times = Counter[tuple[str, str]]()
+        for row in codes:
+            if code in ("", row["code"]):
+                times[row["cluster"], row["node"]] += row["times"]
+        counts = [times[row["cluster"], row["node"]] for row in nodes]
+        measures.append(
+            Measure(
+                f"code {code}" if code else "all_codes",
+                code or "all that drains",
+                "per 1000 observed node-days",
+                1000.0,
+                sum(counts),
+                math.fsum(observed),
+                (Units(counts, observed),),
+            )
+        )
+    return measures
+
+
+# --- the comparison
+
+
+def compared(a: Side, b: Side) -> Document:
+    """Pure. Measures that either side lacks count as 0 of the same exposure there, if the other codes say how long was
+    looked."""
+    apart = deployed_apart(a, b)
+    rows = [ratio(one, other) for one, other in paired(without(a.measures, apart), without(b.measures, apart))]
+    family = tested(rows)
+    adjusted = dict(zip(family, holm([rows[at]["p_value"] for at in family]), strict=True))
+    judged = [
+        {**row, "adjusted": adjusted.get(at), "differs": adjusted.get(at, 1.0) < LEVEL} for at, row in enumerate(rows)
+    ]
+    notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
+    if apart:
+        notes.append(
+            f"Not compared, for the check looked on one side only, or seldom: {', '.join(sorted(apart))}. A check that "
+            "is new makes what it finds seem to rise."
+        )
+    notes += shared(a, b)
+    return {
+        **document.head(
+            "compare",
+            min(a.from_time, b.from_time),
+            max(a.to_time, b.to_time),
+            a.chosen if a.chosen == b.chosen else {},
+            notes,
+        ),
+        "a": _named(a),
+        "b": _named(b),
+        "level": LEVEL,
+        "measures": sorted(judged, key=_likely),
+    }
+
+
+def _likely(row: Row) -> tuple[bool, float, float, str]:
+    """The least likely first, what was not tested last."""
+    untested = row["adjusted"] is None
+    return untested, 1.0 if untested else row["adjusted"], row["p_value"], row["measure"]
+
+
+def tested(rows: Sequence[Row]) -> list[int]:
+    """Which of the measures are tested at all; each that is makes the others harder to tell. Not those that cannot
+    differ (nothing happened on either side, or to all jobs, or a side has no exposure), which their sums over both
+    sides decide, so that no finding is lost or made by it (Tarone, Biometrics 46, 1990); nor the sum of all codes where
+    a code of it is tested. Pure."""
+    can = [at for at, row in enumerate(rows) if row["interval"] is not None]
+    codes = any(rows[at]["measure"].startswith("code ") for at in can)
+    return [at for at in can if not (codes and rows[at]["measure"] == "all_codes")]
+
+
+def shared(a: Side, b: Side) -> list[str]:
+    """What counts on both sides, in sentences. Pure."""
+    if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
+        return []
+    if a.chosen == b.chosen:
+        return ["The two periods overlap: what both have is counted on each side, and hides a difference."]
+    if nodes := len(a.nodes & b.nodes):
+        return [
+            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: what befell them is counted on each, "
+            "and hides a difference."
+        ]
+    return []
+
+
+def deployed_apart(a: Side, b: Side) -> set[str]:
+    """Checks that completed on one side for less than half as large a part of the node-days as on the
+    other. Nothing where a side does not tell which checks looked. Pure."""
+    if not a.looked or not b.looked:
+        return set()
+    of_a, of_b = max(a.looked.values()), max(b.looked.values())
+    found = set()
+    for check in {*a.looked, *b.looked}:
+        parts = sorted((a.looked.get(check, 0) / of_a, b.looked.get(check, 0) / of_b))
+        if 2 * parts[0] < parts[1]:
+            found.add(check)
+    return found
+
+
+def without(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
+    """The measures without the codes of these checks, also in the sum of all codes. Pure."""
+    kept = [one for one in measures if _check_of(one.name) not in checks]
+    gone = [one for one in measures if _check_of(one.name) in checks]
+    for at, one in enumerate(kept):
+        if one.name == "all_codes" and gone:
+            (units,) = one.groupings
+            its = zip(units.amounts, *(other.groupings[0].amounts for other in gone), strict=True)
+            amounts = [amount - math.fsum(less) for amount, *less in its]
+            kept[at] = replace(one, amount=math.fsum(amounts), groupings=(Units(amounts, units.exposures),))
+    return kept
+
+
+def _check_of(name: str) -> str:
+    """The check of a measure "code CHECK/WHAT"; "" of any other measure."""
+    return name.removeprefix("code ").partition("/")[0] if name.startswith("code ") else ""
+
+
+def _named(side: Side) -> Row:
+    return {"name": side.name, "from_time": side.from_time, "to_time": side.to_time, "chosen": side.chosen}
+
+
+def paired(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
+    """The measures that both sides have, each with its like. A code that only one side saw was not seen on the other,
+    whose nodes were observed all the same; one that was seen less than LEAST_EVENTS times is left out. Pure."""
+    ours, theirs = ({one.name: one for one in side} for side in (a, b))
+    found = []
+    for name in [*ours, *(name for name in theirs if name not in ours)]:
+        one, other = ours.get(name), theirs.get(name)
+        if name.startswith("code "):
+            one, other = one or _unseen(other, a), other or _unseen(one, b)
+            if one is not None and other is not None and one.amount + other.amount < LEAST_EVENTS:
+                continue
+        if one is not None and other is not None:
+            found.append((one, other))
+    return found
+
+
+def _unseen(like: Measure | None, side: Sequence[Measure]) -> Measure | None:
+    """This code on a side that never saw it: of the exposure that all codes have there."""
+    every = next((one for one in side if one.name == "all_codes"), None)
+    if like is None or every is None:
+        return None
+    (units,) = every.groupings
+    nothing = Units([0] * len(units.amounts), units.exposures)
+    return Measure(like.name, like.title, like.unit, like.per, 0.0, every.exposure, (nothing,))
+
+
+def ratio(a: Measure, b: Measure) -> Row:
+    """Rate of B / rate of A, with interval, dispersion and p. Pure."""
+    spread = dispersion(a, b)
+    counted = (b.amount, b.exposure, a.amount, a.exposure, spread)
+    if a.is_share:
+        interval, p_value = share_ratio_interval(*counted), share_ratio_p_value(*counted)
+    else:
+        interval = rate_ratio_interval(*counted[:4], dispersion=spread)
+        p_value = rate_ratio_p_value(*counted)
+    of_a, of_b = share(a.amount, a.exposure), share(b.amount, b.exposure)
+    return {
+        "measure": a.name,
+        "title": a.title,
+        "unit": a.unit,
+        "per": a.per,
+        "a": _rate(a, spread),
+        "b": _rate(b, spread),
+        "ratio": of_b / of_a if of_a and of_b is not None else None,
+        "interval": None if interval is None else list(interval),
+        "dispersion": spread,
+        "p_value": p_value,
+    }
+
+
+def _rate(measure: Measure, spread: float) -> Row:
+    if measure.is_share:
+        interval = wilson(min(measure.amount, measure.exposure), measure.exposure, spread, 1 - LEVEL)
+    else:
+        interval = poisson_interval(measure.amount / spread, measure.exposure / spread)
+    rate = share(measure.amount, measure.exposure)
+    return {
+        "amount": measure.amount,
+        "exposure": measure.exposure,
+        "rate": None if rate is None else measure.per * rate,
+        "interval": None if interval is None else [measure.per * end for end in interval],
+    }
+
+
+def dispersion(a: Measure, b: Measure) -> float:
+    """How many times the variance of independent events both sides' amounts have, at least 1: of each grouping the sum
+    of squares of what its units have beyond their side's rate, over what independent ones would have (the amount; of a
+    share p of n, n p (1 - p)); the grouping that spreads most counts.
+
+    As it was estimated of so many units, Student's quantile stands in for the normal one. Source: the variance of a
+    ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A), as a quasi-Poisson dispersion
+    (Wedderburn, Biometrika 61, 1974), of a share as its design effect (Kish, "Survey Sampling", 1965); the widening for
+    an estimated one is ours, as in `bootstrap_rate`.
+    """
+    largest = 1.0
+    independent = math.fsum(
+        one.amount * (1 - min(1.0, one.amount / one.exposure) if one.is_share and one.exposure > 0 else 1.0)
+        for one in (a, b)
+    )
+    for ours, theirs in zip(a.groupings, b.groupings, strict=True):
+        squares, units = 0.0, 0
+        for measure, grouping in ((a, ours), (b, theirs)):
+            rate = measure.amount / measure.exposure if measure.exposure > 0 else 0.0
+            squares += math.fsum(
+                (amount - rate * exposure) ** 2
+                for amount, exposure in zip(grouping.amounts, grouping.exposures, strict=True)
+            )
+            units += sum(amount > 0 for amount in grouping.amounts)
+        found = squares / independent if independent > 0 else 0.0
+        quantile = 1 - LEVEL / 2
+        widened = float(stats.t.ppf(quantile, max(1, units - 1)) / stats.norm.ppf(quantile)) ** 2
+        largest = max(largest, found * widened if found > 1 else 1.0)
+    return largest
+
+
+# --- the two sides, as they are typed
+
+_YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4})-(\d\d)-(\d\d)")
+
+
+def period(text: str) -> tuple[int, int]:
+    """[from, to) of "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC where no zone is said. Raises WrongChoice."""
+    begin, dots, end = text.partition("..")
+    if not dots:
+        return _calendar(text, text)
+    found = _begin(begin, text), _begin(end, text)
+    if found[0] >= found[1]:
+        raise WrongChoice(f'"{text}": its beginning is not before its end')
+    return found
+
+
+def _begin(word: str, text: str) -> int:
+    if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
+        return _calendar(word, text)[0]
+    try:
+        found = seconds(word, timezone.utc)
+    except TimeError as error:
+        raise WrongChoice(f'"{text}": {error}') from None
+    if found is None:
+        raise WrongChoice(f'"{text}" is no period: write 2026-03, or 2026-03-01..2026-03-15')
+    return found
+
+
+def _calendar(word: str, text: str) -> tuple[int, int]:
+    try:
+        if found := _YEAR.fullmatch(word):
+            begin = datetime(int(found[1]), 1, 1, tzinfo=timezone.utc)
+            days = 366 if calendar.isleap(begin.year) else 365
+        elif found := _MONTH.fullmatch(word):
+            begin = datetime(int(found[1]), int(found[2]), 1, tzinfo=timezone.utc)
+            days = calendar.monthrange(begin.year, begin.month)[1]
+        elif found := _DAY.fullmatch(word):
+            begin, days = datetime(int(found[1]), int(found[2]), int(found[3]), tzinfo=timezone.utc), 1
+        else:
+            raise WrongChoice(
+                f'"{text}" is neither a period (2026-03, 2026-03-01..2026-03-15) nor one of '
+                f"{', '.join(f'{key}:NAME' for key in KEYS)}"
+            )
+        return int(begin.timestamp()), int((begin + timedelta(days=days)).timestamp())
+    except (ValueError, OverflowError):
+        raise WrongChoice(f'"{text}" is no date') from None
+
+
+def choice(text: str) -> tuple[str, str] | None:
+    """("partition", "train") of "partition:train"; None: it is no such thing, so a period."""
+    key, colon, name = text.partition(":")
+    return (key, name) if colon and key in KEYS and name else None
+
+
+# --- for people
+
+COLUMNS = ("what", "unit", "A", "B", "B / A", "95 % interval", "p, adjusted", "differs")
+
+
+def found(compare: Document) -> bool:
+    return any(row["differs"] for row in compare["measures"])
+
+
+def cells(compare: Document) -> list[tuple[str, ...]]:
+    return [
+        (
+            row["title"],
+            row["unit"],
+            shown(row, row["a"]["rate"]),
+            shown(row, row["b"]["rate"]),
+            number(row["ratio"], 2),
+            between(row["interval"]),
+            number(row["adjusted"], 2),
+            "yes" if row["differs"] else "",
+        )
+        for row in compare["measures"]
+    ]
+
+
+def shown(row: Row, rate: float | None) -> str:
+    return percent(rate) if row["per"] == 1 else number(rate)
+
+
+def between(interval: Sequence[float | None] | None) -> str:
+    if interval is None:
+        return "-"
+    low, high = interval
+    return f"{number(low, 2)} to {'any' if high is None or high > ANY_FACTOR else number(high, 2)}"
+
+
+def sentences(compare: Document) -> list[str]:
+    """What the numbers say, for people. Pure."""
+    differing = [row for row in compare["measures"] if row["differs"]]
+    said = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
+    tried = sum(row["adjusted"] is not None for row in compare["measures"])
+    if not tried:
+        return [*said, "There is nothing that both can be compared by."]
+    if not differing:
+        said.append(f"Of {tried} measures none differs by more than chance.")
+    for row in differing:
+        more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
+        times = f"{number(row['ratio'], 2)} times ({between(row['interval'])})"
+        said.append(
+            f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {shown(row, row['b']['rate'])}, "
+            f"{more} than A's {shown(row, row['a']['rate'])}: {times}."
+        )
+    return said
+
+
+def text(compare: Document, page: Page) -> str:
+    blocks = ["\n".join(line for sentence in sentences(compare) for line in page.wrap(sentence))]
+    if rows := cells(compare):
+        blocks.append(table(COLUMNS, rows, page))
+    return document.told("What differs", compare, blocks, page)

@@ -1,0 +1,103 @@
+"""What an answer is: a document, which `--json` prints as it is (docs/json.md), and its form for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from healthd.errors import HealthdError
+
+if TYPE_CHECKING:
+    from healthd.say.render import Page
+
+# Times are epoch seconds, durations seconds, shares 0 to 1; None: not known, or not defined. Never NaN.
+Document = dict[str, Any]
+Text = Callable[[Document, "Page"], str]
+Found = Callable[[Document], bool]
+
+VERSION = 1  # of each document: a key is not renamed or removed without another
+
+
+class Unanswerable(HealthdError):
+    """The store lacks what the answer stands on: one sentence. Exit status 3."""
+
+
+class WrongChoice(HealthdError):
+    """What was asked for makes no sense, or nothing in the store is it: one sentence. Exit status 64."""
+
+
+def head(
+    name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
+) -> Document:
+    """The first keys of each document. notes: sentences that say what limits the answer."""
+    return {
+        "answer": name,
+        "version": VERSION,
+        "from_time": from_time,
+        "to_time": to_time,
+        "chosen": {key: value for key, value in chosen.items() if value},
+        "notes": list(notes),
+    }
+
+
+def never(_: Document) -> bool:
+    """`found` of an answer that only tells."""
+    return False
+
+
+def told(title: str, document: Document, blocks: Iterable[str], page: Page) -> str:
+    """The text of an answer: its title, its time and its choice, the blocks, and what limits it. No block is empty."""
+    choice = ", ".join(f"{key} {value}" for key, value in document["chosen"].items())
+    times = (
+        f"from {moment(document['from_time'])} to {moment(document['to_time'])} UTC{', ' if choice else ''}"
+        if document["from_time"] is not None
+        else ""
+    )
+    first = "\n".join(line for line in (page.heading(title), *page.wrap(times + choice)) if line)
+    notes = "\n".join(line for note in document["notes"] for line in page.item(note))
+    return "\n\n".join(part.rstrip("\n") for part in (first, *blocks, notes) if part) + "\n"
+
+
+def moment(seconds: int | None) -> str:
+    """2026-11-01 12:00, UTC; "" for None."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
+
+
+def share(part: float, whole: float) -> float | None:
+    """part / whole; None where there is no whole."""
+    return part / whole if whole else None
+
+
+def percent(value: float | None) -> str:
+    """0.187 -> "18.7 %"; a share so small that it would be 0 has two digits that count."""
+    if value is None:
+        return "-"
+    shown = 100 * value
+    return f"{shown:.1f} %" if abs(shown) >= 0.05 or shown == 0 else f"{shown:.2g} %"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """12,345 or 0.0123: whole from a thousand on, else so many digits that count; "-" for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{min(places, 9)}f}"
+
+
+def plural(count: int, what: str, several: str = "") -> str:
+    """1 -> "1 failure", 2345 -> "2,345 failures". several: where it is not the word with an s."""
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def span(seconds: float | None) -> str:
+    """A duration: "35 s", "12 min", "5.3 h", "12 d"; "-" for None."""
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= 2 * length:
+            return f"{number(seconds / length, 2)} {unit}"
+    return f"{number(float(seconds), 2)} s"

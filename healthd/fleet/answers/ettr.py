@@ -1,0 +1,265 @@
+"""How much of its time a large job makes progress: by formula, by simulation, and what the store's runs had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from healthd.fleet.answers import document, ettr_model, ettr_runs, rate
+from healthd.fleet.answers.document import Document, head, number, plural, span
+from healthd.fleet.answers.ettr_model import Job
+from healthd.fleet.answers.study import Study
+from healthd.fleet.table import table
+from healthd.say.render import Page
+
+# Where the store knows no larger job: the size of the paper's example.
+GPUS = 16_384
+CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # as the paper takes them to compare with its runs
+SEED = 13
+# The grid, as figure 10 of the paper; 2.34 and 6.5 are the rates of its two clusters.
+GRID_GPUS = tuple(2**power for power in range(10, 18))
+GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
+GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
+
+# E[R/T] is at least R/E[T] (Jensen): the simulation tells the first, the form the second.
+OF_EACH_RUN = (
+    "Simulated is the mean of each run's own ratio: of short jobs it lies above productive time / expected time, the "
+    "two agree for long jobs only."
+)
+
+found = document.never
+
+
+def of_rate(
+    gpus: int,
+    r_f: float,
+    *,
+    gpus_per_node: int = 0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    restart_seconds: float = RESTART_SECONDS,
+    queue_seconds: float = 0.0,
+    write_seconds: float = 0.0,
+    productive_seconds: float | None = None,
+    seed: int = SEED,
+) -> Document:
+    """The same without a store, for a rate of failures per 1000 node-days. gpus_per_node: 0 is 8. Pure."""
+    per_node = gpus_per_node or rate.GPUS_PER_NODE
+    job = Job(
+        max(1.0, gpus / per_node),
+        *(r_f, checkpoint_seconds, restart_seconds, queue_seconds, write_seconds, productive_seconds),
+    )
+    return {**head("ettr", None, None, {}, ()), **told(job, gpus, per_node, seed, None), "measured": [], "families": 0}
+
+
+def ettr(
+    study: Study,
+    *,
+    gpus: int = 0,
+    r_f: float | None = None,
+    gpus_per_node: int = 0,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    restart_seconds: float = RESTART_SECONDS,
+    queue_seconds: float = 0.0,
+    write_seconds: float = 0.0,
+    productive_seconds: float | None = None,
+    seed: int = SEED,
+) -> Document:
+    """analytic, approximate, simulated, ... (docs/json.md) of a job of so many GPUs (0: GPUS) at r_f (None: the
+    store's), and what the store's runs had. Raises Unanswerable without jobs, and if r_f is to be the store's and no
+    large job ran."""
+    of_jobs = rate.ran(study)
+    of_large = of_jobs.of_large()
+    interval = None
+    if r_f is None:
+        r_f, interval = of_large["r_f"], of_large["interval"]
+    if r_f is None:
+        raise document.Unanswerable(
+            f"no job of more than {rate.MORE_THAN_GPUS} GPUs ran: there is no rate of failures; --rate says one"
+        )
+    per_node = gpus_per_node or rate.measured_gpus_per_node(of_jobs.large_sums)
+    job = Job(
+        max(1.0, (gpus or GPUS) / per_node),
+        *(r_f, checkpoint_seconds, restart_seconds, queue_seconds, write_seconds, productive_seconds),
+    )
+    runs, families = ettr_runs.measured(study, r_f, checkpoint_seconds, restart_seconds)
+    notes = study.coverage_notes("jobs", "events")
+    if runs:
+        notes.append(
+            "Of runs each end that is not COMPLETED counts as an interruption, whoever made it, and all priorities "
+            "count: what is measured is rather too low."
+        )
+    if families:
+        notes.append(
+            f"{plural(families, 'run')} of 24 h or more {'is' if families == 1 else 'are'} left out: jobs of one name "
+            "that ran at the same time are no chain."
+        )
+    return {
+        **study.head("ettr", *notes),
+        **told(job, gpus or GPUS, per_node, seed, interval),
+        "measured": runs,
+        "families": families,
+    }
+
+
+def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
+    """What the formulas and the simulation say of a job. interval: of its rate, if that was measured. Pure."""
+    simulated = ettr_model.simulate(job, seed)
+    best = ettr_model.daly_young_seconds(job)
+    lam = job.failures_per_second
+    return {
+        "parameters": {
+            "gpus": gpus,
+            "gpus_per_node": gpus_per_node,
+            "rate": job.rate,
+            "checkpoint_seconds": job.checkpoint_seconds,
+            "restart_seconds": job.restart_seconds,
+            "queue_seconds": job.queue_seconds,
+            "write_seconds": job.write_seconds,
+            "productive_seconds": job.productive_seconds,
+            "seed": seed,
+        },
+        "analytic": ettr_model.expected(job),
+        "approximate": ettr_model.closed_form(job),
+        "simulated": simulated.ettr,
+        "exact": ettr_model.exact(job),
+        "rate_interval": None if interval is None else list(interval),
+        "interval": None
+        if interval is None
+        else [ettr_model.expected(replace(job, rate=end)) for end in (interval[1], interval[0])],
+        "simulation": {
+            "standard_error": simulated.standard_error,
+            "low": simulated.low,
+            "high": simulated.high,
+            "runs": simulated.runs,
+            "productive_seconds": simulated.productive_seconds,
+        },
+        "lost_ratio": job.lost_share,
+        "mttf_seconds": 1 / lam if lam > 1e-300 else None,
+        "daly_young_seconds": best,
+        "approximate_at_daly_young": None
+        if best is None
+        else ettr_model.closed_form(ettr_model.at_interval(job, best)),
+        "warnings": warnings(job, simulated, interval),
+        "grid": grid(job, gpus_per_node),
+    }
+
+
+def warnings(job: Job, simulated: ettr_model.Simulated, interval: Sequence[float] | None = None) -> list[str]:
+    """Where the formula should not be believed, and the rate. interval: as of `told`."""
+    said = []
+    if interval is not None and not job.rate:
+        said.append("no failure was seen, which does not say that none comes: of the ETTR only the lower end is known")
+    if job.lost_share >= ettr_model.NEAR_HALF:
+        much = f"{100 * job.lost_share:.0f} % of" if job.lost_share < 1 else "more than all"
+        said.append(
+            f"by the formula restarts and work done again take {much} the running time; it is 15 % too low at one "
+            "half and worse beyond: believe the simulation"
+        )
+    elif interval is not None and (most := replace(job, rate=interval[1]).lost_share) >= ettr_model.NEAR_HALF:
+        much = f"{100 * most:.0f} % of" if most < 1 else "more than all"
+        said.append(
+            f"at the upper end of the rate's interval restarts and work done again would take {much} the running time; "
+            "there the formula is too low, and so is the lower end of the ETTR"
+        )
+    if ettr_model.writes_too_long(job):
+        said.append(
+            "to write a checkpoint takes more than half the time between two failures: there the rule for the best "
+            "interval (Daly, Young) does not hold, and none is told"
+        )
+    if not simulated.runs:
+        said.append("next to no interval between two checkpoints ends without a failure: such a job makes no progress")
+    return said
+
+
+def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
+    """What would be if: ETTR over GPUs x checkpoint interval, and GPUs x rate, all else as it is.
+
+    Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+    sizes = [(gpus, replace(job, nodes=max(1.0, gpus / gpus_per_node))) for gpus in GRID_GPUS]
+    return {
+        "by_checkpoint": [
+            {
+                "gpus": gpus,
+                "checkpoint_seconds": seconds,
+                "ettr": ettr_model.expected(ettr_model.at_interval(one, seconds)),
+            }
+            for gpus, one in sizes
+            for seconds in GRID_CHECKPOINTS_SECONDS
+        ],
+        "by_rate": [
+            {"gpus": gpus, "rate": r_f, "ettr": ettr_model.expected(replace(one, rate=r_f))}
+            for gpus, one in sizes
+            for r_f in GRID_RATES
+        ],
+    }
+
+
+# --- for people
+
+
+def text(ettr: Document, page: Page) -> str:
+    with_ = ettr["parameters"]
+    goes_on = with_["productive_seconds"]
+    simulation = ettr["simulation"]
+    lines = [
+        f"ETTR {ettr['analytic']:.2f}"
+        + (f" (95 %: {ettr['interval'][0]:.2f} to {ettr['interval'][1]:.2f})" if ettr["interval"] else "")
+        + f": of the time that a job of {with_['gpus']:,} GPUs waits and runs it makes progress in so much, "
+        + ("if it runs on and on." if goes_on is None else f"if it needs {span(goes_on)} of progress."),
+        f"A failure each {span(ettr['mttf_seconds'])} (r_f {number(with_['rate'])} per 1000 node-days"
+        + (
+            f", 95 %: {number(ettr['rate_interval'][0])} to {number(ettr['rate_interval'][1])}"
+            if ettr["rate_interval"]
+            else ""
+        )
+        + f"), a checkpoint each {span(with_['checkpoint_seconds'])}, written in {span(with_['write_seconds'])}; "
+        f"restart {span(with_['restart_seconds'])}, queue {span(with_['queue_seconds'])}.",
+        f"Closed form {ettr['approximate']:.3f}, formula {ettr['analytic']:.3f}, productive time / expected time "
+        f"{ettr['exact']:.3f}, simulated {ettr['simulated']:.3f} (standard error {simulation['standard_error']:.2g}, "
+        f"{simulation['runs']:,} runs of {span(simulation['productive_seconds'])})."
+        + ("" if simulation["low"] is None else f" {OF_EACH_RUN}"),
+        *(f"Warning: {one}." for one in ettr["warnings"]),
+    ]
+    if ettr["daly_young_seconds"] is not None:
+        lines.append(
+            f"Daly and Young's interval is {span(ettr['daly_young_seconds'])}: "
+            f"ETTR {ettr['approximate_at_daly_young']:.2f}."
+        )
+    return document.told(
+        "How much of its time a large job makes progress",
+        ettr,
+        [
+            "\n".join(line for one in lines for line in page.wrap(one)),
+            _grid(ettr, page),
+            _measured(ettr, page),
+        ],
+        page,
+    )
+
+
+def _grid(ettr: Document, page: Page) -> str:
+    cells = {(one["gpus"], one["checkpoint_seconds"]): one["ettr"] for one in ettr["grid"]["by_checkpoint"]}
+    columns = ("GPUs", *(span(seconds) for seconds in GRID_CHECKPOINTS_SECONDS))
+    rows = [
+        (f"{gpus:,}", *(f"{cells[gpus, seconds]:.2f}" for seconds in GRID_CHECKPOINTS_SECONDS)) for gpus in GRID_GPUS
+    ]
+    return "ETTR with a checkpoint each\n" + table(columns, rows, page)
+
+
+def _measured(ettr: Document, page: Page) -> str:
+    if not ettr["measured"]:
+        return ""
+    rows = [
+        (
+            f"{row['gpus_up_to']:,}",
+            f"{row['runs']:,}",
+            f"{row['interruptions']:,}",
+            f"{row['mean']:.2f}",
+            f"{row['low']:.2f} to {row['high']:.2f}",
+            "-" if row["expected"] is None else f"{row['expected']:.2f}",
+        )
+        for row in ettr["measured"]
+    ]
+    columns = ("GPUs to", "runs", "interruptions", "ETTR", "8 of 10", "expected")
+    return "Measured, runs of 24 h or more:\n" + table(columns, rows, page)

@@ -1,0 +1,378 @@
+"""What jobs that were slower than they had been cost, on which nodes, and how long it took to tell and to act.
+
+From the conditions failslow/... and validation/... of the nodes (docs/events.md). An iteration that takes 1 + s of its
+time before loses s / (1 + s) of the time: what a job's GPUs on that node lost while it was told slow. A job whose GPUs
+Slurm did not account, and a slowness of which no number was told, lost something that is not known: it is counted in
+hours, never as 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from healthd.fleet.answers import document
+from healthd.fleet.answers.availability import quantile
+from healthd.fleet.answers.document import Document, number, percent, plural, share, span
+from healthd.fleet.answers.spans import Span, joined, seconds
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.table import table
+from healthd.say.render import Page
+from healthd.text import is_decimal
+
+FAILED, SLOW = "validation/failed", "validation/slow"
+WORST_SHOWN = 20
+
+Node = tuple[str, str]  # cluster, node
+
+_STRETCHES = """
+SELECT cluster, node, begin_time, end_time, slowdown, jobs FROM slow_times SEMI JOIN chosen_nodes USING (cluster, node)
+ORDER BY ALL
+"""
+
+# The jobs that ran on a node that told of a slow one; one that still runs: until the jobs are known.
+_JOBS = """
+SELECT job_nodes.cluster, job_nodes.node, jobs.job_id, job_nodes.start_time AS begin_time,
+  coalesce(job_nodes.end_time, jobs_known.known_until) AS end_time, job_nodes.gpus
+FROM job_nodes
+JOIN jobs USING (cluster, db_index)
+JOIN jobs_known USING (cluster)
+CROSS JOIN asked
+SEMI JOIN slow_times ON slow_times.cluster = job_nodes.cluster AND slow_times.node = job_nodes.node
+WHERE job_nodes.start_time < asked.to_time AND coalesce(job_nodes.end_time, jobs_known.known_until) > asked.from_time
+ORDER BY ALL
+"""
+
+# Each life of a condition, whole.
+_LIVES = """
+SELECT
+  cluster, node, min(coalesce(onset_time, first_time, time)) AS onset, min(time) FILTER (event = 'opened') AS told_time,
+  max(last_time) AS last_time, max(time) FILTER (event = 'cleared') AS cleared_time,
+  min(time) FILTER (event = 'acknowledged') AS known_time
+FROM lines SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE code LIKE 'failslow/%' AND event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared')
+  AND NOT coalesce(observed, FALSE)
+GROUP BY cluster, node, condition_id, code, subject
+HAVING told_time IS NOT NULL
+ORDER BY ALL
+"""
+
+_DRAINS = """
+SELECT cluster, node, start_time, by_whom FROM out_of_service SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE what = 'outage' ORDER BY ALL
+"""
+
+_VALIDATIONS = f"""
+SELECT
+  cluster, node, code, count(*) AS times, min(first_time) AS first_time, max(last_time) AS last_time,
+  bool_or(cleared_time IS NULL AND origin = 'events') AS stands
+FROM conditions SEMI JOIN chosen_nodes USING (cluster, node)
+WHERE code IN ('{FAILED}', '{SLOW}')
+GROUP BY ALL ORDER BY ALL
+"""
+
+
+class Stretch(NamedTuple):
+    """slowdown: None where no number was told. jobs: ids; none where none was named."""
+
+    begin: int
+    end: int
+    slowdown: float | None
+    jobs: frozenset[int]
+
+
+class Ran(NamedTuple):
+    """A job's time on a node. gpus: of it there, None where Slurm did not account them."""
+
+    job: int
+    begin: int
+    end: int
+    gpus: float | None
+
+
+class Lost(NamedTuple):
+    """slow_seconds: of the node; unknown_seconds: those of which nothing can be said of what they cost; worst: the
+    largest slowdown that was told."""
+
+    slow_seconds: int
+    unknown_seconds: int
+    gpu_seconds: float
+    worst: float | None
+
+
+def failslow(study: Study) -> Document:
+    """Raises Unanswerable where no source tells of conditions."""
+    if not study.has("scraped_conditions"):
+        study.must_have("events")
+    study.need("slow_times", "lines", "out_of_service", "conditions", "jobs_known")
+    stretches: dict[Node, list[Stretch]] = defaultdict(list)
+    for row in study.rows(_STRETCHES):
+        its = Stretch(row["begin_time"], row["end_time"], row["slowdown"], jobs_of(row["jobs"]))
+        stretches[row["cluster"], row["node"]].append(its)
+    ran: dict[Node, list[Ran]] = defaultdict(list)
+    for row in study.rows(_JOBS):
+        ran[row["cluster"], row["node"]].append(Ran(row["job_id"], row["begin_time"], row["end_time"], row["gpus"]))
+    lives: dict[Node, list[Row]] = defaultdict(list)
+    for row in study.rows(_LIVES):
+        lives[row["cluster"], row["node"]].append(row)
+    drains: dict[Node, list[Row]] = defaultdict(list)
+    for row in study.rows(_DRAINS):
+        drains[row["cluster"], row["node"]].append(row)
+    validations = study.rows(_VALIDATIONS)
+    judged = {(row["cluster"], row["node"], row["code"]): row for row in validations}
+    spells = {where: spells_of(its, drains[where]) for where, its in lives.items()}
+    nodes = []
+    for where in sorted({*stretches, *((row["cluster"], row["node"]) for row in validations)}):
+        told = lost(stretches[where], ran[where])
+        nodes.append(
+            {
+                "cluster": where[0],
+                "node": where[1],
+                "slow_seconds": told.slow_seconds,
+                "unknown_seconds": told.unknown_seconds,
+                "lost_gpu_seconds": told.gpu_seconds,
+                "worst_slowdown": told.worst,
+                "times": sum(spell["end"] > study.from_time for spell in spells.get(where, ())),
+                "stands": any(spell["stands"] for spell in spells.get(where, ())),
+                "failed_validations": judged.get((*where, FAILED), {}).get("times", 0),
+                "slow_validations": judged.get((*where, SLOW), {}).get("times", 0),
+            }
+        )
+    nodes.sort(key=lambda row: (-row["lost_gpu_seconds"], -row["slow_seconds"], row["cluster"], row["node"]))
+    return {
+        **study.head("failslow", *_notes(study, nodes)),
+        "slow_seconds": sum(row["slow_seconds"] for row in nodes),
+        "unknown_seconds": sum(row["unknown_seconds"] for row in nodes),
+        "lost_gpu_seconds": sum(row["lost_gpu_seconds"] for row in nodes),
+        "job_gpu_seconds": _gpu_seconds(study),
+        "reaction": reaction(
+            spell for some in spells.values() for spell in some if study.from_time <= spell["told"] < study.to_time
+        ),
+        "nodes": nodes,
+        "validations": validations,
+    }
+
+
+def jobs_of(text: str | None) -> frozenset[int]:
+    """Of ids with blanks between them. What is no number is no job of Slurm's."""
+    return frozenset(int(word) for word in (text or "").split() if is_decimal(word) and len(word) < 19)
+
+
+def _gpu_seconds(study: Study) -> float:
+    """What all jobs of the chosen nodes had in that time, as far as it was accounted. In thousandths of a GPU: a sum of
+    whole numbers is the same in any order."""
+    told = study.row(
+        "SELECT sum(CAST(round(1000 * gpus) AS BIGINT) * "
+        "(least(coalesce(end_time, known_until), to_time) - greatest(start_time, from_time))) AS thousandths "
+        "FROM job_nodes SEMI JOIN chosen_nodes USING (cluster, node) JOIN jobs_known USING (cluster) CROSS JOIN asked "
+        "WHERE start_time < to_time AND coalesce(end_time, known_until) > greatest(from_time, start_time)"
+    )
+    return float(told["thousandths"] or 0) / 1000
+
+
+# --- what a node lost
+
+
+def lost(stretches: Sequence[Stretch], ran: Iterable[Ran]) -> Lost:
+    """What the GPUs of a node lost while a job there was told slow. Pure.
+
+    Of several stretches at one time the largest slowdown counts, for the jobs that any of them names; where none is
+    named, for the job that alone was there.
+    """
+    slow = joined((one.begin, one.end) for one in stretches)
+    there = [job for job in ran if job.gpus != 0 and any(job.begin < e and job.end > b for b, e in slow)]
+    cuts = sorted(
+        {
+            *(time for one in stretches for time in (one.begin, one.end)),
+            *(time for job in there for time in (job.begin, job.end)),
+        }
+    )
+    unknown, gpu_seconds = 0, 0.0
+    for begin, end in _pieces(slow, cuts):
+        now = [one for one in stretches if one.begin <= begin and one.end >= end]
+        how_slow = max((one.slowdown for one in now if one.slowdown is not None), default=None)
+        named = frozenset(job for one in now for job in one.jobs)
+        jobs = [job for job in there if job.begin <= begin and job.end >= end]
+        hit = [job for job in jobs if job.job in named] if named else jobs
+        if how_slow is None or not hit or (not named and len(hit) > 1) or any(job.gpus is None for job in hit):
+            unknown += end - begin
+            continue
+        gpu_seconds += sum(job.gpus or 0.0 for job in hit) * (end - begin) * how_slow / (1 + how_slow)
+    worst = max((one.slowdown for one in stretches if one.slowdown is not None), default=None)
+    return Lost(seconds(slow), unknown, gpu_seconds, worst)
+
+
+def _pieces(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
+    """The spans, cut at each of these times, which hold their ends."""
+    for begin, end in spans:
+        within = [time for time in cuts if begin <= time <= end]
+        yield from pairwise(within)
+
+
+# --- how long it took
+
+
+def spells_of(lives: Sequence[Row], drains: Sequence[Row]) -> list[Row]:
+    """A node's slownesses, those that overlap as one: `onset`, `told`, `end` (the last sight), `stands`, `acted` (when
+    somebody or something did something about it: None) and `by` (healthd, person, slurm, unknown, acknowledged). Pure.
+    """
+    found: list[Row] = []
+    for life in sorted(lives, key=lambda row: row["onset"]):
+        end = max(life["last_time"] or life["told_time"], life["onset"])
+        one = {
+            "onset": life["onset"],
+            "told": life["told_time"],
+            "end": end,
+            "over": life["cleared_time"] or end,
+            "stands": life["cleared_time"] is None,
+            "known": life["known_time"],
+        }
+        if found and one["onset"] <= found[-1]["end"]:
+            last = found[-1]
+            known = [time for time in (last["known"], one["known"]) if time is not None]
+            last |= {
+                "told": min(last["told"], one["told"]),
+                "end": max(last["end"], end),
+                "over": max(last["over"], one["over"]),
+                "stands": last["stands"] or one["stands"],
+                "known": min(known, default=None),
+            }
+        else:
+            found.append(one)
+    for one in found:
+        acts = [
+            (row["start_time"], row["by_whom"]) for row in drains if one["told"] <= row["start_time"] <= one["over"]
+        ]
+        acts += [(one["known"], "acknowledged")] if one["known"] is not None else []
+        one["acted"], one["by"] = min(acts, default=(None, None))
+    return found
+
+
+def reaction(spells: Iterable[Row]) -> Row:
+    """From the onset until it was told, from then until something was done, and how long it lasted. Pure."""
+    its = list(spells)
+    by: dict[str, int] = defaultdict(int)
+    for one in its:
+        if one["by"]:
+            by[one["by"]] += 1
+    return {
+        "spells": len(its),
+        "stand": sum(one["stands"] for one in its),
+        "told": _took(one["told"] - one["onset"] for one in its),
+        "acted": {**_took(one["acted"] - one["told"] for one in its if one["acted"] is not None), "by": dict(by)},
+        "lasted": _took(one["end"] - one["onset"] for one in its if not one["stands"]),
+    }
+
+
+def _took(some: Iterable[int]) -> Row:
+    """A clock that was set back makes no time shorter than none."""
+    ordered = sorted(max(one, 0) for one in some)
+    return {"spells": len(ordered), "median_seconds": quantile(ordered, 0.5), "p90_seconds": quantile(ordered, 0.9)}
+
+
+def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
+    found = []
+    unknown, slow = sum(row["unknown_seconds"] for row in nodes), sum(row["slow_seconds"] for row in nodes)
+    if unknown:
+        found.append(
+            f"What {percent(share(unknown, slow))} of the slow time cost is not known: the job or its GPUs were not "
+            "accounted, it was one of several, or no slowdown was told. It is in no GPU-hour."
+        )
+    found.append(
+        "Slowness is told only where jobs say their iterations or counters are sampled ([checks.failslow]): that "
+        "nothing was told of a node does not say that nothing was slow."
+    )
+    return [*found, *study.coverage_notes("jobs", "events")]
+
+
+# --- for people
+
+NODE_COLUMNS = ("node", "slow", "times", "worst", "GPU-hours lost", "not known", "validations failed", "validated slow")
+REACTION_COLUMNS = ("", "times", "median", "nine of ten")
+
+
+def found(failslow: Document) -> bool:
+    """Whether a job is slow still, or a validation that failed stands."""
+    return any(row["stands"] for row in failslow["nodes"]) or any(
+        row["stands"] for row in failslow["validations"] if row["code"] == FAILED
+    )
+
+
+def sentences(failslow: Document) -> list[str]:
+    """What the numbers say, for people. Pure."""
+    nodes = [row for row in failslow["nodes"] if row["slow_seconds"]]
+    failed = [row["node"] for row in failslow["validations"] if row["code"] == FAILED]
+    said = []
+    if not nodes:
+        said.append("No node told of a slow job.")
+    else:
+        of = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
+        whole = f", {percent(of)} of what the jobs had" if of is not None else ""
+        said.append(
+            f"{plural(len(nodes), 'node')} told of slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
+            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{whole}, as far as it is known."
+        )
+        took = failslow["reaction"]
+        if took["told"]["spells"]:
+            said.append(
+                f"From the onset until it was told took {span(took['told']['median_seconds'])} in half of "
+                f"{plural(took['spells'], 'slowness', 'slownesses')}. Something was done about "
+                f"{took['acted']['spells']:,}{_by(took['acted']['by'])}; not over: {took['stand']:,}."
+            )
+    if failed:
+        named = ", ".join(failed[:WORST_SHOWN]) + (
+            f" and {len(failed) - WORST_SHOWN} more" * (len(failed) > WORST_SHOWN)
+        )
+        said.append(f"A validation failed on {plural(len(failed), 'node')}: {named}.")
+    return said
+
+
+def _by(acts: Mapping[str, int]) -> str:
+    words = {"acknowledged": "acknowledged", "unknown": "drained, by whom is not known"}
+    some = [f"{words.get(who, f'drained by {who}')} {count:,}" for who, count in sorted(acts.items())]
+    return f" ({', '.join(some)})" if some else ""
+
+
+def _hours(of_seconds: float) -> str:
+    return number(of_seconds / 3600)
+
+
+def node_cells(failslow: Document) -> list[tuple[str, ...]]:
+    return [
+        (
+            row["node"],
+            span(row["slow_seconds"]) if row["slow_seconds"] else "-",
+            f"{row['times']:,}",
+            "-" if row["worst_slowdown"] is None else f"+{percent(row['worst_slowdown'])}",
+            _hours(row["lost_gpu_seconds"]),
+            span(row["unknown_seconds"]) if row["unknown_seconds"] else "-",
+            f"{row['failed_validations']:,}",
+            f"{row['slow_validations']:,}",
+        )
+        for row in failslow["nodes"]
+    ]
+
+
+def reaction_cells(failslow: Document) -> list[tuple[str, ...]]:
+    took: Mapping[str, Row] = failslow["reaction"]
+    words = {
+        "told": "from the onset until told",
+        "acted": "from then until something was done",
+        "lasted": "from the onset until over",
+    }
+    return [
+        (words[what], f"{took[what]['spells']:,}", span(took[what]["median_seconds"]), span(took[what]["p90_seconds"]))
+        for what in words
+        if took[what]["spells"]
+    ]
+
+
+def text(failslow: Document, page: Page) -> str:
+    blocks = ["\n".join(line for sentence in sentences(failslow) for line in page.wrap(sentence))]
+    if rows := node_cells(failslow):
+        blocks.append(table(NODE_COLUMNS, rows[:WORST_SHOWN], page))
+    if rows := reaction_cells(failslow):
+        blocks.append(table(REACTION_COLUMNS, rows, page))
+    return document.told("Slow jobs, and what they cost", failslow, blocks, page)

@@ -1,0 +1,169 @@
+"""How much more often than the fleet's other nodes a node fails, by what was seen of it: pure, of times and weights.
+
+A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure in half a year, twenty are. So
+each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson with the time in service as
+exposure; the prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978,
+by EM), since most nodes are alike and few are quite different, for which one gamma distribution has no room. A fleet of
+some hundred nodes with a few failures each month tells little of that spread: what is known of others is added to it,
+as if KNOWN_NODES of theirs were in the fleet, 24 in 2,000 of them lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv
+2410.21680). Nodes that were equally long in service are ranked by their failures, whatever the prior is.
+
+What happened in the window counts whole. What happened before it is a prior of less weight (a power prior, Ibrahim and
+Chen, Statistical Science 2000), HISTORY times exp(-age / MEMORY_DAYS): a node that has failed for a year is likelier to
+be one. HISTORY and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18, 19 and 20),
+where all of 0.5 to 1 and of 270 to 730 days do about as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from healthd.values import dataclass
+
+DAY = 86400
+WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
+# A failure so soon after another one is the same that was not mended, or a second record of it.
+GAP_SECONDS, AFTER_SECONDS = DAY // 2, 3600
+HISTORY, MEMORY_DAYS = 0.5, 365.0
+# The rates that a node may have, over the fleet's mean: each 12 % more than the one before.
+RATES = tuple(0.1 * 1.12**step for step in range(58))
+# Of other fleets: most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
+KNOWN_NODES, USUAL, UNUSUAL, LEMONS = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
+ROUNDS, ENOUGH = 500, 1e-7  # of EM, and which change of the shares is none
+
+Spell = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Something that was seen of a node, from start_time to end_time (epoch seconds; the same for a moment). weight: 0
+    to 1, how likely it is the node's own failure."""
+
+    start_time: int
+    end_time: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """What is one event: the signs of one node that `incidents` puts together."""
+
+    start_time: int
+    end_time: int
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a node: its incidents, and when it was there to fail (spells of epoch seconds, apart)."""
+
+    incidents: Sequence[Incident]
+    in_service: Sequence[Spell]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """failures   discounted, weights summed
+    days       in service, discounted alike
+    """
+
+    failures: float
+    days: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """rate: the mean, failures a node-day. shares: of the nodes, what part has each of RATES times it."""
+
+    rate: float
+    shares: tuple[float, ...]
+
+
+def incidents(signs: Iterable[Sign]) -> list[Incident]:
+    """Signs that come of one event are one evidence: one that begins no later than GAP_SECONDS after the beginning of
+    one before it, or AFTER_SECONDS after its end, belongs to that. The weight is that of the strongest."""
+    found: list[Incident] = []
+    until = 0
+    for sign in sorted(signs, key=lambda sign: (sign.start_time, sign.end_time, sign.weight)):
+        end = max(sign.start_time, sign.end_time)
+        if found and sign.start_time <= until:
+            last = found[-1]
+            found[-1] = Incident(last.start_time, max(last.end_time, end), max(last.weight, sign.weight))
+        else:
+            found.append(Incident(sign.start_time, end, sign.weight))
+        until = max(sign.start_time + GAP_SECONDS, found[-1].end_time + AFTER_SECONDS)
+    return found
+
+
+def counted(record: Record, window: Spell) -> Counted:
+    """What counts of a node at the end of the window [from, to): nothing of what comes later."""
+    begin, end = window
+    failures = [one.weight * _discount(begin - one.start_time) for one in record.incidents if one.start_time < end]
+    days = [_discounted_days(start, min(until, end), begin) for start, until in record.in_service if start < end]
+    return Counted(math.fsum(sorted(failures)), math.fsum(sorted(days)))
+
+
+def _discount(seconds_before: float) -> float:
+    return 1.0 if seconds_before <= 0 else HISTORY * math.exp(-seconds_before / DAY / MEMORY_DAYS)
+
+
+def _discounted_days(start: int, until: int, begin: int) -> float:
+    """The integral of _discount over [start, until)."""
+    within = max(until - max(start, begin), 0) / DAY
+    oldest, newest = (begin - start) / DAY, max(begin - until, 0) / DAY
+    if oldest <= newest:
+        return within
+    return within + HISTORY * MEMORY_DAYS * (math.exp(-newest / MEMORY_DAYS) - math.exp(-oldest / MEMORY_DAYS))
+
+
+def fleet_of(nodes: Iterable[Counted]) -> Fleet | None:
+    """The prior: the mean rate, and the shares of RATES that make what was counted likeliest, here and in others. None
+    where nobody failed or nobody was there."""
+    known = sorted((one.failures, one.days) for one in nodes if one.days > 0)
+    failures, days = math.fsum(count for count, _ in known), math.fsum(time for _, time in known)
+    if not failures or not days:
+        return None
+    rate = failures / days
+    likely = _likelihoods([Counted(*one) for one in known], rate)
+    others = KNOWN_NODES * ((1 - LEMONS) * _evenly(USUAL) + LEMONS * _evenly(UNUSUAL))
+    shares = np.full(len(RATES), 1 / len(RATES))  # none is 0: EM would leave it there
+    for _ in range(ROUNDS):
+        of_nodes = likely * shares
+        sums = (of_nodes / of_nodes.sum(axis=1, keepdims=True)).sum(axis=0) + others
+        before, shares = shares, sums / sums.sum()
+        if np.abs(shares - before).max() < ENOUGH:
+            break
+    return Fleet(rate, tuple(float(share) for share in shares))
+
+
+def _evenly(between: tuple[float, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Equal shares of those of RATES that lie there, 0 of the others."""
+    least, most = between
+    there = (np.array(RATES) > least) & (np.array(RATES) <= most)
+    return np.asarray(there / there.sum())
+
+
+def score(node: Counted, fleet: Fleet) -> float:
+    """The node's expected rate over the fleet's mean: the posterior's mean."""
+    return float(_posterior(node, fleet) @ np.array(RATES))
+
+
+def probability(node: Counted, fleet: Fleet, times: float) -> float:
+    """That the node's rate is more than `times` the fleet's mean, by the same posterior."""
+    return float(_posterior(node, fleet)[np.array(RATES) > times].sum())
+
+
+def _posterior(node: Counted, fleet: Fleet) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    weights = _likelihoods([node], fleet.rate)[0] * np.array(fleet.shares)
+    return np.asarray(weights / weights.sum())
+
+
+def _likelihoods(nodes: Sequence[Counted], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """[node, one of RATES] -> how likely what was counted is then (Poisson), over its greatest."""
+    counts = np.array([one.failures for one in nodes])[:, None]
+    means = np.array([one.days for one in nodes])[:, None] * rate * np.array(RATES)[None, :]
+    logs = counts * np.log(np.array(RATES))[None, :] - means
+    return np.asarray(np.exp(logs - logs.max(axis=1, keepdims=True)))

@@ -1,0 +1,548 @@
+"""Nodes that keep making jobs fail and that no repair has helped: which to take out, and why.
+
+The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale
+Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. Ours: what comes
+of one event is one evidence (lemon_score.incidents), and a node has FLOOR of them at least; one signal other than
+excl_jobid_count, which the paper found to tell little, is FLOOR at least and above the fleet's QUANTILE; and the node's
+rate is more than MANY_TIMES the fleet's with a probability of SURE (lemon_score). Never more than MOST of the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from healthd.fleet.answers import document
+from healthd.fleet.answers.document import Document, Unanswerable, moment, number, percent, plural, share, span
+from healthd.fleet.answers.lemon_evidence import LEAST_SHARE, Evidence, Key, Known, Outage, in_service, known
+from healthd.fleet.answers.lemon_score import (
+    DAY,
+    MEMORY_DAYS,
+    WINDOW_DAYS,
+    Counted,
+    Fleet,
+    Incident,
+    Record,
+    counted,
+    fleet_of,
+    incidents,
+    probability,
+    score,
+)
+from healthd.fleet.answers.study import Study
+from healthd.say.render import Page, plain
+from healthd.slurm import lemon
+from healthd.values import dataclass
+
+SIGNALS = (
+    *("excl_jobid_count", "xid_cnt", "tickets", "out_count", "multi_node_node_fails", "single_node_node_fails"),
+    "single_node_node_failure_rate",
+)
+NEVER_ALONE = "excl_jobid_count"
+FLOOR = 2
+QUANTILE = 0.95
+# One in three: to look at a good node costs less than the jobs that a lemon ends.
+MANY_TIMES, SURE = 3.0, 1 / 3
+MOST = 0.02  # of the nodes
+HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
+LARGE = (128, 512)  # GPUs: what jobs of more would gain
+LITTLE_OBSERVED = 0.5
+
+_XIDS = """
+SELECT cluster, node, count(DISTINCT (code, coalesce(subject, ''))) AS value FROM sights
+WHERE check_name = 'gpu_xid' AND severity IN ('degraded', 'critical')
+  AND NOT coalesce(observed, FALSE) AND NOT coalesce(history, FALSE) AND time >= {begin} AND time < {end}
+GROUP BY cluster, node
+"""
+_EXCLUSIONS = """
+SELECT cluster, node, count(DISTINCT job_id) AS value FROM exclusions
+WHERE node IS NOT NULL AND submit_time >= {begin} AND submit_time < {end} GROUP BY cluster, node
+"""
+_TICKETS = """
+SELECT cluster, node, count(*) AS value FROM tickets
+WHERE node IS NOT NULL AND opened_time >= {begin} AND opened_time < {end} GROUP BY cluster, node
+"""
+_SINGLE_NODE_JOBS = """
+SELECT job_nodes.cluster, job_nodes.node, count(*) AS value
+FROM job_nodes JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index
+WHERE jobs.nodes = 1 AND jobs.start_time IS NOT NULL AND jobs.end_time >= {begin} AND jobs.end_time < {end}
+GROUP BY job_nodes.cluster, job_nodes.node
+"""
+_LARGE_JOBS = """
+SELECT count(*) AS jobs FROM chosen_jobs
+WHERE gpus > ? AND start_time IS NOT NULL AND end_time >= {begin} AND end_time < {end}
+"""
+_OBSERVED = """
+SELECT cluster, node, CAST(sum(seconds) AS BIGINT) AS seconds, CAST(sum(observed_seconds) AS BIGINT) AS observed
+FROM observed WHERE day >= {begin} - 86399 AND day < {end} GROUP BY cluster, node
+"""
+_TIMES = {
+    "jobs": ("start_time", "end_time"),
+    "events": ("time",),
+    "node_states": ("start_time",),
+    "failures": ("time",),
+    "scraped_conditions": ("last_time",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """What is known of one node in the window. evidence: of the window, in the order of time."""
+
+    cluster: str
+    node: str
+    signals: Mapping[str, float | None]
+    counted: Counted
+    incidents: Sequence[Incident]
+    evidence: Sequence[Evidence]
+    outages: Sequence[Outage]
+    observed_share: float | None
+
+    @property
+    def out(self) -> Outage | None:
+        """The outage that is not over yet."""
+        return next((outage for outage in self.outages if outage.end_time is None), None)
+
+
+def found(lemons: Document) -> bool:
+    return bool(lemons["nodes"])
+
+
+def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS) -> Document:
+    """window_days   of the time that is asked for, its last days, or of what is known of it; None: all of it
+
+    Raises Unanswerable where nothing in the store tells of a node's failures."""
+    if not any(study.has(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
+        raise Unanswerable("the store has nothing that tells of failing nodes: healthd fleet ingest --sacct, --events")
+    newest = _newest(study)
+    begin, end = _window(study, window_days, newest)
+    all_known = known(study, begin - HISTORY_SECONDS, end)
+    suspects = _suspects(study, all_known, begin, end)
+    judged = {cluster: judge(suspects[cluster]) for cluster in sorted(suspects)}
+    ranked = [one for cluster in judged for one in judged[cluster].ranked]
+    counts = study.rows("SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster")
+    all_nodes = {row["cluster"]: row["nodes"] for row in counts}
+    return {
+        **study.head("lemons", *_notes(study, suspects, begin, end, window_days)),
+        "from_time": begin,
+        "to_time": end,
+        "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
+        "most_share": MOST,
+        "nodes": [
+            _node(one, judged[one.cluster].fleet, begin, end) for one in ranked if judged[one.cluster].is_lemon(one)
+        ],
+        "fleets": [_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]) for cluster in judged],
+        "candidates": [
+            {
+                "cluster": one.cluster,
+                "node": one.node,
+                "score": score(one.counted, fleet),
+                "probability": probability(one.counted, fleet, MANY_TIMES),
+                "incidents": counting(one.incidents),
+                "signals": dict(one.signals),
+                "lemon": judged[one.cluster].is_lemon(one),
+            }
+            for one in ranked
+            if (fleet := judged[one.cluster].fleet) is not None
+        ],
+        "gain": [_gain(study, more_than, suspects, judged, begin, end) for more_than in LARGE],
+        "cdfs": {signal: cdf(_values(suspects, signal)) for signal in SIGNALS},
+    }
+
+
+def _newest(study: Study) -> dict[str, int]:
+    """table -> the newest that it tells of the chosen cluster, before the end of what is asked for."""
+    cluster = study.chosen.cluster
+    whose = " AND cluster = ?" if cluster else ""
+    found = {}
+    for table, columns in _TIMES.items():
+        times = " UNION ALL ".join(
+            f"SELECT max({column}) AS t FROM {table} WHERE {column} < {study.to_time}{whose}" for column in columns
+        )
+        values = (cluster,) * len(columns) if cluster else ()
+        newest = study.row(f"SELECT CAST(max(t) AS BIGINT) AS newest FROM ({times})", *values)["newest"]
+        if newest is not None:
+            found[table] = newest
+    return found
+
+
+def known_until(newest: Mapping[str, int]) -> int | None:
+    """Until when a store tells of everything. Conditions and nodes' states may be silent for days where nothing
+    breaks; jobs come every day."""
+    return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
+
+
+def _window(study: Study, window_days: float | None, newest: Mapping[str, int]) -> tuple[int, int]:
+    if window_days is None:
+        return study.from_time, study.to_time
+    end = min(study.to_time, max(newest.values()) + 1) if newest else study.to_time
+    return max(study.from_time, end - round(window_days * DAY)), end
+
+
+def _suspects(study: Study, all_known: Known, begin: int, end: int) -> dict[str, list[Suspect]]:
+    """All chosen nodes, by cluster."""
+    study.need("observed")
+    times = {"begin": begin, "end": end}
+    xids, exclusions, tickets, single_jobs = (
+        {(row["cluster"], row["node"]): row["value"] for row in study.rows(sql.format(**times))}
+        for sql in (_XIDS, _EXCLUSIONS, _TICKETS, _SINGLE_NODE_JOBS)
+    )
+    observed = {
+        (row["cluster"], row["node"]): share(row["observed"], row["seconds"])
+        for row in study.rows(_OBSERVED.format(**times))
+    }
+    found: dict[str, list[Suspect]] = defaultdict(list)
+    for row in study.rows("SELECT cluster, node FROM chosen_nodes ORDER BY cluster, node"):
+        key: Key = (row["cluster"], row["node"])
+        evidence = sorted(
+            all_known.evidence.get(key, ()),
+            key=lambda one: (one.start_time, one.end_time, one.kind, one.code, one.db_index or 0),
+        )
+        outages = all_known.outages.get(key, [])
+        whole = incidents(one.sign for one in evidence if one.weight >= LEAST_SHARE)
+        first = all_known.first_seen.get(key, all_known.begins.get(key[0], begin))
+        within = [one for one in evidence if begin <= one.start_time < end]
+        weighty = [one for one in within if one.weight >= LEAST_SHARE]
+        found[key[0]].append(
+            Suspect(
+                *key,
+                signals_of(
+                    within,
+                    outs=sum(begin <= outage.start_time < end for outage in outages),
+                    xids=xids.get(key, 0),
+                    exclusions=exclusions.get(key, 0),
+                    tickets=tickets.get(key, 0),
+                    single_jobs=single_jobs.get(key, 0),
+                ),
+                counted(Record(whole, in_service(min(first, end), end, outages)), (begin, end)),
+                [one for one in whole if any(one.start_time <= e.start_time <= one.end_time for e in weighty)],
+                within,
+                outages,
+                observed.get(key),
+            )
+        )
+    return found
+
+
+# --- the decisions: pure
+
+
+def signals_of(
+    evidence: Iterable[Evidence], outs: int, xids: int, exclusions: int, tickets: int, single_jobs: int
+) -> dict[str, float | None]:
+    """The seven, by the paper's names. Failed jobs count where this node is likelier the culprit than all others."""
+    failed = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5]
+    single = sum((one.nodes or 1) == 1 for one in failed)
+    return {
+        "excl_jobid_count": exclusions,
+        "xid_cnt": xids,
+        "tickets": tickets,
+        "out_count": outs,
+        "multi_node_node_fails": len(failed) - single,
+        "single_node_node_fails": single,
+        "single_node_node_failure_rate": share(single, single_jobs),
+    }
+
+
+def counting(of_node: Iterable[Incident]) -> float:
+    """How many events, each by its weight."""
+    return math.fsum(sorted(one.weight for one in of_node))
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """fleet: None = nobody failed. high: what a signal must be above. ranked: those with an event in the window, the
+    likeliest lemon first."""
+
+    fleet: Fleet | None
+    high: Mapping[str, float]
+    ranked: Sequence[Suspect]
+    lemons: frozenset[str]
+
+    def is_lemon(self, one: Suspect) -> bool:
+        return one.node in self.lemons
+
+
+def most_lemons(nodes: int) -> int:
+    """2 % of a fleet, and one node of a small one."""
+    return max(1, math.floor(nodes * MOST + 1e-9)) if nodes > 1 else 0
+
+
+def judge(suspects: Sequence[Suspect]) -> Judged:
+    """The nodes of one cluster, against each other."""
+    fleet = fleet_of(one.counted for one in suspects)
+    high = {name: quantile([one.signals[name] or 0.0 for one in suspects], QUANTILE) for name in SIGNALS}
+    if fleet is None:
+        return Judged(None, high, (), frozenset())
+    ranked = sorted(
+        (one for one in suspects if one.incidents),
+        key=lambda one: (-probability(one.counted, fleet, MANY_TIMES), -score(one.counted, fleet), one.node),
+    )
+    lemons = [
+        one.node
+        for one in ranked
+        if counting(one.incidents) >= FLOOR - 1e-9
+        and stands_out(one.signals, high, one.evidence)
+        and probability(one.counted, fleet, MANY_TIMES) >= SURE
+    ]
+    return Judged(fleet, high, ranked, frozenset(lemons[: most_lemons(len(suspects))]))
+
+
+def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], evidence: Sequence[Evidence]) -> bool:
+    """Whether one signal alone says so, and not what users exclude. What another tool told is none of the seven."""
+    if sum(one.kind == "failure" for one in evidence) >= FLOOR:
+        return True
+    return any(
+        (signals[name] or 0.0) >= FLOOR and (signals[name] or 0.0) > high[name]
+        for name in SIGNALS
+        if name != NEVER_ALONE
+    )
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The least value that so large a part of the values does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
+
+
+def cdf(values: Iterable[float]) -> list[list[float]]:
+    """[[value, share of the nodes with so much or less]], each value once: figure 11 of the paper."""
+    ordered = sorted(values)
+    return [
+        [value, (place + 1) / len(ordered)]
+        for place, value in enumerate(ordered)
+        if place + 1 == len(ordered) or ordered[place + 1] != value
+    ]
+
+
+def _values(suspects: Mapping[str, Sequence[Suspect]], signal: str) -> list[float]:
+    return [one.signals[signal] or 0.0 for some in suspects.values() for one in some]
+
+
+def _gain(
+    study: Study,
+    more_than: int,
+    suspects: Mapping[str, Sequence[Suspect]],
+    judged: Mapping[str, Judged],
+    begin: int,
+    end: int,
+) -> dict[str, Any]:
+    """What jobs of more GPUs would gain if other nodes stood where the lemons are: those fail too, at the fleet's rate,
+    1 / score of the lemon's. "14 % to 4 %" of 512+ GPU jobs in arXiv 2410.21680."""
+    jobs = study.row(_LARGE_JOBS.format(begin=begin, end=end), more_than)["jobs"]
+    failed = by_lemons = spared = 0.0
+    for cluster, some in suspects.items():
+        for one in some:
+            weights = math.fsum(e.weight for e in one.evidence if e.kind == "failed" and (e.gpus or 0) > more_than)
+            failed += weights
+            fleet = judged[cluster].fleet
+            if fleet is not None and judged[cluster].is_lemon(one):
+                by_lemons += weights
+                spared += weights * max(0.0, 1 - 1 / score(one.counted, fleet))
+    return {
+        "more_than_gpus": more_than,
+        "jobs": jobs,
+        "failures": failed,
+        "by_lemons": by_lemons,
+        "failures_without": failed - spared,
+        "share_failing": share(failed, jobs),
+        "share_failing_without": share(failed - spared, jobs),
+    }
+
+
+# --- the document
+
+
+def _fleet(judged: Judged, suspects: Sequence[Suspect], cluster_nodes: int) -> dict[str, Any]:
+    medians = {name: statistics.median(one.signals[name] or 0.0 for one in suspects) for name in SIGNALS}
+    fleet = judged.fleet
+    return {
+        "cluster": suspects[0].cluster,
+        "nodes": len(suspects),
+        "cluster_nodes": cluster_nodes,
+        "most_lemons": most_lemons(len(suspects)),
+        "incidents_per_1000_node_days": None if fleet is None else 1000 * fleet.rate,
+        "median_incidents": statistics.median(counting(one.incidents) for one in suspects),
+        "medians": medians,
+        "high": dict(judged.high),
+    }
+
+
+def _node(one: Suspect, fleet: Fleet | None, begin: int, end: int) -> dict[str, Any]:
+    assert fleet is not None, "where nobody failed there is no lemon"
+    days = (end - begin) / DAY
+    out = one.out
+    words = summary(one.signals, one.evidence, days)
+    return {
+        "cluster": one.cluster,
+        "node": one.node,
+        "score": score(one.counted, fleet),
+        "probability": probability(one.counted, fleet, MANY_TIMES),
+        "incidents": counting(one.incidents),
+        "signals": dict(one.signals),
+        "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
+        "words": words,
+        "observed_share": one.observed_share,
+        "out_since": None if out is None else out.start_time,
+        "out_reason": None if out is None else out.reason,
+        "reason": lemon.reason(words),
+        "command": lemon.line(one.node, words) if out is None else None,
+    }
+
+
+def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], days: float) -> str:
+    """ "5 multi-node failures (2 of 512 GPUs), 3 Xids, out 4 times in 28 d": numbers and our words alone."""
+    multi = [one for one in evidence if one.kind == "failed" and one.weight >= 0.5 and (one.nodes or 1) > 1]
+    largest = max((one.gpus or 0 for one in multi), default=0)
+    of_largest = f" ({sum(one.gpus == largest for one in multi)} of {largest} GPUs)" if largest else ""
+    others = sum(one.kind == "failure" for one in evidence)
+    parts = [
+        _many(signals["multi_node_node_fails"], "multi-node failure", of_largest),
+        _many(signals["single_node_node_fails"], "single-node failure"),
+        _many(others, "failure"),
+        _many(signals["xid_cnt"], "Xid"),
+        f"out {_times(signals['out_count'])}" if signals["out_count"] else "",
+        _many(signals["tickets"], "ticket"),
+        f"excluded by {_many(signals[NEVER_ALONE], 'job')}" if signals[NEVER_ALONE] else "",
+    ]
+    return f"{', '.join(part for part in parts if part) or 'nothing'} in {lasting(days, 'd')}"
+
+
+def lasting(days: float, unit: str = "days") -> str:
+    """ "28 days"; less than two of them in hours."""
+    return f"{days:.4g} {unit}" if days >= 2 else span(days * DAY)
+
+
+def _many(count: float | None, what: str, more: str = "") -> str:
+    return plural(round(count), what) + more if count else ""
+
+
+def _times(count: float | None) -> str:
+    return "once" if count == 1 else f"{count:.0f} times"
+
+
+def told_of(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
+    """One event, with all that was seen of it."""
+    its = [one for one in evidence if incident.start_time <= one.start_time <= incident.end_time]
+    seen = list(dict.fromkeys((_words(one), one.kind) for one in its))
+    return {
+        "time": incident.start_time,
+        "end_time": incident.end_time,
+        "weight": incident.weight,
+        "signs": list(dict.fromkeys(kind for _, kind in seen)),
+        "jobs": sorted({one.job_id for one in its if one.job_id is not None}),
+        "words": "; ".join(words for words, _ in seen),
+    }
+
+
+def _words(one: Evidence) -> str:
+    if one.kind == "failed":
+        size = plural(one.gpus, "GPU") if one.gpus is not None else "unknown size"
+        how = (
+            "it went down then"
+            if one.code == "down"
+            else f"{one.code} was seen then"
+            if one.code
+            else "it ran on no other node"
+            if one.weight >= 0.999
+            else "which of its nodes failed is not known"
+        )
+        shared = "" if one.weight >= 0.999 else f", {percent(one.weight)} of the blame"
+        return f"job {one.job_id} ({size} on {_many(one.nodes or 1, 'node')}) ended {one.state}: {how}{shared}"
+    if one.kind == "out":
+        by = {"down": "it went down", "person": "somebody drained it", "unknown": "it was taken out"}.get(
+            one.code, f"healthd drained it for {one.code}"
+        )
+        hours = (one.end_time - one.start_time) / 3600
+        return f"{by}, out for {number(hours, 2)} h"
+    if one.kind == "condition":
+        return f"{one.code} was seen"
+    if one.kind == "ticket":
+        return "a ticket was opened"
+    return "another tool told of a failure" + (f" ({one.code})" if one.code else "")
+
+
+def _notes(
+    study: Study, suspects: Mapping[str, Sequence[Suspect]], begin: int, end: int, window_days: float | None
+) -> list[str]:
+    nodes = [one for some in suspects.values() for one in some]
+    found = study.coverage_notes("jobs") if study.has("jobs") else []
+    if window_days is not None and end - begin < window_days * DAY - 3600:
+        found.append(
+            f"These are {lasting((end - begin) / DAY)} only, not {window_days:g} days: few lemons show in so short a "
+            "time."
+        )
+    if not study.has("jobs"):
+        found.append("The store has no jobs: which of them failed by a node is not known.")
+    if not study.has("node_states"):
+        found.append(
+            "Slurm's records of nodes' states are missing: of a NODE_FAIL of many nodes nobody knows which it was."
+        )
+    if not study.has("events") and not study.has("scraped_conditions"):
+        found.append("No condition was recorded: a job that FAILED by its node looks like its user's mistake.")
+    if not study.has("nodes") and not study.has("jobs"):
+        found.append("Only nodes that failed are known: those that never did are missing from the fleet's rate.")
+    unseen = sum(one.observed_share is not None and one.observed_share < LITTLE_OBSERVED for one in nodes)
+    if unseen and study.has("events"):
+        found.append(
+            f"{unseen} of {plural(len(nodes), 'node')} {'was' if unseen == 1 else 'were'} observed for less than half "
+            "of the time: there Slurm's records speak."
+        )
+    out = sum(one.out is not None for one in nodes)
+    if out:
+        found.append(
+            f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "
+            "time: what is out does not fail."
+        )
+    return found
+
+
+def text(lemons: Document, page: Page) -> str:
+    days = lemons["window"]["days"]
+    median = {fleet["cluster"]: fleet["median_incidents"] for fleet in lemons["fleets"]}
+    blocks = []
+    if lemons.get("old") and any(one["command"] for one in lemons["nodes"]):
+        until = moment(lemons["window"]["known_until"])
+        blocks.append(
+            "\n".join(
+                page.wrap(
+                    f"What is known ends at {until} UTC, more than a day from now: look whether a node was repaired "
+                    "since then before you drain it."
+                )
+            )
+        )
+    for one in lemons["nodes"]:
+        name = plain(one["node"] if len(median) == 1 else f"{one['cluster']}/{one['node']}")
+        indent = " " * (len(name) + 2)
+        lines = [f"{name}  {one['words']}; fleet median {number(median[one['cluster']])}"]
+        if one["out_since"] is not None:
+            lines.append(f"{indent}it is out already, since {moment(one['out_since'])} UTC")
+        else:
+            lines.append(indent + (one["command"] or "its name is none that Slurm has: no command is shown"))
+        likely = (
+            f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of"
+        )
+        lines.append(f"{indent}{likely} {percent(one['probability'])}")
+        if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
+            lines.append(
+                f"{indent}healthd observed {percent(one['observed_share'])} of its time: more may have been there"
+            )
+        for incident in one["evidence"]:
+            lines += page.item(f"{moment(incident['time'])}  {incident['words']}", "  ")
+        blocks.append("\n".join(lines))
+    if not lemons["nodes"]:
+        blocks.append(f"No node stands out in {lasting(days)}.")
+    for gain in lemons["gain"]:
+        if gain["by_lemons"]:
+            failing = f"{number(gain['failures'])} of {plural(gain['jobs'], 'job')}"
+            without = f"{number(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
+            blocks.append(
+                f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs "
+                f"({percent(gain['share_failing'])}); with usual nodes instead it would be {without}."
+            )
+    if lemons.get("applied"):
+        blocks.append("\n".join(f"{plain(one['node'])}  {plain(one['words'])}" for one in lemons["applied"]))
+    return document.told("Lemons", lemons, blocks, page)

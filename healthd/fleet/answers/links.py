@@ -1,0 +1,414 @@
+"""Which links fail more than others: flaps, errors, lost speed, by port and by switch.
+
+The node's side of what Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for beside adaptive
+routing: to watch symbol errors and lost speed of links, and not only whether they are up. Their figure 12 is a
+benchmark of a network into which errors were injected; no store of events has it.
+
+A port stands out if it has more episodes than its share of all ports' by chance; a switch, if its nodes have more than
+as many nodes drawn from the whole fleet. Both with Benjamini and Hochberg's control of how many findings are false.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from healthd.fleet.answers import document
+from healthd.fleet.answers.document import Document, moment, number, percent, plural, share
+from healthd.fleet.answers.evidence import evidence
+from healthd.fleet.answers.intervals import Spread, rate_estimate
+from healthd.fleet.answers.multiplicity import benjamini_hochberg
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.table import table
+from healthd.say.render import Page
+
+# What is an episode of what. Congestion (buffer_overrun, ack_timeout_rate, slow_restart_rate) is no fault of a link.
+KINDS = {
+    "down": ("ib_link/down", "ib_link/missing", "eth_link/down", "eth_link/member_down", "eth_link/missing"),
+    "flaps": ("ib_flap/link_downed", "ib_flap/carrier_lost", "eth_link/flapping"),
+    "errors": (
+        *("ib_errors/symbols", "ib_errors/symbol_rate", "ib_errors/link_integrity"),
+        *("ib_errors/receive_rate", "ib_errors/recovery_rate"),
+    ),
+    "downgrades": ("ib_link/slow", "eth_link/slow"),
+    "pcie_downgrades": ("pcie_link/slow", "pcie_link/narrow", "gpu_pcie/lanes", "gpu_pcie/generation"),
+}
+KIND_OF = {code: kind for kind, codes in KINDS.items() for code in codes}
+NOT_SWITCHED = "pcie_downgrades"  # inside a node: no switch of the network has a part in it
+MERGE_SECONDS = 3600  # what one port tells of one kind within it, is one episode
+TOGETHER_SECONDS, TOGETHER_NODES = 60, 3  # so many nodes of a switch within that time are an event of the switch
+LEVEL = 0.05  # of what stands out, at most this share is false on average
+SEED = 12
+DRAWS, MORE_DRAWS = 1000, 50_000
+MOST_ROWS = 20  # for people
+
+Port = tuple[str, str, str]  # cluster, node, subject
+Node = tuple[str, str]
+
+_SIGHTS = f"""
+SELECT cluster, node, subject, code, time
+FROM evidence SEMI JOIN chosen_nodes USING (cluster, node) CROSS JOIN asked
+WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)}) AND time >= from_time AND time < to_time
+ORDER BY ALL
+"""
+
+_NODES = """
+SELECT
+  chosen_nodes.cluster, chosen_nodes.node, coalesce(gpu_model, '') AS model, switch,
+  coalesce(sum(observed_seconds), 0) / 86400e0 AS days
+FROM chosen_nodes LEFT JOIN observed USING (cluster, node)
+GROUP BY ALL ORDER BY ALL
+"""
+
+# The ports that any node of a model ever told of: what its nodes have at least. Of the whole store.
+_PORTS = f"""
+SELECT
+  coalesce(gpu_model, '') AS model, code IN ({", ".join(f"'{code}'" for code in KINDS[NOT_SWITCHED])}) AS inside,
+  count(DISTINCT subject) AS ports
+FROM evidence JOIN chosen_nodes USING (cluster, node)
+WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)}) AND subject <> ''
+GROUP BY ALL ORDER BY ALL
+"""
+
+
+def links(study: Study) -> Document:
+    """kinds: the fleet's rate of each kind, per 1000 port-days; ports and switches, those that stand out first;
+    together: moments at which several nodes of one switch lost their links. Raises Unanswerable without events."""
+    if not study.has("scraped_conditions"):
+        study.must_have("events")
+    evidence(study)
+    study.need("observed")
+    nodes = study.rows(_NODES)
+    ports = {(row["model"], row["inside"]): row["ports"] for row in study.rows(_PORTS)}
+    sights = study.rows(_SIGHTS)
+    its = episodes(sights)
+    ports_of = {
+        (row["cluster"], row["node"], inside): ports.get((row["model"], inside), 0)
+        for row in nodes
+        for inside in (False, True)
+    }
+    notes = [
+        "How many ports a node has is what nodes of its model told of at least; one that was never in trouble on any "
+        "of them is not counted.",
+        *study.coverage_notes("events"),
+    ]
+    unswitched = sum(row["switch"] is None for row in nodes)
+    if unswitched:
+        notes.append(
+            f"Of {unswitched:,} of {len(nodes):,} nodes the switch is not known: healthd fleet ingest --nodes."
+        )
+    return {
+        **study.head("links", *notes),
+        "merge_seconds": MERGE_SECONDS,
+        "level": LEVEL,
+        "ports_per_node": [
+            {"model": model, "inside": inside, "ports": count} for (model, inside), count in sorted(ports.items())
+        ],
+        "kinds": rates(its, nodes, ports_of),
+        "ports": worst_ports(its, nodes, ports_of),
+        "switches": worst_switches(its, nodes),
+        "together": together(sights, {(row["cluster"], row["node"]): row["switch"] for row in nodes}),
+    }
+
+
+# --- episodes, and their rates
+
+
+def episodes(sights: Iterable[Row]) -> dict[str, Counter[Port]]:
+    """kind -> port -> how many episodes, of sights in any order. Pure."""
+    times: dict[tuple[str, Port], list[int]] = defaultdict(list)
+    for row in sights:
+        port = (row["cluster"], row["node"], row["subject"] or "")
+        times[KIND_OF[row["code"]], port].append(row["time"])
+    found: dict[str, Counter[Port]] = {kind: Counter() for kind in KINDS}
+    for (kind, port), its in sorted(times.items()):
+        its.sort()
+        apart = sum(after > before + MERGE_SECONDS for before, after in pairwise(its))
+        found[kind][port] = 1 + apart
+    return found
+
+
+def rates(
+    its: Mapping[str, Counter[Port]], nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]
+) -> list[Row]:
+    """The fleet's rate of each kind, its interval with the spread between nodes. Pure."""
+    made = []
+    for kind, counted in its.items():
+        by_node = Counter[Node]()
+        for (cluster, node, _), count in counted.items():
+            by_node[cluster, node] += count
+        port_days = _port_days(kind, nodes, ports_of)
+        counts = [by_node[row["cluster"], row["node"]] for row in nodes]
+        estimate = rate_estimate(Spread(counts, list(port_days.values())))
+        exposure = sum(port_days.values())
+        interval = estimate.interval if exposure else None
+        made.append(
+            {
+                "kind": kind,
+                "codes": list(KINDS[kind]),
+                "episodes": sum(counts),
+                "ports": len(counted),
+                "nodes": sum(count > 0 for count in counts),
+                "port_days": exposure,
+                "per_1000_port_days": _thousand(share(sum(counts), exposure)),
+                "interval": None if interval is None else [1000 * end for end in interval],
+                "method": estimate.method,
+            }
+        )
+    return made
+
+
+def _thousand(rate: float | None) -> float | None:
+    return None if rate is None else 1000 * rate
+
+
+def _port_days(kind: str, nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]) -> dict[Node, float]:
+    """Observed port-days of each node."""
+    inside = kind == NOT_SWITCHED
+    return {(row["cluster"], row["node"]): row["days"] * ports_of[row["cluster"], row["node"], inside] for row in nodes}
+
+
+# --- what stands out
+
+
+def worst_ports(
+    its: Mapping[str, Counter[Port]], nodes: Sequence[Row], ports_of: Mapping[tuple[str, str, bool], int]
+) -> list[Row]:
+    """Ports with two episodes of a kind or more, the least likely first. Pure.
+
+    p_value: of all episodes, given their number, each port has a binomial share by its days (Przyborowski and Wilenski,
+    Biometrika 31, 1940): how likely a port has so many. adjusted: over all ports of all kinds, also those that were
+    never in trouble.
+    """
+    made: list[Row] = []
+    tests = 0
+    days = {(row["cluster"], row["node"]): row["days"] for row in nodes}
+    switch = {(row["cluster"], row["node"]): row["switch"] for row in nodes}
+    for kind, counted in its.items():
+        port_days = sum(_port_days(kind, nodes, ports_of).values())
+        total = sum(counted.values())
+        if not total or not port_days:
+            continue
+        tests += sum(ports_of[cluster, node, kind == NOT_SWITCHED] for cluster, node in days)
+        for (cluster, node, port), count in counted.items():
+            part = min(1.0, days[cluster, node] / port_days)
+            if count > 1 and 0 < part < 1:
+                made.append(
+                    {
+                        "cluster": cluster,
+                        "node": node,
+                        "port": port,
+                        "switch": switch[cluster, node],
+                        "kind": kind,
+                        "episodes": count,
+                        "expected": total * part,
+                        "per_1000_port_days": 1000 * count / days[cluster, node],
+                        "p_value": float(stats.binom.sf(count - 1, total, part)),
+                    }
+                )
+    return _adjusted(made, tests, ("cluster", "node", "port", "kind"))
+
+
+def worst_switches(its: Mapping[str, Counter[Port]], nodes: Sequence[Row]) -> list[Row]:
+    """Switches whose nodes had an episode, the least likely first. Pure; the draws have a fixed seed.
+
+    p_value: how often as many nodes, drawn from all of the cluster, have so many episodes more than their days let
+    expect. The node is what is drawn: a single bad one is no evidence against its switch. Source: a bootstrap test by
+    clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+    """
+    made: list[Row] = []
+    tests = 0
+    clusters = sorted({row["cluster"] for row in nodes})
+    for kind, counted in its.items():
+        by_node = Counter[Node]()
+        for (cluster, node, _), count in counted.items():
+            by_node[cluster, node] += count
+        for cluster in clusters if kind != NOT_SWITCHED else ():
+            there = sorted(
+                (row["switch"], row["node"], row["days"], by_node[cluster, row["node"]])
+                for row in nodes
+                if row["cluster"] == cluster and row["switch"] is not None and row["days"] > 0
+            )
+            total, days = sum(one[3] for one in there), sum(one[2] for one in there)
+            switches: dict[str, list[tuple[str, str, float, int]]] = defaultdict(list)
+            for one in there:
+                switches[one[0]].append(one)
+            if not total or len(switches) < 2:
+                continue
+            tests += len(switches)
+            over = np.array([one[3] - total * one[2] / days for one in there])
+            for name, its_nodes in switches.items():
+                count, its_days = sum(one[3] for one in its_nodes), sum(one[2] for one in its_nodes)
+                if count:
+                    expected = total * its_days / days
+                    made.append(
+                        {
+                            "cluster": cluster,
+                            "switch": name,
+                            "kind": kind,
+                            "nodes": len(its_nodes),
+                            "nodes_hit": sum(one[3] > 0 for one in its_nodes),
+                            "episodes": count,
+                            "expected": expected,
+                            "per_1000_node_days": 1000 * count / its_days,
+                            "p_value": drawn_p_value(over, len(its_nodes), count - expected),
+                        }
+                    )
+    return _adjusted(made, tests, ("cluster", "switch", "kind"))
+
+
+def drawn_p_value(over: np.ndarray[Any, np.dtype[np.float64]], size: int, seen: float) -> float:
+    """How likely `size` of these numbers, drawn with replacement, sum up to `seen` or more. Where few of the first
+    draws do, many more are made."""
+    if seen <= 0:
+        return 1.0
+    random = np.random.default_rng(SEED)
+    p_value = 1.0
+    for draws in (DRAWS, MORE_DRAWS):
+        as_many, left = 0, draws
+        while left:
+            now = min(left, max(1, 2_000_000 // size))
+            sums = over[random.integers(0, len(over), (now, size))].sum(axis=1)
+            as_many += int((sums >= seen - 1e-9).sum())
+            left -= now
+        p_value = (1 + as_many) / (1 + draws)
+        if p_value > 0.05:
+            break
+    return p_value
+
+
+def _adjusted(rows: list[Row], tests: int, by: tuple[str, ...]) -> list[Row]:
+    adjusted = benjamini_hochberg([row["p_value"] for row in rows], tests)
+    judged = [
+        {**row, "adjusted": p, "stands_out": p < LEVEL and row["episodes"] > row["expected"]}
+        for row, p in zip(rows, adjusted, strict=True)
+    ]
+    return sorted(judged, key=lambda row: (row["adjusted"], row["p_value"], *(row[name] for name in by)))
+
+
+def together(sights: Iterable[Row], switch_of: Mapping[Node, str | None]) -> list[Row]:
+    """When TOGETHER_NODES nodes or more of one switch lost a link (down, flaps) within TOGETHER_SECONDS. Pure."""
+    by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for row in sights:
+        switch = switch_of.get((row["cluster"], row["node"]))
+        if switch is not None and KIND_OF[row["code"]] in ("down", "flaps"):
+            by_switch[row["cluster"], switch].append((row["time"], row["node"]))
+    made = []
+    for (cluster, switch), its in sorted(by_switch.items()):
+        its.sort()
+        begin = 0
+        while begin < len(its):
+            end = begin
+            while end < len(its) and its[end][0] <= its[begin][0] + TOGETHER_SECONDS:
+                end += 1
+            names = sorted({node for _, node in its[begin:end]})
+            if len(names) >= TOGETHER_NODES:
+                made.append({"cluster": cluster, "switch": switch, "time": its[begin][0], "nodes": names})
+                begin = end
+            else:
+                begin += 1
+    return sorted(made, key=lambda row: (row["time"], row["cluster"], row["switch"]))
+
+
+# --- for people
+
+KIND_COLUMNS = ("kind", "episodes", "ports", "nodes", "per 1000 port-days", "95 % interval")
+PORT_COLUMNS = ("port", "kind", "episodes", "expected", "p, adjusted", "switch")
+SWITCH_COLUMNS = ("switch", "kind", "nodes hit", "of", "episodes", "expected", "p, adjusted")
+
+
+def found(links: Document) -> bool:
+    """Whether a port or a switch stands out, or a switch took several nodes at once."""
+    return bool(links["together"]) or any(row["stands_out"] for row in (*links["ports"], *links["switches"]))
+
+
+def kind_cells(links: Document) -> list[tuple[str, ...]]:
+    return [
+        (
+            row["kind"].replace("_", " "),
+            f"{row['episodes']:,}",
+            f"{row['ports']:,}",
+            f"{row['nodes']:,}",
+            number(row["per_1000_port_days"]),
+            "-" if row["interval"] is None else " to ".join(number(end) for end in row["interval"]),
+        )
+        for row in links["kinds"]
+    ]
+
+
+def port_cells(links: Document) -> list[tuple[str, ...]]:
+    """Those that stand out. Pure."""
+    return [
+        (
+            f"{row['node']} {row['port']}",
+            row["kind"].replace("_", " "),
+            f"{row['episodes']:,}",
+            number(row["expected"], 2),
+            number(row["adjusted"], 2),
+            row["switch"] or "",
+        )
+        for row in links["ports"]
+        if row["stands_out"]
+    ]
+
+
+def switch_cells(links: Document) -> list[tuple[str, ...]]:
+    """Those that stand out. Pure."""
+    return [
+        (
+            row["switch"],
+            row["kind"],
+            f"{row['nodes_hit']:,}",
+            f"{row['nodes']:,}",
+            f"{row['episodes']:,}",
+            number(row["expected"], 2),
+            number(row["adjusted"], 2),
+        )
+        for row in links["switches"]
+        if row["stands_out"]
+    ]
+
+
+def sentences(links: Document) -> list[str]:
+    """What the numbers say, for people. Pure."""
+    if not any(row["episodes"] for row in links["kinds"]):
+        return ["No link was in trouble in this time, as far as nodes were observed."]
+    ports = [row for row in links["ports"] if row["stands_out"]]
+    switches = [row for row in links["switches"] if row["stands_out"]]
+    if not ports and not switches:
+        said = ["No port and no switch has more trouble than chance gives it."]
+    else:
+        said = [
+            f"More trouble than chance gives them have {len(ports):,} of the ports and {len(switches):,} of the "
+            f"switches. Of such findings at most {percent(links['level'])} are false, on average."
+        ]
+    if ports:
+        worst = ports[0]
+        said.append(
+            f"Most of all {worst['node']} {worst['port']}, {worst['kind'].replace('_', ' ')}: "
+            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
+        )
+    if links["together"]:
+        last = links["together"][-1]
+        said.append(
+            f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
+            f"the last time {len(last['nodes'])} nodes of {last['switch']} at {moment(last['time'])}: look at the "
+            "switch."
+        )
+    return said
+
+
+def text(links: Document, page: Page) -> str:
+    blocks = ["\n".join(page.wrap(sentence)) for sentence in sentences(links)]
+    blocks.append(table(KIND_COLUMNS, kind_cells(links), page))
+    for columns, rows in ((PORT_COLUMNS, port_cells(links)), (SWITCH_COLUMNS, switch_cells(links))):
+        if rows:
+            blocks.append(table(columns, rows[:MOST_ROWS], page))
+            if len(rows) > MOST_ROWS:
+                blocks.append(f"the first {MOST_ROWS} of {len(rows):,}; --json has all")
+    return document.told("Links: flaps, errors and lost speed, by port and switch", links, blocks, page)

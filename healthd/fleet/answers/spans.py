@@ -1,0 +1,54 @@
+"""Stretches of time, [begin, end) in epoch seconds, as sorted lists of which none overlaps or touches another. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Span = tuple[int, int]
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """What lies in any of these, in any order. One that ends before it begins has no time."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if begin >= end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def within(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What lies in both."""
+    found, at = [], 0
+    for begin, end in spans:
+        while at < len(others) and others[at][1] <= begin:
+            at += 1
+        here = at
+        while here < len(others) and others[here][0] < end:
+            found.append((max(begin, others[here][0]), min(end, others[here][1])))
+            here += 1
+    return found
+
+
+def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What lies in `spans` and not in `others`."""
+    found, at = [], 0
+    for begin, end in spans:
+        while at < len(others) and others[at][1] <= begin:
+            at += 1
+        here = at
+        while here < len(others) and others[here][0] < end:
+            if begin < others[here][0]:
+                found.append((begin, others[here][0]))
+            begin = max(begin, others[here][1])
+            here += 1
+        if begin < end:
+            found.append((begin, end))
+    return found
+
+
+def seconds(spans: Iterable[Span]) -> int:
+    return sum(end - begin for begin, end in spans)

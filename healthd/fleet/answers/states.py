@@ -1,0 +1,438 @@
+"""What became of the jobs and of the GPUs' time: by state and size, what the infrastructure ended, how well the GPUs
+were used, and the outcome before and after a date."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from healthd.fleet.answers import document, hardware_ends
+from healthd.fleet.answers.document import Document, WrongChoice, moment, number, percent, plural, share
+from healthd.fleet.answers.sizes import class_of, size_named
+from healthd.fleet.answers.spans import Span, joined, seconds, within
+from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.answers.wilson import wilson
+from healthd.fleet.store import literal
+from healthd.fleet.table import table
+from healthd.say.render import Page
+
+HALF_AN_HOUR = 1800  # of work is lost when a job is ended: half of the time between two hourly checkpoints
+LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
+ONE_SERVER_GPUS, BIG_GPUS = 8, 256  # the classes of the paper's mix of sizes
+
+_ENDED = f"""
+SELECT
+  jobs.state, {class_of("jobs.gpus")} AS gpus_up_to, ends.ended, count(*) AS jobs,
+  CAST(coalesce(sum(jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0)), 0) AS BIGINT) AS gpu_seconds,
+  CAST(coalesce(sum(greatest(jobs.end_time - jobs.start_time, 0)), 0) AS BIGINT) AS runtime_seconds,
+  CAST(coalesce(sum({hardware_ends.loss(HALF_AN_HOUR)})
+    FILTER (jobs.state = 'PREEMPTED' OR ends.ended IS NOT NULL), 0) AS BIGINT) AS lost_gpu_seconds,
+  count(*) FILTER (jobs.gpus >= {BIG_GPUS}) AS big_jobs,
+  CAST(coalesce(sum(jobs.gpus * greatest(jobs.end_time - jobs.start_time, 0))
+    FILTER (jobs.gpus >= {BIG_GPUS}), 0) AS BIGINT) AS big_gpu_seconds
+FROM chosen_jobs AS jobs CROSS JOIN asked LEFT JOIN hardware_ends AS ends USING (cluster, db_index)
+WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+GROUP BY ALL ORDER BY ALL
+"""
+_OUTCOMES = """
+SELECT jobs.end_time >= ? AS after, jobs.state, ends.ended IS NOT NULL AS by_hardware, count(*) AS jobs
+FROM chosen_jobs AS jobs CROSS JOIN asked LEFT JOIN hardware_ends AS ends USING (cluster, db_index)
+WHERE jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+  AND jobs.gpus >= ? AND jobs.start_time IS NOT NULL
+GROUP BY ALL ORDER BY ALL
+"""
+_READ = """
+SELECT cluster, from_time, to_time FROM sources_coverage
+WHERE source IN ('sacct', 'jobs_file') AND from_time IS NOT NULL AND to_time IS NOT NULL ORDER BY cluster, from_time
+"""
+_THERE = """
+SELECT cluster, CAST(coalesce(sum(gpus), 0) AS BIGINT) AS gpus, count(gpus) AS nodes, count(*) - count(gpus) AS without
+FROM chosen_nodes GROUP BY cluster ORDER BY cluster
+"""
+_USED = """
+SELECT CAST(coalesce(sum(its.gpus * greatest(
+  least(coalesce(its.end_time, jobs_known.known_until), times.end_time) - greatest(its.start_time, times.begin_time), 0
+)), 0) AS DOUBLE) AS gpu_seconds
+FROM job_nodes AS its
+JOIN (VALUES {times}) AS times(cluster, begin_time, end_time) ON times.cluster = its.cluster
+JOIN jobs_known ON jobs_known.cluster = its.cluster
+SEMI JOIN (SELECT cluster, node FROM chosen_nodes WHERE gpus IS NOT NULL) AS nodes
+  ON nodes.cluster = its.cluster AND nodes.node = its.node
+{of_jobs}
+WHERE its.start_time < times.end_time AND coalesce(its.end_time, jobs_known.known_until) > times.begin_time
+"""
+# What the jobs lost on the chosen nodes alone, where a job is chosen whole for a part of its nodes.
+_LOST_THERE = f"""
+WITH lost AS (
+  SELECT its.cluster, its.db_index, its.gpus, chosen.start_time, chosen.end_time
+  FROM chosen_jobs AS chosen CROSS JOIN asked
+  JOIN job_nodes AS its ON its.cluster = chosen.cluster AND its.db_index = chosen.db_index
+  SEMI JOIN (SELECT cluster, node FROM chosen_nodes WHERE gpus IS NOT NULL) AS nodes
+    ON nodes.cluster = its.cluster AND nodes.node = its.node
+  LEFT JOIN hardware_ends AS ends ON ends.cluster = chosen.cluster AND ends.db_index = chosen.db_index
+  WHERE chosen.end_time >= asked.from_time AND chosen.end_time < asked.to_time
+    AND (chosen.state = 'PREEMPTED' OR ends.ended IS NOT NULL)
+)
+SELECT CAST(coalesce(sum({hardware_ends.loss(HALF_AN_HOUR)}), 0) AS BIGINT) AS gpu_seconds FROM lost AS jobs
+"""
+_OF_CHOSEN_JOBS = "SEMI JOIN chosen_jobs ON chosen_jobs.cluster = its.cluster AND chosen_jobs.db_index = its.db_index"
+
+found = document.never
+
+
+def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
+    """by_state, by_size: jobs and GPU-seconds with their shares; size_mix; infrastructure: what the nodes ended; use:
+    utilisation and goodput; split: the outcome of jobs of `large` GPUs or more before and after that time, None without
+    one.
+
+    Jobs are records of the accounting that ended in the time that is asked for, with all of their runtime, also what
+    lies before; a requeue is a record of its own. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
+    2410.21680), its states, sizes and the outcome of large jobs.
+
+    Raises Unanswerable without jobs, WrongChoice for a split that lies outside of the time that is asked for.
+    """
+    if split is not None and not study.from_time < split < study.to_time:
+        within_times = f"{moment(study.from_time)} and {moment(study.to_time)}"
+        raise WrongChoice(
+            f"--split: {moment(split)} does not lie between {within_times} UTC, the time that is asked of"
+        )
+    study.must_have("jobs")
+    hardware_ends.make(study)
+    ended = study.rows(_ENDED)
+    if study.chosen.model or study.chosen.switch:
+        lost = study.row(_LOST_THERE)["gpu_seconds"]
+    else:
+        lost = sum(row["lost_gpu_seconds"] for row in ended)
+    use, unread = _use(study, lost)
+    return {
+        **study.head("states", *_notes(study, ended, use, unread), *study.coverage_notes("jobs")),
+        "by_state": by_state(ended),
+        "by_size": by_size(ended),
+        "size_mix": size_mix(ended),
+        "infrastructure": infrastructure(ended),
+        "use": use,
+        "split": None if split is None else outcomes(study.rows(_OUTCOMES, split, large), split, large),
+    }
+
+
+# --- decisions
+
+
+def by_state(ended: Iterable[Row]) -> list[Row]:
+    """The most GPU time first."""
+    rows = with_shares(_grouped(ended, "state"))
+    return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
+
+
+def by_size(ended: Iterable[Row]) -> list[Row]:
+    """The smallest first; each with its states, and what the nodes ended of it."""
+    some = list(ended)
+    rows = []
+    for row in with_shares(_grouped(some, "gpus_up_to")):
+        its = [one for one in some if one["gpus_up_to"] == row["gpus_up_to"]]
+        hit = _summed(one for one in its if one["ended"])
+        rows.append(
+            {**row, "by_hardware": {"jobs": hit["jobs"], "gpu_seconds": hit["gpu_seconds"]}, "by_state": by_state(its)}
+        )
+    return sorted(rows, key=lambda row: (row["gpus_up_to"] is None, row["gpus_up_to"]))
+
+
+def infrastructure(ended: Iterable[Row]) -> Row:
+    """What the nodes ended (`hardware_ends`): its share of the jobs, of their runtime and of their GPU time, of all of
+    the runtime of those jobs; what of it is lost is the answer `goodput`."""
+    some = list(ended)
+    whole = _summed(some)
+
+    def part(rows: Iterable[Row]) -> Row:
+        its = _summed(rows)
+        return {
+            **its,
+            "share_of_jobs": share(its["jobs"], whole["jobs"]),
+            "share_of_runtime": share(its["runtime_seconds"], whole["runtime_seconds"]),
+            "share_of_gpu_time": share(its["gpu_seconds"], whole["gpu_seconds"]),
+        }
+
+    return {
+        **part(row for row in some if row["ended"]),
+        "by_end": [{"ended": how, **part(row for row in some if row["ended"] == how)} for how in hardware_ends.ENDED],
+    }
+
+
+def size_mix(ended: Iterable[Row]) -> Row:
+    """Of the jobs that had GPUs: those of one GPU, of at most a server, of 256 and more, as shares of jobs and time."""
+    some = [row for row in ended if row["gpus_up_to"]]
+    jobs, gpu_seconds = sum(row["jobs"] for row in some), sum(row["gpu_seconds"] for row in some)
+
+    def part(rows: Iterable[Row], of: str = "") -> Row:
+        its = list(rows)
+        return {
+            "share_of_jobs": share(sum(row[f"{of}jobs"] for row in its), jobs),
+            "share_of_gpu_time": share(sum(row[f"{of}gpu_seconds"] for row in its), gpu_seconds),
+        }
+
+    return {
+        "jobs": jobs,
+        "one_gpu": part(row for row in some if row["gpus_up_to"] == 1),
+        "up_to_8_gpus": part(row for row in some if row["gpus_up_to"] <= ONE_SERVER_GPUS),
+        "256_gpus_or_more": part(some, "big_"),
+    }
+
+
+def used(there: float, seconds_known: float, gpus: int, its: float, lost: float) -> Row:
+    """Utilisation, goodput and normalised goodput. None where nothing is there.
+
+        utilisation         GPU-seconds that jobs had / GPU-seconds there
+        goodput             (GPU-seconds that jobs had - lost) / seconds: the GPUs that did work that stayed done
+        normalised_goodput  goodput / GPUs there, the most that it could be
+
+    there: GPU-seconds of the time that is known; seconds_known: the longest known time of a cluster.
+
+    Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
+    the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). What is productive is ours, since the accounting does
+    not say it: all but the work that was done again, since nodes or others' pre-emptions ended a job.
+    """
+    normalised = share(max(its - lost, 0.0), there)
+    return {
+        "seconds": seconds_known,
+        "gpus": gpus,
+        "gpu_seconds_there": there,
+        "gpu_seconds_used": its,
+        "gpu_seconds_lost": lost,
+        "utilisation": share(its, there),
+        "goodput": None if normalised is None else normalised * gpus,
+        "normalised_goodput": normalised,
+    }
+
+
+def with_shares(rows: list[Row]) -> list[Row]:
+    """The rows with their share of all jobs and of all GPU time."""
+    jobs, gpu_seconds = sum(row["jobs"] for row in rows), sum(row["gpu_seconds"] for row in rows)
+    return [
+        {
+            **row,
+            "share_of_jobs": share(row["jobs"], jobs),
+            "share_of_gpu_time": share(row["gpu_seconds"], gpu_seconds),
+        }
+        for row in rows
+    ]
+
+
+def outcomes(rows: Sequence[Row], at: int, large: int) -> Row:
+    """Which share of the large jobs completed, and which the nodes ended, before and after; with 95 % intervals."""
+    before, after = ([row for row in rows if row["after"] is later] for later in (False, True))
+    sides = [_outcome(side) for side in (before, after)]
+    return {
+        "at": at,
+        "large_gpus": large,
+        "before": sides[0],
+        "after": sides[1],
+        "change": {key: changed(sides[0][key], sides[1][key]) for key in ("completed", "by_hardware")},
+    }
+
+
+def _outcome(rows: Sequence[Row]) -> Row:
+    jobs = sum(row["jobs"] for row in rows)
+    return {
+        "jobs": jobs,
+        "completed": _counted(sum(row["jobs"] for row in rows if row["state"] == "COMPLETED"), jobs),
+        "by_hardware": _counted(sum(row["jobs"] for row in rows if row["by_hardware"]), jobs),
+        "by_state": [
+            {"state": row["state"], "jobs": row["jobs"], "share_of_jobs": share(row["jobs"], jobs)}
+            for row in sorted(_grouped(rows, "state", ("jobs",)), key=lambda row: (-row["jobs"], row["state"] or ""))
+        ],
+    }
+
+
+def _counted(jobs: int, of: int) -> Row:
+    interval = wilson(jobs, of)
+    return {"jobs": jobs, "share": share(jobs, of), "interval": None if interval is None else list(interval)}
+
+
+def changed(before: Row, after: Row) -> Row:
+    """The second share less the first, and its 95 % interval: None where either is not known.
+
+    Source: method 10 of Newcombe, "Interval estimation for the difference between independent proportions", Statistics
+    in Medicine 17 (1998), of two intervals by Wilson.
+    """
+    if before["share"] is None or after["share"] is None:
+        return {"difference": None, "interval": None}
+    difference = after["share"] - before["share"]
+    (low_1, high_1), (low_2, high_2) = before["interval"], after["interval"]
+    down = ((after["share"] - low_2) ** 2 + (high_1 - before["share"]) ** 2) ** 0.5
+    up = ((high_2 - after["share"]) ** 2 + (before["share"] - low_1) ** 2) ** 0.5
+    return {"difference": difference, "interval": [difference - down, difference + up]}
+
+
+_SUMS = ("jobs", "gpu_seconds", "runtime_seconds")
+
+
+def _summed(rows: Iterable[Row], sums: Sequence[str] = _SUMS) -> Row:
+    total = dict.fromkeys(sums, 0)
+    for row in rows:
+        for name in sums:
+            total[name] += row[name]
+    return total
+
+
+def _grouped(rows: Iterable[Row], key: str, sums: Sequence[str] = ("jobs", "gpu_seconds")) -> list[Row]:
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(row)
+    return [{key: value, **_summed(its, sums)} for value, its in groups.items()]
+
+
+# --- what the store knows
+
+
+def _use(study: Study, lost: int) -> tuple[Row, dict[str, float]]:
+    """How the GPUs were used, and of each cluster the share of the time of which no jobs were read."""
+    study.need("sources_coverage", "jobs_known")
+    read: dict[str, list[Span]] = {}
+    for row in study.rows(_READ):
+        read.setdefault(row["cluster"], []).append((row["from_time"], row["to_time"]))
+    whole = [(study.from_time, study.to_time)]
+    nodes = study.rows(_THERE)
+    times = {row["cluster"]: within(whole, joined(read.get(row["cluster"], ()))) for row in nodes}
+    listed = ", ".join(
+        f"({literal(cluster)}, CAST({begin} AS BIGINT), CAST({end} AS BIGINT))"
+        for cluster, spans in times.items()
+        for begin, end in spans
+    )
+    by_jobs = study.chosen.partition or study.chosen.account
+    its = (
+        study.row(_USED.format(times=listed, of_jobs=_OF_CHOSEN_JOBS if by_jobs else ""))["gpu_seconds"]
+        if listed
+        else 0.0
+    )
+    known = {cluster: seconds(spans) for cluster, spans in times.items()}
+    use = used(
+        float(sum(row["gpus"] * known[row["cluster"]] for row in nodes)),
+        max(known.values(), default=0),
+        sum(row["gpus"] for row in nodes if known[row["cluster"]]),
+        its,
+        float(lost),
+    )
+    counts = {"nodes": sum(row["nodes"] for row in nodes), "nodes_without_gpus": sum(row["without"] for row in nodes)}
+    unread = {cluster: 1 - its / (study.to_time - study.from_time) for cluster, its in known.items()}
+    return {**use, **counts}, unread
+
+
+def _notes(study: Study, ended: Sequence[Row], use: Row, unread: dict[str, float]) -> list[str]:
+    found = hardware_ends.notes(study)
+    without = sum(row["jobs"] for row in ended if row["gpus_up_to"] is None)
+    if without:
+        found.append(
+            f"{plural(without, 'job')} never started, or nobody knows how many GPUs {'it' if without == 1 else 'they'} "
+            "had: counted among the jobs, without GPU time."
+        )
+    if use["nodes_without_gpus"]:
+        found.append(
+            f"Of {plural(use['nodes_without_gpus'], 'node')} the number of GPUs is not known (healthd fleet ingest "
+            "--nodes): no utilisation has them."
+        )
+    for cluster, missing in unread.items():
+        if missing >= 0.0005:
+            found.append(f"Of {percent(missing)} of the time no jobs of {cluster} were read: it is in no utilisation.")
+    return found
+
+
+# --- for people
+
+
+def text(states: Document, page: Page) -> str:
+    if not states["by_state"]:
+        return document.told("What became of the jobs", states, ["No job ended in this time."], page)
+    blocks = [
+        table(STATE_COLUMNS, state_cells(states["by_state"]), page),
+        table(SIZE_COLUMNS, size_cells(states["by_size"]), page),
+        _paragraphs(sentences(states), page),
+    ]
+    if states["split"]:
+        blocks.append(_paragraphs(split_sentences(states["split"]), page))
+    return document.told("What became of the jobs", states, blocks, page)
+
+
+def _paragraphs(some: Iterable[str], page: Page) -> str:
+    return "\n".join(line for sentence in some for line in page.wrap(sentence))
+
+
+STATE_COLUMNS = ("state", "jobs", "of jobs", "GPU-hours", "of GPU time")
+SIZE_COLUMNS = ("GPUs", "jobs", "of jobs", "GPU-hours", "of GPU time", "completed", "ended by nodes", "their GPU time")
+
+
+def state_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    return [(str(row["state"] or "not known"), *_share_cells(row)) for row in rows]
+
+
+def size_cells(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    return [
+        (
+            size_named(row["gpus_up_to"]),
+            *_share_cells(row),
+            percent(_completed(row)),
+            percent(share(row["by_hardware"]["jobs"], row["jobs"])),
+            percent(share(row["by_hardware"]["gpu_seconds"], row["gpu_seconds"])),
+        )
+        for row in rows
+    ]
+
+
+def _completed(row: Row) -> float:
+    return next((one["share_of_jobs"] for one in row["by_state"] if one["state"] == "COMPLETED"), 0.0)
+
+
+def _share_cells(row: Row) -> tuple[str, ...]:
+    hours = f"{row['gpu_seconds'] / 3600:,.0f}"
+    return f"{row['jobs']:,}", percent(row["share_of_jobs"]), hours, percent(row["share_of_gpu_time"])
+
+
+def sentences(states: Document) -> list[str]:
+    """What the infrastructure ended, how well the GPUs were used, and the mix of sizes."""
+    its, use, mix = states["infrastructure"], states["use"], states["size_mix"]
+    parts = ", ".join(f"{row['jobs']:,} {hardware_ends.WORDS[row['ended']]}" for row in its["by_end"])
+    found = [
+        f"Nodes ended {percent(its['share_of_jobs'])} of the jobs, which had {percent(its['share_of_runtime'])} of the "
+        f"runtime and {percent(its['share_of_gpu_time'])} of the GPU time ({parts})."
+    ]
+    if use["utilisation"] is not None:
+        found.append(
+            f"Jobs had {percent(use['utilisation'])} of the time of {use['gpus']:,} GPUs (utilisation); without work "
+            f"that was lost {percent(use['normalised_goodput'])}, which is {number(use['goodput'])} GPUs (goodput)."
+        )
+    if mix["jobs"]:
+        small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
+        found.append(
+            f"Of the jobs with GPUs {percent(small['share_of_jobs'])} had one, {percent(server['share_of_jobs'])} at "
+            f"most eight, with {percent(server['share_of_gpu_time'])} of the GPU time; those of 256 and more had "
+            f"{percent(big['share_of_gpu_time'])} of it."
+        )
+    return found
+
+
+def split_sentences(split: Row) -> list[str]:
+    large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
+    found = [
+        f"Jobs of {large} GPUs and more that ended before {moment(split['at'])} UTC: {before['jobs']:,}; since then: "
+        f"{after['jobs']:,}."
+    ]
+    for key, words in (("completed", "completed"), ("by_hardware", "were ended by nodes")):
+        if split["change"][key]["difference"] is not None:
+            found.append(
+                f"Of them {words}: {_interval(before[key])} before, {_interval(after[key])} after; "
+                f"{points(split['change'][key])}."
+            )
+    found.append(
+        "These are percentage points, not percent of percent; a job counts as often as it was restarted, and other "
+        "things may have changed at that date too."
+    )
+    return found
+
+
+def _interval(counted: Row) -> str:
+    low, high = counted["interval"]
+    return f"{percent(counted['share'])} ({percent(low)} to {percent(high)})"
+
+
+def points(change: Row) -> str:
+    low, high = change["interval"]
+    return f"{100 * change['difference']:+.1f} points ({100 * low:+.1f} to {100 * high:+.1f})"

@@ -1,0 +1,184 @@
+"""Logs of ranks: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
+
+PyTorch (ProcessGroupNCCL.cpp), as it was written over the versions:
+
+    [E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=469508,
+        OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1802212 milliseconds before timing out.          (1.13)
+    [rank2]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 2] Timeout at NCCL work: 1, last enqueued NCCL work: 1, last
+        completed NCCL work: 0.                                                                         (2.3)
+    [rank1]:[E626 06:24:44.906457629 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 1] Exception
+        (either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: 811, last completed
+        NCCL work: 807.                                                                                 (2.5)
+    ... failure detected by watchdog at work sequence id: 5 PG status: last enqueued work: 5, last completed work: 4
+    ... Received a dump signal due to a collective timeout from  rank 7 and we will try our best to dump the debug
+        info. Last enqueued NCCL work: 56116, last completed NCCL work: 56116.                          (2.6 on)
+
+"[rank2]:" is the global rank, "[Rank 2]" the one in the group; before 2.3 only this one stands there. NCCL numbers the
+operations of a communicator (opCount, hexadecimal) and says of each that it was entered, never that it was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from healthd.fleet.collectives.view import Lane, Membership, Operation, Progress, View
+from healthd.text import regex
+
+NEVER = 1 << 62  # of a log it is not known from when on it has everything
+_GLOBAL = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
+_IN_GROUP = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
+_PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
+_WORK = regex(
+    r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w+)(?:, NumelIn=(\d{1,18}), NumelOut=(\d{1,18}))?, Timeout\(ms\)=\d+\)"
+)
+_STATUS = regex(
+    r"(?i)last enqueued (?:nccl )?work: (-?\d{1,18}),(?: last started work: [^,]*,)? "
+    r"last completed (?:nccl )?work: (-?\d{1,18})"
+)
+_NCCL = regex(r"([\w.-]+):(\d+):\d+ \[\d+\] NCCL (?:INFO|TRACE) (.*)")
+_ENTERED = regex(
+    r"(\w+): opCount ([0-9a-f]{1,16}) .*?\bcount (\d{1,18}) datatype (\d{1,3}) "
+    r".*?\bcomm (0x[0-9a-f]+)(?: \[nranks=(\d{1,7})\])?"
+)
+_COMM = regex(r"comm (0x[0-9a-f]+) rank (\d{1,7}) n[Rr]anks (\d{1,7}) .*?(?:commId (0x[0-9a-f]+).*)?$")
+_TIMED_OUT = "Watchdog caught collective operation timeout"
+_POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
+
+
+@dataclass(slots=True)
+class _Group:
+    description: str = ""
+    last: Progress | None = None
+    work: dict[int, Operation] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Comm:
+    """A communicator of one process. rank, ranks: its rank there, and how many there are; -1: not told."""
+
+    rank: int = -1
+    ranks: int = -1
+    name: str = ""
+    last: Operation | None = None
+    kept: dict[int, Operation] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Process:
+    rank: int | None
+    host: str
+    groups: dict[str, _Group] = field(default_factory=dict)
+    comms: dict[str, _Comm] = field(default_factory=dict)
+    unplaced: list[Operation] = field(default_factory=list)
+
+
+def views(
+    lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
+) -> list[View]:
+    """What the ranks of one log tell. rank: whose log it is by its name, for lines that do not say it; number: another
+    one in its name, where nothing else tells. A log without any such line tells nothing, and is no view."""
+    told: dict[object, _Process] = {}
+    for order, raw in enumerate(lines):
+        if b"NCCL" not in raw:
+            continue
+        line = raw.decode("utf-8", "replace")
+        if "ProcessGroupNCCL" in line or _TIMED_OUT in line:
+            _watchdog(told, line, order, host, rank)
+        elif (about := _NCCL.search(line)) is not None:
+            _nccl(told, about.group(1), about.group(2), about.group(3), order, rank)
+    found = [_view(process, source, number) for process in told.values()]
+    return [seen for seen in found if seen.lanes and seen.rank >= 0]
+
+
+def _watchdog(told: dict[object, _Process], line: str, order: int, host: str, rank: int | None) -> None:
+    where, work, status = _PG.search(line), _WORK.search(line), _STATUS.search(line)
+    whole = _GLOBAL.search(line)
+    if work is None and status is None:
+        return
+    in_group = _IN_GROUP.search(line)
+    number = int(whole.group(1)) if whole else rank
+    if number is None and in_group:
+        number = int(in_group.group(1))
+    if number is None:
+        return
+    process = told.setdefault(("rank", number), _Process(number, host))
+    operation = None
+    if work is not None:
+        sequence, name, *numel = work.groups()
+        sizes = (int(numel[0]), int(numel[1])) if numel[0] else ()
+        operation = Operation(int(sequence), order, name, sizes)
+    if where is not None:
+        name = where.group(2) or where.group(1)
+        group = process.groups.setdefault(name, _Group())
+        group.description = where.group(3) or group.description
+        if status is not None:
+            group.last = Progress(int(status.group(1)), int(status.group(2)))
+            for one in [one for one in process.unplaced if group.last.done < one.sequence <= group.last.entered]:
+                group.work.setdefault(one.sequence, one)
+                process.unplaced.remove(one)
+        if operation is not None:
+            group.work.setdefault(operation.sequence, operation)
+    elif operation is not None and operation not in process.unplaced:
+        process.unplaced.append(operation)
+
+
+def _nccl(told: dict[object, _Process], host: str, pid: str, text: str, order: int, rank: int | None) -> None:
+    entered, made = _ENTERED.match(text), None
+    if entered is None and "comm 0x" in text:
+        made = _COMM.search(text)
+    if entered is None and made is None:
+        return
+    process = told.setdefault((host, pid), _Process(rank, host))
+    if made is not None:
+        address, place, ranks, name = made.groups()
+        comm = process.comms.setdefault(address, _Comm())
+        comm.rank, comm.ranks, comm.name = int(place), int(ranks), name or comm.name
+    elif entered is not None:
+        kind, number, count, datatype, address, ranks = entered.groups()
+        comm = process.comms.setdefault(address, _Comm())
+        comm.ranks = int(ranks) if ranks else comm.ranks
+        if kind not in _POINT_TO_POINT:
+            comm.last = Operation(int(number, 16), order, kind, (int(count), int(count)), ((datatype,), (datatype,)))
+            comm.kept[comm.last.sequence] = comm.last
+            while len(comm.kept) > 32:
+                del comm.kept[next(iter(comm.kept))]
+
+
+def _view(process: _Process, source: str, number: int | None) -> View:
+    if process.unplaced and not process.groups:  # before 2.3: no line says of which group it is
+        process.groups["default_pg"] = _Group("default_pg", None, {one.sequence: one for one in process.unplaced})
+    elif process.unplaced and len(process.groups) == 1:
+        (only,) = process.groups.values()
+        only.work.update((one.sequence, one) for one in process.unplaced)
+    widest = max(process.comms.values(), key=lambda comm: comm.ranks, default=_Comm())
+    rank = process.rank if process.rank is not None else widest.rank
+    if rank < 0 and number is not None:
+        rank = number
+    seen = View(rank, source, process.host, since_ns=NEVER)
+    for name, group in process.groups.items():
+        lane = _lane(group)
+        if lane is not None:
+            seen.groups[name] = Membership(name, group.description, None)
+            seen.lanes[name] = lane
+    for comm in process.comms.values():
+        name = f"commId {comm.name}" if comm.name else f"communicator of {comm.ranks} ranks"
+        if name in seen.groups or (not comm.name and comm.ranks != widest.ranks) or comm.ranks < 2:
+            continue  # which communicators of two processes are the same is not told without an id
+        seen.groups[name] = Membership(name, "", None)
+        seen.lanes[name] = Lane(comm.last.sequence if comm.last else -1, comm.last, comm.kept, sure=False)
+    return seen
+
+
+def _lane(group: _Group) -> Lane | None:
+    waiting = {number: one for number, one in group.work.items() if one.name not in _POINT_TO_POINT}
+    if group.last is None:
+        if not waiting:
+            return None
+        first = waiting[min(waiting)]
+        return Lane(max(waiting), first, waiting)
+    entered, done = group.last.entered, group.last.done
+    if entered <= done:
+        return Lane(entered, None, waiting)
+    first = waiting.get(done + 1, Operation(done + 1, -1, ""))
+    return Lane(max([entered, *waiting]), first, waiting)

@@ -1,0 +1,153 @@
+"""A question and its answer: the SQL on DuckDB, over the Parquet files of a store.
+
+Nothing is fetched and nothing outside the store is read: extensions are neither installed nor loaded, other files are
+shut off, and the settings are locked before the first line of SQL that is not our own.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+
+from healthd.fleet import store
+from healthd.fleet.questions import Question, Value, WrongQuestion
+from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
+from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECONDS
+from healthd.values import dataclass
+
+Files = Mapping[str, Sequence[str]]  # table -> the Parquet files that are its rows: absolute paths
+
+NUMBERS = 10_000  # the table `numbers`: n from 0 to 9,999
+AT_ONCE = 10_000  # rows
+# The machine is a head node, and slurmctld is there too: half of its cores, at most 4, with 1 GiB each.
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+MEMORY_MIB = 1024 * THREADS
+# DuckDB's limit is of its buffers. What it does not count, and Python, came on top: 150 MiB of 1 GiB over 4 million
+# jobs. So the limit is this part of what the process may take.
+BUFFERS = 3 / 4
+# When a row says that something was. The nodes of a job have the job's times.
+MOMENTS = {
+    "ingests": ("from_time", "to_time - 1"),
+    "jobs": ("submit_time", "start_time", "end_time"),
+    "events": ("time",),
+    "node_states": ("start_time", "end_time"),
+    "reservations": ("start_time", "end_time"),
+    "preemptions": ("time",),
+    "exclusions": ("submit_time",),
+    "tickets": ("opened_time", "closed_time"),
+    "failures": ("time",),
+    "scraped_conditions": ("first_time", "last_time"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The time that is asked for, [from_time, to_time) in epoch seconds, and the question's parameters."""
+
+    from_time: int
+    to_time: int
+    parameters: Mapping[str, Value]
+
+    @property
+    def columns(self) -> dict[str, tuple[str, Value]]:
+        """column -> its type and value."""
+        types = {int: BIGINT, float: DOUBLE, str: TEXT}
+        named = {"from_time": self.from_time, "to_time": self.to_time, **self.parameters}
+        return {name: (types[type(value)], value) for name, value in named.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+@contextmanager
+def answered(
+    questions: Sequence[Question], files: Files, asked: Asked, threads: int = THREADS, memory_mib: int = MEMORY_MIB
+) -> Iterator[Answer]:
+    """The answer to the last of these questions; the others are what it stands on (`questions.needed`). Raises
+    WrongQuestion for what DuckDB does not take, StoreError for a damaged file."""
+    with connected(files, threads, memory_mib) as connection:
+        yield ask(connection, questions, asked)
+
+
+@contextmanager
+def connected(
+    files: Files, threads: int = THREADS, memory_mib: int = MEMORY_MIB
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory with a view of each table, for a process that takes `memory_mib`. What does not fit lies in
+    a folder of its own below TMPDIR, and goes with it. Raises StoreError."""
+    with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.interruptible():
+        connection = store.connect(scratch)
+        try:
+            connection.execute(f"SET threads = {threads}; SET memory_limit = '{int(memory_mib * BUFFERS)}MiB'")
+            connection.execute(f"CREATE TABLE numbers AS SELECT range AS n FROM range({NUMBERS})")
+            for name in TABLES:
+                connection.execute(f"CREATE VIEW {name} AS {store.select(connection, name, list(files.get(name, ())))}")
+            paths = ", ".join(store.literal(path) for some in files.values() for path in some)
+            connection.execute(f"SET allowed_paths = [{paths}]")
+            connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+            yield connection
+        except duckdb.OutOfMemoryException:
+            raise store.NeedsMemory(memory_mib) from None
+        finally:
+            connection.close()
+
+
+def ask(connection: duckdb.DuckDBPyConnection, questions: Sequence[Question], asked: Asked) -> Answer:
+    """The same of a database that is open. Its rows are read before it is asked again."""
+    columns = asked.columns
+    kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
+    connection.execute(f"CREATE OR REPLACE TABLE asked AS SELECT {kinds}", [value for _, value in columns.values()])
+    *below, last = questions
+    try:
+        for question in below:
+            connection.execute(f"CREATE OR REPLACE VIEW {question.name} AS {bare(question.sql)}")
+        connection.execute(bare(last.sql))
+    except duckdb.OutOfMemoryException:
+        raise
+    except duckdb.Error as error:
+        raise _refused(last, error) from None
+    return Answer(tuple(column[0] for column in connection.description or ()), _rows(connection, last))
+
+
+def times_known(files: Files) -> tuple[int, int] | None:
+    """The time that the store tells of, [from, to): of what was read, and of the rows themselves; None if nothing there
+    has a time. Raises StoreError."""
+    with connected(files, 1) as connection:
+        newest = connection.execute("SELECT max(read_time) FROM ingests").fetchone()
+        read_time = newest[0] if newest else None
+        until = MAX_SECONDS if read_time is None else read_time + CLOCK_AHEAD_SECONDS
+        its = f"t BETWEEN {CLOCK_SET_SECONDS} AND {until}"
+        told = " UNION ALL ".join(
+            f"SELECT min(t) AS f, max(t) AS t FROM (SELECT {moment} AS t FROM {table}) WHERE {its}"
+            for table, moments in MOMENTS.items()
+            for moment in moments
+        )
+        row = connection.execute(f"SELECT CAST(min(f) AS BIGINT), CAST(max(t) + 1 AS BIGINT) FROM ({told})").fetchone()
+    return None if row is None or None in row else (int(row[0]), int(row[1]))
+
+
+def _rows(connection: duckdb.DuckDBPyConnection, question: Question) -> Iterator[tuple[Any, ...]]:
+    try:
+        while rows := connection.fetchmany(AT_ONCE):
+            yield from rows
+    except duckdb.OutOfMemoryException:
+        raise
+    except duckdb.Error as error:
+        raise _refused(question, error) from None
+
+
+def _refused(question: Question, error: duckdb.Error) -> WrongQuestion:
+    return WrongQuestion(f"{question.path}: {store.first_line(error)}")
+
+
+def bare(sql: str) -> str:
+    """Without the semicolon at its end, which may be followed by a comment."""
+    return sql.rstrip().removesuffix(";")

@@ -1,0 +1,129 @@
+"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes and one.
+
+Rule: src/common/hostlist.c of https://github.com/SchedMD/slurm. Commas and blanks stand between the parts; brackets
+hold numbers and ranges, and one name may have several; a number is padded with zeros to the width that the range's
+first one is written in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from healthd.errors import HealthdError
+from healthd.text import described, is_decimal, regex
+
+MAX_NODES = 65_536  # as many as a Slurm cluster may have: MAX_SLURM_NODES, 64K
+MAX_DIGITS = 18
+MAX_NAME = 1_024  # characters of one name
+
+_PART = regex(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
+_BETWEEN = regex(r"[\s,]*")
+_PIECE = regex(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_LAST_NUMBER = regex(r"([^\s,\[\]]*?)([0-9]{1,18})([^\s,\[\]0-9]*)")
+_UNPRINTABLE = regex(r"[\x00-\x08\x0b-\x1f\x7f]")  # all but what stands between names
+
+
+class HostListError(HealthdError, ValueError):
+    """A text is no host list."""
+
+
+def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
+    """The names, each once, in the order in which they are first named. "" names none.
+
+    Raises HostListError, before any name is made if there would be more than `limit`.
+    """
+    if _UNPRINTABLE.search(text):
+        raise HostListError("a host list with control characters")
+    if "[" not in text and "]" not in text:
+        names = tuple(dict.fromkeys(text.replace(",", " ").split()))
+        if len(names) > limit:
+            raise HostListError(f"more than {limit} names in one list")
+        return names
+    found: dict[str, None] = {}
+    left = limit
+    for part in _parts(text):
+        pieces = [_piece(match[1], match[2]) for match in _PIECE.finditer(part)]
+        count = 1
+        for piece in pieces:
+            count *= sum(len(numbers) for numbers, _ in piece)
+            if count > left:
+                raise HostListError(f"more than {limit} names in one list")
+        left -= count
+        places = ([_written(number, width) for numbers, width in piece for number in numbers] for piece in pieces)
+        found.update(dict.fromkeys(map("".join, itertools.product(*places))))
+    return tuple(found)
+
+
+def _parts(text: str) -> list[str]:
+    parts, at = [], _BETWEEN.match(text).end()  # type: ignore[union-attr]  # it matches nothing, too
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None:
+            raise HostListError(f"brackets that do not close in {described(text)}")
+        if len(part[0].partition("[")[0]) > MAX_NAME:
+            raise HostListError(f"a name of more than {MAX_NAME} characters")
+        between = _BETWEEN.match(text, part.end())
+        assert between is not None
+        if part.end() < len(text) and between.end() == part.end():
+            raise HostListError(f"brackets that do not close in {described(text)}")
+        parts.append(part[0])
+        at = between.end()
+    return parts
+
+
+def _piece(ranges: str | None, plain: str | None) -> list[tuple[range | tuple[str], int]]:
+    """What may stand at one place of a name: ranges of numbers with their widths, or the one text."""
+    if plain is not None:
+        return [((plain,), 0)]
+    assert ranges is not None
+    found: list[tuple[range | tuple[str], int]] = []
+    for words in ranges.split(","):
+        first, dash, last = words.strip().partition("-")
+        if not dash:
+            last = first
+        if not (is_decimal(first) and is_decimal(last) and len(first) <= MAX_DIGITS and len(last) <= MAX_DIGITS):
+            raise HostListError(f"not a number or range of numbers: {described(words)}")
+        numbers = range(int(first), int(last) + 1)
+        if not numbers:
+            raise HostListError(f"a range that ends before it begins: {described(words)}")
+        found.append((numbers, len(first)))
+    return found
+
+
+def _written(number: int | str, width: int) -> str:
+    return f"{number:0{width}d}" if isinstance(number, int) else number
+
+
+def fold(names: Iterable[str]) -> str:
+    """The host list of these names, in the order of their numbers: "gpu[1-3,7],login1". A name that no host list can
+    hold (a blank, a comma, a bracket) stands as it is.
+
+    The last number of a name is what ranges are made of, with the zeros before it: gpu09 and gpu10 are one range.
+    """
+    digits: dict[tuple[str, str], set[str]] = {}  # (before, after) -> numbers as they are written
+    plain: list[str] = []
+    for name in set(names):
+        if found := _LAST_NUMBER.fullmatch(name):
+            digits.setdefault((found[1], found[3]), set()).add(found[2])
+        else:
+            plain.append(name)
+    parts = []
+    for (before, after), written in sorted(digits.items()):
+        padded = {len(number) for number in written if number.startswith("0")}
+        of_width: dict[int, list[int]] = {}
+        for number in written:
+            of_width.setdefault(len(number) if len(number) in padded else 1, []).append(int(number))
+        inside = ",".join(text for width in sorted(of_width) for text in _ranges(sorted(of_width[width]), width))
+        parts.append(f"{before}{inside if is_decimal(inside) else f'[{inside}]'}{after}")
+    return ",".join([*parts, *sorted(plain)])
+
+
+def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
+    """ "01-03", "07" of sorted numbers."""
+    first = 0
+    for at, number in enumerate(numbers):
+        if at + 1 == len(numbers) or numbers[at + 1] != number + 1:
+            begin = _written(numbers[first], width)
+            yield begin if first == at else f"{begin}-{_written(number, width)}"
+            first = at + 1

@@ -1,0 +1,125 @@
+"""The manifest: which files of the store's folder count. To replace it is the commit.
+
+It also has how far each source was read (cursors), how users are kept, and before when nothing is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from dataclasses import asdict, field, replace
+
+from healthd import convert
+from healthd.errors import HealthdError
+from healthd.text import regex
+from healthd.values import dataclass
+
+SCHEMA = 1
+NAME = "manifest.json"
+
+
+class StoreError(HealthdError):
+    """The store cannot be used, or not be written: which file, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """`name`: below the store's folder."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """generation     how often the store was changed
+    tables         table -> month -> its file
+    cursors        source and name -> how far it was read, in the source's own words
+    users          keep, drop or hash; "" until something is stored
+    key            the fingerprint of the site's key
+    pruned_before  whole seconds, UTC: what was before is not kept
+    """
+
+    schema: int = SCHEMA
+    generation: int = 0
+    users: str = ""
+    key: str = ""
+    pruned_before: int = 0
+    tables: dict[str, dict[str, File]] = field(default_factory=dict)
+    cursors: dict[str, str] = field(default_factory=dict)
+
+    def files(self, table: str) -> dict[str, File]:
+        return self.tables.get(table, {})
+
+    def with_files(self, table: str, months: dict[str, File | None]) -> Manifest:
+        """The same with other files for these months; None: the month has no row any more."""
+        files = {month: file for month, file in {**self.files(table), **months}.items() if file is not None}
+        return replace(self, tables={**self.tables, table: dict(sorted(files.items()))})
+
+
+def read(folder: str) -> Manifest:
+    """Raises StoreError: it is missing, damaged, or of a newer healthd, or a file that it names is not as it was."""
+    path = os.path.join(folder, NAME)
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        there = "has none" if os.path.isdir(folder) else "is not there"
+        raise StoreError(f'{folder}: no store: the folder {there}; "healthd fleet ingest --out" makes one') from None
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise StoreError(f"{path}: is of a newer healthd (schema {schema}, this one knows {SCHEMA})")
+    try:
+        manifest = convert.load(Manifest, data)
+    except convert.ConvertError as error:
+        raise StoreError(f"{path}: is damaged: {error}; copy the folder back from a backup") from None
+    for table, months in manifest.tables.items():
+        for month, one in months.items():
+            if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(one.name):
+                raise StoreError(f'{path}: is damaged: "{one.name}" is no file of table {table}, month {month}')
+            _require(os.path.join(folder, one.name), one.bytes)
+    return manifest
+
+
+def _require(path: str, size: int) -> None:
+    try:
+        has = os.stat(path).st_size
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest names it") from None
+    if has != size:
+        raise StoreError(f"{path}: is damaged: it has {has:,} bytes, {size:,} were written")
+
+
+def write(folder: str, manifest: Manifest) -> None:
+    """Whole or not at all, also after a power cut. Raises StoreError."""
+    temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
+    try:
+        if os.path.lexists(temporary):  # of a writer that was killed: one writes at a time
+            os.unlink(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
+            json.dump(asdict(manifest), file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+        sync(folder)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            os.unlink(temporary)
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def sync(path: str) -> None:
+    """What a file or folder holds outlasts a power cut. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

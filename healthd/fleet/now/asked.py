@@ -1,0 +1,302 @@
+"""What a Prometheus server knows of all nodes now: some twenty queries, however many nodes there are.
+
+A target that does not answer has no series but `up`, so the nodes are those of `up`, and where node_exporter's textfile
+collector carries the metrics those of healthd_node_info: one that is not seen is listed, never left out. A node that
+both show is one, by its own target. An older healthd (before 0.2) has other names, and says less: it is asked for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from healthd.fleet.now.node import SEVERITIES, NodeNow, Standing
+from healthd.fleet.sources.prometheus_server import ServerError
+from healthd.text import regex
+from healthd.values import dataclass
+
+Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
+Labels: TypeAlias = "Mapping[str, str]"
+Where: TypeAlias = "tuple[str, str, str]"  # cluster, job, instance: one healthd
+
+OWN_JOB = "healthd"  # what healthd's job is called in Prometheus, if nobody says otherwise (docs/metrics.md)
+LAST_SEEN_DAYS = 7
+LOOKS_MINUTES = 5  # how far apart the looks for a last sight are, but for the last ones
+AT_ONCE = 250  # targets whose last sight one query asks for
+DAY_SECONDS = 86400.0
+EARLIEST = 1e9  # epoch seconds, 2001: a time before it, or far ahead, is a broken number and not known
+FARTHEST_SECONDS = 36500 * DAY_SECONDS
+_METRIC = regex("healthd_[a-z_]+")
+NAMED = {
+    "node": "healthd_node_info",
+    "version": "healthd_build_info",
+    "mode": "healthd_mode_info",
+    "health": "healthd_health == 1",
+    "owner": "healthd_slurm_drained_by",
+    "drain": "healthd_slurm_drain_info",
+    "held": "healthd_fleet_limit_held == 1",
+}
+STARTED = "healthd_start_timestamp_seconds"
+VALUES = {
+    "drained_since": "healthd_slurm_drained_since_timestamp_seconds",
+    "drain_wanted": "healthd_slurm_drain_wanted == 1",
+    "slurm_trouble": "healthd_slurm_trouble == 1",
+    "paused_until": "healthd_paused_until_timestamp_seconds",
+    "waits_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
+    # Three rounds late and 10 minutes: as the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
+    "stale_seconds": "time() - healthd_round_started_timestamp_seconds > 3 * healthd_round_interval_seconds + 600",
+}
+CONDITIONS = {
+    "severity": "healthd_condition_severity",
+    "suspected": "healthd_condition_open == 0",
+    "acknowledged": "healthd_condition_acknowledged == 1",
+    "forgeable": "healthd_condition_enforced == 0",
+    "since": "healthd_condition_since_timestamp_seconds",
+}
+# Of an older healthd, with severity and state as labels: only where the new series are not there.
+OLD_CONDITIONS = "healthd_condition unless ignoring (severity, state) healthd_condition_severity"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """time: the server's, in epoch seconds. notes: sentences, of what could not be read."""
+
+    time: float
+    nodes: tuple[NodeNow, ...]
+    notes: tuple[str, ...] = ()
+
+
+class _Queries:
+    """Queries of one moment. `job`: of no other; "" = of all. `unread`: how many series of the answers were none."""
+
+    def __init__(self, ask: Ask, job: str) -> None:
+        self._ask = ask
+        self.job = job
+        self.unread = 0
+        scalar = _result(ask("query", {"query": "time()"}), "scalar")
+        time = _number(scalar[1]) if len(scalar) == 2 else None
+        if time is None or not EARLIEST <= time <= EARLIEST + FARTHEST_SECONDS:
+            raise ServerError(f"does not know the time: it says {json.dumps(scalar)[:60]}")
+        self.time = time
+
+    def vector(self, query: str) -> Iterator[tuple[Labels, float]]:
+        """ServerError."""
+        if self.job and "{" not in query:
+            query = _METRIC.sub(lambda metric: f"{metric[0]}{{job={json.dumps(self.job)}}}", query)
+        data = self._ask("query", {"query": query, "time": f"{self.time:.3f}"})
+        for one in _result(data, "vector"):
+            try:
+                labels, value = one["metric"], _number(one["value"][1])
+                texts = all(isinstance(text, str) for text in labels.values())
+            except (TypeError, KeyError, IndexError, AttributeError):
+                texts = False
+            if texts and value is not None:
+                yield labels, value
+            else:
+                self.unread += 1
+
+    def by_node(self, query: str) -> dict[Where, tuple[Labels, float]]:
+        return {_where(labels): (labels, value) for labels, value in self.vector(query)}
+
+    def moment(self, value: float, ahead: float = DAY_SECONDS) -> float:
+        """Epoch seconds; 0, not known, of what can be no time. `ahead`: how far it may be in the future."""
+        if EARLIEST <= value <= self.time + ahead:
+            return value
+        self.unread += bool(value)
+        return 0.0
+
+
+def read(ask: Ask, job: str = "") -> Fleet:
+    """All nodes, each once. `job`: take no other's series; "" = healthd's own and, of nodes that it has not, those of
+    any other job that has healthd's metrics. ServerError: it cannot be asked, or has none."""
+    queries = _Queries(ask, job)
+    own = job or OWN_JOB
+    targets = queries.by_node(f"up{{job={json.dumps(own)}}}")
+    named = {name: queries.by_node(query) for name, query in NAMED.items()}
+    there = {**named["health"], **targets, **named["node"]}
+    if not there:
+        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: --job names another')
+    down = [at for at, (_, up) in targets.items() if not up and at not in named["node"] and at not in named["health"]]
+    last, notes = _last_seen(queries, down, own)
+    values = {name: {at: value for at, (_, value) in queries.by_node(query).items()} for name, query in VALUES.items()}
+    started = {at: value for at, (_, value) in queries.by_node(STARTED).items()}
+    conditions = _conditions(queries)
+    names = _names_of_hosts(named["node"])
+    nodes = {}
+    for at, (target, _) in there.items():
+
+        def label(name: str, label: str = "", at: Where = at) -> str:
+            labels, _ = named[name].get(at, ({}, 0.0))
+            return labels.get(label or name, "")
+
+        def moment(name: str, ahead: float = DAY_SECONDS, at: Where = at) -> float:
+            return queries.moment(values[name].get(at, 0.0), ahead)
+
+        known, last_seen = last.get(at, ("", 0.0))
+        owner = label("owner") or label("drain", "owner")
+        name = label("node") or known or target.get("node")
+        nodes[at] = NodeNow(
+            node=name or _name_of_host(names, at) or host_of(at[2]),
+            instance=at[2],
+            cluster=at[0],
+            seen=at not in down,
+            last_seen=last_seen,
+            health=label("health", "state"),
+            mode=label("mode"),
+            version=label("version"),
+            drained_by=owner,
+            reason=label("drain", "reason"),
+            drained_since=moment("drained_since") if owner else 0.0,
+            drain_wanted=at in values["drain_wanted"],
+            slurm_trouble=at in values["slurm_trouble"],
+            paused_until=moment("paused_until", FARTHEST_SECONDS),
+            waits_since=moment("waits_since"),
+            held_in=label("held", "partition"),
+            stale_seconds=min(max(values["stale_seconds"].get(at, 0.0), 0.0), queries.time),
+            older=at in named["health"] and at not in named["node"],
+            conditions=tuple(sorted(conditions.get(at, ()), key=lambda c: (not c.acts, -c.severity, c.code))),
+        )
+    once, doubled = _once(nodes, started, own)
+    if doubled:
+        notes.append(
+            f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
+            "give each cluster's targets a label cluster"
+        )
+    if older := sum(node.older for node in once):
+        notes.append(
+            f"{older:,} of an older healthd (before 0.2), which does not say the Reason of a drain, nor since when "
+            "anything stands, nor whether users can forge it"
+        )
+    if queries.unread:
+        notes.append(f"{queries.unread:,} series of the answers are none, and are left out")
+    return Fleet(queries.time, once, tuple(notes))
+
+
+def _once(
+    nodes: Mapping[Where, NodeNow], started: Mapping[Where, float], own: str
+) -> tuple[tuple[NodeNow, ...], list[str]]:
+    """One row for each (cluster, node), and the names that several targets of one job have: those stay, they may be of
+    two clusters. Of several jobs healthd's own counts, also where it does not answer: a textfile outlives its healthd.
+    Else the one that was started last. Within a job the same start is the same healthd, under two addresses."""
+    alike: dict[tuple[str, str], list[Where]] = defaultdict(list)
+    for at, node in nodes.items():
+        alike[node.cluster, node.node].append(at)
+    chosen: list[NodeNow] = []
+    doubled = []
+    for (_, name), places in alike.items():
+        best = min(places, key=lambda at: (at[1] != own, -started.get(at, 0.0), at))
+        of_job = sorted(at for at in places if at[1] == best[1])
+        healthds = {started.get(at) or at: at for at in reversed(of_job)}
+        chosen += [nodes[at] for at in of_job if at in healthds.values()]
+        doubled += [name] if len(healthds) > 1 else []
+    return tuple(chosen), doubled
+
+
+def _names_of_hosts(infos: Mapping[Where, tuple[Labels, float]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
+    """(job, node) of each (cluster, host) that says its name."""
+    names = defaultdict(set)
+    for at, (labels, _) in infos.items():
+        names[at[0], host_of(at[2])].add((at[1], labels.get("node", "")))
+    return names
+
+
+def _name_of_host(names: Mapping[tuple[str, str], set[tuple[str, str]]], at: Where) -> str:
+    """What the same host calls itself in another job, if that is one name."""
+    cluster, job, instance = at
+    told = {node for other, node in names.get((cluster, host_of(instance)), ()) if other != job}
+    return told.pop() if len(told) == 1 else ""
+
+
+def _conditions(queries: _Queries) -> dict[Where, list[Standing]]:
+    found = {name: {_condition(labels): value for labels, value in queries.vector(q)} for name, q in CONDITIONS.items()}
+    conditions: dict[Where, list[Standing]] = {}
+    for key, severity in found["severity"].items():
+        at, check, code, subject = key
+        standing = Standing(
+            check,
+            code,
+            subject,
+            severity=min(max(int(severity), 0), 3),
+            open=key not in found["suspected"],
+            acknowledged=key in found["acknowledged"],
+            enforced=key not in found["forgeable"],
+            since=queries.moment(found["since"].get(key, 0.0)),
+        )
+        conditions.setdefault(at, []).append(standing)
+    for labels, _ in queries.vector(OLD_CONDITIONS):
+        if labels.get("severity") not in SEVERITIES:
+            queries.unread += 1
+            continue
+        at, check, code, subject = _condition(labels)
+        state = labels.get("state")
+        standing = Standing(
+            check,
+            code,
+            subject,
+            severity=SEVERITIES.index(labels["severity"]),
+            open=state != "pending",
+            acknowledged=state == "acknowledged",
+            enforced=None,
+        )
+        conditions.setdefault(at, []).append(standing)
+    return conditions
+
+
+def _last_seen(queries: _Queries, down: Sequence[Where], job: str) -> tuple[dict[Where, tuple[str, float]], list[str]]:
+    """(name in Slurm, epoch seconds) of those that do not answer; what could not be found out. A week of all targets
+    would be too much to ask: only theirs. An older healthd has a build_info and no node_info."""
+    found: dict[Where, tuple[str, float]] = {}
+    for first in range(0, len(down), AT_ONCE):
+        instances = json.dumps("|".join(re.escape(at[2]) for at in down[first : first + AT_ONCE]))
+        names = '__name__=~"healthd_(node|build)_info"'
+        series = f"{{{names},job={json.dumps(job)},instance=~{instances}}}"
+        week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{LOOKS_MINUTES}m])"
+        query = f"max_over_time(timestamp({series})[{LOOKS_MINUTES}m:1s]) or {week}"
+        try:
+            for labels, value in queries.vector(query):
+                at = _where(labels)
+                name, seen = found.get(at, ("", 0.0))
+                newer = value >= seen
+                node = labels.get("node", "")
+                found[at] = ((node or name) if newer else (name or node), max(queries.moment(value), seen))
+        except ServerError as error:
+            return found, [f"when nodes were last seen is not known: it {error}"]
+    return found, []
+
+
+def host_of(instance: str) -> str:
+    """ "gpu-1" of "gpu-1:9478" and "gpu-1.example.org:9478", "10.0.0.1" of "10.0.0.1:9478"."""
+    from healthd.fleet.sources.prometheus import node_of
+
+    try:
+        return node_of(instance) or instance
+    except ValueError:  # no address at all
+        return instance
+
+
+def _where(labels: Labels) -> Where:
+    return labels.get("cluster", ""), labels.get("job", ""), labels.get("instance", "")
+
+
+def _condition(labels: Labels) -> tuple[Where, str, str, str]:
+    return _where(labels), labels.get("check", ""), labels.get("code", ""), labels.get("subject", "")
+
+
+def _number(text: Any) -> float | None:
+    """Of a sample: a finite number as text; None if it is none."""
+    try:
+        number = float(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _result(data: Any, kind: str) -> list[Any]:
+    result = data.get("result") if isinstance(data, dict) else None
+    if not isinstance(result, list) or data.get("resultType") != kind:
+        raise ServerError("does not answer a query as Prometheus does: is it a Prometheus server's address?")
+    return result

@@ -1,0 +1,222 @@
+"""All nodes as people read them, and as JSON. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from healthd.fleet.hostlist import fold
+from healthd.fleet.now.asked import EARLIEST, Fleet
+from healthd.fleet.now.node import ORDERS, OURS, SEVERITIES, STATUS_OF, Group, NodeNow
+from healthd.say.render import Page, duration, plain
+
+FEW = 30  # so many nodes of which the same is to be said have a row each, more are one host list
+LONGEST = 300  # characters of a Reason or of a name that others chose
+WORDS = {
+    Group.HELD: "broken and in service",
+    Group.NOT_SEEN: "not seen",
+    Group.DRAINED: "drained by healthd",
+    Group.BROKEN: "broken",
+    Group.UNKNOWN: "unknown",
+    Group.WARNING: "warning",
+    Group.DRAINED_BY_OTHERS: "drained by others",
+    Group.HEALTHY: "healthy",
+}
+SLURM = {
+    Group.HELD: "in service",
+    Group.NOT_SEEN: "not seen",
+    Group.DRAINED: "drained",
+    Group.DRAINED_BY_OTHERS: "by others",
+}
+HOLDS = {
+    "observe": "mode observe",
+    "pause": "paused",
+    "limit": "it waits for the fleet limit",
+    "slurm": "Slurm does not answer it",
+}
+
+
+def chosen(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeNow]:
+    """`drained`: only those with a drain; `problems`: only those that are not healthy and in service."""
+    nodes = sorted(fleet.nodes, key=ORDERS[order])
+    if drained:
+        return [node for node in nodes if node.drained_by]
+    return [node for node in nodes if node.group is not Group.HEALTHY or node.paused_until] if problems else nodes
+
+
+def status(fleet: Fleet) -> int:
+    """The exit status: 0 all well, 1 something warns or is not known, 2 a node is broken, drained by healthd or not
+    seen."""
+    return max((STATUS_OF[node.group] for node in fleet.nodes), default=0)
+
+
+def text(fleet: Fleet, nodes: Sequence[NodeNow], page: Page, every: bool = False) -> str:
+    """The sum of all, then a row a node; many of which the same is to be said are one host list unless `every`."""
+    lines = [*page.wrap(summary(fleet)), *page.wrap(_alike(fleet))]
+    lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
+    said: dict[tuple[str, ...], list[tuple[NodeNow, Row]]] = {}
+    several = len({node.cluster for node in fleet.nodes}) > 1
+    for node in nodes:
+        row = _row(fleet, node, several)
+        said.setdefault((row.health, row.slurm, row.why), []).append((node, row))
+    rows = [one for alike in said.values() if every or len(alike) <= FEW for one in alike]
+    if rows:
+        place = {id(node): at for at, node in enumerate(nodes)}
+        rows.sort(key=lambda one: place[id(one[0])])
+        lines += ["", *page.table(("node", "health", "slurm", "for", "why"), [row for _, row in rows])]
+    for (health, slurm, why), alike in said.items():
+        if not every and len(alike) > FEW:
+            what = "healthy" if (health, why) == ("healthy", "") else f"{health}, {slurm}{', ' if why else ''}{why}"
+            lines += ["", *page.item(f"{len(alike):,} {what}: {_folded([node for node, _ in alike])}")]
+    return "\n".join(lines) + "\n"
+
+
+def summary(fleet: Fleet) -> str:
+    """ "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
+    groups = Counter(node.group for node in fleet.nodes)
+    said = []
+    for group in (Group.HEALTHY, *(group for group in Group if group is not Group.HEALTHY)):
+        if groups[group]:
+            more = _unseen_for(fleet) if group is Group.NOT_SEEN else _known(fleet) if group is Group.BROKEN else ""
+            said.append(f"{groups[group]:,} {WORDS[group]}{more}")
+    count = len(fleet.nodes)
+    return f"{count:,} {'node' if count == 1 else 'nodes'}: {', '.join(said)}"
+
+
+def document(fleet: Fleet, nodes: Iterable[NodeNow]) -> dict[str, Any]:
+    """What `--json` prints (docs/json.md). What is not known is null."""
+    groups = Counter(node.group for node in fleet.nodes)
+    return {
+        "answer": "status",
+        "version": 1,
+        "time": fleet.time,
+        "counts": {"nodes": len(fleet.nodes), **{group.value: groups[group] for group in Group}},
+        "paused": sum(bool(node.paused_until) for node in fleet.nodes),
+        "nodes": [_json(node) for node in nodes],
+        "notes": list(fleet.notes),
+    }
+
+
+def _json(node: NodeNow) -> dict[str, Any]:
+    told = dataclasses.asdict(node)
+    times = ("last_seen", "drained_since", "paused_until", "waits_since", "stale_seconds")
+    texts = ("health", "mode", "version", "drained_by", "reason", "held_in")
+    conditions = [
+        {**dataclasses.asdict(c), "severity": SEVERITIES[c.severity], "since": c.since or None} for c in node.conditions
+    ]
+    return {
+        **told,
+        **{name: told[name] or None for name in (*times, *texts)},
+        "group": node.group.value,
+        "held_by": list(node.held_by),
+        "conditions": conditions,
+    }
+
+
+# --- a row
+
+
+class Row(NamedTuple):
+    node: str
+    health: str
+    slurm: str
+    since: str
+    why: str
+
+
+def _row(fleet: Fleet, node: NodeNow, with_cluster: bool) -> Row:
+    name = f"{node.cluster}/{node.node}" if with_cluster else node.node
+    since = duration(max(0.0, fleet.time - node.since)) if node.since else ""
+    return Row(_short(name, 48), node.health or "unknown", SLURM.get(node.group, "in service"), since, why(fleet, node))
+
+
+def why(fleet: Fleet, node: NodeNow) -> str:
+    """What a person needs to know of it, in one line."""
+    if not node.seen:
+        return f"does not answer Prometheus{'' if node.last_seen else ', not once in the last 7 days'}"
+    said = []
+    acting = [c for c in node.conditions if c.acts and c.severity]
+    worst = _short(f"{acting[0].code} {acting[0].subject}".strip(), LONGEST) if acting else ""
+    if node.drained_by:
+        unknown = "an older healthd does not say its Reason" if node.older else "no reason is known"
+        reason = _short(node.reason, LONGEST) or unknown
+        ours = node.drained_by in OURS
+        said.append(reason.removeprefix("healthd: ") if ours else reason)
+        worst = "" if ours and any(c.code in node.reason for c in acting) else worst
+    more = f"+{len(acting) - 1} more" if len(acting) > 1 else ""
+    said += [" ".join(filter(None, (worst, more)))] if worst or more else []
+    if node.group is Group.HELD:
+        held = " and ".join(HOLDS[name] for name in node.held_by) or "healthd status there says why"
+        where = f" of {_short(node.held_in, 48)}" if node.held_in else ""
+        said.append(f"not drained: {held}{where}")
+    elif node.group is Group.BROKEN and not node.acknowledged and (node.older or not said):
+        said.append("an older healthd" if node.older else "healthd status there says why")
+    known = sum(c.acknowledged for c in node.conditions)
+    if known:
+        said.append(f"{known} known to somebody")
+    if node.health == "unknown":
+        said.append("a check could not look")
+    if node.stale_seconds:
+        when_known = node.stale_seconds <= fleet.time - EARLIEST
+        said.append(
+            f"looked at nothing for {duration(node.stale_seconds)}"
+            if when_known
+            else "when it last looked is not known"
+        )
+    if node.slurm_trouble and "slurm" not in node.held_by:
+        said.append("Slurm does not answer it")
+    if node.paused_until and "pause" not in node.held_by:
+        said.append(f"paused, ends in {duration(max(0.0, node.paused_until - fleet.time))}")
+    return "; ".join(said)
+
+
+# --- what all have
+
+
+def _alike(fleet: Fleet) -> str:
+    """Modes and versions, and how many are paused."""
+    seen = [node for node in fleet.nodes if node.seen]
+    paused = sum(bool(node.paused_until) for node in seen)
+    said = [
+        _kinds("mode", Counter(node.mode for node in seen)),
+        _kinds("healthd", Counter(node.version for node in seen)),
+    ]
+    return "; ".join([*filter(None, said), *([f"{paused:,} paused"] if paused else [])])
+
+
+def _kinds(what: str, counts: Mapping[str, int]) -> str:
+    named = {kind: count for kind, count in counts.items() if kind}
+    if len(counts) == len(named) == 1:
+        return f"{what} {_short(next(iter(named)), 40)}"
+    kinds = sorted(named.items(), key=lambda kind: (-kind[1], kind[0]))
+    more = [f"{len(kinds) - 5} more"] if len(kinds) > 5 else []
+    shown = [*(f"{_short(kind, 40)} on {count:,}" for kind, count in kinds[:5]), *more]
+    return f"{what} {', '.join(shown)}" if shown else ""
+
+
+def _unseen_for(fleet: Fleet) -> str:
+    times = [node.last_seen for node in fleet.nodes if not node.seen]
+    if not all(times):
+        return ""
+    return f" for {duration(max(0.0, fleet.time - max(times)))}{' or more' if len(times) > 1 else ''}"
+
+
+def _known(fleet: Fleet) -> str:
+    """Of how many broken ones a person knows."""
+    broken = [node.acknowledged for node in fleet.nodes if node.group is Group.BROKEN]
+    if all(broken):
+        return ", which somebody knows"
+    return f", {sum(broken):,} of which somebody knows" if any(broken) else ""
+
+
+def _folded(nodes: Sequence[NodeNow]) -> str:
+    clusters = sorted({node.cluster for node in nodes})
+    lists = [(cluster, fold(node.node for node in nodes if node.cluster == cluster)) for cluster in clusters]
+    return ", ".join(f"{cluster}: {names}" if len(clusters) > 1 else names for cluster, names in lists)
+
+
+def _short(words: str, most: int) -> str:
+    words = plain(words)
+    return words if len(words) <= most else f"{words[: most - 3]}..."

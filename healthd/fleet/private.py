@@ -1,0 +1,102 @@
+"""What the store keeps of users: their names, nothing, or a hash; and which jobs are of one logical run, without names.
+
+A hash is HMAC-SHA256 with a key of the site, cut to 128 bits as RFC 2104, section 5, allows. Without the key nobody
+can try names until one fits: guard it like a password.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import secrets
+import stat
+from dataclasses import field
+from typing import Literal
+
+from healthd.fleet.manifest import StoreError
+from healthd.values import dataclass
+
+Users = Literal["keep", "drop", "hash"]
+KEEP, DROP, HASH = "keep", "drop", "hash"
+FEWEST_BYTES = 16  # 128 bits; a shorter key can be tried out
+MOST_BYTES = 4096
+MOST_KNOWN = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    users: str
+    key: bytes = field(repr=False)
+    _known: dict[tuple[bytes, bytes], str] = field(default_factory=dict, repr=False)
+
+    def user(self, name: str | None) -> str | None:
+        """What the store keeps of a user's name."""
+        if not name or self.users == DROP:
+            return None
+        return name if self.users == KEEP else self._hash(b"user", name.encode("utf-8", "surrogateescape"))
+
+    def run_key(self, job_name: str | None, work_directory: str | None) -> str | None:
+        """Equal for jobs of one name and work directory; None: one of them is not known. Many users have a job "train",
+        and every session is "bash"."""
+        if not job_name or not work_directory:
+            return None
+        return self._hash(b"run", f"{job_name}\0{work_directory}".encode("utf-8", "surrogateescape"))
+
+    @property
+    def marks_key(self) -> bytes:
+        """For hashes of what stands in files of others, which names people: 32 bytes."""
+        return self._hash(b"marks", b"").encode("ascii")
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells two keys apart, and says nothing of them."""
+        return self._hash(b"key", b"")[:16]
+
+    def _hash(self, purpose: bytes, text: bytes) -> str:
+        found = self._known.get((purpose, text))
+        if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            found = hmac.digest(self.key, purpose + b"\0" + text, "sha256")[:16].hex()
+            self._known[purpose, text] = found
+        return found
+
+
+def site_key(folder: str, file: str | None) -> bytes:
+    """The key in `file`, or else the one in the store's folder, which is made if it is missing. Raises StoreError."""
+    if file is not None:
+        return _read(file)
+    path = os.path.join(folder, "key")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return _read(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
+    try:
+        with open(descriptor, "w", encoding="ascii") as made:
+            made.write(secrets.token_hex(32) + "\n")
+            made.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        os.unlink(path)
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
+    return _read(path)
+
+
+def _read(path: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(errno.EINVAL, "is no file")
+            text = file.read(MOST_BYTES + 1).strip()
+    except OSError as error:
+        raise StoreError(f"{path}: the key cannot be read: {error.strerror}") from None
+    if about.st_mode & 0o077:
+        raise StoreError(f"{path}: others than its owner can read or change the key: chmod 600 {path}")
+    if not FEWEST_BYTES <= len(text) <= MOST_BYTES:
+        raise StoreError(f"{path}: a key has {FEWEST_BYTES} to {MOST_BYTES} bytes, this has {len(text)}")
+    return text

@@ -1,0 +1,81 @@
+"""What is older than a date leaves the store, and does not come back with a later ingest.
+
+A row goes with the time that its month is taken from. What has an end of its own and still went on at that date, or has
+no end yet, stays: so does a job with its nodes and what it excluded.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from healthd.fleet.manifest import File
+from healthd.fleet.store import Store, explained, literal, quoted, select
+from healthd.fleet.tables import EXCLUSIONS, JOBS, TABLES, Table
+
+# Table -> the column that says when it was over.
+ENDS = {
+    "jobs": "end_time",
+    "job_nodes": "end_time",
+    "node_states": "end_time",
+    "reservations": "end_time",
+    "tickets": "closed_time",
+    "scraped_conditions": "last_time",
+    "ingests": "to_time",
+}
+
+
+def gone(table: Table, before: int) -> str:
+    """The condition, in SQL, that a row is older than `before`; "" = none is."""
+    column = ENDS.get(table.name, table.month_of)
+    if not before or not column:
+        return ""
+    began = f" AND {quoted(table.month_of)} < {before}" if table.month_of else ""
+    return f"{quoted(column)} <= {before}{began}" if table.name in ENDS else f"{quoted(column)} < {before}"
+
+
+def prune(store: Store, before: int) -> dict[str, int]:
+    """Remove what is older than `before` (whole seconds, UTC), in one commit. Returns table -> rows. Raises
+    StoreError."""
+    manifest = replace(store.manifest, pruned_before=max(before, store.manifest.pruned_before))
+    removed = {}
+    with explained(store):
+        for name, table in TABLES.items():
+            if not (old := gone(table, before)):
+                continue
+            if table is EXCLUSIONS:
+                old += f" AND NOT {_of_kept_job(store, before)}"
+            months = {month: _without(store, name, month, old) for month in store.manifest.files(name)}
+            rows = {month: file.rows if file else 0 for month, file in months.items()}
+            removed[name] = sum(file.rows - rows[month] for month, file in store.manifest.files(name).items())
+            manifest = manifest.with_files(name, months)
+    if manifest != store.manifest:
+        store.commit(manifest)
+    return removed
+
+
+def _of_kept_job(store: Store, before: int) -> str:
+    """The condition, in SQL, that an exclusion is of a job that stays: it has no end of its own."""
+    jobs = select(store.connection, "jobs", store.files("jobs"))
+    names = "cluster, job_id, submit_time"
+    return (
+        f"coalesce(({names}) IN (SELECT ({names}) FROM ({jobs}) WHERE submit_time < {before} "
+        f"AND ({gone(JOBS, before)}) IS NOT TRUE AND cluster IS NOT NULL AND job_id IS NOT NULL), false)"
+    )
+
+
+def _without(store: Store, table: str, month: str, old: str) -> File | None:
+    """The month's file without the old rows; None: there is no other."""
+    file = store.manifest.files(table)[month]
+    rows = select(store.connection, table, [os.path.join(store.folder, file.name)])
+    found = store.connection.execute(f"SELECT count(*) FROM ({rows}) WHERE {old}").fetchone()
+    count = found[0] if found else 0
+    if count in (0, file.rows):
+        return None if count else file
+    path = store.path(table, month)
+    columns = ", ".join(map(quoted, [*TABLES[table].replace_by, *TABLES[table].rows_by]))
+    store.connection.execute(
+        f"COPY (SELECT * FROM ({rows}) WHERE ({old}) IS NOT TRUE ORDER BY {columns}) TO {literal(path)} "
+        "(FORMAT parquet, COMPRESSION zstd)"
+    )
+    return File(os.path.relpath(path, store.folder), file.rows - count, os.path.getsize(path))

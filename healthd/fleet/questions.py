@@ -1,0 +1,129 @@
+"""The questions that can be asked of the store: a file of SQL each, fleet/sql/NAME.sql or a site's own.
+
+The comment on top of a file says in its first line what is asked. Below a line "-- asked" it names what can be said
+with --param: `--   before_seconds BIGINT = 600   words`. The SQL reads it as a column of the one-row table `asked`,
+beside from_time and to_time. The name of a question is a table for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from healthd.convert import nearest
+from healthd.data import data_folder
+from healthd.errors import HealthdError
+from healthd.fleet import lint
+from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
+from healthd.text import regex
+from healthd.values import dataclass
+
+Value = int | float | str
+
+_PARAMETER = regex(r"--   ([a-z][a-z_0-9]*) (BIGINT|DOUBLE|VARCHAR) = (\S+)(?:  .*)?")
+_TYPES: dict[str, Callable[[str], Value]] = {BIGINT: int, DOUBLE: float, TEXT: str}
+LONGEST = 1 << 20  # bytes of a file of SQL
+
+
+class WrongQuestion(HealthdError):
+    """A question that cannot be asked: one sentence, with file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """title        the first line of its comment
+    parameters  what --param can say -> its default
+    """
+
+    name: str
+    path: str
+    sql: str
+    title: str
+    parameters: dict[str, Value]
+
+
+def built_in() -> dict[str, Question]:
+    """The questions that come with healthd, by their names."""
+    paths = sorted(Path(data_folder("fleet/sql")).glob("*.sql"))
+    return {path.stem: parse(path.stem, str(path), path.read_text("utf-8")) for path in paths}
+
+
+def read(path: str) -> Question:
+    """A site's own question. Raises WrongQuestion; not yet for its SQL, see `needed`."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LONGEST + 1)
+    except OSError as error:
+        raise WrongQuestion(f"{path}: {error.strerror}") from None
+    if len(content) > LONGEST:
+        raise WrongQuestion(f"{path}: more than {LONGEST} bytes are no question")
+    try:
+        return parse("", path, content.decode())
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise WrongQuestion(f"{path}:{line}: is not UTF-8") from None
+
+
+def parse(name: str, path: str, text: str) -> Question:
+    """Raises WrongQuestion for a parameter that is none."""
+    lines = text.splitlines()
+    title = next((line.removeprefix("--").strip() for line in lines[:1] if line.startswith("--")), "")
+    parameters: dict[str, Value] = {}
+    within = False
+    for number, line in enumerate(lines, 1):
+        if line.startswith("-- "):
+            within = (line.startswith("--  ") and within) or line == "-- asked"
+        else:
+            within = False
+        if within and line != "-- asked":
+            match = _PARAMETER.fullmatch(line)
+            if match is None:
+                raise WrongQuestion(
+                    f"{path}:{number}: a parameter is written NAME BIGINT|DOUBLE|VARCHAR = VALUE, after three blanks"
+                )
+            parameters[match[1]] = _value(f"{path}:{number}", match[1], match[2], match[3])
+    return Question(name, path, text, title, parameters)
+
+
+def _value(where: str, name: str, kind: str, text: str) -> Value:
+    try:
+        return _TYPES[kind](text)
+    except ValueError:
+        raise WrongQuestion(f'{where}: {name} must be a {kind}, is "{text}"') from None
+
+
+def needed(question: Question, there: Mapping[str, Question]) -> list[Question]:
+    """The questions that this one stands on, each before those that name it, and itself as the last. Raises
+    WrongQuestion for SQL that is not allowed, with file and line."""
+    found: list[Question] = []
+
+    def add(one: Question, above: tuple[str, ...]) -> None:
+        known = {*TABLES, "asked", "numbers", *there} - {*above, one.name}
+        wrong = lint.refusals(one.sql, known)
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise WrongQuestion(f"{one.path}:{wrong[0].line}: {wrong[0].why}{more}")
+        for name in sorted(lint.tables_of(one.sql) & set(there)):
+            if all(name != other.name for other in found):
+                add(there[name], (*above, one.name))
+        found.append(one)
+
+    add(question, ())
+    return found
+
+
+def parameters(questions: Iterable[Question], given: Mapping[str, str]) -> dict[str, Value]:
+    """What `asked` says beside its times: defaults, those of the last question first, and what --param gave. Raises
+    WrongQuestion."""
+    values: dict[str, Value] = {}
+    for question in questions:
+        values |= question.parameters
+    for name, text in given.items():
+        if name not in values:
+            there = ", ".join(sorted(values)) or "none"
+            raise WrongQuestion(
+                f"--param {name}: the question has no such parameter (there are: {there}){nearest(name, values)}"
+            )
+        kind = next(kind for kind, made in _TYPES.items() if made is type(values[name]))
+        values[name] = _value("--param", name, kind, text)
+    return values

@@ -1,0 +1,255 @@
+"""`healthd fleet report`: every answer of one store, read once, as one page."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from healthd.data import data_folder
+from healthd.errors import HealthdError
+from healthd.fleet.answers import (
+    alarms,
+    attribution,
+    availability,
+    checks,
+    ettr,
+    failslow,
+    goodput,
+    lemons,
+    links,
+    nccl,
+    rate,
+    states,
+)
+from healthd.fleet.answers.document import Document, Unanswerable, moment
+from healthd.fleet.answers.study import Study
+from healthd.fleet.chapters import alarms as alarms_chapter
+from healthd.fleet.chapters import attribution as attribution_chapter
+from healthd.fleet.chapters import availability as availability_chapter
+from healthd.fleet.chapters import checks as checks_chapter
+from healthd.fleet.chapters import compare as compare_chapter
+from healthd.fleet.chapters import ettr as ettr_chapter
+from healthd.fleet.chapters import failslow as failslow_chapter
+from healthd.fleet.chapters import goodput as goodput_chapter
+from healthd.fleet.chapters import lemons as lemons_chapter
+from healthd.fleet.chapters import links as links_chapter
+from healthd.fleet.chapters import nccl as nccl_chapter
+from healthd.fleet.chapters import rate as rate_chapter
+from healthd.fleet.chapters import states as states_chapter
+from healthd.fleet.chapters.chapter import Chapter, Table
+from healthd.fleet.opening import opening
+from healthd.fleet.report_page import Assets, Report, is_report, page
+from healthd.machine import files, ownership
+from healthd.values import dataclass
+
+FILE = "report.html"
+
+
+class NotOurs(HealthdError):
+    """What stands in the report's place is no report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An answer of the report. chapter: of its document
+
+    way        what behind `healthd fleet` asks for it; "": its name
+    of_store   whether that takes the store's flags too
+    """
+
+    name: str
+    title: str  # where the store has no answer
+    answer: Callable[[Study], Document]
+    chapter: Callable[[Document], Chapter]
+    way: str = ""
+    of_store: bool = True
+
+
+def parts(
+    price: float | None = None,
+    sla: float | None = None,
+    nccl_folders: Sequence[str] = (),
+    compared: tuple[str, Document] | None = None,
+) -> tuple[Part, ...]:
+    """In the order of the report. price: of a GPU-hour; sla: percent of time that nodes should be up; nccl_folders: of
+    flight-recorder dumps; compared: what behind `healthd fleet compare` asks for it, and its document."""
+    found = [
+        Part("states", "What became of the jobs", states.states, states_chapter.chapter),
+        Part(
+            "goodput",
+            "What failures cost",
+            partial(goodput.goodput, price=price),
+            goodput_chapter.chapter,
+            "goodput" if price is None else f"goodput --price {price:g}",
+        ),
+        Part("rate", "How often a job is interrupted", rate.rate, rate_chapter.chapter),
+        Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_chapter.chapter),
+        Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_chapter.chapter),
+        Part("lemons", "Which nodes to take out", lemons.lemons, lemons_chapter.chapter),
+        Part(
+            "availability",
+            "Which nodes were up",
+            partial(availability.availability, sla=sla),
+            availability_chapter.chapter,
+            "availability" if sla is None else f"availability --sla {sla:g}",
+        ),
+        Part("alarms", "Checks that failed under jobs that completed", alarms.alarms, alarms_chapter.chapter),
+        Part("checks", "Which check speaks first", checks.checks, checks_chapter.chapter),
+        Part("links", "Links that flap or count errors", links.links, links_chapter.chapter),
+        Part("failslow", "Slow jobs, and what they cost", failslow.failslow, failslow_chapter.chapter),
+    ]
+    if compared is not None:
+        words, its = compared
+        found.append(Part("compare", "What differs", lambda _: its, compare_chapter.chapter, f"compare {words}", False))
+    for number, folder in enumerate(nccl_folders, 1):
+        name = "nccl" if number == 1 else f"nccl-{number}"
+        way = f"nccl {shlex.quote(folder)}"
+        found.append(Part(name, f"The job of {folder}", partial(_stalled, folder), nccl_chapter.chapter, way, False))
+    return tuple(found)
+
+
+def _stalled(folder: str, _: Study) -> Document:
+    return nccl.nccl(folder)
+
+
+def answers(study: Study, those: Sequence[Part]) -> tuple[dict[str, Document], dict[str, str]]:
+    """name -> its document, and name -> why there is none."""
+    told, untold = {}, {}
+    for part in those:
+        try:
+            told[part.name] = part.answer(study)
+        except Unanswerable as error:
+            untold[part.name] = str(error)
+    return told, untold
+
+
+def document(study: Study, told: Mapping[str, Document], untold: Mapping[str, str]) -> dict[str, Document]:
+    """What --json prints: `report` has the opening, what was read and what could not be told; beside it each answer."""
+    study.need("sources_coverage")
+    notes = [f"There is no answer to {name}: {why}." for name, why in untold.items()]
+    head = {
+        **study.head("report", *notes),
+        "opening": list(opening(told, untold)),
+        "unanswered": dict(untold),
+        "sources": study.rows(
+            "SELECT cluster, source, from_time, to_time, names, rows_read, rows_unread, read_time "
+            "FROM sources_coverage ORDER BY ALL"
+        ),
+    }
+    return {"report": head, **told}
+
+
+def html(
+    documents: Mapping[str, Document], those: Sequence[Part], flags: str, made_by: str, command: str, with_: Assets
+) -> str:
+    """The page. flags: of each command that tells a chapter as numbers; made_by, command: how the page was made."""
+    head = documents["report"]
+    chapters = [_chapter(part, documents) for part in those]
+    common = _common([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
+    report = Report(
+        title="What fails, what it costs, which nodes to take out",
+        covered=_covered(head),
+        opening=tuple(head["opening"]),
+        chapters=tuple(_without(chapter, common) for chapter in chapters),
+        ways={part.name: _way(part, flags) for part in those},
+        limits=(*common, *LIMITS),
+        sources=_sources(head["sources"]),
+        made_by=made_by,
+        command=command,
+    )
+    return page(report, with_)
+
+
+def _way(part: Part, flags: str) -> str:
+    words = ("healthd fleet", part.way or part.name, flags if part.of_store else "", "--json")
+    return " ".join(filter(None, words))
+
+
+# What holds of every report.
+LIMITS = (
+    "Where healthd did not run or its lines are missing, nobody looked: that no fault was seen there does not say that "
+    "there was none.",
+    "Conditions that Prometheus scraped are known at each scrape only: what was shorter is missing.",
+    "Slurm accounts a job when it ends: jobs that still ran count as far as they are known.",
+    "A condition near a failure is evidence, no proof: the chapter of causes says how often chance alone would name "
+    "one.",
+)
+
+
+def write(folder: str, text: str) -> str:
+    """The path of the report, which is replaced whole or not at all; the mode of one that is there stays, a new one is
+    its owner's alone, as the store is. Raises NotOurs, ownership.Untrusted, OSError."""
+    path = os.path.join(folder, FILE)
+    with ownership.folder(folder, make_mode=0o700):
+        pass
+    mode = 0o600
+    if os.path.lexists(path):
+        if os.path.islink(path) or not os.path.isfile(path):
+            raise NotOurs(f"{path} is there and is no file: name another folder")
+        with open(path, encoding="utf-8", errors="replace") as file:
+            if not is_report(file.read(20_000)):
+                raise NotOurs(f"{path} is there and is no report of healthd: name another folder")
+        mode = os.stat(path).st_mode & 0o777
+    files.replace_file(path, text, mode)
+    return path
+
+
+def assets() -> Assets:
+    """What the page needs to draw, from the packages that are installed."""
+    ours = Path(data_folder("fleet/page"))
+    return Assets(
+        style=(ours / "report.css").read_text("utf-8"),
+        bundle=vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"),
+        script=(ours / "report.js").read_text("utf-8"),
+    )
+
+
+def _chapter(part: Part, documents: Mapping[str, Document]) -> Chapter:
+    if part.name in documents:
+        return replace(part.chapter(documents[part.name]), name=part.name)
+    reason, command, flags = documents["report"]["unanswered"][part.name].partition(": healthd ")
+    remedy = (f"The answer to {part.name} needs what healthd {flags} reads.",) if command else ()
+    return Chapter(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
+
+
+def _common(notes: Sequence[str]) -> tuple[str, ...]:
+    """Those that several chapters have, each once."""
+    return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
+
+
+def _without(chapter: Chapter, notes: Sequence[str]) -> Chapter:
+    return replace(chapter, notes=tuple(note for note in chapter.notes if note not in notes))
+
+
+def _covered(head: Document) -> str:
+    choice = ", ".join(f"{key} {value}" for key, value in head["chosen"].items())
+    of = f"Only of {choice}." if choice else "Of all that the store has."
+    return f"From {moment(head['from_time'])} to {moment(head['to_time'])} UTC. {of}"
+
+
+def _sources(rows: Sequence[dict[str, Any]]) -> Table | None:
+    if not rows:
+        return None
+    return Table(
+        "Which times were read of each source (UTC)",
+        ("cluster", "source", "from", "to", "rows", "unreadable"),
+        tuple(
+            (
+                row["cluster"] or "",
+                row["source"],
+                moment(row["from_time"]),
+                moment(row["to_time"]),
+                f"{row['rows_read'] or 0:,}",
+                f"{row['rows_unread'] or 0:,}",
+            )
+            for row in rows
+        ),
+        frozenset({4, 5}),
+    )

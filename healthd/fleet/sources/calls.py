@@ -1,0 +1,95 @@
+"""Slurm's commands, run by us: what they print, whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, cast
+
+from healthd.fleet.ingest import IngestError
+from healthd.text import printable
+
+SILENT_SECONDS = 300.0  # they print nothing until slurmdbd or slurmctld has answered
+ENDING_SECONDS = 10.0
+# Times in epoch seconds: no time zone, no hour twice. sacct 22.05 --json writes its own --starttime in that format and
+# cannot read it then: in JSON it is not needed.
+EPOCH = {"SLURM_TIME_FORMAT": "%s"}
+# They take formats, filters, clusters and times from variables too: ours say all that they want.
+_NOT_OURS = (
+    *("SACCT", "SCONTROL_", "SINFO_", "SQUEUE_"),
+    *("SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"),
+)
+
+
+class _Pipe(io.RawIOBase):
+    """What a program prints, as long as it does not stop to for too long."""
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        self.descriptor = descriptor
+        self.name = name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not select.select([self.descriptor], [], [], SILENT_SECONDS)[0]:
+            raise IngestError(f"{self.name}: said nothing for {SILENT_SECONDS:g} s, and was killed")
+        return os.readv(self.descriptor, [buffer])
+
+
+@contextmanager
+def output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
+    """What one of Slurm's commands prints. Raises IngestError at the end: it failed, so that what it printed is not
+    all; in between: it hangs. It is killed and, if even that does not end it, left behind."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**inherited, "LC_ALL": "C.UTF-8", **(environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise IngestError(f"{argv[0]}: cannot be run: {error.strerror}") from None
+        assert process.stdout is not None
+        try:
+            with io.BufferedReader(_Pipe(process.stdout.fileno(), argv[0]), 1 << 16) as out:
+                yield cast(BinaryIO, out)
+                while out.read(1 << 16):
+                    pass
+            _await(process, argv[0])
+        finally:
+            _kill(process)
+        if process.returncode:
+            errors.seek(0)
+            said = " ".join(errors.read(4096).decode("utf-8", "replace").split())
+            words = printable(said)[:300] or f"status {process.returncode}"
+            raise IngestError(f"{argv[0]} failed: {words}")
+
+
+def _await(process: subprocess.Popen[bytes], name: str) -> None:
+    deadline = time.monotonic() + ENDING_SECONDS
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            raise IngestError(f"{name}: did not end, and was killed")
+        time.sleep(0.02)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS / 10)
+    assert process.stdout is not None
+    process.stdout.close()

@@ -1,0 +1,108 @@
+"""Rows under a line that names their columns: CSV of people and of other tools, and what Slurm prints with
+--parsable2.
+
+The separator is the one of , ; | and tab that gives the columns their names. A row of another length, or one whose
+quotes do not close, is unread. Columns that nobody asked for are passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from healthd.fleet.ingest import IngestError
+from healthd.fleet.sources.reading import Reading
+from healthd.values import dataclass
+
+SEPARATORS = ",;|\t"
+MOST_LINES = 50  # of one quoted field
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """wanted    names that must be there, in lower case
+    optional  names that may be there
+    aliases   another spelling -> the name
+    free      the one column whose text may hold the separator, where nothing is quoted
+    """
+
+    wanted: Sequence[str]
+    optional: Sequence[str] = ()
+    aliases: Mapping[str, str] | None = None
+    free: str = ""
+
+    def named(self, header: Sequence[str]) -> list[str]:
+        aliases = self.aliases or {}
+        names = (name.strip().strip('"').strip().lower() for name in header)
+        return [aliases.get(name, name) for name in names]
+
+    def check(self, names: Sequence[str], file: str) -> None:
+        """IngestError: a column is missing, or there twice."""
+        for name in self.wanted:
+            if name not in names:
+                raise IngestError(f'{file}: has no column "{name}": the first line must name {", ".join(self.wanted)}')
+        for name in (*self.wanted, *self.optional):
+            if names.count(name) > 1:
+                raise IngestError(f'{file}: names the column "{name}" {names.count(name)} times')
+
+
+def rows(
+    lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """(number of the line, column -> text without blanks around it). IngestError: the columns are not there."""
+    ahead = iter(lines)
+    number, header = next(((n, line) for n, line in ahead if line.strip()), (0, ""))
+    if not number:
+        return
+    separator = max(separators, key=lambda s: len({*columns.wanted} & {*columns.named(header.split(s))}))
+    names = columns.named(header.split(separator))
+    columns.check(names, reading.name)
+    known = {*columns.wanted, *columns.optional}
+    places = [(name, place) for place, name in enumerate(names) if name in known]
+    free = names.index(columns.free) if columns.free in names else None
+    for number, fields in _records(ahead, separator, reading, quoted=free is None):
+        if free is not None and len(fields) > len(names):
+            more = len(fields) - len(names) + 1
+            fields[free : free + more] = [separator.join(fields[free : free + more])]
+        if len(fields) != len(names):
+            reading.unread(number, f"{_number(len(fields), 'column')} where {len(names)} are named")
+            continue
+        yield number, {name: fields[place].strip() for name, place in places}
+
+
+def _records(
+    lines: Iterator[tuple[int, str]], separator: str, reading: Reading, quoted: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """A quoted field (RFC 4180) may hold separators and line ends. One that never closes takes no other row with it."""
+    again: list[tuple[int, str]] = []
+    while True:
+        number, line = again.pop() if again else next(lines, (0, ""))
+        if not number:
+            return
+        if not line.strip():
+            continue
+        if not quoted or '"' not in line:
+            yield number, line.split(separator)
+            continue
+        joined, taken, why = line, list[tuple[int, str]](), ""
+        while True:
+            try:
+                fields = next(csv.reader([joined], delimiter=separator, strict=True))
+            except csv.Error as error:
+                why = str(error)
+                more = again.pop() if again else next(lines, (0, ""))
+                if "unexpected end of data" in why and more[0] and len(taken) < MOST_LINES:
+                    taken.append(more)
+                    joined += "\n" + more[1]
+                    continue
+                if more[0]:
+                    taken.append(more)
+                reading.unread(number, f"the quotes are wrong: {why}")
+                again.extend(reversed(taken))
+                break
+            yield number, fields
+            break
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,292 @@
+"""The event streams of the nodes (docs/events.md): a folder with one for each node, as rsync or rsyslog filled it.
+
+What is new is read, each line once; a line that another reader wrote again, or a file that was rotated, adds nothing.
+A schema or an event that is not known here is kept whole in `rest`. Holes are told: a line that is missing is not
+"nothing happened".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from healthd.fleet.ingest import IngestError, Run, Source
+from healthd.fleet.tables import EVENTS
+from healthd.stream.event import OF_CONDITIONS
+from healthd.stream.line import Key, Told, dropped
+from healthd.stream.line import seconds as time_of
+from healthd.stream.reader import Cursor, Mark, Tally, find, read
+from healthd.stream.seen import Runs, Seen
+from healthd.text import regex
+
+if TYPE_CHECKING:
+    from healthd.fleet.step import Step, Value
+
+BATCH = 500_000  # events a step: each step writes the months that it touches anew
+MOST_MARKS = 16  # files of one stream that are remembered; a stream has four
+MOST_STREAMS = 64  # and streams: a node begins a new one at each boot
+
+Row: TypeAlias = "tuple[Value, ...]"
+User: TypeAlias = "Callable[[str], str | None]"
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and -(2**63) <= value < 2**63 else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _time(value: Any) -> int | None:
+    found = time_of(value)
+    return None if found is None else int(found)
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _ids(value: Any) -> str | None:
+    whole = isinstance(value, list) and all(isinstance(one, str) and one and " " not in one for one in value)
+    return " ".join(value) if whole else None
+
+
+# A line's field -> the table's column, and what makes its value. What has none, or is of another type, is in `rest`.
+_FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
+    "boot_id": ("boot_id", _text),
+    "mono": ("mono", _number),
+    "event": ("event", _text),
+    "stage": ("stage", _text),
+    "condition": ("condition_id", _text),
+    "check": ("check_name", _text),
+    "instance": ("check_instance", _text),
+    "code": ("code", _text),
+    "subject": ("subject", _text),
+    "severity": ("severity", _text),
+    "was": ("was", _text),
+    "kind": ("kind", _text),
+    "first": ("first_time", _time),
+    "last": ("last_time", _time),
+    "jobs": ("jobs", _ids),
+    "message": ("message", _text),
+    "cleared_by": ("cleared_by", _text),
+    "decision": ("decision", _text),
+    "reason": ("reason", _text),
+    "who": ("who", _text),
+    "why": ("why", _text),
+    "until": ("until_time", _time),
+    "version": ("version", _text),
+    "since": ("since_time", _time),
+    "last_alive": ("last_alive_time", _time),
+    "observed": ("observed", _flag),
+    "history": ("history", _flag),
+    "slowdown": ("slowdown", _number),
+    "onset": ("onset_time", _time),
+}
+_COLUMNS = {name: place for place, name in enumerate(EVENTS.columns)}
+_PLACES = {field: (_COLUMNS[column], make) for field, (column, make) in _FIELDS.items()}
+_HEAD = ("schema", "cluster", "node", "stream_id", "seq", "time")
+_CLUSTER, _NODE, _STREAM, _SEQ = (_COLUMNS[name] for name in ("cluster", "node", "stream_id", "seq"))
+_FLAGS = (_COLUMNS["observed"], _COLUMNS["history"])
+_WHO, _CLEARED_BY = _COLUMNS["who"], _COLUMNS["cleared_by"]
+_PERSON = regex(r"(?P<did>repaired by |)(?P<name>.+) \(uid [0-9]+\)")
+_AT, _SCHEMA, _TIMES, _DROPPED, _REST = (
+    _COLUMNS[name] for name in ("time", "schema_version", "times", "dropped", "rest")
+)
+
+
+def row(told: Told, cluster: str, user: User = lambda name: name) -> Row:
+    """`cluster`: of a line that does not know its own yet. `user`: what is kept of a person's name."""
+    made: list[Value] = [None] * len(_COLUMNS)
+    fields = told.fields
+    made[_SCHEMA] = _count(fields.get("schema"))
+    made[_AT] = None if told.at is None else int(told.at)
+    if told.key is not None:
+        made[_CLUSTER], made[_NODE], made[_STREAM] = told.key.cluster or cluster, told.key.node, told.key.stream_id
+        made[_SEQ] = told.seq
+    else:  # another schema numbers its lines in another way: the line names itself
+        made[_CLUSTER], made[_NODE] = _text(fields.get("cluster")) or cluster, _text(fields.get("node"))
+        made[_STREAM], made[_SEQ] = "?" + blake2b(told.line, digest_size=8).hexdigest(), 0
+    if told.unknown:
+        made[_COLUMNS["event"]] = _text(fields.get("event"))
+        made[_REST] = _whole(told, user)
+        return tuple(made)
+    counts = _DROPPED if fields["event"] == "dropped" else _TIMES
+    if fields["event"] in OF_CONDITIONS:
+        for place in _FLAGS:
+            made[place] = False  # a line says it only where it is so
+    rest: dict[str, Any] = {}
+    for name, value in fields.items():
+        if value is None or name in _HEAD:
+            continue
+        place, make = _PLACES.get(name) or ((counts, _count) if name == "count" else (_REST, _nothing))
+        made[place] = made_of = make(value)
+        if made_of is None:
+            rest[name] = value
+    for place in (_WHO, _CLEARED_BY):
+        made[place] = _person(made[place], user)
+    made[_REST] = json.dumps(rest, separators=(",", ":")) if rest else None
+    return tuple(made)
+
+
+def _person(text: Value, user: User) -> Value:
+    """ "root (uid 0)", "repaired by root (uid 0)": the daemon's word for whom it served (say/control_server.py)."""
+    found = _PERSON.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        return text
+    kept = user(found["name"])
+    if kept == found["name"]:
+        return text
+    return f"{found['did']}{kept or 'somebody'}" if found["did"] else kept
+
+
+def _whole(told: Told, user: User) -> str:
+    """The line as it is, but for persons in the fields that have some in the lines that are known."""
+    kept: dict[str, Any] = {
+        name: _person(told.fields[name], user) for name in ("who", "cleared_by") if name in told.fields
+    }
+    if all(told.fields[name] == value for name, value in kept.items()):
+        return told.line.decode("utf-8", "replace")
+    fields = {name: kept.get(name, value) for name, value in told.fields.items()}
+    return json.dumps({name: value for name, value in fields.items() if value is not None}, separators=(",", ":"))
+
+
+def _nothing(value: Any) -> None:
+    return None
+
+
+def text_of(cursor: Cursor) -> str:
+    """How far a stream was read, to be kept."""
+    marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
+    keys = list(cursor.seen.runs)[-MOST_STREAMS:]
+    seen = [[*key, list(cursor.seen.runs[key]), list(cursor.seen.dropped.get(key, ()))] for key in keys]
+    return json.dumps([marks[-MOST_MARKS:], seen], separators=(",", ":"))
+
+
+def cursor_of(text: str | None, key: bytes = b"") -> Cursor:
+    cursor = Cursor(Seen(), key=key)
+    marks, seen = json.loads(text) if text else ((), ())
+    for name, position, number, before in marks:
+        cursor.marks[name] = Mark(position, number, bytes.fromhex(before))
+    for cluster, node, stream, runs, gone in seen:
+        its = Key(cluster, node, stream)
+        cursor.seen.runs[its] = Runs(runs)
+        if gone:
+            cursor.seen.dropped[its] = Runs(gone)
+    return cursor
+
+
+def ingest(run: Run, files: list[str]) -> None:
+    """Streams are read one after another; so many that they have BATCH new events are a step."""
+    where = Tally()
+    streams = find(files, where)
+    for sentence in where.trouble:
+        if not streams:
+            raise IngestError(sentence)
+        run.unread(sentence, 0, "nothing was read there")
+    ahead = run.watch(streams, unit="nodes")
+    all_of = Tally()
+    missing = 0
+    while True:
+        with run.steps() as step:
+            some = Part(run, step, ahead)
+            step.stage("events", some.rows())
+            # The generation is of this step alone: what was covered adds up.
+            name = f"{', '.join(files)} {run.store.manifest.generation}"
+            step.stage("ingests", some.covered(name))
+        missing += some.missing
+        all_of.unknown.update(some.unknown)
+        if some.is_last:
+            break
+    for what, lines in sorted(all_of.unknown.items()):
+        run.say(f"events: {lines:,} lines of {what}, which is not known here, are kept as they are")
+    if missing:
+        run.say(f"events: {missing:,} lines of the streams are missing: they were lost, or are still under way")
+
+
+class Part:
+    """The streams of one step."""
+
+    def __init__(self, run: Run, step: Step, ahead: Iterator[str]) -> None:
+        self.run = run
+        self.step = step
+        self.ahead = ahead
+        self.is_last = True
+        self.missing = 0
+        self.unknown: Counter[str] = Counter()
+        self.unread: Counter[Value] = Counter()  # cluster -> lines of its streams
+
+    def rows(self) -> Iterator[Row]:
+        """The new events of the next streams. What is wrong with one is told when it was read."""
+        done = 0
+        for stream in self.ahead:
+            name = f"stream {os.path.abspath(stream)}"
+            cursor, tally = self._cursor(name), Tally()
+            holes, left_out = _missing(cursor), 0
+            kept = self._cursor(name)
+            of_stream: Row | None = None
+            for told in read(stream, cursor, tally):
+                if told.at is None or wants(self.run, int(told.at)):
+                    _keep(kept.seen, told)
+                    of_stream = row(told, self.run.cluster, self.run.private.user)
+                    yield of_stream
+                else:
+                    left_out += 1
+            # What --from and --to left out was not read: its files are looked through again, for it alone.
+            self.step.cursor(name, text_of(kept if left_out else cursor))
+            tally.events -= left_out
+            self._tell(stream, tally)
+            if of_stream is not None:
+                self.unread[of_stream[_CLUSTER]] += tally.unread + len(tally.trouble)
+            self.missing += max(0, _missing(cursor) - holes)
+            done += tally.events
+            if done >= BATCH:
+                self.is_last = False
+                return
+
+    def covered(self, name: str) -> Iterator[Row]:
+        """Of each cluster a row of `ingests`, with the times of the lines that were read."""
+        now = self.run.now
+        for cluster, first, last, lines in self.step.times("events", now):
+            yield cluster, self.run.source.name, name, first, last, now, lines, self.unread[cluster]
+
+    def _cursor(self, name: str) -> Cursor:
+        return cursor_of(self.run.cursor(name), self.run.private.marks_key)
+
+    def _tell(self, stream: str, tally: Tally) -> None:
+        self.run.read(tally.events)
+        self.unknown.update(tally.unknown)
+        for line in tally.examples:
+            self.run.unread(line.path, line.number, line.why)
+        if hidden := tally.unread - len(tally.examples):
+            self.run.unread(stream, 0, "and more", hidden)
+        for sentence in tally.trouble:
+            self.run.unread(sentence, 0, "the rest was not read")
+
+
+def _keep(seen: Seen, told: Told) -> None:
+    if told.key is not None and told.seq is not None:
+        seen.is_new(told.key, told.seq)
+        if numbers := dropped(told):
+            seen.drop(told.key, *numbers)
+
+
+def wants(run: Run, at: int) -> bool:
+    return (run.from_time is None or at >= run.from_time) and (run.to_time is None or at < run.to_time)
+
+
+def _missing(cursor: Cursor) -> int:
+    return sum(hole.last - hole.first + 1 for hole in cursor.seen.holes())
+
+
+SOURCE = Source("events", "--events", "DIR", "the nodes' event streams: a folder for each node below DIR", ingest)

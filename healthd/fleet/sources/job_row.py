@@ -1,0 +1,297 @@
+"""A job as sacct's fields have it, to clean text of a row of `jobs`, and to the nodes that its user excluded.
+
+`JOBS` in tables.py says what each column means; what sacct prints in each field: src/sacct/print.c of
+https://github.com/SchedMD/slurm. Most fields hold one of a few texts: each is read once and remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import tzinfo
+from typing import Generic, NamedTuple, TypeVar
+
+from healthd.errors import HealthdError
+from healthd.fleet import times
+from healthd.fleet.clean import field as clean
+from healthd.fleet.hostlist import expand
+from healthd.fleet.private import Private
+from healthd.fleet.sources.submit_line import of_script, of_submit_line
+from healthd.text import described, is_decimal, regex
+
+# What is read of a job, in this order. A field that a source does not have is "".
+FIELDS = (
+    *("JobIDRaw", "JobID", "DBIndex", "Cluster", "State", "ExitCode", "Submit", "Eligible", "Start", "End"),
+    *("Suspended", "NNodes", "NodeList", "AllocCPUS", "NCPUS", "AllocTRES", "Partition", "Account", "QOS", "Priority"),
+    *("User", "Reservation", "TimelimitRaw", "Timelimit", "Restarts", "JobName", "WorkDir", "SubmitLine"),
+)
+NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
+NO_NODES = ("", "None assigned", "(null)")
+REMEMBERED = 20_000
+LONG = 1_000  # characters
+SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
+
+_STATE = regex(r"([A-Z][A-Z_]{2,30})(?: by \d{1,10})?")
+_JOB_ID = regex(r"(\d{1,10})(?:_(?:(\d{1,10})|\[[^\]]*\]))?(?:\+\d{1,5})?")
+_EXIT = regex(r"(\d{1,10}):(\d{1,3})")
+# Slurm divides by 1,024 only what has no other rest than a half (convert_num_unit2() in slurm_protocol_api.c).
+_GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
+_TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
+
+_NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
+
+T = TypeVar("T")
+
+
+class NotReadable(HealthdError):
+    """A source cannot be read at all. One sentence that goes on behind its name."""
+
+
+class Remembered(dict[str, T], Generic[T]):
+    """What a function says of a text, asked once for each text. Bounded: what is not `small` is asked each time."""
+
+    def __init__(self, of: Callable[[str], T], small: Callable[[T], bool] = lambda found: True) -> None:
+        self.of = of
+        self.small = small
+
+    def __missing__(self, text: str) -> T:
+        found = self.of(text)
+        if len(self) >= REMEMBERED:
+            self.clear()
+        if len(text) <= LONG and self.small(found):
+            self[text] = found
+        return found
+
+
+class Row(NamedTuple):
+    """Clean text of the columns of JOBS and, behind them, the names of the nodes with blanks between them: `head`,
+    then exclusions_known, then `tail`. The others are values that the caller needs."""
+
+    head: str
+    tail: str
+    known: bool  # whether `excluded` is all that was excluded
+    cluster: str  # clean text
+    db_index: int
+    job_id: str
+    submit_time: int
+    first_time: int  # when it began, or else was submitted
+    end_time: int | None
+    excluded: tuple[str, ...]
+    batch: bool  # a script may exclude what the command does not
+    source: str = SUBMIT_LINE
+
+    def with_script(self, script: str) -> Row:
+        """The same, as the script excludes what the command does not."""
+        known, excluded = of_script(script)
+        return self._replace(known=known, excluded=excluded, source=SCRIPT) if self.batch else self
+
+
+class JobRows:
+    """Reads one job after another."""
+
+    def __init__(self, private: Private, zone: tzinfo | None, cluster: str, source: str) -> None:
+        """`cluster`, `zone`: of jobs that name none."""
+        self.private = private
+        self.zone = zone
+        self.cluster = cluster
+        self.source = source
+        self._states = Remembered(_state)
+        self._exits = Remembered(_exit)
+        self._gpus = Remembered(_gpus)
+        self._nodes = Remembered(_nodes, small=lambda found: len(found[1]) <= LONG)
+        self._texts = Remembered(_text)
+        self._numbers = Remembered(_number)
+        self._durations = Remembered(_duration)
+        self._limits = Remembered(_limit)
+        self._users = Remembered(lambda name: clean(private.user(name)))
+        self._tens = Remembered(self._ten_minutes)
+        self._tails = Remembered(_tail)
+
+    def read(self, fields: Sequence[str]) -> Row | None:
+        """`fields`: as FIELDS names them. None: a step, which is no job. Raises ValueError: why it cannot be read;
+        NotReadable: no job of this source can be, without its cluster."""
+        raw, shown, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
+        suspended, nnodes, node_list, alloc_cpus, ncpus, tres, partition, account, qos, priority = fields[10:20]
+        user, reservation, limit_raw, limit, restarts, name, work_dir, submit_line = fields[20:]
+        if raw == shown and is_decimal(raw) and len(raw) <= 10:  # as most
+            job_id, array, task = raw, "", ""
+        elif "." in raw or "." in shown:
+            return None
+        else:
+            job_id, array, task = _ids(raw, shown)
+        word = self._states[state]
+        submitted: int | None
+        began: int | None
+        ended: int | None
+        if len(submit) == len(start) == len(end) == 10 and is_decimal(submit + start + end):  # as most of ours
+            submitted, began, ended = int(submit), int(start), int(end)
+        else:
+            submitted, began, ended = self._seconds(submit), self._seconds(start), self._seconds(end)
+        if submitted is None:
+            raise ValueError("Submit: a job without it")
+        count, names, nodes_text = self._nodes[node_list]
+        if node_list == "None assigned":  # cancelled while it waited: its Start is its End
+            began = None
+        if ended is not None:
+            if word in NOT_ENDED:
+                raise ValueError(f"{word} with an End: was sacct asked to cut times (--truncate)?")
+            if began is not None and ended < began:
+                raise ValueError(f"End is {began - ended} s before Start")
+        ran = began is not None
+        cluster = self._texts[cluster or self.cluster]
+        if not cluster:
+            raise NotReadable("a job does not name its cluster: say --cluster NAME")
+        db_index = _db_index(index) or hashed(cluster, job_id, submitted)
+        code, signal = self._exits[exit_code]
+        texts, numbers = self._texts, self._numbers
+        began_text, ended_text = "" if began is None else began, "" if ended is None else ended
+        able: int | str | None = submitted if eligible == submit else self._seconds(eligible)
+        nodes: int | str = count or (numbers[nnodes] if ran and not node_list else "")
+        gpus, cpus = self._gpus[tres], numbers[alloc_cpus] or numbers[ncpus]
+        if not ran or cpus == "0":
+            gpus, cpus, names = gpus if ran else "", "", names if ran else ""
+        known, excluded = of_submit_line(submit_line)
+        run_key = self.private.run_key(_one_line(name), _one_line(work_dir)) or ""
+        head = (
+            f"{cluster}\t{db_index}\t{job_id}\t{array}\t{task}\t{numbers[restarts]}\t{word}\t{code}\t{signal}\t"
+            f"{submitted}\t{'' if able is None else able}\t{began_text}\t{ended_text}\t{nodes}\t{gpus}\t{cpus}\t"
+            f"{nodes_text}\t{texts[partition]}\t{texts[account]}\t{texts[qos]}\t{_number(priority)}\t"
+            f"{self._users[user]}\t{run_key}\t{texts[reservation]}\t"
+            f"{self._limits[limit_raw or limit]}\t{self._durations[suspended]}"
+        )
+        began = submitted if began is None else began
+        batch = not known and bool(submit_line)
+        tail = f"{self.source}\t{names}"
+        return Row(head, tail, known, cluster, db_index, job_id, submitted, began, ended, excluded, batch)
+
+    def _seconds(self, text: str) -> int | None:
+        if len(text) == 10 and is_decimal(text):
+            return int(text)
+        if len(text) == 19:
+            tens, tail = self._tens[text[:15]], self._tails[text[15:]]
+            if tens is not None and tail is not None:
+                return tens + tail
+        return times.seconds(text, self.zone)
+
+    def _ten_minutes(self, text: str) -> int | None:
+        """When the ten minutes begin that "2026-11-22T12:1" names, if they are ten minutes of one meaning."""
+        try:
+            first, last = (times.seconds(text + rest, self.zone) for rest in ("0:00", "9:59"))
+        except times.TimeError:
+            return None
+        return first if first is not None and last is not None and last - first == 599 else None
+
+
+def hashed(cluster: str, job_id: str, submit_time: int) -> int:
+    """62 bits that stand for a DBIndex where there is none. A job's id and its submission name one row of Slurm's:
+    `unique index (id_job, time_submit)`, accounting_storage_mysql.c."""
+    text = f"{cluster}\0{job_id}\0{submit_time}"
+    return int(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16], 16) >> 2
+
+
+def _or_none(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _tail(text: str) -> int | None:
+    """Seconds of "3:45"."""
+    if len(text) == 4 and text[1] == ":" and is_decimal(text[0] + text[2:]) and text[2] < "6":
+        return int(text[0]) * 60 + int(text[2:])
+    return None
+
+
+def _ids(raw: str, shown: str) -> tuple[str, str, str]:
+    """Of a job: its raw id, of its array and in its array. JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a
+    component of a heterogeneous job)."""
+    if raw and not (is_decimal(raw) and len(raw) <= 10):
+        raise ValueError(f"JobIDRaw: no number: {described(raw)}")
+    if raw == shown or not shown:
+        if not raw:
+            raise ValueError("JobID: a job without it")
+        return raw, "", ""
+    found = _JOB_ID.fullmatch(shown)
+    if found is None:
+        raise ValueError(f"JobID: no job: {described(shown)}")
+    if not raw and found[0] != found[1]:
+        raise ValueError(f"JobIDRaw: is not there, and JobID {described(shown)} does not tell it")
+    return (raw or found[1]), (found[1] if "_" in shown else ""), (found[2] or "")
+
+
+def _db_index(text: str) -> int:
+    """Unsigned 64 bits as signed ones; 0: there is none."""
+    if text in ("", "0"):
+        return 0
+    if not is_decimal(text) or len(text) > 20 or int(text) >= 1 << 64:
+        raise ValueError(f"DBIndex: no number of 64 bits: {described(text)}")
+    number = int(text)
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _state(text: str) -> str:
+    found = _STATE.fullmatch(text)
+    if found is None:
+        raise ValueError(f"State: no state of a job: {described(text)}")
+    return found[1]
+
+
+def _exit(text: str) -> tuple[str, str]:
+    if not text:
+        return "", ""
+    found = _EXIT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"ExitCode: not of the form 0:0: {described(text)}")
+    return found[1], found[2]
+
+
+def _gpus(text: str) -> str:
+    """GPUs of AllocTRES: "gres/gpu=8", or else the sum of its types, of which a site may account only some."""
+    if not text:
+        return ""
+    if not _TRES.fullmatch(text):
+        raise ValueError(f"AllocTRES: not of the form cpu=1,gres/gpu=8: {described(text)}")
+    all_types, total = 0, None
+    for entry in text.split(","):
+        if found := _GPU.fullmatch(entry):
+            count = int(found[1]) * (1024 if entry.endswith("K") else 1) + (512 if found[2] else 0)
+            if entry.startswith("gres/gpu="):
+                total = count
+            else:
+                all_types += count
+        elif entry.startswith("gres/gpu"):
+            raise ValueError(f"AllocTRES: no number of GPUs: {described(entry.rpartition('=')[2])}")
+    return str(all_types if total is None else total)
+
+
+def _nodes(text: str) -> tuple[int, str, str]:
+    """How many, their names, and the list as it is: clean text."""
+    if text in NO_NODES:
+        return 0, "", ""
+    names = expand(text)
+    return len(names), clean(" ".join(names)), clean(text)
+
+
+def _text(text: str) -> str:
+    return clean(text or None)
+
+
+def _one_line(text: str) -> str:
+    """As sacct's text is put together where a field has line ends, so that JSON says the same."""
+    return text.replace("\r\n", " ").replace("\n", " ")
+
+
+def _number(text: str) -> str:
+    if text and not (is_decimal(text) and len(text) <= 18):
+        raise ValueError(f"no number where one belongs: {described(text)}")
+    return "" if text in _NO_VALUES else text
+
+
+def _duration(text: str) -> str:
+    """Slurm prints INVALID of a time that is negative by a mistake of its own (secs2time_str() in parse_time.c)."""
+    return "" if text in ("", "INVALID", "UNLIMITED") else str(times.duration(text))
+
+
+def _limit(text: str) -> str:
+    """TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
+    if text == "INVALID":
+        return ""
+    return _or_none(times.duration(text) if ":" in text else times.limit(text))

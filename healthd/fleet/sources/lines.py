@@ -1,0 +1,104 @@
+"""Lines of a file that somebody else wrote, one after another, in bounded memory: what is no line of text is unread.
+
+A line that the file ends in, without a line end, may go on somewhere: it is unread, not taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from healthd.fleet.ingest import IngestError
+from healthd.fleet.sources.reading import Reading
+
+MOST_BYTES = 1 << 20  # of a line
+_PIECE = 1 << 16
+_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass
+class Place:
+    """Where in a file, after the last whole line that was read: bytes, lines."""
+
+    position: int = 0
+    number: int = 0
+
+
+def lines_of(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
+    """(number, line without its end) of a file, plain or gzip. IngestError: it cannot be opened or read."""
+    with opened(path) as file:
+        yield from lines_in(file, reading)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The file, unpacked. IngestError: it cannot be opened, or not be read further in the block."""
+    try:
+        with open(path, "rb") as file:
+            packed = file.read(2) == _GZIP
+            file.seek(0)
+            with gzip.GzipFile(fileobj=file) if packed else nullcontext(file) as unpacked:
+                yield cast(BinaryIO, unpacked)
+    except OSError as error:
+        raise IngestError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise IngestError(f"{path}: the compressed file is damaged: {error}") from None
+
+
+def is_gzip(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == _GZIP
+
+
+def lines_in(
+    file: BinaryIO, reading: Reading, place: Place | None = None, live: bool = False
+) -> Iterator[tuple[int, str]]:
+    """`place` is moved on with what is read. `live`: a last line without an end is still being written, and is left."""
+    place = place or Place()
+    try:
+        while line := file.readline(MOST_BYTES + 1):
+            number, size = place.number + 1, len(line)
+            whole = line.endswith(b"\n")
+            if not whole and size > MOST_BYTES:
+                more, whole = _to_its_end(file)
+                size += more
+            if not whole and live:
+                return
+            place.number, place.position = number, place.position + size
+            if not whole:
+                reading.unread(number, "the file ends in this line: it may be cut")
+            elif size > MOST_BYTES + 1:
+                reading.unread(number, f"the line is longer than {MOST_BYTES} bytes")
+            else:
+                text = _text(line, number, reading)
+                if text is not None:
+                    yield number, text
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        reading.unread(place.number + 1, f"the compressed file goes no further: {error}")
+
+
+def _text(line: bytes, number: int, reading: Reading) -> str | None:
+    try:
+        text = line.removeprefix(_BOM).decode("utf-8") if number == 1 else line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        reading.unread(number, f"no UTF-8 at byte {error.start + 1} of the line")
+        return None
+    if "\0" in text:
+        reading.unread(number, "the line has a zero byte")
+        return None
+    return text.rstrip("\r\n")
+
+
+def _to_its_end(file: BinaryIO) -> tuple[int, bool]:
+    """Pass over the rest of a line: its bytes, and whether it has an end. Nothing of it is kept."""
+    size = 0
+    while piece := file.readline(_PIECE):
+        size += len(piece)
+        if piece.endswith(b"\n"):
+            return size, True
+    return size, False

@@ -1,0 +1,239 @@
+"""What a node is: its GPUs, partitions, switch and rack, from a table of the site, from `scontrol show node` or
+`sinfo`.
+
+Several sources may each know a part. What is not said there (an empty cell, no GPU in Gres) is not known, and keeps
+what another source said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, fields, replace
+from itertools import chain
+from typing import TYPE_CHECKING, TypeAlias
+
+from healthd.fleet.hostlist import expand
+from healthd.fleet.ingest import Run, Source
+from healthd.fleet.sources.columns import Columns, rows
+from healthd.fleet.sources.lines import lines_of
+from healthd.fleet.sources.pieces import Lines, called, of_here, read_whole, watched
+from healthd.fleet.sources.reading import Reading
+from healthd.text import described, is_decimal, regex
+from healthd.values import dataclass
+
+if TYPE_CHECKING:
+    from healthd.fleet.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """None: not known. Names and order as in the table `nodes`."""
+
+    gpu_model: str | None = None
+    gpus: int | None = None
+    partitions: str | None = None
+    switch: str | None = None
+    rack: str | None = None
+
+
+ON_SWITCH = ""  # instead of a node's name: what is told is so of all nodes on that switch
+
+
+def merged(known: Mapping[str, Facts], told: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
+    """What is known after more was told: node -> facts, of the nodes that were told of only."""
+    after: dict[str, Facts] = {}
+    for name, facts in told:
+        nodes = [name]
+        if name == ON_SWITCH:
+            nodes = [node for node, before in {**known, **after}.items() if before.switch == facts.switch]
+        news = {f.name: value for f in fields(Facts) if (value := getattr(facts, f.name)) is not None}
+        for node in nodes:
+            after[node] = replace(after.get(node) or known.get(node, Facts()), **news)
+    return after
+
+
+TABLE = Columns(("node",), ("gpu_model", "gpus", "partitions", "switch", "rack"))
+
+
+def of_table(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """CSV: node (a host list), gpu_model, gpus, partitions (commas or blanks between them), switch, rack."""
+    for number, row in rows(lines, TABLE, reading):
+        gpus = row.get("gpus", "")
+        if gpus and not (is_decimal(gpus) and len(gpus) <= 4):
+            reading.unread(number, f"gpus: no number of GPUs: {described(gpus)}")
+            continue
+        try:
+            nodes = expand(row["node"])
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        if not nodes:
+            reading.unread(number, "no node is named")
+            continue
+        reading.read(1)
+        facts = Facts(
+            gpu_model=row.get("gpu_model") or None,
+            gpus=int(gpus) if gpus else None,
+            partitions=",".join(row.get("partitions", "").replace(",", " ").split()) or None,
+            switch=row.get("switch") or None,
+            rack=row.get("rack") or None,
+        )
+        yield from ((node, facts) for node in nodes)
+
+
+SWITCHES = Columns(("switch", "rack"))
+
+
+def of_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """CSV: switch (a host list), rack: where the nodes on a leaf stand."""
+    for number, row in rows(lines, SWITCHES, reading):
+        try:
+            switches = expand(row["switch"])
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        if not switches or not row["rack"]:
+            reading.unread(number, "no switch, or no rack, is named")
+            continue
+        reading.read(1)
+        yield from ((ON_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)
+
+
+def command() -> list[str]:
+    """One line a node; -a: hidden partitions too. `--oneliner` is `-o` in every version."""
+    return ["scontrol", "--all", "--oneliner", "show", "node"]
+
+
+# What people and programs may have written (Comment, Extra, Reason) stands behind Partitions= and Gres=
+# (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()); the first of each counts.
+_NAME = regex(r"NodeName=(\S+)")
+_GRES = regex(r"\bGres=(\S+)")
+_PARTITIONS = regex(r"\bPartitions=(\S+)")
+_GPU = regex(r"gpu(?::([A-Za-z][^:,()]*))?(?::([0-9]{1,4}))?(?:\([^()]*\))?")
+_ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
+
+
+def of_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """`scontrol show node`, also without -o: there a node's lines end at an empty one."""
+    for number, record in _records(lines):
+        name = _NAME.match(record)
+        if not name:
+            reading.unread(number, "does not begin with NodeName=")
+            continue
+        gres, partitions = _GRES.search(record), _PARTITIONS.search(record)
+        if gres is None:
+            reading.unread(number, f"the node {name[1]} has no Gres=")
+            continue
+        reading.read(1)
+        model, gpus = gpus_of(gres[1])
+        yield name[1], Facts(gpu_model=model, gpus=gpus, partitions=partitions[1] if partitions else None)
+
+
+SINFO = Columns(("nodelist", "gres"), ("partition",), {"hostnames": "nodelist", "partition_name": "partition"})
+
+
+def of_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """`sinfo -a -o '%N|%G|%R'`: host list, Gres, partition, a line for each kind of nodes of a partition."""
+    told: dict[str, Facts] = {}
+    partitions: dict[str, dict[str, None]] = {}
+    for number, row in rows(lines, SINFO, reading, "|"):
+        try:
+            nodes = expand(row["nodelist"])
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        reading.read(1)
+        model, gpus = gpus_of(row["gres"])
+        for node in nodes:
+            told[node] = Facts(gpu_model=model, gpus=gpus)
+            if partition := row.get("partition", "").rstrip("*"):
+                partitions.setdefault(node, {})[partition] = None
+    for node, facts in told.items():
+        yield node, replace(facts, partitions=",".join(partitions.get(node, {})) or None)
+
+
+def gpus_of(gres: str) -> tuple[str | None, int | None]:
+    """(model, number) of "gpu:h100:8(S:0-1),shard:32". No model where there are several, or none is named; no number
+    where no GPU is listed: a node that lost them all reads the same as one that never had any."""
+    models: dict[str, None] = {}
+    total = 0
+    for entry in _ENTRY.findall(gres):
+        if found := _GPU.fullmatch(entry):
+            models[found[1] or ""] = None
+            total += int(found[2] or 1)
+    return (next(iter(models)) or None) if len(models) == 1 else None, total or None
+
+
+def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    first, parts = 0, list[str]()
+    for number, line in lines:
+        if (not line.strip() or line.startswith("NodeName=")) and parts:
+            yield first, " ".join(parts)
+            parts = []
+        if line.strip():
+            first = number if not parts else first
+            parts.append(line.strip())
+    if parts:
+        yield first, " ".join(parts)
+
+
+Told: TypeAlias = "Iterable[tuple[str, Facts]]"
+
+
+def read_files(run: Run, files: Sequence[str], parse: Callable[[Lines, Reading], Told]) -> None:
+    def stage(step: Step, reading: Reading) -> None:
+        join(step, reading, parse(lines_of(reading.name, reading), reading))
+
+    for path in watched(run, files):
+        with run.guard():
+            read_whole(run, path, stage)
+
+
+def join(step: Step, reading: Reading, told: Told) -> None:
+    """What was told of nodes joins what is known of them."""
+    cluster = reading.cluster_of()
+    names = ", ".join(field.name for field in fields(Facts))
+    live = step.execute(f"SELECT node, {names} FROM {step.live('nodes')} WHERE cluster = ?", [cluster]).fetchall()
+    known = {node: Facts(*values) for node, *values in live}
+    step.stage("nodes", ((cluster, node, *astuple(facts)) for node, facts in merged(known, told).items()))
+
+
+def called_here(run: Run, argv: list[str], parse: Callable[[Lines, Reading], Told]) -> None:
+    """The same of what a command prints here."""
+    reading = of_here(run, " ".join(argv))
+    with run.step(reading.name, run.now, run.now, reading.cluster) as step:
+        join(step, reading, parse(called(argv, reading), reading))
+
+
+def any_of(lines: Lines, reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """What the file is, its first line says."""
+    ahead = iter(lines)
+    first = next(((number, line) for number, line in ahead if line.strip()), None)
+    if first is None:
+        return iter(())
+    return _kind(first[1].upper())(chain([first], ahead), reading)
+
+
+def _kind(first: str) -> Callable[[Lines, Reading], Iterator[tuple[str, Facts]]]:
+    if first.startswith("NODENAME="):
+        return of_scontrol
+    if "NODELIST|" in first:
+        return of_sinfo
+    return of_table if "NODE" in first or "RACK" not in first else of_switches
+
+
+def ingest(run: Run, files: list[str]) -> None:
+    read_files(run, files, any_of)
+    if not files:
+        called_here(run, command(), of_scontrol)
+
+
+SOURCE = Source(
+    "nodes",
+    "--nodes",
+    "FILE",
+    "what nodes are: CSV node,gpu_model,gpus,partitions,switch,rack; or what `scontrol show node` prints, which is run "
+    "here without FILE, or `sinfo -a -o '%N|%G|%R'`",
+    ingest,
+    runs=True,
+)

@@ -1,0 +1,203 @@
+"""Who pre-empted whom: slurmctld's log is the only place that says it.
+
+The lines, the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
+src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02, slurm_job_preempt()):
+
+    preempted %pJ has been requeued to reclaim resources for %pJ       info
+    preempted %pJ has been killed to reclaim resources for %pJ         info
+    slurm_job_preempt: preempted %pJ had to be killed                  info, instead: for whom is not said
+    setting %u sec preemption grace time for %pJ to reclaim ...        debug (_job_check_grace_internal())
+    preempted %pJ suspended by gang scheduler to reclaim ...           debug (src/slurmctld/node_scheduler.c)
+    preempted %pJ has been killed / has been requeued                  info (src/slurmctld/gang.c)
+
+and of Slurm 19.05 and older "has been checkpointed to reclaim ..." (src/slurmctld/node_scheduler.c). %pJ is JobId=7,
+JobId=5_2(7) of an array's task, JobId=5+1(6) of a part of a heterogeneous job (src/common/log.c, _jobid2fmt()).
+Lines of debug are there from SlurmctldDebug=debug on.
+
+The time stands in front as LogTimeFormat says (log.c; slurm.conf(5)), or as syslog and journalctl put it there, or in
+the JSON that slurmctld writes where it is told so. `short` and `thread_id` have no year: it is the latest that is not
+after the file's last change. `clock` has no time at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import BinaryIO, TypeAlias
+
+from healthd.fleet.ingest import Run, Source
+from healthd.fleet.sources.lines import Place, is_gzip, lines_in, opened
+from healthd.fleet.sources.pieces import same_zone
+from healthd.fleet.sources.reading import Reading
+from healthd.text import regex
+
+_JOB = (
+    r"JobId=(?:(?P<{0}id>[0-9]{{1,10}})|(?P<{0}of>[0-9]{{1,10}})"
+    r"(?:_(?P<{0}task>[0-9]{{1,10}}|\*)|\+[0-9]{{1,10}})(?:\((?P<{0}raw>[0-9]{{1,10}})\))?)"
+)
+_TAKEN, _TOLD, _TAKER = _JOB.format("a"), _JOB.format("g"), _JOB.format("b")
+_MESSAGE = regex(
+    r"(?:[\w.-]+: +){0,3}"  # "debug:  sched: ", the name of a function
+    rf"(?:preempted {_TAKEN} (?:has been (?P<did>requeued|killed|checkpointed)|(?P<gang>suspended) by gang scheduler|"
+    rf"(?P<had>had to be killed))|setting [0-9]+ sec preemption (?P<grace>grace time) for {_TOLD})"
+    rf"(?: to reclaim resources for {_TAKER})?\s*"
+)
+_MODES = {"killed": "cancelled"}
+
+_ISO = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+_SHORT = r"[A-Z][a-z]{2} [ 0-9][0-9] [0-9]{2}:[0-9]{2}:[0-9]{2}"
+# "[TIME] ", or what syslog and journalctl write: "TIME HOST slurmctld[7]: ". Further behind it may be a user's words.
+_PREFIXES = (
+    regex(r"\[(?P<time>[^\]]{1,80})\] "),
+    regex(rf"(?P<time>{_ISO}|{_SHORT}) \S{{1,255}} [\w./-]{{1,64}}(?:\[[0-9]{{1,10}}\])?: "),
+)
+_ISO_TIME, _SHORT_TIME = regex(_ISO), regex(_SHORT)
+_HEAD = 512
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+Row: TypeAlias = "tuple[str, int, int, int | None, str, int | None]"
+
+
+def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) -> Iterator[Row]:
+    """`changed`: when the file was written last. Lines of other things are passed over."""
+    for number, line in lines:
+        if "preempt" not in line:
+            continue
+        time, message = _parts(line)
+        found = _MESSAGE.fullmatch(message)
+        if not found:
+            continue
+        parts = found.groupdict()
+        job = _raw(parts, "g" if parts["grace"] else "a")
+        mode = parts["did"] or parts["gang"] or ("signalled" if parts["grace"] else "killed")
+        task = parts["btask"]
+        try:
+            seconds = reading.seconds(_iso(time, changed))
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        if job is None:
+            reading.unread(number, "the pre-empted job has no id of its own")
+            continue
+        reading.read(1)
+        if not reading.wants(seconds, seconds):
+            continue
+        by, by_task = _raw(parts, "b"), int(task) if task and task != "*" else None
+        yield reading.cluster_of(), seconds, job, by, _MODES.get(mode, mode), by_task
+
+
+def _parts(line: str) -> tuple[str, str]:
+    """(time as it stands there, message)."""
+    if line.startswith("{"):
+        return _of_json(line)
+    for prefix in _PREFIXES:
+        if found := prefix.match(line):
+            return found["time"], line[found.end() :]
+    return "", line
+
+
+def _raw(parts: dict[str, str | None], side: str) -> int | None:
+    """The job's own id; of an array that waits as a whole the array's."""
+    text = parts[f"{side}raw"] or parts[f"{side}id"] or (parts[f"{side}of"] if parts[f"{side}task"] == "*" else None)
+    return int(text) if text else None
+
+
+def _of_json(line: str) -> tuple[str, str]:
+    """What slurmctld writes as JSON (log.c, LOG_FILE_FMT_JSON): {"log":"...","stream":"stdout","time":"..."}."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return "", ""
+    if not isinstance(record, dict) or not isinstance(record.get("log"), str):
+        return "", ""
+    return str(record.get("time") or ""), record["log"].rstrip()
+
+
+def _iso(time: str, changed: float) -> str:
+    """ValueError: it is no time."""
+    if found := _ISO_TIME.match(time):
+        return found[0].replace(" ", "T").replace(",", ".")
+    if (found := _SHORT_TIME.match(time)) and found[0][:3] in _MONTHS:
+        return _with_year(found[0], changed)
+    raise ValueError(
+        f'"{time}" in front of a pre-emption is no time' if time else "a pre-emption has no time before it"
+    )
+
+
+def _with_year(short: str, changed: float) -> str:
+    """ "Nov 22 12:11:20" in the latest year that puts it no more than a day after `changed` (the time zones differ)."""
+    month, day, clock = _MONTHS.index(short[:3]) + 1, int(short[4:6]), short[7:]
+    latest = datetime.fromtimestamp(changed, timezone.utc).replace(tzinfo=None) + timedelta(days=1)
+    for year in range(latest.year, latest.year - 9, -1):  # the last leap day may be eight years ago
+        try:
+            when = datetime.fromisoformat(f"{year:04}-{month:02}-{day:02}T{clock}")
+        except ValueError:
+            continue
+        if when <= latest:
+            return when.isoformat()
+    raise ValueError(f'"{short}" is no day of any year')
+
+
+def ingest(run: Run, files: list[str]) -> None:
+    """A log is known by how it begins, whatever its name is now: of one that has grown what is new is read."""
+    for path in run.watch(files):
+        with run.guard(), opened(path) as file:
+            _log(run, path, file)
+
+
+def _log(run: Run, path: str, file: BinaryIO) -> None:
+    head = file.read(_HEAD)
+    cursor = f"log {hashlib.blake2b(head, digest_size=16).hexdigest()}"
+    how = f"{run.cluster} {run.zone} {run.from_time} {run.to_time}"
+    same_zone(run, path, run.cursor(cursor))
+    position, _, rest = (run.cursor(cursor) or "0 0 ").partition(" ")
+    number, _, before = rest.partition(" ")
+    live = not is_gzip(path)
+    place = Place(int(position), int(number)) if before == how else Place()
+    about = os.stat(path)
+    if live and about.st_size < place.position:
+        place = Place()
+    begin = place.position
+    file.seek(begin)
+    unread: list[tuple[int, str]] = []
+    read: list[int] = []
+    reading = replace(Reading.of(run, path), unread=lambda line, why: unread.append((line, why)), read=read.append)
+    ends: list[str] = []
+    rows = list(parse(_noting(lines_in(file, reading, place, live), ends), reading, about.st_mtime))
+    if place.position == begin and begin:
+        return
+    times = [_seconds(line, reading, about.st_mtime) for line in ends]
+    with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
+        step.stage("preemptions", rows)
+        run.read(len(read))
+        for line, why in unread:
+            run.unread(path, line, why)
+        if len(head) == _HEAD:
+            step.cursor(cursor, f"{place.position} {place.number} {how}")
+
+
+def _noting(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines; the first and the last go to `ends`: what time the log speaks of."""
+    line = ""
+    for number, line in lines:
+        if not ends:
+            ends.append(line)
+        yield number, line
+    if ends:
+        ends.append(line)
+
+
+def _seconds(line: str, reading: Reading, changed: float) -> int | None:
+    with suppress(ValueError):
+        return reading.seconds(_iso(_parts(line)[0], changed))
+    return None
+
+
+SOURCE = Source(
+    "preemptions", "--slurmctld-log", "FILE", "slurmctld's log, also rotated ones: who pre-empted whom", ingest
+)

@@ -1,0 +1,370 @@
+"""healthd's conditions as Prometheus, VictoriaMetrics or Mimir kept them: the second source, where a stream is missing.
+
+What is there are scrapes: of a condition the first and the last that showed it. One that came and went between two
+scrapes is not there, and `step_seconds` says how far apart the looks were. `timestamp()` of a metric gives the times of
+the scrapes themselves, where the metric alone is told again for five minutes where nothing marks its end
+(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query asks for that, for how bad it is
+and whether it counts, as one number (QUERY): they are of the same scrape, and are asked for once.
+
+A query may ask for 11,000 points of a series (github.com/prometheus/prometheus, web/api/v1/api.go: "exceeded maximum
+resolution of 11,000 points per timeseries"), so a long time is asked in pieces, and in smaller ones where the server or
+we say that it is too much. nocache=1 keeps VictoriaMetrics from moving the times of a query to multiples of its step
+(https://docs.victoriametrics.com/#prometheus-querying-api-enhancements); Prometheus passes over it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from healthd import toml
+from healthd.convert import ConvertError, nearest
+from healthd.fleet.ingest import IngestError, Run, Source
+from healthd.fleet.sources.pieces import tell_unknown
+from healthd.fleet.sources.prometheus_server import Server, ServerError, TooMuch, ask, server
+from healthd.fleet.sources.reading import Reading
+from healthd.fleet.sources.stretches import not_ahead, of_ingests, of_text, text_of, to_ask, until_of
+from healthd.fleet.tables import SCRAPED_CONDITIONS
+from healthd.stream.seen import Runs
+from healthd.values import dataclass
+
+if TYPE_CHECKING:
+    from healthd.fleet.step import Step
+
+# floor(time) * 8 + 4 if it is enforced + severity. What an older healthd shows (severity is a label) only where the new
+# series are not there: on most pages a condition stands as both.
+QUERY = (
+    "floor(timestamp(healthd_condition_severity{%s})) * 8"
+    " + 4 * healthd_condition_enforced{%s} + healthd_condition_severity{%s}"
+    " or floor(timestamp(healthd_condition{%s})) * 8 unless ignoring (severity, state) healthd_condition_severity{%s}"
+)
+SEVERITIES = ("info", "warning", "degraded", "critical")
+MOST_POINTS = 11_000
+STEP_SECONDS = 60  # Prometheus' default scrape_interval is a minute
+# What is younger may still come, and VictoriaMetrics repeats an older value for it (-search.latencyOffset, 30 s).
+SETTLED_SECONDS = 60
+NODE_LABELS = ("node", "nodename", "instance")
+
+Row: TypeAlias = "tuple[str, str, str, str, str, str, int, int, int, str, int, bool | None]"
+Series: TypeAlias = "tuple[str, str, str, str, str]"  # cluster, node, check, code, subject
+Ask: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A condition from the first scrape that showed it to the last; `looked`: the last point of a query that had it.
+
+    severity         the worst, a place in SEVERITIES; first_severity: of the first scrape
+    worst            the first scrape that showed `severity`
+    observed         no scrape showed it as enforced; None: an older healthd does not say
+    """
+
+    first: int
+    last: int
+    looked: int
+    severity: int
+    first_severity: int
+    worst: int
+    observed: bool | None
+
+    def row(self, series: Series, step: int) -> Row:
+        worst, began = SEVERITIES[self.severity], SEVERITIES[self.first_severity]
+        return (*series, worst, self.first, self.last, step, began, self.worst, self.observed)
+
+
+class Point(NamedTuple):
+    """What a scrape showed of a condition."""
+
+    scrape: int
+    severity: int
+    observed: bool | None
+
+
+@dataclass
+class Scraped:
+    """How far a server was read. `standing`: what stood at the last point, to go on with."""
+
+    until: int
+    standing: dict[Series, Span] = field(default_factory=dict)
+
+    def text(self, stretches: str) -> str:
+        standing = [[*series, *astuple(span)] for series, span in self.standing.items()]
+        return json.dumps([self.until, standing, stretches])
+
+    @staticmethod
+    def of_text(text: str) -> tuple[Scraped, str]:
+        """And the stretches that were read; "": a store of before, which did not say."""
+        until, standing, *stretches = json.loads(text)
+        return Scraped(until, dict(map(_span_of, standing))), "".join(stretches)
+
+
+def _span_of(row: list[Any]) -> tuple[Series, Span]:
+    """A store of before has the severity before the times, and nothing behind them."""
+    cluster, node, check, code, subject, *more = row
+    if len(more) == 4:
+        severity = SEVERITIES.index(more[0])
+        more = [*more[1:], severity, severity, more[1], None]
+    return (cluster, node, check, code, subject), Span(*more)
+
+
+def pieces(from_time: int, to_time: int, step: int, points: int = MOST_POINTS) -> Iterator[tuple[int, int]]:
+    """(first, last) point of each query: all points from..to, `step` seconds apart, each in one query."""
+    first = from_time
+    while first <= to_time:
+        last = min(first + (points - 1) * step, first + (to_time - first) // step * step)
+        yield first, last
+        first = last + step
+
+
+def read(
+    ask: Ask,
+    before: Scraped | None,
+    from_time: int,
+    to_time: int,
+    reading: Reading,
+    step: int = STEP_SECONDS,
+    matchers: str = "",
+) -> Iterator[tuple[list[Row], Scraped]]:
+    """Rows, piece by piece, and how far it is read then. `ask`: (path, parameters) -> data.
+
+    `matchers`: 'job="healthd"', to take but these series. What still stands at the end has a row too, which a later
+    read replaces: it has the same first_time. ServerError.
+    """
+    state = before or Scraped(from_time - step)
+    query = QUERY.replace("%s", matchers)
+    points = MOST_POINTS
+    while state.until + step <= to_time:
+        first, last = next(pieces(state.until + step, to_time, step, points))
+        parameters = {"query": query, "start": str(first), "end": str(last), "step": str(step), "nocache": "1"}
+        try:
+            data = ask("query_range", parameters)
+        except TooMuch:
+            if last == first:
+                raise
+            points = max(1, ((last - first) // step + 1) // 2)
+            continue
+        rows, standing = spans(_matrix(data), state.standing, last, step, reading)
+        state = Scraped(last, standing)
+        yield rows, state
+
+
+def spans(
+    matrix: Sequence[Any],
+    standing: Mapping[Series, Span],
+    last_point: int,
+    step: int,
+    reading: Reading,
+) -> tuple[list[Row], dict[Series, Span]]:
+    """All spans that a piece adds to, and those of them that still stand at its last point.
+
+    A span ends where a point of the query does not show it. Series of one condition (it became worse, another job
+    scraped it) are one.
+    """
+    seen: dict[Series, dict[int, Point]] = {}
+    for number, one in enumerate(matrix, 1):
+        try:
+            labels, values = one["metric"], one["values"]
+            series = series_of(labels, reading)
+            told = {_whole(at): _point(_whole(value), labels) for at, value in values}
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
+            reading.unread(number, f"a series that is none: {str(error)[:100]}")
+            continue
+        points = seen.setdefault(series, {})
+        for at, point in told.items():
+            points[at] = _worse(point, points.get(at, point))
+    rows: list[Row] = []
+    after: dict[Series, Span] = {}
+    for series, points in seen.items():
+        span = standing.get(series)
+        for at in sorted(points):
+            point = points[at]
+            scrape = min(point.scrape, at)
+            if span is not None and at - span.looked <= step:
+                is_worse = point.severity > span.severity
+                span = Span(
+                    first=span.first,
+                    last=max(span.last, scrape),
+                    looked=at,
+                    severity=max(span.severity, point.severity),
+                    first_severity=span.first_severity,
+                    worst=max(span.last, scrape) if is_worse else span.worst,
+                    observed=_both(span.observed, point.observed),
+                )
+                continue
+            if span is not None and span is not standing.get(series):
+                rows.append(span.row(series, step))
+            span = Span(scrape, scrape, at, point.severity, point.severity, scrape, point.observed)
+        if span is not None:
+            rows.append(span.row(series, step))
+            if span.looked == last_point:
+                after[series] = span
+    return rows, after
+
+
+def series_of(labels: Mapping[str, str], reading: Reading) -> Series:
+    """ValueError: a label is missing."""
+    if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
+        raise ValueError("its labels are no text")
+    name = next((labels[label] for label in NODE_LABELS if labels.get(label)), "")
+    node = node_of(name)
+    if not node or not labels.get("code"):
+        raise ValueError("it has no node or no code")
+    check, subject = labels.get("check", ""), labels.get("subject", "")
+    return reading.cluster_of(labels.get("cluster")), node, check, labels["code"], subject
+
+
+def _point(value: int, labels: Mapping[str, str]) -> Point:
+    """ValueError: the label of an older healthd is no severity."""
+    if "severity" in labels:
+        return Point(value // 8, SEVERITIES.index(labels["severity"]), None)
+    return Point(value // 8, value % 4, value % 8 < 4)
+
+
+def _worse(one: Point, other: Point) -> Point:
+    observed = _both(one.observed, other.observed)
+    return Point(max(one.scrape, other.scrape), max(one.severity, other.severity), observed)
+
+
+def _both(one: bool | None, other: bool | None) -> bool | None:
+    """Whether it is only observed: what counted once was enforced, and what is not known of one is not known."""
+    if one is None or other is None:
+        return False if False in (one, other) else None
+    return one and other
+
+
+def node_of(instance: str) -> str:
+    """The node's name in Slurm of "gpu-1:9100" or "gpu-1.example.org:9100"; an IP address stays one."""
+    host = urllib.parse.urlsplit(f"//{instance}").hostname or ""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return instance.partition(":")[0].partition(".")[0]
+    return host
+
+
+def _matrix(data: Any) -> Sequence[Any]:
+    result = data.get("result") if isinstance(data, dict) else None
+    if not isinstance(result, list) or data.get("resultType") != "matrix":
+        raise ServerError("does not answer with a range of values: is it a Prometheus server's address?")
+    return result
+
+
+def _whole(value: Any) -> int:
+    """A time in whole seconds."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value} is no time")
+    return int(number)
+
+
+SETTINGS = ("url", "tenant", "token_file", "basic_file", "ca_file", "step_seconds", "matchers")
+
+
+def settings(named: str) -> tuple[Server, int, str]:
+    """(server, step, matchers) of "http://HOST:PORT" or of a TOML file that has SETTINGS. IngestError."""
+    if "://" in named:
+        return server(named), STEP_SECONDS, ""
+    try:
+        with open(named, "rb") as file:
+            told = toml.parse(file.read())
+    except OSError as error:
+        raise IngestError(f"{named}: cannot be read: {error.strerror or error}") from None
+    except ConvertError as error:
+        raise IngestError(f"{named}: {error}") from None
+    for name in told:
+        if name not in SETTINGS:
+            raise IngestError(f"{named}: no setting {name}{nearest(name, SETTINGS)}")
+    step = told.pop("step_seconds", STEP_SECONDS)
+    if not isinstance(step, int) or isinstance(step, bool) or not 1 <= step <= 86_400:
+        raise IngestError(f"{named}: step_seconds must be whole seconds from 1 to a day, is {step!r}")
+    for name, value in told.items():
+        if not isinstance(value, str):
+            raise IngestError(f"{named}: {name} must be text")
+    if "url" not in told:
+        raise IngestError(f"{named}: names no url")
+    matchers = told.pop("matchers", "")
+    try:
+        return server(**told), step, matchers
+    except ServerError as error:
+        raise IngestError(f"{named}: {error}") from None
+
+
+def ingest(run: Run, files: list[str]) -> None:
+    """A piece is a query: what was read of a server is committed with how far it was read."""
+    for named in files:
+        with run.guard():
+            try:
+                at, step, matchers = settings(named)
+            except ServerError as error:
+                raise IngestError(f"{named}: {error}") from None
+            try:
+                _server(run, at, step, matchers)
+            except ServerError as error:
+                raise IngestError(f"{at.url}: {error}") from None
+
+
+def _server(run: Run, at: Server, step: int, matchers: str) -> None:
+    """All stretches that are to be asked (stretches.py), counted from the first point to a step behind the last."""
+    reading, asked = Reading.of(run, at.url), partial(ask, at)
+    unnamed = f"{at.url} {matchers} {step}"
+    tenant = at.headers.get("X-Scope-OrgID")
+    cursor = f"{unnamed} {tenant}" if tenant else unnamed
+    text = run.cursor(cursor)
+    took = False
+    if text is None and tenant and (old := run.cursor(unnamed)) and not Scraped.of_text(old)[1]:
+        text, took = old, True  # a store of before did not tell tenants apart: the first one goes on with it
+    newest, stretches = Scraped.of_text(text) if text else (None, "")
+    was_read = of_text(stretches)
+    if newest and not stretches:
+        was_read = Runs((begin, min(last, newest.until - 1) + step) for begin, last in of_ingests(run, f"{at.url} "))
+        was_read.add(newest.until, newest.until + step - 1)
+    was_read = not_ahead(run, was_read, at.url)
+    if until_of(was_read) is None and run.from_time is None:
+        raise IngestError(f"{at.url}: since when is it to be asked? Say --from")
+    until = run.now - max(step, SETTLED_SECONDS)
+    until = until if run.to_time is None else min(run.to_time, until)
+    for begin, end in to_ask(was_read, run.from_time, until + 1, 0, 0):
+        goes_on = newest is not None and begin == newest.until + step
+        is_newest = begin >= (until_of(was_read) or 0)
+        answers = read(asked, newest if goes_on else None, begin, end - 1, reading, step, matchers)
+        since = begin
+        for rows, state in run.watch(answers, unit="queries"):
+            with run.step(f"{at.url} {since}", since, state.until) as one:
+                one.stage("scraped_conditions", rows)
+                _keep_longer(one)
+                tell_unknown(run, one, "scraped_conditions")
+                run.read(len(rows))
+                if is_newest:
+                    newest = state
+                if is_newest or state.until + step >= end:  # an older stretch counts when it is whole
+                    was_read.add(begin, state.until + step - 1)
+                assert newest is not None
+                one.cursor(cursor, newest.text(text_of(was_read)))
+                if took:
+                    one.cursor(unnamed, None)
+            since = state.until + step
+
+
+def _keep_longer(step: Step) -> None:
+    """A stretch that ends where another one begins has seen the first scrape of its conditions, and no more of them."""
+    table = SCRAPED_CONDITIONS
+    same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.replace_by)
+    step.execute(
+        f"DELETE FROM {step.staged(table.name)} WHERE EXISTS (SELECT 1 FROM {step.live(table.name)} AS live "
+        f"WHERE {same} AND live.last_time > {step.staged(table.name)}.last_time)"
+    )
+
+
+SOURCE = Source(
+    "prometheus",
+    "--prometheus",
+    "URL|FILE",
+    "healthd's conditions as Prometheus, VictoriaMetrics or Mimir scraped them; FILE: TOML with url, token_file, ...",
+    ingest,
+)

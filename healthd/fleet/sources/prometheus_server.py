@@ -1,0 +1,160 @@
+"""A Prometheus server that is asked over HTTP: what can go wrong with it is one sentence.
+
+The token goes to the address that was named and nowhere else: no redirect is followed, no proxy is asked, certificates
+are checked.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+from healthd.errors import HealthdError
+from healthd.text import printable
+from healthd.values import dataclass
+
+MOST_BYTES = 16 << 20  # of one answer; as plain data it takes six times that
+SECONDS = 120.0  # for one answer
+
+
+class ServerError(HealthdError):
+    """A server cannot be asked: one sentence that goes on behind its address."""
+
+
+class TooMuch(ServerError):
+    """The answer is too large, here or for the server: a shorter time may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """url      up to /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
+    headers  what is sent with each query: authorization, X-Scope-OrgID
+    ca_file  certificates to trust beside, or instead of, the system's; "" = the system's
+    """
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca_file: str = ""
+
+
+def server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
+    """`token_file` holds a bearer token, `basic_file` "user:password". ServerError: the address or a file is wrong."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isascii()
+    except ValueError:  # a bracket that does not close, a port that is none
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise ServerError('is no address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
+    if parts.username is not None:
+        raise ServerError("a password in the address is seen by everybody on this machine: name a file with it")
+    headers = {}
+    if tenant:
+        headers["X-Scope-OrgID"] = _header(tenant, "the tenant")
+    if token_file:
+        headers["Authorization"] = f"Bearer {_header(_secret(token_file), token_file)}"
+    if basic_file:
+        text = _secret(basic_file)
+        if ":" not in text:
+            raise ServerError(f'{basic_file} does not hold "user:password"')
+        headers["Authorization"] = f"Basic {base64.b64encode(text.encode()).decode()}"
+    return Server(url.rstrip("/"), headers, ca_file)
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServerError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+
+
+def _header(text: str, what: str) -> str:
+    if not text or not text.isascii() or not text.isprintable():
+        raise ServerError(f"{what} is empty, or has characters that no HTTP header may have")
+    return text
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Whoever sends us elsewhere does not get the token there."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def ask(server: Server, path: str, parameters: Mapping[str, str], seconds: float | None = None) -> Any:
+    """The `data` of an answer of /api/v1. `seconds`: how long it may take (SECONDS). ServerError: one sentence."""
+    seconds = SECONDS if seconds is None else seconds
+    try:
+        context = ssl.create_default_context(cafile=server.ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ServerError(f"the certificates in {server.ca_file} cannot be read: {_why(error)}") from None
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect()
+    )
+    url = f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+    request = urllib.request.Request(url, headers={"Accept": "application/json", **server.headers})
+    try:
+        with opener.open(request, timeout=seconds) as response:
+            body = _bounded(response, seconds)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refused(error) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, TimeoutError):
+            raise ServerError(f"did not answer within {seconds:g} s") from None
+        raise ServerError(f"cannot be asked: {_why(reason)}") from None
+    except ValueError as error:  # it sends us to what is no address
+        raise ServerError(f"cannot be asked: it sends us elsewhere: {_why(error)}") from None
+    return _data(body)
+
+
+def _bounded(response: Any, seconds: float) -> bytes:
+    deadline, parts, size = time.monotonic() + seconds, [], 0
+    while part := response.read(1 << 16):
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise TooMuch(f"answers with more than {MOST_BYTES >> 20} MiB")
+        if time.monotonic() > deadline:
+            raise ServerError(f"did not answer whole within {seconds:g} s")
+    return b"".join(parts)
+
+
+def _refused(error: urllib.error.HTTPError) -> ServerError:
+    if 300 <= error.code < 400:
+        where = printable(str(error.headers.get("Location", "elsewhere")))[:200]
+        return ServerError(f"sends us to {where}: nothing was asked there; name that address if it is right")
+    try:
+        said = json.loads(error.read(1 << 16)).get("error", "")
+    except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
+        said = ""
+    words = printable(str(said))[:300]
+    # All three say so with 422, Prometheus of a query that takes too long with 503; a proxy with 413, 502 or 504.
+    too_much = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in words)
+    kind = TooMuch if too_much else ServerError
+    return kind(f"answers with status {error.code}" + (f": {words}" if words else ""))
+
+
+def _data(body: bytes) -> Any:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        raise ServerError("does not answer with JSON: is it a Prometheus server's address?") from None
+    if not isinstance(answer, dict) or answer.get("status") != "success" or "data" not in answer:
+        raise ServerError("does not answer as Prometheus does: is it a Prometheus server's address?")
+    return answer["data"]
+
+
+def _why(error: object) -> str:
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]

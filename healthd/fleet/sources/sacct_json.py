@@ -1,0 +1,281 @@
+"""Jobs as `sacct --json` prints them, one after another, in bounded memory.
+
+The shape is that of slurmdb_job_rec_t in all versions: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
+src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. What differs:
+
+- DBIndex is in none, but from v0.0.45 on as an SLUID in `sluid`. Before, a job's id and submission name it.
+- A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (in v0.0.39 too, but for times).
+- `state.current` is a word until v0.0.39, then a list of the state and its flags.
+- `exit_code` says SUCCESS and 0 of every job that ended by itself until v0.0.39, whatever it returned: there, of a job
+  that is not COMPLETED, it is not known.
+- `reservation.name` is a number without meaning in v0.0.38. `submit_line` and `script` come with v0.0.39,
+  `restart_cnt` with v0.0.42.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+from healthd.fleet.sources.job_row import FIELDS, JobRows, NotReadable, Row
+from healthd.text import printable, regex
+
+NAME = "sacct_json"
+MOST_CHARACTERS = 16 << 20  # of one job with its steps
+CHUNK = 1 << 20
+NO_VAL = 0xFFFFFFFE  # and INFINITE behind it: slurm.h
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_BLANK = regex(r"[ \t\r\n,]*")
+_SLUID = regex(r"[sS][0-9A-HJ-NP-TV-Za-hj-np-tv-z]{13}")
+_BASE = frozenset(
+    (
+        *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
+        *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"),
+    )
+)
+
+
+def json_rows(file: BinaryIO, rows: JobRows, unread: Callable[[int, str], None]) -> Iterator[Row | None]:
+    """The jobs of a document. Raises NotReadable: it is none of sacct's."""
+    for line, job in jobs_of(file, unread):
+        try:
+            row = rows.read(fields_of(job))
+            script = _text(job.get("script"))
+        except ValueError as error:
+            unread(line, str(error))
+        else:
+            yield row.with_script(script) if row and script else row
+
+
+class _Text:
+    """A document in pieces: what was taken of it is forgotten."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self.text = ""
+        self.at = 0
+        self.line = 1
+        self.over = False
+
+    def more(self) -> bool:
+        """Read on; False: there is no more."""
+        if self.over:
+            return False
+        chunk = self.file.read(max(CHUNK, len(self.text) - self.at))  # doubled, so that one big value costs no square
+        self.over = not chunk
+        self.line += self.text.count("\n", 0, self.at)
+        self.text = self.text[self.at :] + self.decoder.decode(chunk, final=self.over)
+        self.at = 0
+        return not self.over
+
+    def peek(self) -> str:
+        """The next character that is not blank, and no comma; "": there is none."""
+        while True:
+            self.at = _BLANK.match(self.text, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def value(self) -> Any:
+        """The next value. Raises ValueError: there is none, or it is too long."""
+        self.peek()
+        while True:
+            try:
+                found, end = _DECODER.raw_decode(self.text, self.at)
+            except (ValueError, RecursionError) as error:
+                if len(self.text) - self.at > MOST_CHARACTERS:
+                    raise ValueError(f"more than {MOST_CHARACTERS} characters") from None
+                if not self.more():
+                    raise ValueError(f"no JSON: {error}") from None
+                continue
+            if end == len(self.text):  # a number may go on
+                end -= self.at
+                if self.more():
+                    continue
+            self.at = end
+            return found
+
+    @property
+    def line_here(self) -> int:
+        return self.line + self.text.count("\n", 0, self.at)
+
+
+_DECODER = json.JSONDecoder(strict=False)
+
+
+def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list."""
+    text = _Text(file)
+    text.more()
+    text.text = text.text.removeprefix("\ufeff")
+    if text.peek() != "{":
+        raise NotReadable("is no JSON object as sacct --json prints it")
+    text.at += 1
+    seen, told = False, ""
+    while text.peek() == '"':
+        try:
+            key = text.value()
+            if text.peek() != ":":
+                raise ValueError("no value behind a name")
+            text.at += 1
+            if key != "jobs" or text.peek() != "[":
+                value = text.value()
+                if key == "errors" and isinstance(value, list):
+                    told = "".join(f": {_short(error)}" for error in value[:3])
+                continue
+        except ValueError as error:
+            if not seen:
+                raise NotReadable(f"line {text.line_here}: {error}") from None
+            unread(text.line_here, str(error))
+            return
+        text.at += 1
+        seen = True
+        while (character := text.peek()) not in ("]", ""):
+            line = text.line_here if character == "{" else text.line
+            try:
+                job = text.value()
+            except ValueError as error:
+                unread(line, f"the document goes no further here: {error}")
+                return
+            if isinstance(job, dict):
+                yield line, job
+            else:
+                unread(line, "a job that is no object")
+        if not character:
+            unread(text.line_here, "the document ends within its jobs: it may be cut")
+            return
+        text.at += 1
+    if not seen:
+        raise NotReadable(f'has no list of "jobs" as sacct --json prints it{told}')
+
+
+def _short(error: Any) -> str:
+    words = error.get("description", error) if isinstance(error, dict) else error
+    return printable(str(words)[:200])
+
+
+def fields_of(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """What sacct would print in FIELDS. Raises ValueError: it has another shape."""
+    times, array, het = (_table(job, name) for name in ("time", "array", "het"))
+    allocated = _tres(_table(job, "tres").get("allocated"))
+    job_id = _number(job.get("job_id"))
+    task, array_id = _number(array.get("task_id")), _number(array.get("job_id"))
+    shown = job_id
+    if array_id not in ("", "0"):
+        shown = f"{array_id}_{task}" if task else f"{array_id}_[]"
+    elif (leader := _number(het.get("job_id"))) not in ("", "0"):
+        shown = f"{leader}+{_number(het.get('job_offset')) or 0}"
+    state = _state(_table(job, "state").get("current"))
+    reservation = _table(job, "reservation").get("name")
+    values = {
+        "JobIDRaw": job_id,
+        "JobID": shown,
+        "DBIndex": _sluid(job.get("sluid")),
+        "Cluster": _text(job.get("cluster")),
+        "State": state,
+        "ExitCode": _exit_code(_table(job, "exit_code"), state),
+        "Submit": _number(times.get("submission")),
+        "Eligible": _number(times.get("eligible")),
+        "Start": _number(times.get("start")),
+        "End": _number(times.get("end")),
+        "Suspended": _duration(_number(times.get("suspended"))),
+        "NNodes": _number(job.get("allocation_nodes")),
+        "NodeList": _text(job.get("nodes")),
+        "AllocCPUS": allocated.get("cpu", ""),
+        "AllocTRES": ",".join(f"{name}={count}" for name, count in allocated.items()),
+        "Partition": _text(job.get("partition")),
+        "Account": _text(job.get("account")),
+        "QOS": _text(job.get("qos")),
+        "Priority": _number(job.get("priority")),
+        "User": _text(job.get("user")),
+        "Reservation": reservation if isinstance(reservation, str) else "",
+        "TimelimitRaw": _number(times.get("limit")),
+        "Restarts": _number(job.get("restart_cnt")),
+        "JobName": _text(job.get("name")),
+        "WorkDir": _text(job.get("working_directory")),
+        "SubmitLine": _text(job.get("submit_line")),
+    }
+    return tuple(values.get(name, "") for name in FIELDS)
+
+
+def _table(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = of.get(name) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: no object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("a text is something else")
+    return str(value)
+
+
+def _number(value: Any) -> str:
+    """Digits, or "" where there is no number, or no end of it."""
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value in (NO_VAL, NO_VAL + 1)):
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"no number where one belongs: {str(value)[:40]!r}")
+    return str(value)
+
+
+def _duration(seconds: str) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}" if seconds else ""
+
+
+def _state(value: Any) -> str:
+    """One word: a flag goes before the state that it is set on, as in job_state_string() of slurm_protocol_defs.c."""
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise ValueError("state: no state of a job")
+    return str(next((word for word in words if word not in _BASE), words[0]))
+
+
+def _exit_code(value: Mapping[str, Any], state: str) -> str:
+    status = value.get("status")
+    signal = _table(value, "signal")
+    number = _number(signal.get("id", signal.get("signal_id")))
+    if number not in ("", "0"):
+        return f"0:{number}"
+    if isinstance(status, str):
+        if status == "SUCCESS" and state == "COMPLETED":
+            return "0:0"
+        return f"{code}:0" if status == "ERROR" and (code := _number(value.get("return_code"))) else ""
+    code = _number(value.get("return_code"))
+    return f"{code}:0" if code else ""
+
+
+def _tres(entries: Any) -> dict[str, str]:
+    """Of CPUs and GPUs, type and name -> count: {"cpu": "16", "gres/gpu:h100": "8"}. Counts of other kinds may be
+    unset, in each version otherwise."""
+    if entries is None:
+        return {}
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("tres.allocated: no list of objects")
+    found = {}
+    for entry in entries:
+        kind, name = _text(entry.get("type")), _text(entry.get("name"))
+        if kind in ("cpu", "node", "gres"):
+            found[f"{kind}/{name}" if name else kind] = _number(entry.get("count"))
+    return found
+
+
+def _sluid(value: Any) -> str:
+    """64 bits of an SLUID, "s" and 13 digits of 5 bits (src/common/sluid.c), as DBIndex has them."""
+    if value in (None, ""):
+        return ""
+    if not isinstance(value, str) or not _SLUID.fullmatch(value):
+        raise ValueError(f"sluid: none: {str(value)[:40]!r}")
+    number = 0
+    for digit in value[1:].upper():
+        number = number * 32 + _CROCKFORD.index(digit)
+    return str(number)

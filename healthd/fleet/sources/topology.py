@@ -1,0 +1,81 @@
+"""Which switch a node hangs on: topology.conf, or what `scontrol show topology` prints (also of topology.yaml).
+
+    SwitchName=leaf1 Nodes=gpu-[001-032]        topology/tree: the switch that names the node is its leaf
+    SwitchName=spine Switches=leaf[1-4]
+    BlockName=block1 Nodes=gpu-[001-018]        topology/block: the block
+    RingName=ring1 Nodes=gpu-[001-008]          topology/ring
+
+(topology.conf(5) of Slurm 22.05 to 26.05; github.com/SchedMD/slurm, src/api/topo_info.c, slurm_print_topo_record(), and
+src/plugins/topology/). There a line of a higher switch names the nodes below it too, with its Level: the leaf is the
+switch of level 0. Names of parameters are read without case, as Slurm does; "#" begins a comment, "\\" at the end of a
+line joins it with the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from healthd.fleet.hostlist import expand
+from healthd.fleet.ingest import Run, Source
+from healthd.fleet.sources.node_facts import Facts, called_here, read_files
+from healthd.fleet.sources.reading import Reading
+from healthd.text import regex
+
+_WORD = regex(r"([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
+_LEAVES = ("switchname", "blockname", "ringname")
+# What has no nodes of its own to say: sizes, blocks of blocks, the line between topologies, other settings.
+_OTHERS = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
+
+
+def command() -> list[str]:
+    """Run it without SLURM_TOPO_LEN, which cuts its lines."""
+    return ["scontrol", "show", "topology"]
+
+
+def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
+    """(node, leaf). A node that two leaves name is told twice; the last is what Slurm goes by (topology_tree.c)."""
+    for number, line in _joined(lines):
+        words = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}
+        leaf = next((words[name] for name in _LEAVES if name in words), "")
+        if not leaf:
+            if line.strip() and not any(name in words for name in _OTHERS):
+                reading.unread(number, "names no SwitchName=, BlockName= or RingName=")
+            continue
+        if words.get("level", "0") != "0" or "nodes" not in words:
+            continue
+        try:
+            nodes = expand(words["nodes"])
+        except ValueError as error:
+            reading.unread(number, str(error))
+            continue
+        reading.read(1)
+        yield from ((node, Facts(switch=leaf)) for node in nodes)
+
+
+def _joined(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    before, first = "", 0
+    for number, line in lines:
+        line = before + line.partition("#")[0].rstrip()
+        if line.endswith("\\"):
+            before, first = line[:-1] + " ", first or number
+            continue
+        yield first or number, line
+        before, first = "", 0
+    if before:
+        yield first, before
+
+
+def ingest(run: Run, files: list[str]) -> None:
+    read_files(run, files, parse)
+    if not files:
+        called_here(run, command(), parse)
+
+
+SOURCE = Source(
+    "topology",
+    "--topology",
+    "FILE",
+    "topology.conf, or `scontrol show topology`, which is run without FILE",
+    ingest,
+    runs=True,
+)

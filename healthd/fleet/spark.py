@@ -1,0 +1,135 @@
+"""The same questions on Spark, for who outgrows one machine: sqlglot says the SQL in Spark's words, and the Parquet
+files lie where all of its machines see them.
+
+It needs the extra healthd[spark], and Java.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from healthd.errors import HealthdError
+from healthd.fleet.engine import MEMORY_MIB, NUMBERS, THREADS, Answer, Asked, Files
+from healthd.fleet.questions import Question, WrongQuestion
+from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
+
+
+class NoSpark(HealthdError):
+    """There is no Spark here, or it does not start."""
+
+
+_TYPES = {BIGINT: "BIGINT", DOUBLE: "DOUBLE", TEXT: "STRING", BOOLEAN: "BOOLEAN"}
+
+
+@contextmanager
+def answered(
+    questions: Sequence[Question],
+    files: Files,
+    asked: Asked,
+    master: str = "spark",
+    threads: int = THREADS,
+    memory_mib: int = MEMORY_MIB,
+) -> Iterator[Answer]:
+    """The answer to the last of these questions, as engine.answered gives it. `master`: "spark" is this machine,
+    "spark://HOST:PORT" a cluster. Raises NoSpark, or WrongQuestion for what Spark does not take."""
+    with session(master, threads, memory_mib) as spark:
+        yield ask(spark, questions, files, asked)
+
+
+def ask(spark: Any, questions: Sequence[Question], files: Files, asked: Asked) -> Answer:
+    """The same in a session that is there already."""
+    from pyspark.errors import PySparkException
+
+    for name, table in TABLES.items():
+        schema = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in table.columns.items())
+        paths = [f"file://{os.path.abspath(path)}" for path in files.get(name, ())]
+        if paths:
+            rows = spark.read.schema(schema).parquet(*paths)
+        else:
+            nothing = ", ".join(f"CAST(NULL AS {_TYPES[kind]}) AS {column}" for column, kind in table.columns.items())
+            rows = spark.sql(f"SELECT {nothing} WHERE false")
+        rows.createOrReplaceTempView(name)
+    # In SQL, not from rows of Python: Spark would want the same Python on each of its machines for those.
+    spark.range(NUMBERS).toDF("n").createOrReplaceTempView("numbers")
+    columns = asked.columns
+    values = ", ".join(f"CAST(:{name} AS {_TYPES[kind]}) AS {name}" for name, (kind, _) in columns.items())
+    arguments = {name: value for name, (_, value) in columns.items()}
+    spark.sql(f"SELECT {values}", args=arguments).createOrReplaceTempView("asked")
+    *below, last = questions
+    try:
+        for question in below:
+            spark.sql(translated(question)).createOrReplaceTempView(question.name)
+        answer = spark.sql(translated(last))
+        return Answer(tuple(answer.columns), _rows(answer, last))
+    except PySparkException as error:
+        raise _refused(last, error) from None
+
+
+def translated(question: Question) -> str:
+    """The question's SQL as Spark says it."""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        [sql] = sqlglot.transpile(question.sql, read="duckdb", write="spark", comments=False)
+    except SqlglotError as error:
+        raise _refused(question, error) from None
+    return str(sql)
+
+
+@contextmanager
+def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEMORY_MIB) -> Iterator[Any]:
+    """A session of Spark, which ends with it. Raises NoSpark."""
+    try:
+        import sqlglot as _sqlglot  # noqa: F401  asked for here, so that its absence is told at once
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NoSpark(f"--engine: {error.name} is not installed here: pip install pyspark sqlglot") from None
+    here = master == "spark"
+    settings = {
+        "spark.app.name": "healthd fleet query",
+        "spark.log.level": "ERROR",
+        "spark.sql.ansi.enabled": "true",  # a number that does not fit is an error, as in DuckDB, and no NULL
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if here:  # nothing listens for others
+        settings |= {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": f"{memory_mib}m",
+            "spark.sql.shuffle.partitions": str(2 * threads),
+        }
+    builder = SparkSession.builder.master(f"local[{threads}]" if here else master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkException, OSError) as error:
+        raise NoSpark(f"--engine {master}: Spark does not start: {_first_line(error)}") from None
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _rows(answer: Any, question: Question) -> Iterator[tuple[Any, ...]]:
+    from pyspark.errors import PySparkException
+
+    try:
+        yield from (tuple(row) for row in answer.toLocalIterator())
+    except PySparkException as error:
+        raise _refused(question, error) from None
+
+
+def _refused(question: Question, error: Exception) -> WrongQuestion:
+    return WrongQuestion(f"{question.path}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,71 @@
+-- What was wrong on which node, from when to when, and how often it was seen.
+--
+-- Conditions that were there in [from_time, to_time): from the first sight to the last, or until it was cleared. Only what was seen counts: between two sights of an edge
+-- nothing is known to be wrong. The same fault may stand here twice, of our events and of what was scraped.
+--
+-- columns
+--   severity      the worst: info | warning | degraded (drains) | critical (requeues)
+--   kind          edge: it happened at a moment; level: it is seen at each look
+--   first_time, last_time, cleared_time   epoch seconds; cleared_time: empty = not yet, or not known
+--   times         how often it was seen, as the node counted; empty for what was scraped
+--   moments       at how many moments it is known to have been seen
+--   origin        events | scraped
+--   observed      whether it rests only on a source that a user can forge, so that it decided nothing (or the store is older than this column); empty where a scrape of an older healthd does not say
+--   history       whether it rests only on what the log held before healthd's first start there; empty for what was scraped
+--   step_seconds  of what was scraped: what is shorter than this is missing
+-- source: docs/events.md
+
+WITH ranked AS (
+  SELECT
+    cluster, node, condition_id, code, subject, check_name, kind, event, time, times, cleared_by, observed, history,
+    coalesce(first_time, time) AS first_seen, coalesce(last_time, time) AS last_seen,
+    CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END AS badness
+  FROM lines WHERE event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared') AND code IS NOT NULL
+),
+lives AS (
+  SELECT
+    cluster, node, condition_id, code, subject, min(check_name) AS check_name, min(kind) AS kind, max(badness) AS badness,
+    min(first_seen) AS first_time, max(last_seen) AS last_time,
+    max(CASE WHEN event = 'cleared' THEN time END) AS cleared_time,
+    max(CASE WHEN event = 'cleared' THEN cleared_by END) AS cleared_by,
+    max(times) AS times,
+    min(CASE WHEN observed = FALSE THEN 0 ELSE 1 END) = 1 AS observed, min(CASE WHEN history THEN 1 ELSE 0 END) = 1 AS history
+  FROM ranked
+  GROUP BY cluster, node, condition_id, code, subject
+),
+counted AS (
+  SELECT cluster, node, condition_id, code, subject, count(*) AS moments
+  FROM sights WHERE origin = 'events'
+  GROUP BY cluster, node, condition_id, code, subject
+),
+every AS (
+  SELECT
+    lives.cluster, lives.node, lives.condition_id, lives.code, lives.subject, lives.check_name, lives.kind, lives.badness,
+    lives.first_time, lives.last_time, lives.cleared_time, lives.cleared_by, lives.times, counted.moments,
+    lives.observed, lives.history,
+    'events' AS origin, CAST(NULL AS BIGINT) AS step_seconds
+  FROM lives
+  JOIN counted
+    ON counted.cluster = lives.cluster AND counted.node = lives.node AND counted.code = lives.code
+    AND counted.condition_id IS NOT DISTINCT FROM lives.condition_id
+    AND counted.subject IS NOT DISTINCT FROM lives.subject
+  UNION ALL
+  SELECT
+    cluster, node, CAST(NULL AS VARCHAR), code, subject, check_name, 'level',
+    CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END,
+    first_time, last_time, CAST(NULL AS BIGINT), CAST(NULL AS VARCHAR), CAST(NULL AS BIGINT),
+    CAST(
+      1 + CASE WHEN last_time > first_time THEN 1 ELSE 0 END + CASE WHEN worst_time > first_time AND worst_time < last_time THEN 1 ELSE 0 END AS BIGINT
+    ),
+    observed, CAST(NULL AS BOOLEAN), 'scraped', step_seconds
+  FROM scraped_conditions
+)
+SELECT
+  every.node, every.code, every.subject,
+  CASE every.badness WHEN 3 THEN 'critical' WHEN 2 THEN 'degraded' WHEN 1 THEN 'warning' WHEN 0 THEN 'info' END AS severity,
+  every.kind, every.first_time, every.last_time, every.cleared_time, every.times, every.moments, every.cleared_by,
+  every.origin, every.observed, every.history, every.step_seconds, every.check_name, every.condition_id, every.cluster
+FROM every
+CROSS JOIN asked
+WHERE every.first_time < asked.to_time AND greatest(every.last_time, coalesce(every.cleared_time, every.last_time)) >= asked.from_time
+ORDER BY every.cluster, every.node, every.first_time, every.code, every.subject, every.condition_id, every.origin

@@ -1,0 +1,45 @@
+-- Of how many jobs it is known which nodes their users did not want.
+--
+-- Jobs that were submitted in [from_time, to_time), each job_id once: a requeue keeps what was excluded. Where it is not known a node that nobody excludes may be one that everybody does.
+--
+-- columns
+--   jobs             that were submitted
+--   known            of them: the submit line, the script or squeue could be looked at, or named a node
+--   excluding        of them: at least one node is excluded
+--   excluded_nodes   different nodes that somebody excluded
+--   share_known      known / jobs
+-- source: excl_jobid_count of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which did not tell failing nodes well
+
+WITH named AS (
+  SELECT exclusions.cluster, exclusions.job_id, count(DISTINCT exclusions.node) AS nodes
+  FROM exclusions
+  WHERE exclusions.job_id IS NOT NULL AND exclusions.node IS NOT NULL
+  GROUP BY exclusions.cluster, exclusions.job_id
+),
+submitted AS (
+  SELECT jobs.cluster, jobs.job_id, max(CASE WHEN jobs.exclusions_known THEN 1 ELSE 0 END) AS looked_at
+  FROM jobs
+  CROSS JOIN asked
+  WHERE jobs.submit_time >= asked.from_time AND jobs.submit_time < asked.to_time
+  GROUP BY jobs.cluster, jobs.job_id
+),
+counted AS (
+  SELECT
+    submitted.cluster, count(*) AS jobs, count(CASE WHEN submitted.looked_at = 1 OR named.job_id IS NOT NULL THEN 1 END) AS known,
+    count(named.job_id) AS excluding
+  FROM submitted
+  LEFT JOIN named ON named.cluster = submitted.cluster AND named.job_id = submitted.job_id
+  GROUP BY submitted.cluster
+),
+unwanted AS (
+  SELECT exclusions.cluster, count(DISTINCT exclusions.node) AS excluded_nodes
+  FROM exclusions
+  JOIN submitted ON submitted.cluster = exclusions.cluster AND submitted.job_id = exclusions.job_id
+  GROUP BY exclusions.cluster
+)
+SELECT
+  counted.cluster, counted.jobs, counted.known, counted.excluding, coalesce(unwanted.excluded_nodes, 0) AS excluded_nodes,
+  counted.known * 1e0 / nullif(counted.jobs, 0) AS share_known
+FROM counted
+LEFT JOIN unwanted ON unwanted.cluster = counted.cluster
+ORDER BY counted.cluster

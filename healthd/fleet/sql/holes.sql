@@ -1,0 +1,26 @@
+-- Which lines of a node's stream are missing.
+--
+-- What happened then is not known. Holes that end in [from_time, to_time). Lost lines at the end of a stream cannot be seen, nor those before its first line that is here.
+--
+-- columns
+--   from_seq, to_seq, lost   the numbers that are missing, and how many
+--   after_time, until_time   when the lines before and after the hole were written
+--   told          whether the node said that it lost them (its disk took no more), by a line dropped
+-- source: docs/events.md, "No silent hole"
+
+WITH followed AS (
+  SELECT
+    cluster, node, stream_id, seq, time, event, dropped,
+    lag(seq) OVER (PARTITION BY node, stream_id ORDER BY seq) AS seq_before,
+    lag(time) OVER (PARTITION BY node, stream_id ORDER BY seq) AS time_before
+  FROM lines
+)
+SELECT
+  followed.node, followed.seq_before + 1 AS from_seq, followed.seq - 1 AS to_seq, followed.seq - followed.seq_before - 1 AS lost,
+  followed.time_before AS after_time, followed.time AS until_time,
+  followed.event = 'dropped' AND coalesce(followed.dropped, 0) >= followed.seq - followed.seq_before - 1 AS told,
+  followed.stream_id, followed.cluster
+FROM followed
+CROSS JOIN asked
+WHERE followed.seq > followed.seq_before + 1 AND followed.time >= asked.from_time AND followed.time < asked.to_time
+ORDER BY followed.cluster, followed.node, followed.stream_id, followed.seq

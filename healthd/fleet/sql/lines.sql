@@ -1,0 +1,23 @@
+-- The lines of the nodes' event streams, each with its stream's cluster.
+--
+-- A node does not know its cluster's name until slurm.conf was read, and writes "" until then; a stream is one node's alone also then (docs/events.md).
+-- Lines of an unknown schema, which have no number, are left out. Not only those of the time that is asked for.
+--
+-- columns: those of the table events that other questions need; stream_time: when the stream began, as far as it is here
+-- source: docs/events.md
+
+WITH streams AS (
+  SELECT node, stream_id, max(cluster) AS cluster, min(time) AS stream_time
+  FROM events
+  WHERE seq IS NOT NULL AND time IS NOT NULL
+  GROUP BY node, stream_id
+)
+SELECT
+  streams.cluster, streams.node, streams.stream_id, streams.stream_time, events.boot_id, events.seq, events.time, events.mono,
+  events.event, events.stage, events.condition_id, events.check_name, events.code, events.subject, events.severity,
+  events.kind, events.first_time, events.last_time, events.times, events.cleared_by, events.reason, events.who,
+  events.last_alive_time, events.dropped, events.observed, events.history, events.jobs, events.slowdown,
+  events.onset_time
+FROM streams
+JOIN events ON events.node = streams.node AND events.stream_id = streams.stream_id
+WHERE events.seq IS NOT NULL AND events.time IS NOT NULL

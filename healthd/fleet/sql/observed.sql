@@ -1,0 +1,76 @@
+-- How long each node was observed, day by day.
+--
+-- What was not observed had no failure only as far as nobody looked. Each day (UTC) of [from_time, to_time) of each node that is known at all: from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
+-- stream to the next, if no number is missing between them, it was not stopped, the next is not a start, no more than 25 hours lie between them (`alive` is written each day), and
+-- the clock was not set; and from its last line before a start until the moment at which it is known to have run. Before the first line of a stream and after its last it is not.
+--
+-- columns
+--   day               its midnight, epoch seconds
+--   seconds           of the day in the time that is asked for
+--   observed_seconds  of these
+--   alives, starts, stops, holes   lines of that day: alive, started, stopped, and those before which lines are missing
+-- source: docs/events.md, "Without alive a time is not observed"
+
+WITH followed AS (
+  SELECT
+    cluster, node, stream_id, seq, time, event,
+    lag(stream_id) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS stream_before,
+    lag(seq) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS seq_before
+  FROM lines
+),
+by_day AS (
+  SELECT
+    observed_pieces.cluster, observed_pieces.node, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400 AS day,
+    greatest(observed_pieces.begin_time, asked.from_time, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400) AS begin_time,
+    least(observed_pieces.end_time, asked.to_time, observed_pieces.begin_time - observed_pieces.begin_time % 86400 + numbers.n * 86400 + 86400) AS end_time
+  FROM observed_pieces
+  CROSS JOIN numbers
+  CROSS JOIN asked
+  WHERE numbers.n < 3
+),
+seen AS (
+  SELECT cluster, node, day, sum(end_time - begin_time) AS observed_seconds
+  FROM by_day
+  WHERE end_time > begin_time
+  GROUP BY cluster, node, day
+),
+marks AS (
+  SELECT
+    followed.cluster, followed.node, followed.time - followed.time % 86400 AS day,
+    count(CASE WHEN followed.event = 'alive' THEN 1 END) AS alives,
+    count(CASE WHEN followed.event = 'started' THEN 1 END) AS starts,
+    count(CASE WHEN followed.event = 'stopped' THEN 1 END) AS stops,
+    count(CASE WHEN followed.stream_id = followed.stream_before AND followed.seq > followed.seq_before + 1 THEN 1 END) AS holes
+  FROM followed
+  CROSS JOIN asked
+  WHERE followed.time >= asked.from_time AND followed.time < asked.to_time
+  GROUP BY followed.cluster, followed.node, followed.time - followed.time % 86400
+),
+known AS (
+  SELECT cluster, node FROM nodes
+  UNION
+  SELECT cluster, node FROM lines
+  UNION
+  SELECT cluster, node FROM job_nodes
+  UNION
+  SELECT cluster, node FROM node_states
+),
+days AS (
+  SELECT known.cluster, known.node, asked.from_time - asked.from_time % 86400 + numbers.n * 86400 AS day, asked.from_time, asked.to_time
+  FROM known
+  CROSS JOIN asked
+  CROSS JOIN numbers
+  WHERE asked.from_time - asked.from_time % 86400 + numbers.n * 86400 < asked.to_time
+),
+grid AS (
+  SELECT cluster, node, day, least(to_time, day + 86400) - greatest(from_time, day) AS seconds
+  FROM days
+)
+SELECT
+  grid.node, grid.day, grid.seconds, CAST(coalesce(seen.observed_seconds, 0) AS BIGINT) AS observed_seconds,
+  coalesce(marks.alives, 0) AS alives, coalesce(marks.starts, 0) AS starts, coalesce(marks.stops, 0) AS stops,
+  coalesce(marks.holes, 0) AS holes, grid.cluster
+FROM grid
+LEFT JOIN seen ON seen.cluster = grid.cluster AND seen.node = grid.node AND seen.day = grid.day
+LEFT JOIN marks ON marks.cluster = grid.cluster AND marks.node = grid.node AND marks.day = grid.day
+ORDER BY grid.cluster, grid.node, grid.day

@@ -1,0 +1,87 @@
+-- When a node was out of service, and by whom; times of maintenance apart.
+--
+-- Spells that overlap [from_time, to_time). What Slurm kept of a node's states (sacctmgr show event) and the drains and resumes that healthd saw confirmed are one spell where they overlap
+-- or touch: a drain, the node down in it and its resume are once out of service. Reservations with the flag MAINT are spells of their own.
+--
+-- columns
+--   what           outage | maintenance
+--   by_whom        of its beginning: healthd (its Reason begins so, or its stream says it) | slurm (Slurm by itself) | person | unknown (the user was not read) | reservation
+--   start_time, end_time   epoch seconds; end_time empty = not yet
+--   seconds        of it in the time that is asked for
+--   first_state, first_reason, user_name   of its beginning, as Slurm kept it; first_reason of a reservation: its name
+--   from_slurm, from_healthd   how many records of either are in it
+-- source: sacctmgr(1), "show event"; docs/events.md, drain and resume; scontrol(1), reservations, MAINT
+
+WITH told AS (
+  SELECT cluster, node, stream_time, stream_id, seq, time, event, reason
+  FROM lines
+  WHERE event IN ('drain', 'resume') AND stage = 'confirmed'
+),
+ours AS (
+  SELECT
+    cluster, node, time AS start_time, event, reason,
+    lead(time) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS end_time
+  FROM told
+),
+spells AS (
+  SELECT
+    cluster, node, 'outage' AS what, start_time, end_time, 1 AS order_of_source, state, reason, user_name, 1 AS of_slurm, 0 AS of_healthd,
+    coalesce(set_by, 'unknown') AS by_whom
+  FROM node_states
+  WHERE node IS NOT NULL AND start_time IS NOT NULL
+  UNION ALL
+  SELECT
+    cluster, node, 'outage', start_time, end_time, 0, CAST(NULL AS VARCHAR), reason, CAST(NULL AS VARCHAR), 0, 1, 'healthd'
+  FROM ours
+  WHERE event = 'drain'
+  UNION ALL
+  SELECT
+    cluster, node, 'maintenance', start_time, end_time, 2, CAST(NULL AS VARCHAR), name, CAST(NULL AS VARCHAR), 0, 0, 'reservation'
+  FROM reservations
+  WHERE maintenance AND node IS NOT NULL AND start_time IS NOT NULL
+),
+followed AS (
+  SELECT
+    cluster, node, what, start_time, end_time, order_of_source, state, reason, user_name, of_slurm, of_healthd, by_whom,
+    max(coalesce(end_time, 9007199254740991)) OVER (
+      PARTITION BY cluster, node, what ORDER BY start_time, order_of_source, end_time NULLS LAST, reason NULLS FIRST, state NULLS FIRST
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS ended_before
+  FROM spells
+),
+islands AS (
+  SELECT
+    cluster, node, what, start_time, end_time, state, reason, user_name, of_slurm, of_healthd, by_whom,
+    sum(CASE WHEN start_time > ended_before THEN 1 ELSE 0 END) OVER (
+      PARTITION BY cluster, node, what ORDER BY start_time, order_of_source, end_time NULLS LAST, reason NULLS FIRST, state NULLS FIRST
+      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    ) AS island,
+    row_number() OVER (
+      PARTITION BY cluster, node, what ORDER BY start_time, order_of_source, end_time NULLS LAST, reason NULLS FIRST, state NULLS FIRST
+    ) AS place
+  FROM followed
+),
+firsts AS (
+  SELECT
+    cluster, node, what, start_time, end_time, state, reason, user_name, of_slurm, of_healthd, by_whom, island,
+    row_number() OVER (PARTITION BY cluster, node, what, island ORDER BY place) AS place
+  FROM islands
+),
+merged AS (
+  SELECT
+    cluster, node, what, min(start_time) AS start_time,
+    CASE WHEN count(end_time) = count(*) THEN max(end_time) END AS end_time,
+    max(CASE WHEN place = 1 THEN by_whom END) AS by_whom, max(CASE WHEN place = 1 THEN state END) AS first_state,
+    max(CASE WHEN place = 1 THEN reason END) AS first_reason, max(CASE WHEN place = 1 THEN user_name END) AS user_name,
+    CAST(sum(of_slurm) AS BIGINT) AS from_slurm, CAST(sum(of_healthd) AS BIGINT) AS from_healthd
+  FROM firsts
+  GROUP BY cluster, node, what, island
+)
+SELECT
+  merged.node, merged.what, merged.by_whom, merged.start_time, merged.end_time,
+  least(coalesce(merged.end_time, asked.to_time), asked.to_time) - greatest(merged.start_time, asked.from_time) AS seconds,
+  merged.first_reason, merged.first_state, merged.user_name, merged.from_slurm, merged.from_healthd, merged.cluster
+FROM merged
+CROSS JOIN asked
+WHERE merged.start_time < asked.to_time AND coalesce(merged.end_time, asked.to_time) > asked.from_time
+ORDER BY merged.cluster, merged.node, merged.what, merged.start_time

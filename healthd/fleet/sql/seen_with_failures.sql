@@ -1,0 +1,63 @@
+-- What was seen on the nodes of a failed job around its end.
+--
+-- These are the candidates for its cause, not the cause. Jobs that ended FAILED or NODE_FAIL in [from_time, to_time), with each condition that was seen on one of their nodes in [end - before_seconds, end + after_seconds]. An edge counts
+-- when it was seen; a level only if it began or became worse in that time: what stands for days is seen beside every job. What a user can forge
+-- (`observed`) is never a candidate, nor is what the log held before healthd's first start (`history`): it was judged by nobody, and of a file it may be forged too. A failed job that is not here is not attributed:
+-- ask `observed` whether its nodes were looked at.
+--
+-- columns
+--   first_seen, last_seen, moments   in that time: when, and how often
+--   from_events, from_scrapes        of how many of these moments our stream told, and a scrape, which does not say whether a user can forge what it shows
+-- asked
+--   before_seconds BIGINT = 600   how long before the end
+--   after_seconds BIGINT = 300   how long after it
+--   shift_seconds BIGINT = 0   the same windows so much later (-3600: an hour earlier): what the rule finds where no job failed is chance
+-- source: "detected within the last 10 minutes or 5 minutes after a failing job's lifetime (FAILED or NODE_FAIL)", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
+
+WITH failed AS (
+  SELECT
+    jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes,
+    jobs.end_time - asked.before_seconds + asked.shift_seconds AS window_begin, jobs.end_time + asked.after_seconds + asked.shift_seconds AS window_end,
+    asked.before_seconds + asked.after_seconds + 1 AS width
+  FROM jobs
+  CROSS JOIN asked
+  WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= asked.from_time AND jobs.end_time < asked.to_time
+),
+placed AS (
+  SELECT
+    failed.cluster, failed.db_index, failed.job_id, failed.state, failed.end_time, failed.gpus, failed.nodes,
+    failed.window_begin, failed.window_end, job_nodes.node,
+    failed.window_begin - failed.window_begin % nullif(failed.width, 0) + numbers.n * failed.width AS time_bin
+  FROM failed
+  JOIN job_nodes ON job_nodes.cluster = failed.cluster AND job_nodes.db_index = failed.db_index
+  CROSS JOIN numbers
+  WHERE numbers.n < 2
+),
+counting AS (
+  SELECT
+    sights.cluster, sights.node, sights.origin, sights.check_name, sights.code, sights.subject, sights.severity, sights.kind, sights.time,
+    sights.time - sights.time % nullif(asked.before_seconds + asked.after_seconds + 1, 0) AS time_bin
+  FROM sights
+  CROSS JOIN asked
+  WHERE (sights.kind = 'edge' OR sights.what IN ('onset', 'growth'))
+    AND NOT coalesce(sights.observed, FALSE) AND NOT coalesce(sights.history, FALSE)
+),
+met AS (
+  SELECT
+    placed.cluster, placed.db_index, placed.job_id, placed.state, placed.end_time, placed.gpus, placed.nodes, placed.node,
+    counting.origin, counting.check_name, counting.code, counting.subject, counting.kind, counting.time,
+    CASE counting.severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END AS badness
+  FROM placed
+  JOIN counting
+    ON counting.cluster = placed.cluster AND counting.node = placed.node AND counting.time_bin = placed.time_bin
+    AND counting.time BETWEEN placed.window_begin AND placed.window_end
+)
+SELECT
+  job_id, node, code, subject,
+  CASE max(badness) WHEN 3 THEN 'critical' WHEN 2 THEN 'degraded' WHEN 1 THEN 'warning' WHEN 0 THEN 'info' END AS severity,
+  min(kind) AS kind, state, end_time, min(time) AS first_seen, max(time) AS last_seen, count(*) AS moments,
+  count(CASE WHEN origin = 'events' THEN 1 END) AS from_events, count(CASE WHEN origin = 'scraped' THEN 1 END) AS from_scrapes,
+  gpus, nodes, min(check_name) AS check_name, db_index, cluster
+FROM met
+GROUP BY cluster, db_index, job_id, state, end_time, gpus, nodes, node, code, subject
+ORDER BY cluster, end_time, db_index, node, code, subject

@@ -1,0 +1,60 @@
+-- The moments at which a condition was seen: its onset, worse, or just seen.
+--
+-- Of our events: first and last sight that a line tells. Of what was scraped (Prometheus): the first and the last scrape that showed it. What the lines
+-- tell of a moment is what the worst of those says whose last sight it is, else the earliest line: a line tells how bad it was at its last sight; what a user can forge counts only where nothing else tells of it. Not only those of the time that is asked for.
+--
+-- columns
+--   time        of the sight, epoch seconds
+--   what        onset | growth (it became worse than it ever was) | seen; of what is history always seen
+--   origin      events | scraped
+--   kind        edge (it happened at that moment) | level (it is seen at each look); of what was scraped: level
+--   observed    whether only a source that a user can forge tells of it (or the store is older than this column); empty where a scrape of an older healthd does not say
+--   history     whether it was in the log before healthd's first start there; empty for what was scraped
+-- source: docs/events.md, "The condition"
+
+WITH told AS (
+  SELECT
+    cluster, node, 'events' AS origin, condition_id, check_name, code, subject, severity, kind,
+    coalesce(first_time, time) AS time, 2 AS strength, time AS told_time, stream_id, seq, CAST(NULL AS BIGINT) AS badness,
+    coalesce(observed, TRUE) AS observed, coalesce(history, FALSE) AS history
+  FROM lines WHERE event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared') AND code IS NOT NULL
+  UNION ALL
+  SELECT
+    cluster, node, 'events', condition_id, check_name, code, subject, severity, kind,
+    coalesce(last_time, time), CASE WHEN event = 'worsened' THEN 1 ELSE 0 END, time, stream_id, seq,
+    CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END,
+    coalesce(observed, TRUE), coalesce(history, FALSE)
+  FROM lines WHERE event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared') AND code IS NOT NULL
+  UNION ALL
+  SELECT cluster, node, 'scraped', CAST(NULL AS VARCHAR), check_name, code, subject, coalesce(first_severity, severity), 'level', first_time, 2, first_time, severity, 0,
+    CASE coalesce(first_severity, severity) WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END,
+    observed, CAST(NULL AS BOOLEAN)
+  FROM scraped_conditions
+  UNION ALL
+  SELECT cluster, node, 'scraped', CAST(NULL AS VARCHAR), check_name, code, subject, severity, 'level', worst_time, 1, worst_time, severity, 0,
+    CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END,
+    observed, CAST(NULL AS BOOLEAN)
+  FROM scraped_conditions WHERE worst_time > first_time
+  UNION ALL
+  SELECT cluster, node, 'scraped', CAST(NULL AS VARCHAR), check_name, code, subject, severity, 'level', last_time, 0, last_time, severity, 0,
+    CASE severity WHEN 'critical' THEN 3 WHEN 'degraded' THEN 2 WHEN 'warning' THEN 1 WHEN 'info' THEN 0 END,
+    observed, CAST(NULL AS BOOLEAN)
+  FROM scraped_conditions
+),
+ranked AS (
+  SELECT
+    cluster, node, origin, condition_id, check_name, code, subject, severity, kind, time, observed,
+    max(strength) OVER (PARTITION BY cluster, node, origin, condition_id, code, subject, time) AS strongest,
+    max(CASE WHEN history THEN 1 WHEN NOT history THEN 0 END) OVER (PARTITION BY cluster, node, origin, condition_id, code, subject, time) AS oldest,
+    row_number() OVER (
+      PARTITION BY cluster, node, origin, condition_id, code, subject, time
+      ORDER BY CASE WHEN observed = FALSE THEN 0 ELSE 1 END, badness DESC NULLS LAST, told_time, stream_id, seq, strength, severity, check_name, kind
+    ) AS place
+  FROM told
+)
+SELECT
+  cluster, node, origin, condition_id, check_name, code, subject, severity, kind, time,
+  CASE WHEN oldest = 1 THEN 'seen' WHEN strongest = 2 THEN 'onset' WHEN strongest = 1 THEN 'growth' ELSE 'seen' END AS what,
+  observed, oldest = 1 AS history
+FROM ranked
+WHERE place = 1

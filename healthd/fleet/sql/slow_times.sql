@@ -1,0 +1,48 @@
+-- When a node told of a slow job, and how slow it was.
+--
+-- Stretches of the conditions failslow/... that lie in [from_time, to_time), cut to it. A line tells how slow it was at its last sight: a stretch ends there, and begins at the sight before, or at the onset if that is later (another job).
+-- What is between the last sight and the end of the condition is not slow. Two conditions of a node may tell of one slowness: their stretches overlap. What was scraped (Prometheus) is one stretch without numbers.
+--
+-- columns
+--   begin_time, end_time   epoch seconds
+--   slowdown       how much longer an iteration took than before (0.26: 26 %); empty: not told
+--   jobs           the jobs that were slow, ids with blanks between them; empty: not told
+--   origin         events | scraped
+-- source: docs/events.md, slowdown and onset
+
+WITH told AS (
+  SELECT
+    cluster, node, condition_id, code, subject, stream_time, stream_id, seq, slowdown, jobs,
+    coalesce(onset_time, first_time, time) AS onset, coalesce(last_time, time) AS last_seen
+  FROM lines
+  WHERE event IN ('opened', 'seen_again', 'worsened', 'acknowledged', 'cleared') AND code LIKE 'failslow/%'
+    AND NOT coalesce(observed, FALSE)
+),
+followed AS (
+  SELECT
+    cluster, node, condition_id, code, subject, slowdown, jobs, onset, last_seen,
+    max(last_seen) OVER (
+      PARTITION BY cluster, node, condition_id, code, subject ORDER BY stream_time, stream_id, seq
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS seen_before
+  FROM told
+),
+stretches AS (
+  SELECT
+    cluster, node, condition_id, code, subject, greatest(onset, coalesce(seen_before, onset)) AS begin_time,
+    last_seen AS end_time, slowdown, jobs, 'events' AS origin
+  FROM followed
+  UNION ALL
+  SELECT
+    cluster, node, CAST(NULL AS VARCHAR), code, subject, first_time, last_time, CAST(NULL AS DOUBLE), CAST(NULL AS VARCHAR),
+    'scraped'
+  FROM scraped_conditions WHERE code LIKE 'failslow/%'
+)
+SELECT
+  stretches.node, stretches.code, stretches.subject, greatest(stretches.begin_time, asked.from_time) AS begin_time,
+  least(stretches.end_time, asked.to_time) AS end_time, stretches.slowdown, stretches.jobs, stretches.origin,
+  stretches.condition_id, stretches.cluster
+FROM stretches
+CROSS JOIN asked
+WHERE least(stretches.end_time, asked.to_time) > greatest(stretches.begin_time, asked.from_time)
+ORDER BY stretches.cluster, stretches.node, begin_time, stretches.code, stretches.subject, stretches.condition_id, end_time, stretches.origin

@@ -1,0 +1,43 @@
+-- What was read, and of which times.
+--
+-- A question about another time has no answer. What the ingests read of each source, put together where it overlaps or touches; of these, what overlaps [from_time, to_time), and what has no time (a list of nodes). A file was read from the first to the last time in it, event streams from the first to the last new line of each ingest: what lies before or behind is not known to be read.
+--
+-- columns
+--   from_time, to_time   the time without a gap that was read; empty: it has none
+--   names                files, days of sacct, stretches of sacctmgr, ingests of event streams, servers
+--   rows_read, rows_unread   lines that became rows, and lines that could not be read
+--   read_time            when the newest of it was read
+-- source: docs/fleet.md
+
+WITH followed AS (
+  SELECT
+    cluster, source, name, from_time, to_time, read_time, rows_read, rows_unread,
+    max(to_time) OVER (
+      PARTITION BY cluster, source ORDER BY from_time NULLS FIRST, to_time NULLS FIRST, name
+      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+    ) AS read_before
+  FROM ingests
+),
+islands AS (
+  SELECT
+    cluster, source, name, from_time, to_time, read_time, rows_read, rows_unread,
+    sum(CASE WHEN from_time IS NOT NULL AND (read_before IS NULL OR from_time > read_before) THEN 1 ELSE 0 END) OVER (
+      PARTITION BY cluster, source ORDER BY from_time NULLS FIRST, to_time NULLS FIRST, name
+      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    ) AS island
+  FROM followed
+),
+merged AS (
+  SELECT
+    cluster, source, min(from_time) AS from_time, max(to_time) AS to_time, count(*) AS names,
+    CAST(coalesce(sum(rows_read), 0) AS BIGINT) AS rows_read, CAST(coalesce(sum(rows_unread), 0) AS BIGINT) AS rows_unread,
+    max(read_time) AS read_time
+  FROM islands
+  GROUP BY cluster, source, island
+)
+SELECT
+  merged.source, merged.from_time, merged.to_time, merged.names, merged.rows_read, merged.rows_unread, merged.read_time, merged.cluster
+FROM merged
+CROSS JOIN asked
+WHERE merged.from_time IS NULL OR (merged.from_time < asked.to_time AND coalesce(merged.to_time, merged.from_time) >= asked.from_time)
+ORDER BY merged.cluster, merged.source, merged.from_time NULLS FIRST

@@ -1,0 +1,252 @@
+"""What changed on this node when a job became slow: the readings before it began against those since. Pure.
+
+Each judgement compares one thing with itself on the same node and says it with both numbers. None of them is a verdict:
+a slowness was measured elsewhere, and this is what a person looks at next, what explains most first. Something that was
+so before explains no change and is not said. The limits are plain ones (twice as much as before, and enough to matter),
+so that a quiet node says nothing.
+
+The cause that the ranks' times gave, if one is known, puts what belongs to it before the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from healthd.failslow.model import Cause
+from healthd.live.reading import Reading, Slow
+from healthd.text import is_decimal
+
+MOST_SAID = 6
+TIMES = 2.0  # as much as before
+FAULT = 0.6
+BELONGS = 1.0  # is added where it is of the cause's family
+HELD_DOWN = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
+    0x08: "hardware slowdown",
+    0x20: "too hot, by the driver",
+    0x40: "too hot, by the hardware",
+    0x80: "the power supply's brake",
+}
+POWER_CAP = 0x04  # what any busy GPU has: said only where the clock fell
+CLOCK_FELL = 0.05
+HOTTER_CELSIUS = 8
+WAITED = 0.1  # of the time
+STOLEN = 0.02
+SLOW_MILLISECONDS, SLOW_TIMES, ASKED_PER_SECOND = 20.0, 3.0, 1.0
+SWAPPED_PER_SECOND = 100.0
+CORRECTED_PER_MINUTE = 10.0
+CROWDED = 4  # processes that may use one CPU only
+
+GPU, CPU, LINK, FABRIC, STORAGE = "gpu", "cpu", "link", "fabric", "storage"
+FAMILIES: Mapping[Cause, frozenset[str]] = {
+    Cause.COMPUTE: frozenset({GPU, CPU}),
+    Cause.COMPUTE_GPU: frozenset({GPU}),
+    Cause.COMPUTE_CPU: frozenset({CPU, STORAGE}),
+    Cause.COMMUNICATION: frozenset({LINK, FABRIC}),
+    Cause.COMMUNICATION_INTRA_NODE: frozenset({LINK}),
+    Cause.COMMUNICATION_INTER_NODE: frozenset({FABRIC}),
+    Cause.IMBALANCE: frozenset({STORAGE, CPU}),
+}
+# Counters of a port: from how many a second on they matter, how much they explain, and what they are to people.
+OF_PORTS: Mapping[str, tuple[float, float, str]] = {
+    "link_downed": (0.0, 0.9, "times that the link went down"),
+    "link_error_recovery": (0.01, 0.7, "recoveries of the link"),
+    "symbol_error": (1.0, 0.6, "symbol errors"),
+    "port_rcv_errors": (1.0, 0.6, "packets received with errors"),
+    "port_xmit_discards": (1.0, 0.5, "packets that could not be sent"),
+    "local_ack_timeout_err": (0.1, 0.5, "packets without an acknowledgement in time"),
+    "packet_seq_err": (1.0, 0.5, "NAKs for packets out of sequence"),
+    "out_of_sequence": (1.0, 0.5, "packets out of sequence"),
+    "rnr_nak_retry_err": (1.0, 0.4, "retries at a receiver that was not ready"),
+    "out_of_buffer": (1.0, 0.4, "packets without a receive buffer"),
+    "roce_slow_restart": (1.0, 0.5, "slow restarts of RoCE"),
+    "rp_cnp_handled": (10.0, 0.5, "times that congestion slowed it down (CNP handled)"),
+    "np_cnp_sent": (10.0, 0.4, "congestion told to senders (CNP sent)"),
+    "np_ecn_marked_roce_packets": (100.0, 0.3, "packets marked by a congested switch (ECN)"),
+    "port_xmit_wait": (1e6, 0.3, "ticks in which it had to wait to send"),
+}
+
+
+class Said(NamedTuple):
+    """weight: 0 to 1, how much of a slowness it could explain, and from FAULT on it is a fault of the part. sentence:
+    without its end. part: the PCI address that it is about, "" = none."""
+
+    weight: float
+    family: str
+    sentence: str
+    part: str = ""
+
+
+class Both(NamedTuple):
+    """The readings before the onset and since, each from its first to its last. One reading alone has no rates."""
+
+    first: Reading
+    last: Reading
+    begin: Reading
+    now: Reading
+
+    def rates(self, of: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
+        """(name, a second before, a second since) of what only grows and is in all four readings. A counter that was
+        set back has none, nor has any where there is one reading before only."""
+        first, last, begin, now = (of(one) for one in self)
+        before, since = self.last.time - self.first.time, self.now.time - self.begin.time
+        if before <= 0 or since <= 0:
+            return
+        for name in sorted(now.keys() & begin.keys() & last.keys() & first.keys()):
+            grew, grew_before = now[name] - begin[name], last[name] - first[name]
+            if grew >= 0 and grew_before >= 0:
+                yield name, grew_before / before, grew / since
+
+
+Judge = Callable[[Both], Iterator[Said]]
+
+
+def is_of_hardware(said: Said) -> bool:
+    """Whether it is a fault of this node's own parts, and nothing that a job can cause: no load, no congestion."""
+    return said.family in (GPU, LINK, FABRIC) and said.weight >= FAULT
+
+
+def evidence(
+    before: Sequence[Reading], since: Sequence[Reading], cause: Cause = Cause.UNKNOWN, gpu: str = ""
+) -> tuple[Said, ...]:
+    """What explains most first, at most MOST_SAID. before, since: oldest first; the last
+    one before the onset also begins what is since. gpu: of the rank that is named, before all others."""
+    if not before or not since:
+        return ()
+    both = Both(before[0], before[-1], before[-1] if len(since) == 1 else since[0], since[-1])
+    family = FAMILIES.get(cause, frozenset())
+    said = [one for judge in JUDGES for one in judge(both)]
+
+    def order(one: Said) -> tuple[float, str]:
+        belongs = one.family in family and (not gpu or one.family != GPU or one.part == gpu)
+        return -(one.weight + (BELONGS if belongs else 0.0)), one.sentence
+
+    return tuple(sorted(said, key=order)[:MOST_SAID])
+
+
+def of_gpus(both: Both) -> Iterator[Said]:
+    for pci, now in both.now.gpus.items():
+        before = both.last.gpus.get(pci)
+        if before is None:
+            continue
+        new = (now.reasons or 0) & ~(before.reasons or 0)
+        held = [words for bit, words in HELD_DOWN.items() if new & bit]
+        if held:
+            yield Said(0.9, GPU, f"GPU {pci}: its clock is held down ({', '.join(held)}), which it was not before", pci)
+        if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_FELL) * before.sm_mhz:
+            fell = 1 - now.sm_mhz / before.sm_mhz
+            why = " at its power limit" if new & POWER_CAP else ""
+            sentence = f"GPU {pci}: its clock is {now.sm_mhz} MHz{why}, {before.sm_mhz} MHz before"
+            yield Said(min(0.5 if why else 0.95, 0.4 + fell), GPU, sentence, pci)  # a heavier load meets its limit, too
+        if now.celsius is not None and before.celsius is not None and now.celsius >= before.celsius + HOTTER_CELSIUS:
+            yield Said(0.3, GPU, f"GPU {pci}: it has {now.celsius} C, {before.celsius} C before", pci)
+
+
+def of_links(both: Both) -> Iterator[Said]:
+    for pci, now in both.now.links.items():
+        before = both.last.links.get(pci)
+        if before is None:
+            continue
+        if now.width < before.width:
+            yield Said(0.85, LINK, f"{pci}: its PCIe link has {now.width} lanes, {before.width} before", pci)
+        if now.gt_per_s < before.gt_per_s:  # a GPU that is idle lowers it, too
+            sentence = f"{pci}: its PCIe link runs at {now.gt_per_s:g} GT/s, {before.gt_per_s:g} before"
+            yield Said(0.4, LINK, sentence, pci)
+    for kind, least, weight in (("nonfatal", 0.0, 0.8), ("correctable", CORRECTED_PER_MINUTE / 60, 0.4)):
+        for pci, was, is_now in both.rates(_named("errors", kind)):
+            if is_now > max(least, TIMES * was):
+                sentence = f"{pci}: {_each_minute(is_now, f'{kind} PCIe errors (AER)', was)}"
+                yield Said(weight, LINK, sentence, pci)
+
+
+def of_ports(both: Both) -> Iterator[Said]:
+    for port, speed in both.now.speeds.items():
+        before = both.last.speeds.get(port)
+        if before is not None and speed < before:
+            yield Said(0.9, FABRIC, f"port {port}: it runs at {speed:g} Gbit/s, {before:g} before", port)
+    for name, (least, weight, words) in OF_PORTS.items():
+        for port, was, is_now in both.rates(_named("ports", name)):
+            if is_now > max(least, TIMES * was):
+                yield Said(weight, FABRIC, f"port {port}: {_each_minute(is_now, words, was)}", port)
+
+
+def of_waiting(both: Both) -> Iterator[Said]:
+    """PSI: "full" of memory and io, when everything waits, and "some" of the CPUs, where "full" is always 0."""
+    wanted = {
+        "cpu some": (CPU, "something waited for a CPU"),
+        "memory full": (CPU, "everything waited for memory"),
+        "io full": (STORAGE, "everything waited for disks or file servers"),
+    }
+    for what, was, is_now in both.rates(lambda one: one.waiting):
+        if what in wanted and is_now / 1e6 >= max(WAITED, TIMES * was / 1e6):
+            family, words = wanted[what]
+            sentence = f"{words} {_percent(is_now / 1e6)} of the time, {_percent(was / 1e6)} before (PSI)"
+            yield Said(min(0.9, is_now / 1e6), family, sentence)
+
+
+def of_cpus(both: Both) -> Iterator[Said]:
+    rates = {name: (was, is_now) for name, was, is_now in both.rates(lambda one: one.cpu)}
+    if "steal" not in rates or "all" not in rates:
+        return
+    was, is_now = (stolen / ticks if ticks else 0.0 for stolen, ticks in zip(rates["steal"], rates["all"], strict=True))
+    if is_now >= max(STOLEN, TIMES * was):
+        sentence = f"the hypervisor took {_percent(is_now)} of the CPUs' time, {_percent(was)} before"
+        yield Said(min(0.9, 3 * is_now), CPU, sentence)
+
+
+def of_pinned(both: Both) -> Iterator[Said]:
+    for cpus, processes in both.now.pinned.items():
+        before = both.last.pinned.get(cpus, 0)
+        if is_decimal(cpus) and processes >= max(CROWDED, TIMES * before):
+            sentence = f"{processes} processes of the job may use CPU {cpus} only, {before} before"
+            yield Said(0.6, CPU, sentence)
+
+
+def of_memory(both: Both) -> Iterator[Said]:
+    for name, was, is_now in both.rates(lambda one: one.memory):
+        if name == "oom_kill" and is_now > 0:
+            yield Said(0.7, CPU, "the kernel ended a process for want of memory")
+        elif name != "oom_kill" and is_now >= max(SWAPPED_PER_SECOND, TIMES * was):
+            way = "in" if name == "pswpin" else "out"
+            yield Said(0.6, CPU, f"{is_now:.0f} pages a second are swapped {way}, {was:.0f} before")
+
+
+def of_storage(both: Both) -> Iterator[Said]:
+    for what, of in (("disk", lambda one: one.disks), ("NFS", lambda one: one.mounts)):
+        yield from _latencies(both, what, of)
+
+
+def _latencies(both: Both, what: str, of: Callable[[Reading], Mapping[str, Slow]]) -> Iterator[Said]:
+    first, last, begin, now = (of(one) for one in both)
+    seconds = both.now.time - both.begin.time
+    for name in sorted(now.keys() & begin.keys()):
+        asked = now[name].operations - begin[name].operations
+        took = now[name].milliseconds - begin[name].milliseconds
+        if seconds <= 0 or took < 0 or asked < max(1.0, ASKED_PER_SECOND * seconds):
+            continue
+        was_asked = last[name].operations - first[name].operations if name in first and name in last else 0
+        was = (last[name].milliseconds - first[name].milliseconds) / was_asked if was_asked > 0 else None
+        mean = took / asked
+        if mean >= SLOW_MILLISECONDS and was is not None and mean >= SLOW_TIMES * was:
+            yield Said(0.5, STORAGE, f"{what} {name}: an operation takes {mean:.0f} ms, {was:.1f} ms before")
+
+
+JUDGES: Sequence[Judge] = (*(of_gpus, of_links, of_ports, of_waiting, of_cpus, of_pinned, of_memory, of_storage),)
+
+
+def _named(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
+    """What each of the parts ("ports", "errors") counts of this name."""
+
+    def of(reading: Reading) -> Mapping[str, int]:
+        told: Mapping[str, Mapping[str, int]] = getattr(reading, parts)
+        return {part: counts[name] for part, counts in told.items() if name in counts}
+
+    return of
+
+
+def _each_minute(rate: float, what: str, before: float) -> str:
+    return f"{60 * rate:.3g} {what} a minute, {60 * before:.3g} before"
+
+
+def _percent(share: float) -> str:
+    return f"{min(share, 1.0):.0%}" if share >= 0.095 else f"{share:.1%}"

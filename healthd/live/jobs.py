@@ -1,0 +1,261 @@
+"""The jobs that are watched on this node: their series, what is judged of them, what is told. No socket, no clock.
+
+A job is there as long as a connection of one of its ranks, or while its counters are sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from healthd.failslow.model import Cause, Kind
+from healthd.live.datagram import Step
+from healthd.live.evidence import Said, is_of_hardware
+from healthd.live.judged import Channel, Judged, RankSeen, judge
+from healthd.live.sample import Sample
+from healthd.live.series import Series
+from healthd.live.settings import Watched
+from healthd.live.told import MOST_RECENT, JobTold, Lost, sentence
+
+CLIENT, COUNTERS = "client", "counters"
+FORGOTTEN_SECONDS = 120.0  # after its last sample a job is over of which only counters tell, and
+MOST_LOOKS = 5  # at the files that a rank has open: it decides how many those are, and whether a GPU is among them
+GRACE_SECONDS = 60.0  # a message may stand for steps from before the connection
+QUIET = 50.0  # so many times what a sample of it was the mean of: a rhythm that changed is found anew within that
+
+# (PCI address of the suspect GPU or "", its cause as the ranks show it, since when) -> what the node shows
+Evidence = Callable[[str, Cause, float | None], tuple[Said, ...]]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One process that tells its steps. number, local: as it calls itself, -1 = it does not. began: when it was first
+    heard; told_seconds: how much time its steps made up since then. looks: how often its GPU was looked for."""
+
+    pid: int
+    began: float = 0.0
+    told_seconds: float = 0.0
+    number: int = -1
+    local: int = -1
+    gpu: str = ""
+    looks: int = 0
+    iteration: Series | None = None
+    busy: Series | None = None
+
+    def believed(self, step: Step, now: float) -> float:
+        """How many of the steps can have been in the time that went by: what a rank says to have lost is bounded by it,
+        whatever it says."""
+        left = max(0.0, now - self.began + GRACE_SECONDS - self.told_seconds)
+        steps = min(float(step.steps), left / step.seconds)
+        self.told_seconds += steps * step.seconds
+        return steps
+
+    def seen(self) -> RankSeen | None:
+        if self.iteration is None:
+            return None
+        name = f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
+        return RankSeen(name, self.gpu, _channel(self.iteration), _channel(self.busy) if self.busy else None)
+
+
+@dataclass(slots=True)
+class Job:
+    """One source's view of a job. ranks: by connection. counters: by what was sampled. gone_seconds: lost by ranks that
+    have ended. each: the seconds that a sample of counters was the mean of."""
+
+    name: str
+    source: str
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    counters: dict[str, Series] = field(default_factory=dict)
+    gone_seconds: float = 0.0
+    last: float = 0.0
+    each: float = 0.0
+    told: JobTold | None = None
+    of_node: tuple[Said, ...] = ()  # what the node itself showed at the onset
+
+
+class Jobs:
+    """`gpu_of(pid, job, local rank)`: the PCI address of a process's GPU, "" = not known."""
+
+    def __init__(
+        self,
+        watched: Watched,
+        gpu_of: Callable[[int, str, int], str],
+        evidence: Evidence = lambda gpu, cause, since: (),
+    ) -> None:
+        self.watched = watched
+        self.recent: deque[JobTold] = deque(maxlen=MOST_RECENT)
+        self._gpu_of = gpu_of
+        self._evidence = evidence
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._said: list[tuple[object, ...]] = []  # what was news at the last judgement
+        self._ended_lost = {CLIENT: 0.0, COUNTERS: 0.0}  # seconds
+
+    def reconfigure(self, watched: Watched) -> None:
+        """What the running jobs have shown stays; from now on the new thresholds count."""
+        self.watched = watched
+        for job in self._jobs.values():
+            percent = self._percent(job.source)
+            for series in _series(job):
+                series.change_percent(percent)
+
+    @property
+    def watches_any(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def slow(self) -> list[JobTold]:
+        return [job.told for job in self._jobs.values() if job.told is not None and job.told.slow]
+
+    def heard(self, connection: int, pid: int, name: str, step: Step, now: float) -> bool:
+        """One message of a rank. True: the job is new, or something in it became slow, or recovered."""
+        is_new = (name, CLIENT) not in self._jobs
+        job = self._job(name, CLIENT)
+        job.last = now
+        rank = job.ranks.get(connection)
+        if rank is None:
+            rank = job.ranks[connection] = Rank(pid, now)
+        if rank.number < 0:  # it may learn its number after its first steps, and keeps it: each name is news
+            rank.number, rank.local = step.rank, step.local_rank
+        if rank.iteration is None:
+            rank.iteration = Series(Kind.ITERATION, self.watched.slow_percent)
+        steps = rank.believed(step, now)
+        changed = rank.iteration.add(step.seconds, now, steps)
+        if step.busy is not None:
+            if rank.busy is None:
+                rank.busy = Series(Kind.BUSY, self.watched.slow_percent)
+            changed |= rank.busy.add(step.busy, now, steps)
+        return changed or is_new
+
+    def sampled(self, sample: Sample) -> bool:
+        """One iteration as sampled counters show it. True: as `heard`."""
+        is_new = (sample.job, COUNTERS) not in self._jobs
+        job = self._job(sample.job, COUNTERS)
+        job.last, job.each = sample.time, sample.value * sample.steps
+        series = job.counters.get(sample.series)
+        if series is None:
+            if len(job.counters) >= self.watched.ranks:
+                return False
+            series = job.counters[sample.series] = Series(sample.kind, self.watched.counters_percent)
+        return series.add(sample.value, sample.time, sample.steps) or is_new
+
+    def left(self, connection: int, name: str, now: float) -> bool:
+        """A connection ended. True: with it the job."""
+        job = self._jobs.get((name, CLIENT))
+        rank = job.ranks.pop(connection, None) if job is not None else None
+        if job is None or rank is None:
+            return False
+        job.gone_seconds += rank.iteration.lost_seconds if rank.iteration else 0.0
+        if job.ranks:
+            return False
+        self._end(job, now)
+        return True
+
+    def forget_quiet(self, now: float, sampled: str) -> bool:
+        """Jobs whose counters are not sampled any more (`sampled` is the one that is), or tell nothing for longer than
+        they did before, are over. True: there was one."""
+        by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
+        quiet = [
+            job for job in by_counters if job.name != sampled or now - job.last > FORGOTTEN_SECONDS + QUIET * job.each
+        ]
+        for job in quiet:
+            self._end(job, now)
+        return bool(quiet)
+
+    def judge(self, silent: bool) -> bool:
+        """Judge all jobs anew. silent: what becomes slow now is not told. True: what a person would be told changed."""
+        before = self._said
+        for job in self._jobs.values():
+            job.told = self._judged(job, silent)
+        self._said = _essence(self.told())
+        return self._said != before
+
+    def told(self) -> tuple[JobTold, ...]:
+        return tuple(job.told for job in self._jobs.values() if job.told is not None)
+
+    def lost(self) -> Lost:
+        """Of all jobs since the process began."""
+        total = dict(self._ended_lost)
+        for job in self._jobs.values():
+            total[job.source] += job.told.lost_seconds if job.told is not None else 0.0
+        return Lost(round(total[CLIENT], 3), round(total[COUNTERS], 3))
+
+    def _judged(self, job: Job, silent: bool) -> JobTold:
+        ranks = [(rank, seen) for rank in job.ranks.values() if (seen := rank.seen()) is not None]
+        found = judge([seen for _, seen in ranks]) if job.source == CLIENT else of_counters(job.counters)
+        each = [series.lost_seconds for series in _series(job) if series.kind is not Kind.BUSY]
+        # Counters are several views of the same iterations.
+        lost = job.gone_seconds + (sum(each) if job.source == CLIENT else max(each, default=0.0))
+        count = len(ranks) if job.source == CLIENT else 1  # counters show the job as a whole
+        told = JobTold(job.name, count, job.source, lost_seconds=round(lost, 3))
+        was_slow = job.told is not None and job.told.slow
+        if not found.slow or (silent and not was_slow):
+            return told
+        gpu = name = ""
+        if found.rank is not None:
+            rank, seen = ranks[found.rank]
+            if not rank.gpu and rank.looks < MOST_LOOKS:
+                rank.looks += 1
+                rank.gpu = self._gpu_of(rank.pid, job.name, rank.local)
+            gpu, name = rank.gpu, seen.name
+        cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
+        before = job.told if was_slow else None
+        # The node's own evidence is of the onset: it is read once, and again where somebody else is named.
+        if before is None or (before.suspect, before.rank) != (gpu, name):
+            job.of_node = self._evidence(gpu, cause, found.since)
+        return dataclasses.replace(
+            told,
+            slow=True,
+            since=found.since,
+            slowdown=round(found.slowdown, 4),
+            suspect=gpu,
+            rank=name,
+            cause=cause.value,
+            evidence=(*map(sentence, found.evidence), *(sentence(one.sentence) for one in job.of_node)),
+            node_changed=any(map(is_of_hardware, job.of_node)),
+        )
+
+    def _job(self, name: str, source: str) -> Job:
+        job = self._jobs.get((name, source))
+        if job is None:
+            job = self._jobs[name, source] = Job(name, source)
+        return job
+
+    def _percent(self, source: str) -> float:
+        return self.watched.slow_percent if source == CLIENT else self.watched.counters_percent
+
+    def _end(self, job: Job, now: float) -> None:
+        told = job.told or JobTold(job.name, 0, job.source)
+        lost = round(max(told.lost_seconds, job.gone_seconds), 3)
+        self._ended_lost[job.source] += lost
+        self.recent.append(dataclasses.replace(told, lost_seconds=lost, ended=round(now, 3)))
+        del self._jobs[job.name, job.source]
+
+
+def of_counters(counters: dict[str, Series]) -> Judged:
+    """Of what was sampled without the job's help: it shows that the job is slow, never which rank."""
+    slow = {name: point for name, series in counters.items() if (point := series.slow) is not None}
+    if not slow:
+        return Judged(False)
+    since = min((s.since for s in counters.values() if s.since is not None), default=None)
+    evidence = tuple(
+        f"{name}: an iteration takes {point.slowdown:+.0%} against {counters[name].detector.baseline():.3g} s before"
+        for name, point in slow.items()
+    )
+    return Judged(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
+
+
+def _series(job: Job) -> Iterator[Series]:
+    for rank in job.ranks.values():
+        yield from (series for series in (rank.iteration, rank.busy) if series is not None)
+    yield from job.counters.values()
+
+
+def _channel(series: Series) -> Channel:
+    return Channel(series.slow, series.since, series.detector.baseline(), series.detector.lately())
+
+
+def _essence(told: Iterable[JobTold]) -> list[tuple[object, ...]]:
+    """What of it is news: a job that comes or goes without being slow is none."""
+    return [(one.job, one.source, one.suspect, one.rank, one.cause) for one in told if one.slow]

@@ -1,0 +1,118 @@
+"""Reads what this node shows of itself, through Host. /proc and sysfs only: no file system of others, no NVML (what
+that said stands in `gpus`, from the process that samples).
+
+A port's counters are asked of the adapter's firmware, which may take a minute to be dead: after LOOK_SECONDS no other
+port is read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from healthd.host import PCI_DEVICES, Host
+from healthd.live import reading
+from healthd.live.reading import Gpu, Link, Reading
+from healthd.machine import infiniband
+from healthd.machine.process import job_processes
+from healthd.text import is_decimal, regex
+
+LOOK_SECONDS = 2.0
+MOST_PROCESSES = 256
+MOST_PORTS = 64
+# What grows where a link, the fabric or a receiver is the matter (Linux, sysfs-class-infiniband; NVIDIA, "Understanding
+# mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) are not in sysfs, in ethtool -S only.
+COUNTERS = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
+)
+HW_COUNTERS = (
+    *("np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "out_of_sequence", "packet_seq_err"),
+    *("local_ack_timeout_err", "rnr_nak_retry_err", "roce_slow_restart", "out_of_buffer"),
+)
+_TOTAL = regex(r"(?m)^TOTAL_ERR_(?:COR|NONFATAL) ([0-9]{1,19})$")
+_ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
+
+
+def read(host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic) -> Reading:
+    """Now. Nothing raises: what cannot be read is missing."""
+    until = monotonic() + LOOK_SECONDS
+    devices = list(_devices(host))
+    ports = dict(_ports(host, until, monotonic))
+    speeds = ((port, reading.gbit_per_s(host.told(infiniband.path(port, "rate")))) for port in ports)
+    return Reading(
+        host.now(),
+        {pci: _gpu(told) for pci, told in gpus.items()},
+        {pci: link for pci in devices if (link := _link(host, pci)) is not None},
+        {pci: errors for pci in devices if (errors := dict(_errors(host, pci)))},
+        ports,
+        {port: speed for port, speed in speeds if speed is not None},
+        {
+            what: microseconds
+            for of in ("cpu", "memory", "io")
+            for what, microseconds in reading.pressure(host.told(f"/proc/pressure/{of}"), of)
+        },
+        reading.cpu_times(host.told("/proc/stat")),
+        reading.disk_times(host.told("/proc/diskstats")),
+        reading.nfs_times(host.told("/proc/self/mountstats")),
+        reading.memory_events(host.told("/proc/vmstat")),
+        _pinned(host),
+    )
+
+
+def _gpu(told: Mapping[str, Any]) -> Gpu:
+    numbers = (told.get(name) for name in Gpu._fields)
+    return Gpu(*(number if isinstance(number, int) else None for number in numbers))
+
+
+def _devices(host: Host) -> Iterator[str]:
+    """GPUs and network adapters, but for their virtual functions."""
+    try:
+        functions = host.pci_functions()
+    except (OSError, ValueError):
+        return
+    for function in functions:
+        if not function.virtual and (
+            function.pci_class.startswith("0x02")
+            or (function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302")))
+        ):
+            yield function.pci
+
+
+def _link(host: Host, pci: str) -> Link | None:
+    path = f"{PCI_DEVICES}/{pci}"
+    return reading.link(host.told(f"{path}/current_link_speed"), host.told(f"{path}/current_link_width"))
+
+
+def _errors(host: Host, pci: str) -> Iterator[tuple[str, int]]:
+    for kind in ("correctable", "nonfatal"):
+        total = _TOTAL.search(host.told(f"{PCI_DEVICES}/{pci}/aer_dev_{kind}"))
+        if total:
+            yield kind, int(total[1])
+
+
+def _ports(host: Host, until: float, monotonic: Callable[[], float]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    try:
+        names = infiniband.ports(host)[:MOST_PORTS]
+    except OSError:
+        return
+    for port in names:
+        counts = {}
+        for folder, counters in (("counters", COUNTERS), ("hw_counters", HW_COUNTERS)):
+            for name in counters:
+                if monotonic() > until:
+                    return
+                text = host.told(infiniband.path(port, f"{folder}/{name}"))
+                if is_decimal(text) and len(text) < 20:
+                    counts[name] = int(text)
+        yield port, counts
+
+
+def _pinned(host: Host) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for pid in islice(sorted(job_processes(host.root or "/")), MOST_PROCESSES):
+        allowed = _ALLOWED.search(host.told(f"/proc/{pid}/status"))
+        if allowed:
+            found[allowed[1]] = found.get(allowed[1], 0) + 1
+    return found

@@ -1,0 +1,306 @@
+"""The live process: hears ranks, samples counters, judges, and tells the daemon's check in one file.
+
+    python -m healthd.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"place": ..., "watched": ...}
+
+The daemon sends lines {"watched": ...} after a reload; the end of the stream is the order to end. What goes to the
+daemon are single bytes: ALIVE each minute, CHANGED when the file says something new. It has a low priority and bounded
+memory, and the daemon watches both (work/watching.py). It never opens the driver, so it may be killed at any time: what
+asks NVML is a process of its own (sampling.py, docs/adr/0030).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from healthd.convert import load
+from healthd.failslow.mitigation.planner import Overheads
+from healthd.failslow.model import Cause
+from healthd.guard import words
+from healthd.host import Host
+from healthd.live.advising import Advising
+from healthd.live.datagram import Step
+from healthd.live.evidence import Said
+from healthd.live.gpus import gpu_of
+from healthd.live.jobs import Jobs
+from healthd.live.node import read
+from healthd.live.reading import Reading
+from healthd.live.readings import Readings
+from healthd.live.receiver import SOCKET, Left, Receiver
+from healthd.live.sample import Sample
+from healthd.live.settings import Place, Watched, watched
+from healthd.live.told import FILE, Dropped, Told, as_text, sentence
+from healthd.machine import detection_pause
+from healthd.machine.files import replace_file
+from healthd.machine.oom import raise_score
+from healthd.machine.wakeup import FOREVER, poll
+
+ALIVE, CHANGED = b".", b"c"
+ALIVE_SECONDS = 60.0
+TOLD_SECONDS = 30.0  # what a slowness has cost is told anew so often
+JUDGED_SECONDS = 1.0  # jobs are judged at most so often
+SAID_SECONDS = 10.0  # between two looks of the daemon's check, whatever a job makes of itself
+MOST_DATA_BYTES = 512 << 20
+NICE = 10
+MOST_LINE_BYTES = 1 << 16
+FILE_MODE = 0o640
+SAMPLING_LOCK = "sampling.lock"
+
+
+class Sampler(Protocol):
+    """What measures without a job's help. deadline: when it wants its next step (monotonic). job: the one whose
+    counters are sampled now, "" = none. share: of a core, in the last minute."""
+
+    @property
+    def deadline(self) -> float: ...
+
+    @property
+    def job(self) -> str: ...
+
+    @property
+    def gpus(self) -> Mapping[str, Mapping[str, Any]]: ...
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def troubles(self) -> tuple[str, ...]: ...
+
+    def step(self, now: float) -> Iterable[Sample]: ...
+
+    def close(self) -> None: ...
+
+
+def main() -> None:
+    raise_score()
+    bound()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.setblocking(False)
+    setup = json.loads(sys.argv[2])
+    live = Live(load(Place, setup["place"]), channel)
+    try:
+        live.reconfigure(watched(setup["watched"]))
+        while live.wait():
+            live.step()
+    finally:
+        live.close()
+
+
+def bound() -> None:
+    """Jobs come first, and a mistake here takes no memory from them. Where the unit forbids both calls (@resources of
+    its SystemCallFilter), the daemon's own bound of memory stands alone."""
+    with suppress(OSError):
+        os.nice(NICE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
+
+
+class Live:
+    def __init__(self, place: Place, channel: socket.socket) -> None:
+        self.place = place
+        self.channel = channel
+        self.host = Host(place.root)
+        self.jobs = Jobs(Watched(), self._gpu_of, self._evidence)
+        self.receiver: Receiver | None = None
+        self.advising: Advising | None = None
+        self.sampler: Sampler | None = None
+        self.readings = Readings(self._read_node)
+        self.troubles: dict[str, str] = {}  # what gives nothing -> why
+        self._incoming = b""
+        self._alive_at = self._judge_at = self._tell_at = 0.0
+        self._said_at = -SAID_SECONDS
+        self._news = self._paused = self._unsaid = False
+        self._until = 0.0
+        self._written = ""
+
+    # --- the one wait
+
+    def wait(self) -> bool:
+        """Sleep until something is due. False: the daemon wants us to end, or is gone."""
+        now = time.monotonic()
+        moments = [self._alive_at]
+        waits = [(self.channel.fileno(), False)]
+        if self.receiver is not None:
+            if now >= self.receiver.look_at:
+                waits.append((self.receiver.fileno(), False))
+            else:  # whoever sends now waits for the next look: that is what bounds our share of a core
+                moments.append(self.receiver.look_at)
+        if self.sampler is not None:
+            moments.append(self.sampler.deadline)
+        moments.append(self.readings.deadline)
+        if self._news:
+            moments.append(self._judge_at)
+        if self.jobs.slow or self._paused:
+            moments.append(self._tell_at)
+        ready = poll(waits, min(moments, default=FOREVER) - now)
+        return self.channel.fileno() not in ready or self._hear_daemon()
+
+    def _hear_daemon(self) -> bool:
+        try:
+            chunk = self.channel.recv(MOST_LINE_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if not chunk:
+            return False
+        *lines, self._incoming = (self._incoming + chunk).split(b"\n")
+        for line in lines:
+            self.reconfigure(watched(json.loads(line)["watched"]))
+        return True
+
+    def _say(self, byte: bytes) -> None:
+        """The daemon reads it when it can; what does not fit is no loss, for the channel holds the same byte often."""
+        with suppress(BlockingIOError, ConnectionError):
+            self.channel.send(byte)
+
+    # --- one turn
+
+    def step(self) -> None:
+        now, clock = time.monotonic(), time.time()
+        if now >= self._alive_at:
+            self._say(ALIVE)
+            self._alive_at = now + ALIVE_SECONDS
+            self._news |= self.jobs.forget_quiet(clock, self.sampler.job if self.sampler is not None else "")
+        if self.receiver is not None and now >= self.receiver.look_at:
+            self._hear(self.receiver, now, clock)
+        if self.sampler is not None and now >= self.sampler.deadline:
+            self._sample(self.sampler, now)
+        self.readings.step(now, self.jobs.watches_any or (self.sampler is not None and self.sampler.job != ""))
+        if (self._news and now >= self._judge_at) or ((self.jobs.slow or self._paused) and now >= self._tell_at):
+            self._judge(now, clock)
+
+    def _hear(self, receiver: Receiver, now: float, clock: float) -> None:
+        for heard in receiver.step(now):
+            if isinstance(heard, Left):
+                self._news |= self.jobs.left(heard.connection, heard.job, clock)
+            elif isinstance(heard.said, Step):
+                self._news |= self.jobs.heard(heard.connection, heard.pid, heard.job, heard.said, clock)
+
+    def _sample(self, sampler: Sampler, now: float) -> None:
+        before = sampler.troubles, sampler.share
+        for sample in sampler.step(now):
+            self._news |= self.jobs.sampled(sample)
+        self._news |= (sampler.troubles, sampler.share) != before
+
+    def _judge(self, now: float, clock: float) -> None:
+        self._news, self._judge_at, self._tell_at = False, now + JUDGED_SECONDS, now + TOLD_SECONDS
+        pause = detection_pause.standing(self.place.runtime_dir, clock)
+        self._paused, self._until = pause is not None, pause.until if pause else 0.0
+        changed = self.jobs.judge(self._paused)
+        self._write(clock)
+        self._advise(clock)
+        self._unsaid |= changed
+        if self._unsaid and now >= self._said_at + SAID_SECONDS:
+            self._unsaid, self._said_at = False, now
+            self._say(CHANGED)
+        self._news |= self._unsaid
+
+    def _advise(self, clock: float) -> None:
+        if self.receiver is None or self.advising is None:
+            return
+        news, trouble = self.advising.step(self.jobs.told(), clock)
+        for job in news:
+            self.receiver.news(job)
+        if trouble is not None:
+            self._complain("advice", trouble)
+
+    def _write(self, clock: float) -> None:
+        sampler = () if self.sampler is None else self.sampler.troubles
+        told = Told(
+            written=round(clock, 3),
+            paused_until=self._until,
+            jobs=self.jobs.told(),
+            recent=tuple(self.jobs.recent),
+            dropped=Dropped() if self.receiver is None else self.receiver.said_dropped(),
+            lost=self.jobs.lost(),
+            sampling=None if self.sampler is None else self.sampler.share,
+            troubles=tuple(map(sentence, (*self.troubles.values(), *sampler))),
+        )
+        try:
+            replace_file(os.path.join(self.place.runtime_dir, FILE), as_text(told), FILE_MODE)
+        except OSError as error:  # a full tmpfs: the next time is soon
+            self._complain("file", error)
+
+    # --- what is watched
+
+    def reconfigure(self, wanted: Watched) -> None:
+        """At the start and after a reload. What running jobs have shown stays."""
+        before = self.jobs.watched
+        self.jobs.reconfigure(wanted)
+        if self.receiver is not None and not wanted.client:
+            self._close_receiver()
+        if wanted.client and self.receiver is None:
+            self.troubles.pop("client", None)
+            try:
+                path = os.path.join(self.place.runtime_dir, SOCKET)
+                self.receiver = Receiver(path, self.place.root, wanted.jobs, wanted.ranks)
+                self.advising = Advising(self.place.runtime_dir, self.receiver.owner)
+            except OSError as error:
+                self._complain("client", error)
+        if self.advising is not None:
+            self.advising.overheads = Overheads(s4=wanted.restart_seconds)
+        if self.receiver is not None:
+            self.receiver.jobs, self.receiver.ranks = wanted.jobs, wanted.ranks
+        if self.sampler is not None and (wanted.sample, wanted.sample_seconds) != (
+            before.sample,
+            before.sample_seconds,
+        ):
+            self.sampler.close()
+            self.sampler = None
+        if wanted.sample and self.sampler is None:
+            self.sampler = self._make_sampler(wanted)
+        self._news = True
+
+    def _make_sampler(self, wanted: Watched) -> Sampler | None:
+        from healthd.live.sampler import Sampler as Counters
+        from healthd.live.sampling import Setup
+
+        lock = os.path.join(self.place.runtime_dir, SAMPLING_LOCK)
+        return Counters(Setup(wanted.sample, wanted.sample_seconds, self.place.root, self.place.fake_nvml, lock))
+
+    def _complain(self, what: str, error: BaseException) -> None:
+        if what not in self.troubles:
+            print(f"healthd.live: {what}: {words(error)}", file=sys.stderr, flush=True)
+        self.troubles[what] = f"{what}: {words(error)}"
+
+    # --- what the node knows of a slow job
+
+    def _gpu_of(self, pid: int, job: str, local_rank: int) -> str:
+        try:
+            return gpu_of(self.host, pid, job, local_rank)
+        except Exception as error:  # what /proc holds of a user's process must not end the watch over all others
+            self._complain("gpu", error)
+            return ""
+
+    def _evidence(self, gpu: str, cause: Cause, since: float | None) -> tuple[Said, ...]:
+        try:
+            return self.readings.evidence(since, cause, gpu, time.monotonic())
+        except Exception as error:  # as above: that a job is slow is told in any case
+            self._complain("evidence", error)
+            return ()
+
+    def _read_node(self) -> Reading:
+        return read(self.host, self.sampler.gpus if self.sampler is not None else {})
+
+    def _close_receiver(self) -> None:
+        if self.receiver is not None:
+            self.receiver.close()
+        if self.advising is not None:
+            self.advising.close()
+        self.receiver = self.advising = None
+
+    def close(self) -> None:
+        self._close_receiver()
+        if self.sampler is not None:
+            self.sampler.close()
+        self.channel.close()

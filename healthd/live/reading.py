@@ -1,0 +1,143 @@
+"""What this node shows of itself at one moment, and how it is read from the texts of /proc and /sys. Pure.
+
+Everything is what root reads, none of it a job's word. Where a line is not as the kernel writes it, it is left out: it
+is evidence beside a slowness that was measured elsewhere, and no fault of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import NamedTuple
+
+from healthd.machine.disks import NO_DISKS, whole
+from healthd.text import is_decimal, regex
+from healthd.values import dataclass
+
+MOST_PARTS = 256  # disks, mounts: a node has dozens
+LONGEST = 60  # characters of a name in a sentence
+
+_PRESSURE = regex(r"(?m)^(some|full) avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,19})$")
+_MOUNT = regex(r"device .{1,4096} mounted on (.{1,4096}) with fstype nfs4? statvers=.*")
+_OPERATION = regex(r"\s*([A-Z_]{1,32}): ([0-9 ]{1,256})")
+_RATE = regex(
+    r"([0-9]{1,5}(?:\.[0-9]+)?) Gb/sec.*",
+)
+
+
+class Gpu(NamedTuple):
+    """None: NVML does not tell it. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+
+    celsius: int | None
+    sm_mhz: int | None
+    reasons: int | None
+
+
+class Link(NamedTuple):
+    """gt_per_s: 32.0 is PCIe 5.0. width: lanes."""
+
+    gt_per_s: float
+    width: int
+
+
+class Slow(NamedTuple):
+    """What a disk or a mount was asked since the boot, and how long that took in all."""
+
+    operations: int
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """time: epoch seconds. What could not be read is not in it.
+
+    gpus     PCI address -> what NVML says      links    PCI address -> the link of a GPU or network adapter
+    errors   PCI address -> what AER counted: "correctable", "nonfatal"
+    ports    "mlx5_0/1" -> what the port counted, by the counter's name in sysfs; speeds: its Gbit/s
+    waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
+    cpu      where the CPUs' time went, in ticks: "steal", "idle", "all"
+    disks, mounts   name -> Slow                memory   pages swapped in and out, "oom_kill"
+    pinned   CPUs ("0", "0-7") -> how many processes of jobs may use these only
+    """
+
+    time: float
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
+    errors: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    ports: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    cpu: Mapping[str, int] = field(default_factory=dict)
+    disks: Mapping[str, Slow] = field(default_factory=dict)
+    mounts: Mapping[str, Slow] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
+    pinned: Mapping[str, int] = field(default_factory=dict)
+
+
+def pressure(text: str, of: str) -> Iterator[tuple[str, int]]:
+    """/proc/pressure/cpu, memory, io (Linux, accounting/psi.rst)."""
+    for match in _PRESSURE.finditer(text):
+        yield f"{of} {match[1]}", int(match[2])
+
+
+def cpu_times(text: str) -> dict[str, int]:
+    """The first line of /proc/stat (proc_stat(5)): user nice system idle iowait irq softirq steal guest guest_nice; a
+    guest's time is the user's too."""
+    words = text.partition("\n")[0].split()
+    if len(words) < 9 or words[0] != "cpu" or not all(map(is_decimal, words[1:9])):
+        return {}
+    ticks = [int(word) for word in words[1:9]]
+    return {"idle": ticks[3] + ticks[4], "steal": ticks[7], "all": sum(ticks)}
+
+
+def disk_times(text: str) -> dict[str, Slow]:
+    """/proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes, and their milliseconds, of whole disks."""
+    found: dict[str, Slow] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) < 14 or len(found) >= MOST_PARTS or not all(map(is_decimal, words[3:11])):
+            continue
+        name = words[2]
+        if whole(name) == name and not name.startswith(NO_DISKS):
+            found[name[:LONGEST]] = Slow(int(words[3]) + int(words[7]), int(words[6]) + int(words[10]))
+    return found
+
+
+def nfs_times(text: str) -> dict[str, Slow]:
+    """/proc/self/mountstats (nfs-utils, mountstats(8)): of each NFS mount the operations and the milliseconds from the
+    request to the end: the last of operations, transmissions, timeouts, bytes sent and received, then the time in the
+    queue, on the way, and in all. An operation of which a number fell below 0, as the kernel lets it, is left out."""
+    found: dict[str, Slow] = {}
+    point = ""
+    for line in text.splitlines():
+        if line.startswith("device "):
+            match = _MOUNT.fullmatch(line)
+            point = match[1][:LONGEST] if match and len(found) < MOST_PARTS else ""
+        elif point and (operation := _OPERATION.fullmatch(line)):
+            numbers = operation[2].split()
+            if len(numbers) < 8 or not all(len(number) < 19 for number in (numbers[0], numbers[7])):
+                continue
+            before = found.get(point, Slow(0, 0))
+            found[point] = Slow(before.operations + int(numbers[0]), before.milliseconds + int(numbers[7]))
+    return found
+
+
+def memory_events(text: str) -> dict[str, int]:
+    """/proc/vmstat: pswpin, pswpout (pages), oom_kill."""
+    words = (line.split() for line in text.splitlines())
+    wanted = ("pswpin", "pswpout", "oom_kill")
+    return {one[0]: int(one[1]) for one in words if len(one) == 2 and one[0] in wanted and is_decimal(one[1])}
+
+
+def gbit_per_s(text: str) -> float | None:
+    """A port's `rate`: "400 Gb/sec (4X NDR)"."""
+    match = _RATE.fullmatch(text)
+    return float(match[1]) if match else None
+
+
+def link(speed: str, width: str) -> Link | None:
+    """current_link_speed ("32.0 GT/s PCIe") and current_link_width ("16"); None: no link is trained."""
+    rate = speed.partition(" GT/s")[0]
+    if not is_decimal(width) or not is_decimal(rate.replace(".", "", 1)) or not 0 < int(width[:4]) <= 32:
+        return None
+    return Link(float(rate), int(width))

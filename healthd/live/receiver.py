@@ -1,0 +1,269 @@
+"""Where ranks of jobs connect, and what is read of them: bounded whatever a user sends, and fair between jobs.
+
+Connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031): a datagram socket has one queue for all,
+which one job's flood keeps full, so that the other jobs' ranks find it full. A connection has a queue of its own, its
+end is the rank's end, and the kernel says once, and beyond doubt, who connected (SO_PEERCRED, unix(7)): also from
+another pid namespace, with the pid that it has here. The job of that pid is the one whose cgroup it is in; who is in
+none is turned away.
+
+Who reads has a budget: so many messages a look, for each job its share, and LOOK_SECONDS between two looks. What is not
+read waits in its sender's own queue; when that is full, `healthd.client.step` adds the next steps to one message.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import select
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from healthd.live.datagram import MOST_BYTES, Step, Subscribe, read
+from healthd.live.told import Dropped
+from healthd.machine.passing import take_no_files
+from healthd.machine.process import job_of
+
+SOCKET = "failslow.sock"
+LOOK_SECONDS = 0.2
+MESSAGES_A_LOOK = 100  # 500 a second, of 0.1 ms each with all that follows from them
+MESSAGES_OF_ONE = 2
+ACCEPTED_A_LOOK = 32
+MALFORMED_OF_ONE = 50  # of a connection: then it is closed
+WAITING = 128  # connections that may wait to be accepted
+MOST_CONNECTIONS = 2048  # of all jobs: the series of one rank take 85 KiB (bench/live_flood.py)
+USUAL_FILES = 1024  # what systemd gives to a service
+OTHER_FILES = 64  # of the descriptors of this process
+NEWS_SECONDS = 60.0  # between two signals to one process
+AGAIN_SECONDS = 10.0  # between two looks whether the socket is still there
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Heard(NamedTuple):
+    """connection: names it as long as it lasts, never reused."""
+
+    connection: int
+    pid: int
+    job: str
+    said: Step | Subscribe
+
+
+class Left(NamedTuple):
+    """A connection ended: the rank's process did, or its healthd.client began anew."""
+
+    connection: int
+    job: str
+
+
+@dataclass(slots=True)
+class _Connection:
+    number: int
+    stream: socket.socket
+    pid: int
+    uid: int
+    job: str
+    malformed: int = 0
+    subscribed: bool = False
+    owed: bool = False  # there is news that it was not told of
+    told_at: float = -math.inf
+
+
+class Receiver:
+    """Raises OSError from the constructor if it cannot listen at `path`."""
+
+    def __init__(self, path: str, root: str, jobs: int, ranks: int) -> None:
+        self.path, self.root = path, root
+        self.jobs, self.ranks = jobs, ranks
+        self.dropped: Counter[str] = Counter()
+        self.look_at = 0.0  # monotonic
+        self._look_again_at = 0.0
+        self._of_job: Counter[str] = Counter()
+        self._connections: dict[int, _Connection] = {}
+        self._made = self._turn = 0
+        self._most = _most_connections()
+        self._ready = select.epoll()
+        self._listener = self._listen()
+
+    def fileno(self) -> int:
+        """Readable where there is something to read: an epoll in another one."""
+        return self._ready.fileno()
+
+    def close(self) -> None:
+        with self._brief():
+            for connection in self._connections.values():
+                connection.stream.close()
+            self._connections.clear()
+            self._listener.close()
+        self._ready.close()
+        with suppress(OSError):
+            os.unlink(self.path)
+
+    def said_dropped(self) -> Dropped:
+        return Dropped(**self.dropped)
+
+    def step(self, now: float) -> Iterator[Heard | Left]:
+        """What came since, within the budget. `now`: monotonic."""
+        with self._brief():
+            yield from self._look(now)
+
+    def _look(self, now: float) -> Iterator[Heard | Left]:
+        self.look_at = now + LOOK_SECONDS
+        if now >= self._look_again_at:
+            self._look_again_at = now + AGAIN_SECONDS
+            self._listen_again()
+        self._tell_news(now)
+        ready = self._ready.poll(0, self._most + 1)
+        share = max(MESSAGES_OF_ONE, MESSAGES_A_LOOK // max(1, len(self._of_job)))
+        budget, used = MESSAGES_A_LOOK, Counter[str]()
+        self._turn += 1
+        start = self._turn * 61 % len(ready) if ready else 0  # so that the last ones have their turn, too
+        for descriptor, _ in (*ready[start:], *ready[:start]):
+            if descriptor == self._listener.fileno():
+                self._accept()
+                continue
+            connection = self._connections.get(descriptor)
+            if connection is None:
+                continue
+            if budget <= 0 or used[connection.job] >= share:
+                self.dropped["flood"] += 1
+                continue
+            for _ in range(MESSAGES_OF_ONE):
+                budget -= 1
+                used[connection.job] += 1
+                said = self._read(connection)
+                if isinstance(said, Left):
+                    yield said
+                    break
+                if said is None:
+                    break
+                if said is not _NOTHING:
+                    yield Heard(connection.number, connection.pid, connection.job, said)
+
+    def _read(self, connection: _Connection) -> Step | Subscribe | Left | None:
+        """None: there is no more."""
+        try:
+            message, _, flags, _ = connection.stream.recvmsg(MOST_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return self._close(connection)
+        if flags & socket.MSG_TRUNC:
+            self.dropped["oversized"] += 1
+        elif not message:
+            return self._close(connection)  # an empty message is no different: a client sends none
+        else:
+            said = read(message)
+            if isinstance(said, Subscribe):
+                connection.subscribed = True
+            if said is not None:
+                return said
+            self.dropped["malformed"] += 1
+        connection.malformed += 1
+        return self._close(connection) if connection.malformed >= MALFORMED_OF_ONE else _NOTHING
+
+    def _close(self, connection: _Connection) -> Left:
+        with suppress(OSError):
+            self._ready.unregister(connection.stream)
+        del self._connections[connection.stream.fileno()]
+        connection.stream.close()
+        self._of_job[connection.job] -= 1
+        if not self._of_job[connection.job]:
+            del self._of_job[connection.job]
+        return Left(connection.number, connection.job)
+
+    # --- advice
+
+    def owner(self, job: str) -> int | None:
+        """The user whose process told of this job first, None: it has no connection."""
+        return next((one.uid for one in self._connections.values() if one.job == job), None)
+
+    def news(self, job: str) -> None:
+        """There is new advice for this job: who subscribed is told at the next look, or when a minute has passed."""
+        for connection in self._connections.values():
+            connection.owed |= connection.subscribed and connection.job == job
+
+    def _tell_news(self, now: float) -> None:
+        for connection in self._connections.values():
+            if connection.owed and now - connection.told_at >= NEWS_SECONDS:
+                connection.owed, connection.told_at = False, now
+                with suppress(OSError):  # its queue is full, or it went away
+                    connection.stream.send(b"!", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_A_LOOK):
+            try:
+                stream, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor left, or it went away while it waited
+                self.dropped["series"] += 1
+                return
+            stream.setblocking(False)
+            pid, uid, _ = _CREDENTIALS.unpack(
+                stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
+            job = (job_of(pid, self.root) if pid > 0 else None) or ""
+            if why := self._refused(job):
+                self.dropped[why] += 1
+                stream.close()
+                continue
+            self._made += 1
+            self._of_job[job] += 1
+            self._connections[stream.fileno()] = _Connection(self._made, stream, pid, uid, job)
+            self._ready.register(stream, select.EPOLLIN)
+
+    def _refused(self, job: str) -> str:
+        """Which bound it is beyond, "" = none."""
+        if not job:
+            return "strangers"
+        if job not in self._of_job and len(self._of_job) >= self.jobs:
+            return "jobs"
+        return "series" if self._of_job[job] >= self.ranks or len(self._connections) >= self._most else ""
+
+    # --- the socket itself
+
+    def _listen(self) -> socket.socket:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)  # of one that was killed
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self._brief = take_no_files(listener)
+            listener.bind(self.path)
+            os.chmod(self.path, 0o666)  # a rank runs as anybody
+            listener.listen(WAITING)
+            found = os.stat(self.path)
+        except BaseException:
+            listener.close()
+            raise
+        self._identity = (found.st_dev, found.st_ino)
+        self._ready.register(listener, select.EPOLLIN)
+        return listener
+
+    def _listen_again(self) -> None:
+        """Somebody removed it: those who are connected stay."""
+        try:
+            found = os.stat(self.path)
+            there = (found.st_dev, found.st_ino) == self._identity
+        except OSError:
+            there = False
+        if not there:
+            self._ready.unregister(self._listener)
+            self._listener.close()
+            self._listener = self._listen()
+
+
+def _most_connections() -> int:
+    """As the descriptors of this process allow."""
+    try:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a filter of system calls may forbid even to ask
+        soft = USUAL_FILES
+    return max(1, MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(soft - OTHER_FILES, MOST_CONNECTIONS))
+
+
+_NOTHING = Subscribe(0)  # a message that said nothing, behind which others may wait

@@ -1,0 +1,164 @@
+"""Samples of the counters of this node: what a process of its own (sampling.py) finds, as it comes.
+
+It never blocks and never kills: who hangs in NVML is left, with its pipes closed, and as long as it is there no other
+one is started (docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from healthd.convert import dump
+from healthd.failslow.model import Kind
+from healthd.live.sample import Sample
+from healthd.live.sampling import ALIVE_SECONDS, Setup
+from healthd.machine.wakeup import FOREVER
+from healthd.text import printable
+
+STEP_SECONDS = 2.0
+SILENT_SECONDS = 5 * ALIVE_SECONDS
+AGAIN_SECONDS = 60.0  # after its end, doubled from time to time
+LONGEST_SECONDS = 3600.0
+MOST_BYTES = 1 << 18  # of what was read and is no whole line yet
+READ_BYTES = 1 << 16
+LONGEST_SENTENCE = 300
+
+Gpu = Mapping[str, Any]
+
+_closed: list[subprocess.Popen[bytes]] = []  # told to end by closing their pipes: nobody waits for them
+
+
+class Sampler:
+    """deadline: when it wants its next step (monotonic). troubles: why a source gives nothing. job: the one that is
+    alone on this node, "" = none is. share: of a core, in its last minute. gpus: what NVML said of each GPU lately,
+    by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}."""
+
+    def __init__(
+        self, setup: Setup, command: tuple[str, ...] = (sys.executable, "-m", "healthd.live.sampling")
+    ) -> None:
+        self.setup = setup
+        self.deadline = 0.0
+        self.job = ""
+        self.share = 0.0
+        self.gpus: Mapping[str, Gpu] = {}
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._left: subprocess.Popen[bytes] | None = None  # one that hung: its pipes are closed
+        self._incoming = b""
+        self._heard = 0.0
+        self._again_at, self._again = 0.0, AGAIN_SECONDS
+        self._trouble: dict[str, str] = {}
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        return tuple(self._trouble.values())
+
+    def step(self, now: float) -> Iterator[Sample]:
+        """What came since the last step."""
+        self.deadline = now + STEP_SECONDS
+        if self._left is not None and self._left.poll() is not None:
+            self._left = None
+            self._trouble.pop("hang", None)
+        if self._process is None:
+            if now < self._again_at or self._left is not None:
+                return
+            self._start(now)
+        yield from self._read(now)
+        if self._process is not None and now - self._heard > SILENT_SECONDS:
+            self._leave()
+
+    def close(self) -> None:
+        """It ends by itself, between two samples."""
+        self._close_pipes()
+        _closed.extend(process for process in (self._process, self._left) if process is not None)
+        self._process = self._left = None
+
+    # --- inside
+
+    def _start(self, now: float) -> None:
+        _closed[:] = [process for process in _closed if process.poll() is None]  # takes those that have ended
+        self._heard, self._incoming = now, b""
+        self._again_at = now + self._again
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, json.dumps(dump(self.setup))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                cwd="/",  # `-m` looks for modules in the current directory
+            )
+        except OSError as error:
+            self._trouble["process"] = f"sampling does not start: {error.strerror}"
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def _read(self, now: float) -> Iterator[Sample]:
+        if self._process is None:
+            return
+        assert self._process.stdout is not None
+        try:
+            chunk = os.read(self._process.stdout.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._ended(now)
+            return
+        self._heard = now
+        *lines, self._incoming = (self._incoming + chunk).split(b"\n")
+        self._incoming = self._incoming[-MOST_BYTES:]
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):  # cut off, or not ours
+                yield from self._hear(json.loads(line))
+
+    def _hear(self, said: Mapping[str, Any]) -> Iterator[Sample]:
+        if "sample" in said:
+            job, series, time, seconds = said["sample"]
+            self._again = AGAIN_SECONDS
+            yield Sample(str(job), str(series), float(time), float(seconds), Kind.ITERATION, int(said["steps"]))
+        elif "job" in said:
+            self.job = str(said["job"])
+            self.gpus = {}
+        elif "gpus" in said:
+            self.gpus = dict(said["gpus"])
+        elif "share" in said:
+            self.share = float(said["share"])
+            self._trouble.pop("process", None)
+        elif "trouble" in said:
+            what, sentence = said["trouble"]
+            self._trouble.pop(what, None)
+            if sentence:
+                self._trouble[what] = printable(sentence)[:LONGEST_SENTENCE]
+
+    def _ended(self, now: float) -> None:
+        """It stopped itself, for its cost, and said so; or it failed, and is started again."""
+        assert self._process is not None
+        process, self.job, self.gpus = self._process, "", {}
+        self._close_pipes()
+        self._process = None
+        if process.poll() is None:
+            self._left = process  # it has closed its output and is about to end
+        if "cost" in self._trouble:
+            self._again_at = FOREVER
+            return
+        self._again_at, self._again = now + self._again, min(2 * self._again, LONGEST_SECONDS)
+        self._trouble["process"] = "sampling ended by itself: it is started again"
+
+    def _leave(self) -> None:
+        self._close_pipes()
+        self._left, self._process = self._process, None
+        self.job, self.gpus = "", {}
+        self._trouble["hang"] = "sampling does not answer, and may hang in the driver: it is left until it ends"
+
+    def _close_pipes(self) -> None:
+        if self._process is not None:
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()

@@ -1,0 +1,128 @@
+"""What becomes of a fault on this node, from its first sight on: what `healthd explain` and the runbooks tell. Pure.
+
+It is no second rule: a finding as the check makes it goes through the same functions as in the daemon (as the site
+wants it, absorbed, judged, decided), at each moment at which that can change what is done.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from healthd.config import CheckConfig
+from healthd.judge.absorb import absorb_events, absorb_result, as_configured
+from healthd.judge.verdict import judge
+from healthd.model import (
+    CheckResult,
+    Condition,
+    ConditionKey,
+    ConditionState,
+    Drain,
+    Explain,
+    Finding,
+    KernelEvent,
+    Mode,
+    NodeState,
+    Outcome,
+    Severity,
+    SlurmMemory,
+    Worsens,
+)
+from healthd.slurm.policy import Policy, decide
+
+BEGAN = 1_000_000_000.0  # when the fault is seen first: any time
+_BOOT = "this boot"
+_IN_SERVICE = NodeState("", frozenset({"IDLE"}))
+
+
+class Does(enum.Enum):
+    """What healthd does with a fault from a moment on."""
+
+    WAITS = "waits"  # it is only suspected: it must last first
+    RECORDS = "records"
+    WARNS = "warns"
+    DRAINS = "drains"
+    REQUEUES = "requeues"  # it drains, and requeues the fault's victims
+
+
+class Step(NamedTuple):
+    """From `after_seconds` after the first sight on. `does`: by the settings; `would`: in mode "act"."""
+
+    after_seconds: float
+    severity: Severity
+    does: Does
+    would: Does
+
+
+def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
+    """A finding of this code for each severity that it may have, the worst first; not yet as the site wants it."""
+    chosen = getattr(config, explain.chosen_by, None)
+    by = explain.worsens
+    finding = Finding(
+        chosen if isinstance(chosen, Severity) else explain.severity,
+        code,
+        config.name,
+        "",
+        explain.clears,
+        confirm_seconds=_seconds(config, explain.confirm),
+        worsens=Worsens(_seconds(config, by.setting), by.severity) if by else None,
+        shared_cause=explain.shared is True,
+        expects=explain.expects,
+    )
+    return [finding, *(replace(finding, severity=severity) for severity in explain.also)]
+
+
+def _seconds(config: CheckConfig, setting: str) -> float:
+    """A setting that a site's Config lacks counts as none."""
+    found = getattr(config, setting, 0.0)
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def course(
+    finding: Finding, config: CheckConfig, policy: Policy, heard: bool = False, observed: bool = False
+) -> tuple[Step, ...]:
+    """What healthd does while the fault lasts, on a node in service that nobody holds: each moment at which that
+    changes. `finding`: as the check makes it. `heard`: the kernel log told it; `observed`: by a file that users can
+    forge."""
+    wanted = as_configured(finding, config)
+    moments = {0.0, wanted.confirm_seconds, wanted.worsens.after_seconds if wanted.worsens else 0.0}
+    conditions: dict[ConditionKey, Condition] = {}
+    steps: list[Step] = []
+    for seconds in [0.0] if heard else sorted(moments):
+        now = BEGAN + seconds
+        conditions = _heard(wanted, now, observed) if heard else _seen(conditions, wanted, config, now)
+        step = Step(
+            seconds,
+            conditions[wanted.key].severity,
+            _does(conditions, wanted.key, policy, now),
+            _does(conditions, wanted.key, replace(policy, mode=Mode.ACT, paused_until=0.0), now),
+        )
+        if not steps or steps[-1][1:] != step[1:]:
+            steps.append(step)
+    return tuple(steps)
+
+
+def _seen(
+    conditions: Mapping[ConditionKey, Condition], finding: Finding, config: CheckConfig, now: float
+) -> dict[ConditionKey, Condition]:
+    """After a run of the check that saw it."""
+    result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
+    return absorb_result(conditions, result, config.clear_after, _BOOT, ())
+
+
+def _heard(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
+    """After the kernel said it."""
+    event = KernelEvent("", time=now, last_time=now, sequence=1, boot_id=_BOOT, observed=observed)
+    check = finding.code.partition("/")[0]
+    return absorb_events({}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), _BOOT, ())
+
+
+def _does(conditions: Mapping[ConditionKey, Condition], key: ConditionKey, policy: Policy, now: float) -> Does:
+    decision = decide(judge(conditions, {}, (), 0.0), _IN_SERVICE, SlurmMemory(), policy, now)
+    if isinstance(decision, Drain):
+        return Does.REQUEUES if decision.requeue else Does.DRAINS
+    if conditions[key].state is ConditionState.PENDING:
+        return Does.WAITS
+    return Does.WARNS if conditions[key].severity >= Severity.WARNING else Does.RECORDS

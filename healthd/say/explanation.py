@@ -1,0 +1,455 @@
+"""`healthd explain` as a document (docs/json.md), and that as text: what a code means, and what healthd does *here*.
+
+The texts are the checks' own; what healthd does with a fault is course.py's, by the settings of this node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from healthd.config import CheckConfig, Loaded, Settings, only_observes_kernel_log
+from healthd.convert import dump
+from healthd.model import Clears, Explain, Finding, Mode, Requeue, RunName
+from healthd.say import render
+from healthd.say.course import Does, Step, course, findings_of
+from healthd.say.render import Document, Page, date, duration
+from healthd.settings.registry import Check
+from healthd.settings.settle import place_of
+from healthd.slurm.policy import Policy
+
+RUNBOOKS = "docs/runbooks"
+ENDS = {
+    Clears.PASS: "{clear_after} runs of the check in a row that complete without it (clear_after).",
+    Clears.WINDOW: "Time without news of it, under load or after a repair.",
+    Clears.GPU_RESET: "A GPU reset or a reboot. healthd repaired {code} PART ends it too.",
+    Clears.REBOOT: "A reboot. healthd repaired {code} PART ends it too.",
+    Clears.OPERATOR: "An engineer says so: healthd repaired {code} PART.",
+}
+RESUMES = "healthd lifts its own drain when every check that can drain has completed clean."
+
+
+MODE_UNKNOWN = "default; which one is in force is not known"
+
+
+class Running(NamedTuple):
+    """What the daemon that runs here has beside its settings. mode: its own, which a flag or an older file gave it.
+    paused_until: epoch seconds, 0 = not paused."""
+
+    mode: Mode
+    paused_until: float
+
+
+class Here(NamedTuple):
+    """What decides on this node. `loaded`: None where the settings could not be read: then the defaults count.
+    `running`: None where no daemon answers."""
+
+    loaded: Loaded | None
+    running: Running | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return self.loaded.settings if self.loaded else Settings()
+
+    def origin(self, place: str) -> str:
+        return (self.loaded.origins if self.loaded else {}).get(place, "default")
+
+    @property
+    def mode(self) -> tuple[Mode, str]:
+        """The mode, and where it came from."""
+        if self.running and self.loaded is None:
+            return self.running.mode, "the running daemon"
+        if self.running and self.running.mode is not self.settings.mode:
+            return self.running.mode, f"the running daemon; the settings say {self.settings.mode.value}"
+        return self.settings.mode, self.origin("mode") if self.loaded else MODE_UNKNOWN
+
+    def policy(self) -> Policy:
+        paused = bool(self.running and self.running.paused_until)
+        requeue = self.settings.slurm.requeue
+        return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
+
+    def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
+        """The runs of a check, and whether each is enabled. A check that has none is told by its defaults."""
+        loaded = self.loaded
+        found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
+        found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
+        mine = {name: each for name, each in found.items() if name.check == check.name}
+        return mine or {RunName(check.name): (check.config(), not check.per)}
+
+
+def anchor(code: str) -> str:
+    """The place of a code on its check's page: GitHub's anchor of the heading that is the code. "gpu_xid/79" is
+    `gpu_xid79`: the code in lower case without its "/"."""
+    return code.lower().replace("/", "")
+
+
+def runbook(check: Check, code: str) -> str:
+    """The page of a built-in check's code, "" for a site's."""
+    return "" if check.path else f"{RUNBOOKS}/{check.name}.md#{anchor(code)}"
+
+
+def of_code(
+    asked: str, code: str, part: str, explain: Explain, check: Check | None, here: Here, line: Finding | None = None
+) -> dict[str, Any]:
+    """`check`: None for a name that only stands in messages. `line`: what a kernel line that was asked about is found
+    to be."""
+    return {
+        "asked": asked,
+        "what": "code",
+        "check": check.name if check else "",
+        "code": code,
+        "part": part,
+        "message": line.message if line else "",
+        "severity": explain.severity.name.lower(),
+        "also": [severity.name.lower() for severity in explain.also],
+        "worsens": explain.worsens.severity.name.lower() if explain.worsens else "",
+        "clears": explain.clears.name.lower(),
+        "meaning": explain.meaning,
+        "matters": explain.matters,
+        "todo": explain.todo,
+        "ends": ENDS[line.clears if line else explain.clears].format(
+            code=code, clear_after=next((config.clear_after for config, _ in _configs(check, part, here)), 2)
+        ),
+        "here": _here(code, part, explain, check, here, line) if check else [],
+        "runbook": runbook(check, code) if check else "",
+    }
+
+
+def _configs(check: Check | None, part: str, here: Here) -> list[tuple[CheckConfig, bool]]:
+    """Of the instance that the part names, if one has this name; else of all."""
+    runs = here.runs(check) if check else {}
+    named = [each for name, each in runs.items() if part and name.instance == part]
+    return named or list(runs.values())
+
+
+def _here(
+    code: str, part: str, explain: Explain, check: Check, here: Here, line: Finding | None
+) -> list[dict[str, Any]]:
+    """What becomes of it on this node: one document for each way in which the instances of the check differ."""
+    found: list[dict[str, Any]] = []
+    for config, enabled in _configs(check, part, here):
+        one = _of_run(code, explain, check, config, enabled, here, line)
+        same = next((other for other in found if {**other, "instances": []} == one), None)
+        if same is None:
+            found.append(same := one)
+        same["instances"] += [config.name] if config.name else []
+    return found
+
+
+def _of_run(
+    code: str, explain: Explain, check: Check, config: CheckConfig, enabled: bool, here: Here, line: Finding | None
+) -> dict[str, Any]:
+    heard = check.listens and (line is not None or not check.runs)
+    observed = check.listens and here.loaded is not None and only_observes_kernel_log(here.loaded)
+    findings = findings_of(code, explain, config)
+    if line is not None:
+        findings = [line, *(f for f in findings if f.severity is not line.severity)]
+    courses = [
+        (finding, course(finding, config, here.policy(), heard, observed=heard and observed)) for finding in findings
+    ]
+    expected = getattr(config, explain.expects) if explain.expects and hasattr(config, explain.expects) else True
+    steps = [step for _, each in courses for step in each]
+    return {
+        "instances": [],
+        "set_up": not check.per or bool(config.name),
+        "enabled": enabled,
+        "expects": explain.expects if not expected else "",
+        "courses": [
+            {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in each]}
+            for finding, each in courses
+        ],
+        "shared": explain.shared if line is None else line.shared_cause,
+        "at_once": explain.at_once,
+        "observed": heard and observed,
+        "paused_until": here.running.paused_until if here.running else 0.0,
+        "settings": list(_deciders(code, explain, check, config, enabled, here, steps, heard and observed)),
+    }
+
+
+def _step(step: Step) -> dict[str, Any]:
+    return {
+        "after_seconds": step.after_seconds,
+        "severity": step.severity.name.lower(),
+        "does": step.does.value,
+        "would": step.would.value,
+    }
+
+
+def _deciders(
+    code: str,
+    explain: Explain,
+    check: Check,
+    config: CheckConfig,
+    enabled: bool,
+    here: Here,
+    steps: Sequence[Step],
+    observed: bool,
+) -> Iterator[dict[str, Any]]:
+    """The settings that decide it, and where each came from."""
+
+    def row(place: str, value: object) -> dict[str, Any]:
+        return {"setting": place, "value": dump(value), "from": here.origin(place)}
+
+    def place(setting: str) -> str:
+        """Where it is set: in the instance's own table, or in the check's."""
+        own = place_of(check.name, config.name, setting)
+        return own if here.loaded and own in here.loaded.origins else place_of(check.name, "", setting)
+
+    def own(setting: str) -> dict[str, Any]:
+        return row(place(setting), getattr(config, setting))
+
+    settings = here.settings
+    drains = {Does.DRAINS, Does.REQUEUES} & {step.would for step in steps}
+    if not enabled and (config.name or not check.per):
+        yield own("enabled")
+    if drains:
+        mode, origin = here.mode
+        yield {"setting": "mode", "value": mode.value, "from": origin}
+    worsens = explain.worsens.setting if explain.worsens else ""
+    for setting in dict.fromkeys((explain.chosen_by, explain.expects, explain.confirm, worsens)):
+        if setting and hasattr(config, setting) and not isinstance(getattr(config, setting), dict | tuple | list):
+            yield own(setting)
+    if not config.enforce:
+        yield own("enforce")
+    if code in config.severity:
+        yield {**own("severity"), "setting": f'{place("severity")}."{code}"', "value": dump(config.severity[code])}
+    if explain.expects in config.guessed or "name" in config.guessed:
+        yield row("profile", here.loaded.profile if here.loaded else "")
+    if observed:
+        yield row("kernel_log.source", settings.kernel_log.source)
+        yield row("kernel_log.trust_file", settings.kernel_log.trust_file)
+    if Does.REQUEUES in drains and here.mode[0] is not Mode.DRAIN:
+        yield row("slurm.requeue", settings.slurm.requeue)
+    if drains:
+        names = ("limit_percent", "limit_at_least")
+        own_hardware = tuple(f"own_hardware_{name}" for name in names)
+        for name in (*(names if explain.shared is not False else ()), *(own_hardware if not explain.shared else ())):
+            yield row(f"fleet.{name}", getattr(settings.fleet, name))
+
+
+# --- as text
+
+_DOES = {
+    Does.WAITS: "it is only suspected: healthd status shows it, nothing more is done",
+    Does.RECORDS: "it is recorded, nothing more: the node stays in service",
+    Does.WARNS: "it warns in status, metrics and log, and changes nothing in Slurm",
+    Does.DRAINS: "it drains the node: running jobs finish, nothing new starts",
+    Does.REQUEUES: "it drains the node and requeues {victims}",
+}
+_VICTIMS = {
+    Requeue.PART.value: "the batch jobs that the broken part serves",
+    Requeue.NODE.value: "all batch jobs of the node",
+}
+_WOULD = {
+    Does.DRAINS: 'it would drain the node in mode "drain" or "act": running jobs finish, nothing new starts',
+    Does.REQUEUES: 'it would drain the node in mode "drain", and in mode "act" also requeue {victims}',
+}
+
+
+def does_words(step: Document, victims: str) -> str:
+    """One step of a course: "it drains the node: ..."."""
+    does, would = Does(step["does"]), Does(step["would"])
+    if does is would:
+        return _DOES[does].format(victims=victims)
+    if does is Does.DRAINS:
+        return f'{_DOES[does]}. In mode "act" it would also requeue {victims}'
+    return _WOULD[would].format(victims=victims)
+
+
+def sentences(run: Document) -> Iterator[str]:
+    """What healthd does with one code in one run of its check, as a list of sentences."""
+    of = {row["setting"]: row["value"] for row in run["settings"]}
+    victims = _VICTIMS[of.get("slurm.requeue", Requeue.PART.value)]
+    for number, each in enumerate(run["courses"]):
+        steps = each["steps"]
+        told = [f"{_when(steps, place, run)} {does_words(step, victims)}" for place, step in enumerate(steps)]
+        if not number:
+            yield from (f"{words[:1].upper()}{words[1:]}." for words in told)
+        elif each["steps"] != run["courses"][0]["steps"]:
+            yield f"Where it is {each['severity']}: {'; '.join(told)}."
+    if run["observed"]:
+        yield (
+            "The kernel log is read from a file, in which a user can forge lines: what it says is shown and decides "
+            "nothing."
+        )
+    reasons = [f"{row['setting']} = {_written(row['value'])} ({row['from']})" for row in run["settings"]]
+    if capped := [words for words in reasons if words.partition(" ")[0].endswith(".enforce")]:
+        yield f"It never drains: {capped[0]}."
+    elif "profile" in of:
+        yield "It never drains: what it is compared with was only guessed, by the profile of this machine's type."
+    if _drains(run, "would"):
+        yield from _limits(run, of)
+
+
+def _when(steps: Sequence[Document], place: int, run: Document) -> str:
+    after = steps[place]["after_seconds"]
+    if after:
+        return f"after {duration(after)}{' (at once where it is sure)' if run['at_once'] else ''}"
+    return "at first sight" if len(steps) > 1 else "at once"
+
+
+def _drains(run: Document, word: str) -> bool:
+    return any(step[word] in ("drains", "requeues") for each in run["courses"] for step in each["steps"])
+
+
+def _limits(run: Document, of: Mapping[str, Any]) -> Iterator[str]:
+    if of.get("mode") == Mode.OBSERVE.value:
+        origin = next(row["from"] for row in run["settings"] if row["setting"] == "mode")
+        if origin == MODE_UNKNOWN:
+            yield "Whether anything is changed in Slurm is not known: neither the settings nor a daemon tell the mode."
+        else:
+            yield f'Nothing is changed in Slurm: mode is "observe" ({origin}).'
+    if run["paused_until"]:
+        yield f"Nothing is changed in Slurm: healthd is paused until {date(run['paused_until'])}."
+    if run["shared"] is not False:
+        yield (
+            f"{'Other' if run['shared'] else 'Where other'} nodes may have the same cause"
+            f"{': so' if run['shared'] else ','} a drain waits its turn, and is held where healthd holds "
+            f"as many nodes of a partition drained as it may: {_share(of, 'limit')}."
+        )
+    if not run["shared"]:
+        yield (
+            "A drain is held where healthd holds as many nodes of a partition drained as it may: "
+            f"{_share(of, 'own_hardware_limit')}."
+        )
+
+
+def _share(of: Mapping[str, Any], name: str) -> str:
+    return f"{of[f'fleet.{name}_percent']:g} %, or {of[f'fleet.{name}_at_least']} where that is more"
+
+
+def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def text(document: Document, page: Page) -> str:
+    """The document as people read it."""
+    narrow = Page(min(page.width, 100), page.colour)
+    return "\n".join(_TEXTS[document["what"]](document, narrow)) + "\n"
+
+
+def _code_text(d: Document, page: Page) -> Iterator[str]:
+    head = f"{page.heading(d['code'])}  {page.paint(d['severity'])}"
+    head += f", if it lasts {page.paint(d['worsens'])}" if d["worsens"] else ""
+    yield f"{head} (some of it {', '.join(d['also'])})" if d["also"] else head
+    if d["part"]:
+        yield from page.wrap(f"of {d['part']}")
+    if d["message"]:
+        yield from page.wrap(f"The line says: {d['message']}")
+    yield from _section("What it means", d["meaning"], page)
+    yield from _section("Why it matters", d["matters"], page)
+    if d["settings_trouble"]:
+        yield from _section("What healthd does here", "", page)
+        trouble = f"The settings could not be read, so this is by the defaults: {d['settings_trouble']}"
+        yield from page.wrap(trouble, "  ")
+    elif d["here"]:
+        yield from _section("What healthd does here", "", page)
+    for run in d["here"]:
+        yield from _run_text(run, d["check"], page)
+    drains = any(_drains(run, "does") for run in d["here"])
+    yield from _section("What ends it", f"{d['ends']}{' ' + RESUMES if drains else ''}", page)
+    yield from _section("What to do", d["todo"], page)
+
+
+def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
+    if run["instances"]:
+        yield from page.wrap(f"{check} {', '.join(run['instances'])}:", "  ")
+    if not run["set_up"]:
+        yield from page.wrap(f"Nothing: no [checks.{check}.NAME] is set up, so nobody looks. Where one is:", "  ")
+    elif not run["enabled"]:
+        yield from page.wrap("Nothing: the check is off. If it were on:", "  ")
+    elif run["expects"]:
+        yield from page.wrap(
+            f"Nothing: [checks.{check}] {run['expects']} says of nothing that it should be there (healthd baseline "
+            "--write, or by hand). If it did:",
+            "  ",
+        )
+    for sentence in sentences(run):
+        yield from page.item(f"- {sentence}", "  ")
+    if run["settings"]:
+        yield ""
+        rows = [(row["setting"], _written(row["value"]), row["from"]) for row in run["settings"]]
+        yield from (f"  {line}" for line in page.table(("decided by", "value", "from"), rows))
+
+
+def _section(title: str, words: str, page: Page) -> Iterator[str]:
+    yield ""
+    yield page.heading(title)
+    for paragraph in words.split("\n") if words else ():
+        yield from page.item(paragraph, "  ") if paragraph.startswith("- ") else page.wrap(paragraph, "  ")
+
+
+# --- other things than a code
+
+
+def code_row(code: Document) -> tuple[str, str, str, str]:
+    """A row of render.codes."""
+    return code["code"], code["severity"], code["clears"].replace("_", " "), _first_sentence(code["meaning"])
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition(". ")[0].rstrip(".")
+
+
+def of_check(asked: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
+    """codes: as `healthd list --codes --json` has them."""
+    return {
+        "asked": asked,
+        "what": "check",
+        "check": check.name,
+        "summary": check.summary,
+        "codes": list(codes),
+        "runbook": "" if check.path else f"{RUNBOOKS}/{check.name}.md",
+    }
+
+
+def _check_text(d: Document, page: Page) -> Iterator[str]:
+    yield page.heading(d["check"])
+    yield from page.wrap(d["summary"], "  ")
+    yield ""
+    yield render.codes(map(code_row, d["codes"]), page).rstrip("\n")
+
+
+def of_kernel_line(asked: str, says: str) -> dict[str, Any]:
+    """A line of the kernel log that is no fault."""
+    return {"asked": asked, "what": "kernel_line", "says": says}
+
+
+def _line_text(d: Document, page: Page) -> Iterator[str]:
+    yield from page.wrap(d["says"])
+
+
+def of_others_reason(asked: str, whose: str, meaning: str, todo: str) -> dict[str, Any]:
+    return {"asked": asked, "what": "others_reason", "whose": whose, "meaning": meaning, "todo": todo}
+
+
+def _others_text(d: Document, page: Page) -> Iterator[str]:
+    yield from page.wrap(d["asked"])
+    yield from _section("Whose it is", f"{d['whose'][:1].upper()}{d['whose'][1:]}.", page)
+    yield from _section("What it means", d["meaning"], page)
+    yield from _section("What to do", d["todo"], page)
+
+
+def of_several(asked: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
+    """Codes that the words may mean, as in of_check."""
+    return {"asked": asked, "what": "several", "why": why, "codes": list(codes)}
+
+
+def _several_text(d: Document, page: Page) -> Iterator[str]:
+    yield from page.wrap(d["why"])
+    yield ""
+    yield render.codes(map(code_row, d["codes"]), page).rstrip("\n")
+
+
+_TEXTS = {
+    "code": _code_text,
+    "check": _check_text,
+    "others_reason": _others_text,
+    "several": _several_text,
+    "kernel_line": _line_text,
+}

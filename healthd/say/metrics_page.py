@@ -1,0 +1,368 @@
+"""The metrics as a page over HTTP, or HTTPS (web_files.py). It is imported only where a page is wanted.
+
+Anyone who reaches a port may connect, say nothing, drip, send nonsense, begin a TLS handshake and not end it, or guess
+passwords: none of that keeps the page from others, nor costs more than CLIENTS threads and MAX_HEAD_BYTES each, on each
+address that is listened on.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import html
+import http.server
+import io
+import logging
+import select
+import socket
+import socketserver
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client.exposition import choose_encoder, gzip_accepted
+
+from healthd.guard import METRICS, drop
+from healthd.machine import heap
+from healthd.say import metrics
+from healthd.say.metrics_text import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
+from healthd.say.status import Snapshot
+from healthd.text import printable
+
+if TYPE_CHECKING:
+    from healthd.say.web_files import Web, WebFiles
+
+log = logging.getLogger("healthd")
+
+CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; what Prometheus allows a scrape
+CLIENTS = 16  # at a time
+MAX_HEAD_BYTES = 16 << 10  # of a request: its line and its headers
+PAGE_SECONDS = 1.0  # for so long a page is given to all who ask: making one takes the daemon's time
+METHODS = ("GET", "HEAD")
+TEXT = "text/plain; charset=utf-8"
+LANDING = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>healthd on {node}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; margin: 3em auto; max-width: 38em; }}
+body {{ padding: 0 1em; }} h1 {{ font-size: 1.4em; margin-bottom: 0; }} h1 + p {{ margin-top: 0; color: #57606a; }}
+a {{ color: #0550ae; }} @media (prefers-color-scheme: dark) {{ body {{ color: #e6edf3; background: #0d1117; }}
+h1 + p {{ color: #9198a1; }} a {{ color: #79c0ff; }} }}
+</style></head><body>
+<h1>healthd on {node}</h1>
+<p>The node health daemon for GPU clusters run by Slurm, version {version}, mode {mode}.</p>
+<ul>
+<li><a href="metrics">metrics</a>: the node's health and what the checks read, for Prometheus</li>
+<li><a href="-/healthy">-/healthy</a>: whether the daemon lives; how the node is stands in the metrics</li>
+</ul>
+<p>On the node, <code>healthd status</code> says more.</p>
+</body></html>
+"""
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Pages:
+    """What is shown, made once a second however many ask on however many addresses. Called from the clients' threads.
+
+    `files`: None = in the clear, for everybody.
+    """
+
+    def __init__(self, get_snapshot: Callable[[], Snapshot], deprecated: bool = True, web_config: str = "") -> None:
+        """Raises WebConfigError."""
+        self._get_snapshot = get_snapshot
+        self._deprecated = deprecated
+        self._pages: dict[tuple[bool, bool], _MadePage] = {}
+        self._written: dict[bool, Written] = {False: {}, True: {}}
+        self._making = threading.Lock()
+        self._bad_accept_told = False
+        self.files: WebFiles | None = None
+        if web_config:  # else neither PyYAML nor libcrypt is loaded
+            from healthd.say.web_files import WebFiles
+            from healthd.say.web_passwords import Passwords
+
+            self.files, self._passwords = WebFiles(web_config), Passwords()
+
+    def answer(self, path: str, accept: str, zipped: bool) -> Answer:
+        path = path.partition("?")[0]
+        if path == "/metrics":
+            openmetrics = self._wants_openmetrics(accept)
+            zip_header = (("Content-Encoding", "gzip"),) if zipped else ()
+            return Answer(200, content_type(openmetrics), self._metrics(openmetrics, zipped), zip_header)
+        if path == "/":
+            snapshot = self._get_snapshot()
+            said = {"node": snapshot.node_name, "version": snapshot.version, "mode": snapshot.mode}
+            page = LANDING.format(**{name: html.escape(text) for name, text in said.items()})
+            return Answer(200, "text/html; charset=utf-8", page.encode("utf-8", "replace"))
+        if path == "/-/healthy":
+            return Answer(200, TEXT, b"healthd is healthy.\n")
+        return Answer(404, TEXT, b"There is / and /metrics and /-/healthy.\n")
+
+    def refusal(
+        self, web: Web, authorization: str, seconds: float, address: str, is_gone: Callable[[], bool]
+    ) -> Answer | None:
+        """None: this client may ask. `seconds`: for so long it may wait for others' passwords to be looked at."""
+        from healthd.say.web_passwords import TooBusy
+
+        users = web.config.basic_auth_users
+        if not users:
+            return None
+        kind, _, words = authorization.partition(" ")
+        try:
+            user, colon, password = base64.b64decode(words.strip(), validate=True).partition(b":")
+            name = user.decode("utf-8")
+            is_basic = kind.lower() == "basic" and colon
+            if is_basic and self._passwords.fit(users, name, password, seconds, address, is_gone):
+                return None
+        except (binascii.Error, ValueError):
+            pass
+        except TooBusy:
+            return Answer(503, TEXT, b"Too many passwords are being looked at.\n", (("Retry-After", "10"),))
+        return Answer(401, TEXT, b"Unauthorized\n", (("WWW-Authenticate", 'Basic realm="healthd", charset="UTF-8"'),))
+
+    def _metrics(self, openmetrics: bool, zipped: bool) -> bytes:
+        with self._making:
+            snapshot, made = self._get_snapshot(), self._pages.get((openmetrics, zipped))
+            same = made is not None and made.snapshot is snapshot
+            if made is None or not same or time.monotonic() - made.at >= PAGE_SECONDS:
+                standing = made.standing if made and same else self._standing(snapshot, openmetrics, zipped)
+                rest = metrics.passing(snapshot, openmetrics)
+                body = gzipped(standing, rest) if isinstance(standing, Deflated) else standing + rest
+                made = _MadePage(snapshot, standing, body, time.monotonic())
+                self._pages[openmetrics, zipped] = made
+        return made.body
+
+    def _standing(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
+        text = metrics.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics])
+        return deflated(text) if zipped else text
+
+    def _wants_openmetrics(self, accept: str) -> bool:
+        try:
+            return choose_encoder(accept)[1].startswith(OPENMETRICS)
+        except Exception:  # the library takes it apart without care
+            if not self._bad_accept_told:
+                self._bad_accept_told = True
+                words = printable(accept[:80])
+                log.warning("metrics page: a client sent an Accept header that is none, and got plain text: %s", words)
+            return False
+
+
+def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], None]]:
+    """Serve ADDRESS from a thread that sleeps until somebody asks. Port 0: any free one.
+
+    Returns the port and a function that stops it. Raises OSError in one sentence.
+    """
+    heap.one_for_all_threads()
+    try:
+        server = _Server(address, pages)
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise OSError(f"metrics.listen: cannot listen on {address[0]}:{address[1]}: {why}") from None
+    stopping = threading.Event()
+
+    def listen() -> None:
+        while not stopping.is_set():
+            server.timeout = server.end_overdue()
+            server.handle_request()
+
+    thread = threading.Thread(target=listen, name="metrics", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        stopping.set()
+        server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes nothing that is in use
+        thread.join(1.0)
+        server.server_close()
+
+    return int(server.server_address[1]), stop
+
+
+@dataclass(slots=True)
+class _Client:
+    """stream: what is spoken with it through: the connection, or TLS around it."""
+
+    stream: socket.socket
+    since: float  # monotonic
+    asked: bool = False
+
+
+class _MadePage(NamedTuple):
+    """standing: what is the same until there is another snapshot."""
+
+    snapshot: Snapshot
+    standing: bytes | Deflated
+    body: bytes
+    at: float  # monotonic
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    # Not http.server's own: it asks the resolver for our name when it starts, which can hang.
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128  # in a crowd the kernel keeps them for a moment
+
+    def __init__(self, address: tuple[str, int], pages: Pages) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.pages = pages
+        self._clients: dict[object, _Client] = {}  # by the connection
+        self._running = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        super().__init__(address, _Handler)
+
+    def end_overdue(self) -> float | None:
+        """Hang up on those whose time is over. Returns the seconds until that of the next is; None: nobody is there."""
+        now = time.monotonic()
+        with self._lock:
+            for client in self._clients.values():
+                if now - client.since >= CLIENT_SECONDS:
+                    _hang_up(client)
+            ends = [client.since + CLIENT_SECONDS for client in self._clients.values()]
+        return max(0.1, min(ends) - now) if ends else None
+
+    def verify_request(self, stream: object, _address: object) -> bool:
+        assert isinstance(stream, socket.socket)
+        with self._lock:
+            if len(self._clients) >= CLIENTS:  # a scrape asks at once, so those that have not asked go first
+                oldest = min(self._clients, key=lambda one: (self._clients[one].asked, self._clients[one].since))
+                _hang_up(self._clients.pop(oldest))
+            self._clients[stream] = _Client(stream, time.monotonic())
+            # Those hung up on need a moment to end: the one that comes now waits for it, rather than be refused.
+            return self._ended.wait_for(lambda: self._running < 2 * CLIENTS, CLIENT_SECONDS / 2)
+
+    def process_request(self, stream: object, address: object) -> None:
+        with self._lock:
+            self._running += 1
+        super().process_request(stream, address)  # type: ignore[arg-type]
+
+    def process_request_thread(self, stream: object, address: object) -> None:
+        try:
+            super().process_request_thread(stream, address)  # type: ignore[arg-type]
+        finally:
+            with self._lock:
+                self._running -= 1
+                self._ended.notify()
+
+    def shutdown_request(self, stream: object) -> None:
+        with self._lock:
+            client = self._clients.pop(stream, None)
+        super().shutdown_request(stream if client is None else client.stream)  # type: ignore[arg-type]
+
+    def speaks_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+        """Its client is hung up on through the TLS around it from here on. Nothing is said yet. Raises OSError."""
+        with self._lock:
+            if stream not in self._clients:
+                raise ConnectionAbortedError
+            around = context.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
+            self._clients[stream].stream = around
+        return around
+
+    def asks(self, stream: object) -> float:
+        """The seconds that this client has left."""
+        with self._lock:
+            if stream not in self._clients:
+                return 0.0
+            self._clients[stream].asked = True
+            return self._clients[stream].since + CLIENT_SECONDS - time.monotonic()
+
+    def handle_error(self, _request: object, client: object) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, OSError):  # OSError: the client went away
+            drop(METRICS, error, client)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = CLIENT_SECONDS
+
+    def log_message(self, _words: str, *_args: object) -> None:
+        """A scrape is no news."""
+
+    def version_string(self) -> str:
+        """Whose versions would tell an attacker more than a person."""
+        return "healthd"
+
+    def setup(self) -> None:
+        """Shake hands, and read the whole head, within bounds: http.server would keep a hundred headers of 64 KiB."""
+        stream, files = self.request, self.server.pages.files
+        self.web = files.web() if files else None
+        if self.web and self.web.context:
+            self.request = self.server.speaks_tls(stream, self.web.context)
+            self.request.settimeout(self.timeout)
+            self.request.do_handshake()
+            _must_be_allowed(self.request, self.web)
+        super().setup()
+        head = bytearray()
+        while b"\n\r\n" not in head and b"\n\n" not in head:
+            chunk = self.connection.recv(4096)
+            if not chunk:
+                break
+            head += chunk
+            if len(head) > MAX_HEAD_BYTES:
+                raise ConnectionAbortedError
+        self.seconds_left = self.server.asks(stream)
+        self.rfile = io.BytesIO(head)
+
+    def handle(self) -> None:
+        self.raw_requestline = self.rfile.readline(MAX_HEAD_BYTES)
+        if self.raw_requestline and self.parse_request():
+            self._say(self._answer())
+
+    def _answer(self) -> Answer:
+        refused = self.web and self.server.pages.refusal(
+            self.web,
+            self.headers.get("Authorization", ""),
+            self.seconds_left,
+            self.client_address[0],
+            lambda: _is_gone(self.connection),
+        )
+        if refused:
+            return refused
+        if self.command not in METHODS:
+            return Answer(405, TEXT, b"Only GET and HEAD.\n", (("Allow", ", ".join(METHODS)),))
+        zipped = gzip_accepted(self.headers.get("Accept-Encoding", ""))
+        return self.server.pages.answer(self.path, self.headers.get("Accept", ""), zipped)
+
+    def _say(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        for name, value in answer.headers:
+            self.send_header(name, value)
+        for name, value in self.web.config.http_server_config.headers.items() if self.web else ():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+
+def _must_be_allowed(stream: ssl.SSLSocket, web: Web) -> None:
+    """client_allowed_sans: one of the names in its certificate is among them. Raises ConnectionAbortedError."""
+    tls = web.config.tls_server_config
+    if tls and tls.client_allowed_sans:
+        names = (stream.getpeercert() or {}).get("subjectAltName", ())
+        if not {name[1] for name in names if isinstance(name, tuple)} & set(tls.client_allowed_sans):
+            raise ConnectionAbortedError
+
+
+def _is_gone(stream: socket.socket) -> bool:
+    """It has closed its side, or was hung up on; also where bytes of it are not read yet."""
+    poll = select.poll()
+    poll.register(stream, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _hang_up(client: _Client) -> None:
+    with suppress(OSError):  # its thread has closed it
+        # Of the connection below TLS: its thread may be reading, and is to see an end, not to lose its stream.
+        socket.socket.shutdown(client.stream, socket.SHUT_RDWR)

@@ -1,0 +1,108 @@
+"""Families of metrics as text, in the two formats that Prometheus reads:
+
+    the text format 0.0.4   prometheus.io/docs/instrumenting/exposition_formats
+    OpenMetrics 1.0         prometheus.io/docs/specs/om/open_metrics_spec
+
+prometheus-client writes them, each family by itself: what did not change since the last time is not written again
+(docs/adr/0034-the-text-of-the-page.md).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from prometheus_client import core
+
+Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # by name
+TOTAL = "_total"
+SERIES_KEPT = 2048  # what is the same of each round after round: more than most nodes have
+OPENMETRICS = "application/openmetrics-text"
+END = "# EOF\n"
+GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflated, of no time, by an unknown system (RFC 1952, 2.3)
+COMPRESSION = 6
+
+
+class Metric(NamedTuple):
+    """A family. name: a counter's ends in TOTAL, no gauge's does. series: labels -> value. All text is UTF-8 that can
+    be written."""
+
+    name: str
+    help: str
+    series: Mapping[Labels, float]
+
+
+Written: TypeAlias = "dict[str, tuple[Metric, str]]"  # by the family's name: as it was, and its text
+
+
+def text(metrics: Iterable[Metric], openmetrics: bool, kept: Written | None = None) -> str:
+    """The families, each name once, without the end that an OpenMetrics page has (`END`). kept: what was written the
+    last time in this format; now it is what is written this time."""
+    before = kept or {}
+    written: Written = {}
+    for metric in metrics:
+        was = before.get(metric.name)
+        written[metric.name] = was if was and was[0] == metric else (metric, _text(metric, openmetrics))
+    if kept is not None:
+        kept.clear()
+        kept.update(written)
+    return "".join([words for _metric, words in written.values()])
+
+
+def content_type(openmetrics: bool) -> str:
+    from prometheus_client.exposition import choose_encoder
+
+    return choose_encoder(_accepted(openmetrics))[1]
+
+
+def _text(metric: Metric, openmetrics: bool) -> str:
+    from prometheus_client.exposition import choose_encoder
+
+    encode = choose_encoder(_accepted(openmetrics))[0]
+    return encode(_Family(metric)).decode().removesuffix(END)
+
+
+def _accepted(openmetrics: bool) -> str:
+    return f"{OPENMETRICS}; version=1.0.0" if openmetrics else ""
+
+
+class _Family:
+    """What prometheus-client takes for a registry: all that it does with one is to collect."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[core.Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        name, words, series = self._metric
+        family = (CounterMetricFamily if name.endswith(TOTAL) else GaugeMetricFamily)(name, words)
+        for labels, value in sorted(series.items()):
+            family.add_sample(name, dict(labels), value)
+        yield family
+
+
+# --- compressed, in two parts
+
+
+class Deflated(NamedTuple):
+    """The first part of a text, so that another may follow it. checksum, size: of it as it was."""
+
+    data: bytes
+    checksum: int
+    size: int
+
+
+def deflated(first: bytes) -> Deflated:
+    stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return Deflated(stream.compress(first) + stream.flush(zlib.Z_SYNC_FLUSH), zlib.crc32(first), len(first))
+
+
+def gzipped(first: Deflated, rest: bytes) -> bytes:
+    """Both parts as one gzip member (RFC 1952). The rest is short: it is compressed in 8 KiB of memory, not in 256."""
+    stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
+    end = struct.pack("<LL", zlib.crc32(rest, first.checksum), (first.size + len(rest)) & 0xFFFFFFFF)
+    return GZIP_HEAD + first.data + stream.compress(rest) + stream.flush() + end

@@ -1,0 +1,204 @@
+"""Prometheus' web configuration file (prometheus/exporter-toolkit, docs/web-configuration.md): TLS, who may ask, and
+extra headers, in the one format of Prometheus and its exporters. PyYAML reads it: the extra healthd[web].
+
+What is not known, or not supported here, is refused: a file that is read in part would be weaker than it says.
+Relative paths in it count from its own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from healthd.convert import ConvertError, load
+from healthd.errors import HealthdError
+from healthd.text import regex
+from healthd.values import dataclass
+
+MOST_BYTES = 256 << 10
+MOST_COST = 14  # of bcrypt: a wrong guess costs a second of CPU time then; each step more doubles it
+BCRYPT = regex(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
+VERSIONS = ("TLS12", "TLS13")
+VERIFIES = {"NoClientCert": "", "VerifyClientCertIfGiven": "optional", "RequireAndVerifyClientCert": "required"}
+# Go's names (crypto/tls CipherSuites()) -> OpenSSL's (openssl-ciphers(1)). Those of TLS 1.3 are always on, as in Go.
+CIPHERS = {
+    "TLS_AES_128_GCM_SHA256": "",
+    "TLS_AES_256_GCM_SHA384": "",
+    "TLS_CHACHA20_POLY1305_SHA256": "",
+    **{
+        f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
+        for key in ("ECDSA", "RSA")
+        for go, openssl in (
+            ("AES_128_CBC_SHA", "AES128-SHA"),
+            ("AES_256_CBC_SHA", "AES256-SHA"),
+            ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+            ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+            ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+        )
+    },
+}
+CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
+HEADERS: dict[str, tuple[str, ...]] = {  # "": any value
+    "Content-Security-Policy": (),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-XSS-Protection": (),
+    "Strict-Transport-Security": (),
+}
+NOT_HERE = {
+    "tls_server_config.cert": "name a file with cert_file",
+    "tls_server_config.key": "name a file with key_file",
+    "tls_server_config.client_ca": "name a file with client_ca_file",
+    "rate_limit": "healthd makes a page at most once a second however many ask",
+}
+
+
+class WebConfigError(HealthdError):
+    """One sentence that names the file and what is wrong there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """As the file has it."""
+
+    cert_file: str
+    key_file: str
+    client_auth_type: str = "NoClientCert"
+    client_ca_file: str = ""
+    client_allowed_sans: tuple[str, ...] = ()
+    min_version: str = "TLS12"
+    max_version: str = "TLS13"
+    cipher_suites: tuple[str, ...] = ()
+    prefer_server_cipher_suites: bool = True
+    curve_preferences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """http2: taken and without effect, here is HTTP/1."""
+
+    http2: bool = True
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WebConfig:
+    tls_server_config: Tls | None = None
+    http_server_config: Http = Http()
+    basic_auth_users: dict[str, str] = field(default_factory=dict)
+
+
+def parse(text: str, folder: str) -> WebConfig:
+    """Raises WebConfigError, without the file's name."""
+    table = _yaml(text)
+    for place, instead in NOT_HERE.items():
+        here: Any = table
+        for name in place.split("."):
+            here = here.get(name) if isinstance(here, Mapping) else None
+        if here is not None:
+            raise WebConfigError(f"{place} is not supported: {instead}")
+    for name, value in table.items():
+        if value is None:
+            raise WebConfigError(f"{name} is empty: fill it, or take it out")
+    try:
+        config = load(WebConfig, table)
+    except ConvertError as error:
+        raise WebConfigError(str(error)) from None
+    if problem := _problem(config):
+        raise WebConfigError(problem)
+    tls = config.tls_server_config
+    return config if tls is None else replace(config, tls_server_config=_in_folder(tls, folder))
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise WebConfigError('PyYAML is missing, which reads it: pip install "healthd[web]"') from None
+
+    def line(node: Any) -> int:
+        return int(node.start_mark.line) + 1
+
+    class Loader(yaml.SafeLoader):
+        """YAML's last of two equal keys wins silently: here they are refused."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names = [self.construct_object(key, deep=True) for key, _ in node.value]
+            for number, name in enumerate(names):
+                if not isinstance(name, str):
+                    raise WebConfigError(f"line {line(node)}: {str(name)[:40]} is no name: put it in quotes")
+                if name in names[:number]:
+                    raise WebConfigError(f"line {line(node)}: {name[:40]} is there twice")
+            return dict(super().construct_mapping(node, deep=deep))
+
+    try:
+        found = yaml.load(text, Loader)
+    except yaml.MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise WebConfigError(f"not YAML: {where}{error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        words = str(error).splitlines()
+        raise WebConfigError(f"not YAML: {words[0] if words else type(error).__name__}") from None
+    if found is None:
+        raise WebConfigError("says nothing: without TLS and users metrics.web_config is not needed")
+    if not isinstance(found, dict):
+        raise WebConfigError("must be a table of tls_server_config, http_server_config, basic_auth_users")
+    return found
+
+
+def _problem(config: WebConfig) -> str:
+    tls = config.tls_server_config
+    for user, hashed in config.basic_auth_users.items():
+        found = BCRYPT.fullmatch(hashed)
+        if not user or ":" in user:
+            return f'basic_auth_users: "{user[:40]}" can be no user: it is empty or has a colon'
+        if not found or not 4 <= int(found[1]) <= 31:
+            return f"basic_auth_users.{user[:40]}: no bcrypt hash as `htpasswd -nBC 10 USER` prints it"
+        if int(found[1]) > MOST_COST:
+            return f"basic_auth_users.{user[:40]}: the cost of its hash is {int(found[1])}, more than {MOST_COST}"
+    for name, value in config.http_server_config.headers.items():
+        if name not in HEADERS:
+            return f"http_server_config.headers: {name[:40]} cannot be set: only {', '.join(HEADERS)}"
+        if not value.isprintable() or not value.isascii():
+            return f"http_server_config.headers.{name}: has characters that no header may have"
+        if HEADERS[name] and value not in HEADERS[name]:
+            return f"http_server_config.headers.{name}: must be {' or '.join(HEADERS[name])}, is {value[:40]}"
+    return _tls_problem(tls) if tls else ""
+
+
+def _tls_problem(tls: Tls) -> str:
+    where = "tls_server_config"
+    if not tls.cert_file or not tls.key_file:
+        return f"{where}: names no {'key_file' if tls.cert_file else 'cert_file'}"
+    if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
+        return f"{where}.client_auth_type: {tls.client_auth_type} looks at no certificate that it gets: not supported"
+    if tls.client_auth_type not in VERIFIES:
+        return f"{where}.client_auth_type: must be one of {', '.join(VERIFIES)}, is {tls.client_auth_type[:40]}"
+    verifies = VERIFIES[tls.client_auth_type]
+    if bool(verifies) != bool(tls.client_ca_file):
+        return f"{where}: client_ca_file and a client_auth_type that verifies go together"
+    if tls.client_allowed_sans and verifies != "required":
+        return f"{where}.client_allowed_sans: needs client_auth_type RequireAndVerifyClientCert"
+    for name in ("min_version", "max_version"):
+        if (value := getattr(tls, name)) not in VERSIONS:
+            return f"{where}.{name}: must be {' or '.join(VERSIONS)}, is {value[:40]}"
+    if tls.min_version > tls.max_version:
+        return f"{where}: min_version is above max_version"
+    for suite in tls.cipher_suites:
+        if suite not in CIPHERS:
+            return f"{where}.cipher_suites: {suite[:60]} is none of {', '.join(CIPHERS)}"
+    if len(tls.curve_preferences) > 1:
+        return f"{where}.curve_preferences: only one curve can be set here"
+    for curve in tls.curve_preferences:
+        if curve not in CURVES:
+            return f"{where}.curve_preferences: {curve[:40]} is none of {', '.join(CURVES)}"
+    return ""
+
+
+def _in_folder(tls: Tls, folder: str) -> Tls:
+    def at(path: str) -> str:
+        return os.path.join(folder, path) if path else ""
+
+    return replace(tls, cert_file=at(tls.cert_file), key_file=at(tls.key_file), client_ca_file=at(tls.client_ca_file))

@@ -1,0 +1,183 @@
+"""Which lines of a log may be the kernel's and say something. Pure.
+
+Of a storm of one line only the first is looked at: those that repeat it but for its time are given with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from operator import le, lt
+from typing import NamedTuple
+
+from healthd.scan import literals as literals_of
+from healthd.scan.lines import Block, Tally
+from healthd.scan.literals import IN_NUMBERS, Search, Skeletons
+from healthd.scan.neighbours import Neighbours
+from healthd.scan.quoted import begins_as_the_kernels
+from healthd.scan.unprefixed import JSON, stripped
+
+PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
+BLOCKS_WITHOUT_RE2 = 32  # a small log is read by the time that re2 is imported
+
+# A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off.
+_WRITTEN_BY = re.compile(
+    rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
+    rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
+)
+_BLANK = (b" ", b"\t")
+
+
+class Candidate(NamedTuple):
+    """A line that may be the kernel's and has `literals` of rules. `begins`: where, in its block's text; `again`: whole
+    lines behind it that repeat it within its second, each later than the one before."""
+
+    number: int
+    begins: int
+    line: bytes
+    literals: tuple[str, ...]
+    again: bytes
+
+
+def skeletons_of_lines() -> Skeletons:
+    return Skeletons(_may_be_the_kernels)
+
+
+def candidates(
+    blocks: Iterable[Block],
+    tally: Tally,
+    near: Neighbours | None = None,
+    skeletons: Skeletons | None = None,
+    with_re2: Search | None = None,
+) -> Iterator[Candidate]:
+    """`near` knows the lines around the one that is given. `skeletons`: those of other lines; `with_re2`: by_re2(),
+    for who reads more than this."""
+    skeletons = skeletons or skeletons_of_lines()
+    owner = b""
+    for place, block in enumerate(blocks):
+        text = block.text
+        if near is not None:
+            near.enter(text, block.size)
+        if place == BLOCKS_WITHOUT_RE2 and with_re2 is None:
+            with_re2 = literals_of.by_re2()
+        tally.lines = block.last
+        tally.binary = tally.binary or (b"\0" in text and any(b"\0" in line for line in block.lines[:100]))
+        tally.kernel = tally.kernel or _has_the_kernels(block.lines)
+        number, counted, at, looked_to = block.first, 0, 0, 0
+        found: Iterator[tuple[int, int]] | None = None
+        while at <= len(text):
+            if found is None:  # behind a candidate there may be another: in a storm no line needs to be searched for
+                begins, end = at, text.find(b"\n", at)
+                end = len(text) if end < 0 else end
+            elif (next_one := next(found, None)) is not None:
+                begins, end = next_one
+            else:
+                break
+            if begins < at:
+                continue
+            line = text[begins:end]
+            literals = skeletons.of(line) if _may_be_the_kernels(line) else ()
+            if not literals or (literals[-1] in IN_NUMBERS and not line.startswith(JSON)):
+                literals = tuple([literal for literal in literals if literal not in IN_NUMBERS])
+            if not literals:
+                found = found or (with_re2 or skeletons.search)(text, at)
+                continue
+            number, counted, at = number + text.count(b"\n", counted, begins), begins, end + 1
+            if line.startswith(_BLANK):
+                owner, looked_to = _last_unindented(text, looked_to, begins - 1, owner), begins
+                if _continues(line, owner):
+                    continue
+            again = _again(text, begins, end)
+            at += len(again)
+            if again and with_re2:
+                found = None
+            yield Candidate(number, begins, line, literals_of.ALL if literals[-1] in IN_NUMBERS else literals, again)
+        owner = _last_unindented(text, looked_to, len(text), owner)
+
+
+def _may_be_the_kernels(line: bytes) -> bool:
+    return b"kernel" in line or not _WRITTEN_BY.match(line)
+
+
+def _has_the_kernels(lines: list[bytes]) -> bool:
+    may_be = [line for line in lines if _may_be_the_kernels(line)]
+    return (
+        any(_is_kernels(line) for line in lines[:PREFIXES_LOOKED_AT])
+        or any(_is_kernels(line) for line in may_be[:PREFIXES_LOOKED_AT])
+        or any(begins_as_the_kernels(line) for line in may_be)
+    )
+
+
+def _last_unindented(text: bytes, start: int, end: int, otherwise: bytes) -> bytes:
+    """The last line between two places that is not indented."""
+    while end >= start:
+        begins = text.rfind(b"\n", start, end) + 1 or start
+        if not text.startswith(_BLANK, begins, end):
+            return text[begins:end]
+        end = begins - 1
+    return otherwise
+
+
+def _continues(line: bytes, owner: bytes) -> bool:
+    """Whether a line continues a program's text ("Mar 29 15:38:59 host name[7]: text"): journalctl indents these
+    by the prefix. A service may write anything there, also a date and "kernel:". What continues the kernel's own text
+    is read, but not believed (neighbours.py)."""
+    text = owner.find(b": ")
+    if not 0 < text <= len(line) - len(line.lstrip()) - 2:
+        return False
+    writer = owner[:text].rstrip()
+    return not (writer.endswith(b" kernel") or writer.startswith((b"kern ", b"kernel")))
+
+
+def _is_kernels(line: bytes) -> bool:
+    found = stripped(line, 0.0)
+    return found is not None and (found.uptime is not None or found.epoch is not None or found.host != "")
+
+
+# A line, and those behind it that are the same but for the microseconds of their time; where it has no uptime, those
+# that are the same. Syslog daemons and dmesg write these; of all others each line is looked at.
+_SECOND = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
+_ZONE = rb"(?:Z|[+-]\d\d:\d\d)"
+_DATE = rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|" + _SECOND + rb"(?:\.\d{1,9})?" + _ZONE + rb")"
+_KERNEL = rb" [\w.-]{1,64} kernel: "
+_UPTIME = rb"\[ {0,12}\d{1,10}\."
+_AGAIN = re.compile(
+    rb"(?:((?:" + _DATE + _KERNEL + rb")?" + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\1\d{6}\2)+"
+    rb"|(" + _SECOND + rb"\.)\d{6}(" + _ZONE + _KERNEL + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\3\d{6}\4\d{6}\5)+"
+    rb"|(" + _DATE + _KERNEL + rb"[^\n\[]*\n)\6+)"
+)
+_TAIL = 24  # bytes, by which most lines that differ are told apart
+
+
+def _again(text: bytes, begins: int, end: int) -> bytes:
+    """The lines behind a line that repeat it (Candidate)."""
+    size = end + 1 - begins
+    if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
+        return b""
+    lines = 8  # and more where these are all the same: else each line is compared with all behind it
+    while (stop := _end_of_again(text, begins, begins + size * lines, size)) == begins + size * lines:
+        lines *= 8
+    return text[begins + size : stop]
+
+
+def _end_of_again(text: bytes, begins: int, limit: int, size: int) -> int:
+    """Where the lines of `size` bytes end that are the same, and whose times rise; at `limit` at the latest."""
+    found = _AGAIN.match(text, begins, limit)
+    if found is None:
+        return begins + size
+    stop = found.end()
+    dated, uptime = found.end(3), found.end(1 if found.end(1) >= 0 else 4)
+    if uptime >= 0:
+        stop = begins + size * _rising(text, uptime, stop, size, lt)
+    if dated >= 0:
+        stop = begins + size * _rising(text, dated, stop, size, le)
+    return stop
+
+
+def _rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
+    """How many lines of `size` bytes, the first of which has its microseconds at `first`, have them in order."""
+    times = [text[place : place + 6] for place in range(first, stop, size)]
+    if all(map(in_order, times, islice(times, 1, None))):
+        return len(times)
+    return next(place for place, (one, other) in enumerate(pairwise(times), 1) if not in_order(one, other))

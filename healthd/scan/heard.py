@@ -1,0 +1,82 @@
+"""What the lines of a piece say, as bytes from one process to another, and whether it is what one reader of the whole
+log finds. Pure.
+
+A piece is read with the lines before it at hand, but without what was remembered of them: of times at which a line was
+looked at (neighbours.py). What it would have asked of these is noted: where the pieces before it know something of
+that, it is read again, with it.
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from healthd.model import KernelEvent
+from healthd.scan.lines import Tally
+from healthd.scan.messages import MESSAGE_BYTES, MESSAGES_BYTES, Known, Message, Told
+from healthd.scan.neighbours import Heads, Neighbours, Stamp, known_heads
+
+_event = attrgetter(*(field.name for field in fields(KernelEvent)))
+
+
+class Heard(NamedTuple):
+    """What a piece says.
+
+    asked     of which times it would have known more with other `heads`
+    heads     what it knows for the piece behind it
+    trouble   why it was not read to its end; "" if it was
+    """
+
+    told: Sequence[Told]
+    tally: Tally
+    asked: frozenset[Stamp]
+    heads: Heads
+    trouble: str
+
+
+def encoded(told: Iterable[Told], tally: Tally, near: Neighbours, trouble: str) -> bytes:
+    """Heard, as bytes. `near`: it was told with these."""
+    places: dict[Message, int] = {}
+    rows = [(*row[:5], places.setdefault(row[5], len(places))) for row in told]
+    messages = [(_event(one.event), one.fault, one.part, one.judged, one.slots, one.device, one.name) for one in places]
+    heads = [(*stamp, last, head) for stamp, (last, head) in near.heads(tally.lines).items()]
+    asked = [tuple(stamp) for stamp in near.asked or ()]
+    return marshal.dumps((messages, rows, (tally.lines, tally.kernel, tally.binary), asked, heads, trouble))
+
+
+def decoded(data: bytes, known: Known, before: int) -> Heard:
+    """`known`: messages that came before, by what they are made of; `before`: how many lines stand before the piece."""
+    messages, rows, tally, asked, heads, trouble = marshal.loads(data)
+    found = [_message(one, known) for one in messages]
+    return Heard(
+        [
+            (before + number, uptime, epoch, host, lines, found[place])
+            for number, uptime, epoch, host, lines, place in rows
+        ],
+        Tally(*tally),
+        frozenset(Stamp(*stamp) for stamp in asked),
+        {Stamp(who, time): (last, head) for who, time, last, head in heads},
+        trouble,
+    )
+
+
+def _message(parts: tuple[Any, ...], known: Known) -> Message:
+    try:
+        message: Message = known[parts]
+    except KeyError:
+        event, *rest = parts
+        message = Message(KernelEvent(*event), *rest)
+        known.keep(parts, message, len(message.event.text) + MESSAGE_BYTES)
+    return message
+
+
+def known_messages() -> Known:
+    return Known(MESSAGES_BYTES)
+
+
+def heads_behind(heads: Heads, heard: Heard) -> Heads:
+    """What is known behind a piece that stands behind `heads`."""
+    return {**known_heads(heads, heard.tally.lines), **heard.heads}

@@ -1,0 +1,198 @@
+"""A large log, read in pieces by all cores; what is said is put together in the log's order by the first process.
+
+What a line says depends on it and on the lines shortly before it: that is found piece by piece. What happened, and what
+it means, depends on all that was said before: events.py and judged.py get it line after line, as from one reader. What
+a copy does not answer, since it was killed, the first process reads itself.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from healthd import guard
+from healthd.machine.cores import cores
+from healthd.scan import crew, cuts, heard
+from healthd.scan.cuts import Piece
+from healthd.scan.lines import Block, Tally
+from healthd.scan.literals import by_re2
+from healthd.scan.log_file import BLOCK, LogError, is_plain, lines_in, why
+from healthd.scan.messages import EXPORTED, Reader, Told
+from healthd.scan.neighbours import Heads
+
+_PIECE = struct.Struct("=QQQ?")
+MOST_COPIES = 8  # each has up to 40 MiB of its own
+TOLD_AT_ONCE = 500  # then it is seen what the copies have answered meanwhile: who waits for that does not work
+
+
+class Sizes(NamedTuple):
+    """large    bytes, above which a log is read in pieces
+    piece      bytes of a piece, about
+    copies     processes beside the first: each keeps some 20 MiB of its own
+    unread     bytes of answers, above which no further piece is given out
+    """
+
+    large: int = 64_000_000
+    piece: int = cuts.PIECE_BYTES
+    block: int = BLOCK
+    copies: int = 0
+    unread: int = 32 << 20
+
+
+def open_large(path: str, sizes: Sizes) -> int | None:
+    """A descriptor of a log that is worth it: a plain file, of lines, above the size, where there is more than one
+    core. None for all others, also those that cannot be opened."""
+    if path == "-":
+        return None
+    try:
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode) or state.st_size <= sizes.large:
+            return None
+        if _copies(sizes) < 2 or not crew.can_be_copied():
+            return None
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        begins = os.pread(file, BLOCK, 0)
+    except OSError:
+        begins = b""
+    if not is_plain(begins) or EXPORTED in begins or b"\n" not in begins:
+        os.close(file)
+        return None
+    return file
+
+
+def _copies(sizes: Sizes) -> int:
+    return sizes.copies or min(cores(), MOST_COPIES)
+
+
+def messages(file: int, name: str, now: float, tally: Tally, sizes: Sizes) -> Generator[Told, None, None]:
+    """What messages.messages() says of the whole file. Raises LogError. Closes the file."""
+    reader = Reader(now, by_re2())
+    try:
+        with crew.crew(_copies(sizes), (file,), _work(reader, file, name, sizes)) as copies:
+            yield from _in_order(reader, file, name, tally, sizes, copies)
+    except OSError as error:
+        raise LogError(f"{name}: {why(error)}") from None
+    finally:
+        os.close(file)
+
+
+def _work(reader: Reader, file: int, name: str, sizes: Sizes) -> crew.Work:
+    kernel = False  # seen once, it need not be looked for
+
+    def work(request: bytes) -> bytes:
+        """Raises SystemExit where something is dropped, since memory is short or by a mistake of ours: what this copy
+        remembers may be wrong from now on. The first process reads the piece, and tells people."""
+        nonlocal kernel
+        part = _Part(reader, file, name, Piece(*_PIECE.unpack(request)), {}, sizes.block, kernel)
+        said, trouble, dropped = [], "", guard.dropped.total()
+        try:
+            for row in part.told():
+                said.append(row)
+        except LogError as error:
+            trouble = str(error)
+        kernel = part.tally.kernel
+        if guard.dropped.total() != dropped:
+            raise SystemExit
+        return heard.encoded(said, part.tally, part.near, trouble)
+
+    return work
+
+
+class _Part:
+    """A piece that this process reads. `heads`: what is known of the lines before it."""
+
+    def __init__(
+        self, reader: Reader, file: int, name: str, piece: Piece, heads: Heads, block: int, kernel: bool
+    ) -> None:
+        self.tally = Tally(kernel=kernel)
+        self.near = reader.neighbours(heads)
+        self._reader, self._file, self._name, self._piece, self._block = reader, file, name, piece, block
+
+    def told(self) -> Iterator[Told]:
+        """Raises LogError."""
+        context, begins, ends, last = self._piece
+        try:
+            for block in self._blocks(context, begins, False):
+                self.near.enter(block.text, block.size)
+            yield from self._reader.messages(self._blocks(begins, ends, last), self.tally, self.near)
+        except OSError as error:
+            raise LogError(f"{self._name}: {why(error)}") from None
+
+    def _blocks(self, begins: int, ends: int, last: bool) -> Iterator[Block]:
+        return lines_in(cuts.chunks(self._file, self._name, begins, ends, last, self._block), beginning=begins == 0)
+
+
+def _in_order(
+    reader: Reader, file: int, name: str, tally: Tally, sizes: Sizes, copies: list[crew.Copy]
+) -> Iterator[Told]:
+    given = _Given(cuts.pieces(file, sizes.piece, sizes.block), copies, sizes.unread)
+    known, heads = heard.known_messages(), Heads()
+    while (next_one := given.next()) is not None:
+        piece, answer = next_one
+        part = None if answer is None else heard.decoded(answer, known, tally.lines)
+        if part is not None and part.asked.isdisjoint(heads):
+            tally.add(part.tally)
+            for place, row in enumerate(part.told):
+                yield row
+                if place % TOLD_AT_ONCE == 0:
+                    given.look()
+            heads = heard.heads_behind(heads, part)
+            if part.trouble:
+                raise LogError(part.trouble)
+            continue
+        here = _Part(reader, file, name, piece, heads, sizes.block, tally.kernel)
+        try:
+            for row in here.told():
+                yield (tally.lines + row[0], *row[1:])
+            heads = here.near.heads(here.tally.lines)
+        finally:
+            tally.add(here.tally)
+
+
+class _Given:
+    """The pieces of a log, given to copies as these have time; one after another back, in the log's order."""
+
+    def __init__(self, plan: Iterator[Piece], copies: list[crew.Copy], unread: int) -> None:
+        self._plan, self._copies, self._unread = plan, copies, unread
+        self._waiting: deque[tuple[Piece, crew.Copy | None]] = deque()
+
+    def next(self) -> tuple[Piece, bytes | None] | None:
+        """The next piece with its answer, which is None where the first process must read it; None: there is none."""
+        self._give()
+        if not self._waiting:
+            piece = next(self._plan, None)
+            return None if piece is None else (piece, None)
+        piece, copy = self._waiting.popleft()
+        if copy is None:
+            return piece, None
+        while not copy.answers:
+            crew.hear(self._copies, wait=True)
+            self._give()
+        return piece, copy.answers.popleft()
+
+    def look(self) -> None:
+        """Let nobody wait who could work."""
+        crew.hear(self._copies, wait=False)
+        self._give()
+
+    def _give(self) -> None:
+        while len(self._waiting) < crew.MOST_WAITING * len(self._copies):
+            idle = [copy for copy in self._copies if copy.alive and copy.waiting < crew.MOST_WAITING]
+            if not idle or sum(copy.unread for copy in self._copies) > self._unread:
+                return
+            piece = next(self._plan, None)
+            if piece is None:
+                return
+            if piece.last:  # how long it will be nobody knows
+                self._waiting.append((piece, None))
+                return
+            copy = min(idle, key=lambda copy: copy.waiting)
+            copy.ask(_PIECE.pack(*piece))
+            self._waiting.append((piece, copy))

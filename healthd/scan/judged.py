@@ -1,0 +1,186 @@
+"""What the events of a log mean: judged by the checks of the daemon, with what the log itself has shown. Pure.
+
+Another machine's inventory is not known. Each event is judged alone; it is worse if the checks make repetition worse
+(Xid 74). A message is judged once, however often it comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from healthd.judge.incidents import parts
+from healthd.model import Clears, Finding, Inventory, KernelEvent, Severity
+from healthd.scan.events import Seen
+from healthd.scan.messages import Meaning, Message
+from healthd.text import is_decimal, regex
+
+MOST_FAULTS = 5000  # whose last events are kept, to notice a repetition
+MOST_MEANINGS = 10_000
+KEPT_OF_A_FAULT = 3
+UNPROVEN = "unproven, perhaps not the kernel's own line"
+
+Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
+
+
+class Judged(NamedTuple):
+    """An event with its meaning; `earlier`: the events before it that make it worse."""
+
+    seen: Seen
+    meaning: Meaning
+    earlier: Sequence[Seen]
+    correlate: Correlate
+
+    @property
+    def code(self) -> str:
+        return self.meaning.code
+
+    @property
+    def severity(self) -> Severity:
+        return self.meaning.severity
+
+    @property
+    def clears(self) -> Clears | None:
+        return self.meaning.clears
+
+    @property
+    def message(self) -> str:
+        """One sentence for people. Most are never shown, so it is made when asked for."""
+        event = self.seen.event
+        events = (*(seen.event for seen in self.earlier), event)
+        finding = _worst(self.correlate(events, self.meaning.node), event)
+        text = event.text
+        if finding is not None:
+            text = regex(rf", {event.lines} lines| \({event.lines} lines\)").sub("", finding.message)  # counted here
+        return f"{UNPROVEN}: {text}" if self.unproven else text
+
+    @property
+    def unproven(self) -> bool:
+        """Whether the line may be what a user, or another program, wrote."""
+        return self.seen.message.event.observed
+
+
+# Events that the checks judge worse when they repeat: a test holds that.
+_WORSE_AGAIN = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
+
+
+def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
+    """`correlate`: all checks' as one, with their settings."""
+    meanings: dict[object, Meaning] = {}
+    before: OrderedDict[object, tuple[tuple[Seen, Meaning], ...]] = OrderedDict()
+    for seen in found:
+        message, machine = seen.message, seen.machine
+        # What an event means depends on these only.
+        name = (message.judged, machine.beside(message), not machine.devices)
+        meaning = meanings.get(name)
+        if meaning is None:
+            if len(meanings) >= MOST_MEANINGS:
+                meanings.clear()
+            meaning = meanings[name] = _meaning(message, correlate, machine.inventory())
+        event = message.event
+        earlier: tuple[Seen, ...] = ()
+        if (event.kind, event.code) in _WORSE_AGAIN and not event.observed:
+            key = (seen.host, seen.boot, event.kind, event.code, event.pci)
+            those = before.pop(key, ())
+            before[key] = (*those, (seen, meaning))[-KEPT_OF_A_FAULT:]
+            worse = _worse_by(those, seen, meaning, correlate) if those else None
+            if worse is not None:
+                earlier, meaning = tuple(other for other, _ in those), worse
+            if len(before) > MOST_FAULTS:
+                before.popitem(last=False)
+        yield Judged(seen, meaning, earlier, correlate)
+
+
+def _meaning(message: Message, correlate: Correlate, node: Inventory) -> Meaning:
+    """The meaning of one event alone. What a check finds depends neither on the process nor on the time."""
+    event = dataclasses.replace(message.event, pid=None, process=None, text="", sequence=1)
+    finding = _worst(correlate((event,), node), event)
+    about = parts(event, node)
+    part = event.pci or next((word for word in sorted(about) if word != event.kind), "")
+    if finding is None:
+        return Meaning(_code(event), Severity.INFO, None, about, part, node)
+    severity = min(finding.severity, Severity.WARNING) if event.observed else finding.severity
+    return Meaning(finding.code, severity, finding.clears, about, part, node)
+
+
+def _worse_by(
+    earlier: Sequence[tuple[Seen, Meaning]], seen: Seen, alone: Meaning, correlate: Correlate
+) -> Meaning | None:
+    """The meaning of a repetition, if it is worse than each event by itself; else None."""
+    most = max(alone.severity, *(meaning.severity for _, meaning in earlier))
+    if most is Severity.CRITICAL:
+        return None
+    event = seen.event
+    together = _worst(correlate((*(other.event for other, _ in earlier), event), alone.node), event)
+    if together is None or together.severity <= most:
+        return None
+    return alone._replace(code=together.code, severity=together.severity, clears=together.clears)
+
+
+def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
+    """The worst finding that rests on the event. A line that says that a fault is over is no fault: INFO."""
+    resting = [
+        dataclasses.replace(finding, severity=Severity.INFO) if finding.over else finding
+        for finding in findings
+        if event.sequence in finding.events
+    ]
+    return max(resting, key=lambda finding: finding.severity, default=None)
+
+
+def _code(event: KernelEvent) -> str:
+    """The code of an event without a finding. `healthd explain` knows it if it is an Xid."""
+    if event.kind == "xid":
+        return f"gpu_xid/{event.code}"
+    return f"{event.kind}/{event.code}".rstrip("/")
+
+
+# --- as a document
+
+
+def event_json(judged: Judged) -> dict[str, Any]:
+    """One object of `healthd scan --json` (docs/json.md)."""
+    seen, event = judged.seen, judged.seen.message.event
+    numbered = {event.kind: int(event.code)} if event.kind in ("xid", "sxid") and is_decimal(event.code) else {}
+    return {
+        "line": seen.line,
+        "time": seen.epoch,
+        "uptime": seen.uptime,
+        "host": seen.host,
+        "kind": event.kind,
+        "code": judged.code,
+        **numbered,
+        "pci": event.pci or None,
+        "pid": event.pid,
+        "name": event.process,
+        "severity": judged.severity.name.lower(),
+        "clears": judged.clears.name.lower() if judged.clears else None,
+        "unproven": judged.unproven,
+        "count": seen.count,
+        "text": event.text,
+    }
+
+
+def event_line(judged: Judged) -> str:
+    """event_json as a line. The part that all lines of a message share is made once."""
+    seen, meaning = judged.seen, judged.meaning
+    message = seen.message
+    if meaning is not message.meaning:
+        message.meaning = meaning
+        whole = json.dumps(event_json(judged))
+        message.middle = whole[whole.index('"kind": ') : whole.index('"count": ')]
+        message.end = json.dumps(message.event.text)
+    time = "null" if seen.epoch is None else repr(seen.epoch)
+    uptime = "null" if seen.uptime is None else repr(seen.uptime)
+    return (
+        f'{{"line": {seen.line}, "time": {time}, "uptime": {uptime}, "host": {_quoted(seen.host)}, '
+        f'{message.middle}"count": {seen.count}, "text": {message.end}}}\n'
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _quoted(text: str) -> str:
+    return json.dumps(text)

@@ -1,0 +1,266 @@
+"""What the lines of a log say, one message after another. Pure.
+
+    blocks of lines -> those that may matter -> without prefix -> parsed, or known
+
+A message is parsed once, however often it comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from healthd.kernel import coalesce as coalescing
+from healthd.kernel import parse as kernel_parse
+from healthd.kernel.prefix import Stripped, strip_prefix
+from healthd.model import Clears, Inventory, KernelEvent, Severity
+from healthd.scan.candidates import candidates, skeletons_of_lines
+from healthd.scan.lines import Block, Tally
+from healthd.scan.literals import ALL, Search
+from healthd.scan.neighbours import Heads, Neighbours
+from healthd.scan.quoted import quoted, with_host
+from healthd.scan.unprefixed import JSON, exported, prefix_width, stripped
+from healthd.text import regex
+
+MESSAGES_BYTES = 4 << 20  # for known messages, and as much for known lines
+MESSAGE_BYTES = 2000  # what a message takes beside its text
+SHARED = 1000  # of what messages share
+
+
+class Meaning(NamedTuple):
+    """code, severity, clears   those of the finding that rests on an event; kind/code, INFO, None if no check has one
+    about   the parts that the event names, with those above them; `part`: the one that it is shown with"""
+
+    code: str
+    severity: Severity
+    clears: Clears | None
+    about: frozenset[str]
+    part: str
+    node: Inventory
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """What the lines with one text say, parsed once.
+
+    event    without time, boot and count; observed: it may be a user's text (neighbours.py, quoted.py)
+    fault    coalescing.key, part: coalescing.part, as strings: they are looked up for each line
+    name     by which its next line is found: what it says is all in these
+    judged   what a check's judgement may depend on in the event; it also depends on the devices in `slots`
+    """
+
+    event: KernelEvent
+    fault: str
+    part: str
+    judged: str
+    slots: frozenset[str]
+    device: tuple[str, str] | None  # kind and port above, of event.pci
+    name: tuple[str, bool]
+    meaning: Meaning | None = None  # of which `middle` and `end` are for --json
+    middle: str = ""
+    end: str = ""
+
+
+class Known(dict[Any, Any]):
+    """What was seen before. It is forgotten as a whole when it becomes too much."""
+
+    __slots__ = ("most", "size")
+
+    def __init__(self, most: int) -> None:
+        self.most, self.size = most, 0
+
+    def keep(self, name: object, value: object, size: int) -> None:
+        self.size += size
+        if self.size > self.most:
+            self.clear()
+            self.size = size
+        self[name] = value
+
+
+_DRIVEN = regex(r"(nvidia|mlx[45]_core|bnxt_en|ice|i40e|ixgbe|nvme|nvidia-nvswitch\d*) [0-9a-f]{4,8}:")
+_KIND_OF_DRIVER = {"nvidia": "gpu", "nvme": "nvme"}
+_KIND_OF_EVENT = {"xid": "gpu", "sxid": "nvswitch", "mlx5": "nic", "nvme": "nvme"}
+
+
+def message_of(event: KernelEvent) -> Message:
+    kind = "gpu" if event.code == "fallen_off_bus" else _KIND_OF_EVENT.get(event.kind, "")
+    if not kind and event.pci and (driver := _DRIVEN.match(event.text)):
+        kind = "nvswitch" if driver[1].startswith("nvidia-nvswitch") else _KIND_OF_DRIVER.get(driver[1], "nic")
+    shared = _shared(event.kind, event.code, event.pci, event.fields, event.observed, kind)
+    return Message(event, *shared, (event.text, event.observed))
+
+
+@functools.lru_cache(maxsize=SHARED)
+def _shared(
+    kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
+) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
+    """fault, part, judged, slots, device of a Message: messages that differ in their words only have the same ones."""
+    event = KernelEvent(kind, code, pci, fields=fields)
+    reporter = event.field("reporter")
+    return (
+        repr((observed, coalescing.key(event))),
+        repr((observed, coalescing.part(event))),
+        repr((kind, code, pci, fields, observed)),
+        frozenset(map(slot, [pci, *(value for _, value in fields if ":" in value)])) - {""},
+        (device_kind, reporter if reporter != pci else "") if pci else None,
+    )
+
+
+Told = tuple[int, "float | None", "float | None", str, int, Message]
+
+
+def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Told, None, None]:
+    """(number, uptime, epoch, host, lines, message) of the lines that say something."""
+    iterator = iter(blocks)
+    beginning = next(iterator, None)
+    if beginning is None:
+        return
+    reader = Reader(now)
+    every = _chain(beginning, iterator)
+    if beginning.text.startswith(EXPORTED):
+        yield from reader.exported(every, tally)
+    else:
+        yield from reader.messages(every, tally, reader.neighbours())
+
+
+EXPORTED = b"__CURSOR="  # how journalctl -o export begins
+
+
+class Reader:
+    """What lines say, each text parsed once. `now`: epoch seconds, for dates without a year; `search`: by_re2(), for
+    who reads more than a few megabytes."""
+
+    def __init__(self, now: float, search: Search | None = None) -> None:
+        self._now = now
+        self._search = search
+        self._texts = Known(MESSAGES_BYTES)
+        self._lines = Known(MESSAGES_BYTES)
+        self._skeletons = skeletons_of_lines()
+
+    def neighbours(self, heads: Heads | None = None) -> Neighbours:
+        return Neighbours(functools.partial(prefix_width, now=self._now), heads)
+
+    def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
+        for number, found in exported(blocks, tally):
+            message = self._parsed(found.text, ALL)
+            if message is not None:
+                yield number, found.uptime, found.epoch, found.host, found.lines, message
+
+    def messages(self, blocks: Iterable[Block], tally: Tally, near: Neighbours) -> Iterator[Told]:
+        """`near` enters the blocks, and may know what stands before them."""
+        said = self._said
+        for number, begins, line, literals, again in candidates(blocks, tally, near, self._skeletons, self._search):
+            told = said(line, literals)
+            if told is None:
+                continue
+            tally.kernel = True
+            first = self._sure(near, number, begins, line, told)
+            yield (number, *first)
+            if not again:
+                continue
+            repeats = again[:-1].split(b"\n")
+            last = said(repeats[-1], literals)
+            if first is told and last is not None and told[2:] == last[2:] == (told[2], 1, told[4]):
+                yield (number + len(repeats), last[0], last[1], last[2], len(repeats), last[4])
+                continue
+            for line in repeats:
+                number, begins = number + 1, begins + len(line) + 1
+                told = said(line, literals)
+                if told is not None:
+                    yield (number, *self._sure(near, number, begins, line, told))
+
+    def _said(self, line: bytes, literals: tuple[str, ...]) -> Found | None:
+        told: Found | None
+        if line in self._lines:
+            told = self._lines[line]
+            return told
+        found_in = stripped(line, self._now)
+        told = None
+        if found_in is not None:
+            text, uptime, epoch, host, count = found_in
+            # Escaped text may have other literals than the line itself.
+            message = self._parsed(text, ALL if b"\\" in line else literals)
+            told = None if message is None else (uptime, epoch, host, count, message)
+        told = told or _in_quotes(line, found_in, self._now, self._parsed)
+        self._lines.keep(line, told, len(line) + 300)
+        return told
+
+    def _sure(self, near: Neighbours, number: int, begins: int, line: bytes, told: Found) -> Found:
+        head = None if line.startswith(JSON) or told[4].event.observed else near.head(number, begins, line)
+        return told if head is None else _doubted(told, *_said_by(head, self._now))
+
+    def _parsed(self, text: str, literals: tuple[str, ...]) -> Message | None:
+        message: Message | None
+        if text in self._texts:
+            message = self._texts[text]
+            return message
+        event = kernel_parse.parse(text, literals)
+        message = None if event is None else message_of(event)
+        self._texts.keep(text, message, len(text) + MESSAGE_BYTES)
+        return message
+
+
+Found = tuple["float | None", "float | None", str, int, Message]  # Told without the number of its line
+
+
+def _in_quotes(
+    line: bytes, found: Stripped | None, now: float, parsed: Callable[[str, tuple[str, ...]], Message | None]
+) -> Found | None:
+    """What a line says behind what people or another program put before it (quoted.py)."""
+    if found is None and line.startswith(JSON):
+        return None
+    if found is None:
+        written = with_host(line.decode("utf-8", "replace"))
+        found = None if written is None else strip_prefix(written, now)
+        message = None if found is None else parsed(found.text, ALL)
+        return None if found is None or message is None else (found.uptime, found.epoch, found.host, 1, message)
+    behind = quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
+    message = None if behind is None else parsed(behind.text, ALL)
+    if behind is None or message is None:
+        return None
+    if not behind.proven:
+        return (None, None, "", 1, _unproven(message))
+    return (found.uptime or behind.uptime, found.epoch, found.host or behind.host, 1, message)
+
+
+# Records of NVIDIA's driver have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is
+# not responding to commands."). The version in this one is what the client says of itself (rmapi, API mismatch).
+_SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
+
+
+@functools.lru_cache(maxsize=256)
+def _said_by(head: bytes, now: float) -> tuple[Stripped | None, str]:
+    """The message in a line, and the kind of its event."""
+    found = stripped(head, now)
+    event = None if found is None else kernel_parse.parse(found.text)
+    return found, "" if event is None else event.kind
+
+
+def _doubted(told: Found, head: Stripped | None, kind: str) -> Found:
+    """What a line says that seems to go on with `head`: with the time and the host of that, not with what it says of
+    itself. Lines of one fault, of one kind, may well be of one moment or one record."""
+    _, _, _, count, message = told
+    if head is None:
+        return (None, None, "", count, _unproven(message))
+    if kind == message.event.kind:
+        return told
+    if _SEVERAL_LINES.match(head.text) and message.event.text.startswith("NVRM: "):
+        return told
+    return (head.uptime, head.epoch, head.host, count, _unproven(message))
+
+
+@functools.lru_cache(maxsize=1000)
+def _unproven(message: Message) -> Message:
+    return message_of(dataclasses.replace(message.event, observed=True))
+
+
+def _chain(first: Block, rest: Iterator[Block]) -> Iterator[Block]:
+    yield first
+    yield from rest
+
+
+def slot(address: str) -> str:
+    return address.partition(".")[0]

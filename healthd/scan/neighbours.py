@@ -1,0 +1,208 @@
+"""Whether a line of a log begins a record of the kernel, or seems to go on with the one before it.
+
+A user can put a line break into what the kernel prints of them: a mount option, a file's name (docs/scan.md). /dev/kmsg
+keeps that as one record; what cuts it into lines leaves one of three marks (Linux 6.18, util-linux 2.38):
+
+    the same time in microseconds   syslog(2) and consoles: record_print_text() puts the prefix before each line
+    indented by the prefix          dmesg since util-linux 2.36, journalctl
+    no prefix where others have one dmesg before that, and whatever else writes the text as it is
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): so far back a record may have begun
+LINES_KEPT = 2100  # of the blocks before: a record may be line breaks only
+OF_OTHER_HOSTS = 32  # lines between two of a record, where a log collects many hosts
+KEPT = 1000  # of what was looked up: each line is looked at from many of those after it
+LEADING_BLANKS = 8  # with which a record's own text may begin
+
+_BLANK = b" \t"
+# The kernel's time, as dmesg, syslog daemons and consoles write it; `dmesg --time-format=iso` has microseconds too.
+_STAMP = re.compile(
+    rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
+)
+# By far most lines have it behind a date, a host and a tag: the same, found without a search.
+_USUAL = re.compile(
+    rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) "
+    rb"([\w.-]{1,64} kernel: )(\[ {0,12}\d{1,10}\.\d{6}\])"
+)
+_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in a boot the clock stands still: no user is there
+_DATE = re.compile(
+    rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
+)
+
+PrefixWidth = Callable[[bytes], "int | None"]
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Stamp(NamedTuple):
+    """Which machine's kernel log a line is of, by what stands before the time, and the kernel's time as written."""
+
+    who: bytes
+    time: bytes
+
+
+Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
+
+
+def known_heads(heads: Heads, lines: int) -> Heads:
+    """What the lines behind line `lines` may still ask of, for whoever numbers these from 1 on."""
+    return {stamp: (last - lines, head) for stamp, (last, head) in heads.items() if last - lines > -LINES_KEPT}
+
+
+class Neighbours:
+    """The lines before the one that is looked at, which is one of the block that was entered last.
+
+    prefix_width   how many columns stand before a line's text, 0 = no prefix, None = another program wrote it
+    heads          what is known of the lines before line 1, as known_heads() gave it; None: nothing stands before it
+    asked          of which times more could have been known: what head() says would be the same for other `heads` that
+                   know none of these
+    """
+
+    def __init__(self, prefix_width: PrefixWidth, heads: Heads | None = None) -> None:
+        self._prefix_width = prefix_width
+        self._blocks: deque[tuple[bytes, int]] = deque()  # this one and those before it, with how many lines each has
+        self._lines = 0
+        self._without_owner: int | None = None  # the number of the last bare line that stands for itself
+        self._heads: Heads = dict(heads or {})
+        self.asked: set[Stamp] | None = None if heads is None else set()
+        self._widths: dict[bytes, int | None] = {}
+        self._stamps: dict[bytes, Stamp | None] = {}
+        self._looked_at = (-1, Stamp(b"", b""))  # the last line with a stamp, by its number; line 0 may be one
+
+    def enter(self, text: bytes, count: int) -> None:
+        """The next block, of `count` lines."""
+        self._blocks.append((text, count))
+        self._lines += count
+        while self._lines - count - self._blocks[0][1] >= LINES_KEPT:
+            self._lines -= self._blocks.popleft()[1]
+
+    def heads(self, lines: int) -> Heads:
+        """known_heads(), when `lines` lines have been looked at."""
+        return known_heads(self._heads, lines)
+
+    def before(self, begins: int) -> Iterator[bytes]:
+        """The lines before the one that begins there in the block, the nearest first."""
+        return islice(self._all_before(begins), LINES_KEPT)
+
+    def _all_before(self, begins: int) -> Iterator[bytes]:
+        for place in range(len(self._blocks) - 1, -1, -1):
+            text, _ = self._blocks[place]
+            end = begins - 1 if place == len(self._blocks) - 1 else len(text)
+            while end >= 0:
+                start = text.rfind(b"\n", 0, end) + 1
+                yield text[start:end]
+                end = start - 1
+
+    def head(self, number: int, begins: int, line: bytes) -> bytes | None:
+        """The line whose record line `number` seems to go on with; None if it stands for itself."""
+        if line[:1] in (b" ", b"\t"):
+            return self._owner_of_indented(begins, line)
+        stamp = self._stamp(line)
+        if stamp is not None:
+            return self._same_time(number, begins, line, stamp)
+        if self._width(line) == 0:
+            return self._owner_of_bare(number, begins)
+        return None
+
+    def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
+        """The first line of this machine and this time, where only lines of others are between them."""
+        before, self._looked_at = self._looked_at, (number, stamp)
+        if before[0] == number - 1 and before[1].who == stamp.who and before[1].time != stamp.time:
+            head = line  # as nearly all lines of a log in which each is a fault
+        elif _NOT_YET.fullmatch(stamp.time):
+            return None
+        else:
+            head = self._first_of_its_time(number, begins, line, stamp)
+        if len(self._heads) > LINES_KEPT + KEPT // 2:
+            self._heads = {one: value for one, value in self._heads.items() if number - value[0] <= LINES_KEPT}
+        self._heads[stamp] = (number, head)
+        return head if head != line else None
+
+    def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
+        """Found in the lines, and behind many of others from what was found before."""
+        last, known = self._heads.get(stamp, (None, line))
+        if last is None and number <= LINES_KEPT and self.asked is not None:
+            self.asked.add(stamp)
+        head, others, place = line, 0, number
+        for earlier in self.before(begins):
+            place -= 1
+            found = self._stamp(earlier)
+            if found == stamp:
+                head, others = earlier, 0
+                if place == last:
+                    return known
+            elif found is not None and found.who == stamp.who:
+                break
+            elif others == OF_OTHER_HOSTS:  # who writes many lines in between parts no record
+                return known if last is not None and number - last <= LINES_KEPT else head
+            else:
+                others += 1
+        return head
+
+    def _owner_of_bare(self, number: int, begins: int) -> bytes | None:
+        room, place = RECORD_BYTES, number
+        for earlier in self.before(begins):
+            place -= 1
+            text = earlier.strip()
+            if text and self._width(earlier) != 0:
+                return earlier
+            room -= len(text) + 1
+            if room < 0 or place == self._without_owner:
+                break
+        self._without_owner = number
+        return None
+
+    def _owner_of_indented(self, begins: int, line: bytes) -> bytes | None:
+        """A line with a prefix of its own may be of a log that was pasted with an indent, and counts unless its indent
+        is the width of what stands before the text that it would go on with."""
+        indent, room = _indent(line), RECORD_BYTES
+        for earlier in self.before(begins):
+            if earlier.strip() and _indent(earlier) < indent:
+                width = self._width(earlier)
+                if width == 0:
+                    return None
+                same = width is not None and 0 <= width - indent < LEADING_BLANKS
+                return earlier if same or self._width(line) == 0 else None
+            room -= len(earlier.strip()) + 1
+            if room < 0:
+                break
+        return None
+
+    def _width(self, line: bytes) -> int | None:
+        if line not in self._widths:
+            _kept(self._widths)[line] = self._prefix_width(line)
+        return self._widths[line]
+
+    def _stamp(self, line: bytes) -> Stamp | None:
+        if line not in self._stamps:
+            _kept(self._stamps)[line] = _stamp(line)
+        return self._stamps[line]
+
+
+def _stamp(line: bytes) -> Stamp | None:
+    if found := _USUAL.match(line):
+        return Stamp(*found.groups())
+    found = _STAMP.match(line)
+    return None if found is None else Stamp(_without_date(found[1]), found[2])
+
+
+def _kept(known: dict[K, V]) -> dict[K, V]:
+    if len(known) >= KEPT:
+        known.clear()
+    return known
+
+
+def _without_date(before: bytes) -> bytes:
+    return before[found.end() :] if (found := _DATE.match(before)) else before
+
+
+def _indent(line: bytes) -> int:
+    return len(line) - len(line.lstrip(_BLANK))

@@ -1,0 +1,96 @@
+"""What people and programs put before a line of the kernel when they quote it. Pure; for `healthd scan` only.
+
+Forms, each as somebody posted it:
+
+    diff:371;NVRM: Xid (PCI:0000:37:00): 95, ...                      a fault ticket of a server's maker
+    [ 140.054924 ] NVRM: Xid (PCI:0000:01:00): 61, ...                typed from a photograph of a screen
+    2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   the host left out by who posted it
+    [Sun Dec  1 14:54:40 2024] node17 kernel: mlx5_core 0000:5c:00.0: ...          gpud's tests
+    [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
+
+The last is the program's word, not the kernel's: nobody can tell from the line where it has that from.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from healthd.text import regex
+
+MOST_BEFORE = 240  # characters that another program puts before the line
+MOST_PIECES = 4
+
+# How lines begin that only the kernel prints, and no program's log: drivers' names with an address, the kernel's own
+# words with their form.
+_ONLY_KERNEL = (
+    r"NVRM: |nvidia-nvswitch\d{1,3}: |nvidia-nvlink: |nvidia-modeset: |Linux version \d{1,2}\.\d"
+    r"|(?:pci|pcieport|nvidia|mlx[45]_core|nvme|efa|bnxt_en|ixgbe|i40e|ice|ahci|megaraid_sas|mpt3sas) [0-9a-f]{4,8}:"
+    r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?: \w{1,15})?: |BIOS-e820: \[mem 0x|(?:BIOS|EFI)-provided physical RAM map:"
+    r"|EXT[234]-fs (?:error |warning |\()|XFS \([\w-]{1,32}\): |BTRFS (?:error|warning|info|critical) \(device "
+    r"|EDAC MC\d{1,2}: |mce: \[Hardware Error\]: |\{\d{1,6}\}\[Hardware Error\]: |nvme nvme\d{1,3}: "
+    r"|sd \d{1,4}:\d{1,4}:\d{1,4}:\d{1,8}: \[|usb \d{1,3}-\d|(?:blk_update_request: |Buffer )?I/O error, dev \w{1,32}, "
+    r"|audit: type=\d{4} audit\(|oom-kill:constraint=|Memory cgroup out of memory: |RIP: 00\d\d:|Modules linked in: "
+    r"|watchdog: BUG: soft lockup - |INFO: task .{1,40}:\d{1,10} blocked for more than |rcu: INFO: "
+)
+_BEGINS = regex(_ONLY_KERNEL)
+_UPTIME = regex(r"\[ {0,12}([0-9]{1,10}\.[0-9]{1,9}) {1,4}\] ?")
+_TICKET = regex(r"[A-Za-z0-9_]{1,40}:[0-9]{1,10};")
+_LEFT_OUT = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
+_HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
+_TAG = regex(r"kernel: ")
+# The beginning of another program's log line: levels or times in brackets, or a level by its name, or klog's.
+_LOG_PREFIX = regex(
+    r"(?:\[[^\[\]]{1,40}\] ?){1,4}(?:[^\[\]:]{1,60}: ){0,3}"
+    r"|[^\n]{0,100}\b(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)\b[^\n]{0,160}?(?:[:\]|;] ?)"
+    r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
+    r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
+)
+_STAMP = regex(r"\[ {0,12}[0-9]{1,10}\.[0-9]{1,9} ?\] $")
+
+_BEGINS_IN_BYTES = re.compile(
+    rb"(?:[A-Za-z0-9_]{1,40}:[0-9]{1,10};|\[ {0,12}[0-9]{1,10}\.[0-9]{1,9} {1,4}\] "
+    rb"|<[A-Za-z0-9_.-]{1,255}> (?:kernel: )?){0,3}(?:" + _ONLY_KERNEL.encode() + rb")"
+)
+
+
+class Quoted(NamedTuple):
+    """The kernel's message in a line. `uptime`, `host`: as the quotation has them; `proven`: it was posted as the
+    kernel's own line, not by another program."""
+
+    text: str
+    uptime: float | None = None
+    host: str = ""
+    proven: bool = True
+
+
+def begins_as_the_kernels(line: bytes) -> bool:
+    """Whether a line begins with what only the kernel prints: then it is of a kernel's log, though nothing says so."""
+    return _BEGINS_IN_BYTES.match(line) is not None
+
+
+def with_host(line: str) -> str | None:
+    """A dated line with its "<host> kernel: " as a log has it, "host kernel: "; None if it has none."""
+    named = _LEFT_OUT.search(line, 0, MOST_BEFORE)
+    return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
+
+
+def quoted(text: str, by_programs: bool) -> Quoted | None:
+    """`text` without what stands before the kernel's words in it; None if nothing that is known does. `by_programs`:
+    it may be of another program's log. A line with the kernel's time is not: what it holds further on is a user's."""
+    rest, uptime, host = text, None, ""
+    for _ in range(MOST_PIECES):
+        if found := _UPTIME.match(rest):
+            uptime = float(found[1])
+        elif found := _HOST.match(rest):
+            host = found[1] or found[2]
+        elif not (found := _TICKET.match(rest) or _TAG.match(rest)):
+            break
+        rest = rest[found.end() :]
+    if _BEGINS.match(rest):
+        return Quoted(rest, uptime, host) if rest != text else None
+    if not by_programs:
+        return None
+    begins = next((found.start() for found in _BEGINS.finditer(text, 0, MOST_BEFORE + 200)), 0)
+    before = _STAMP.sub("", text[:begins]) if 0 < begins <= MOST_BEFORE else ""
+    return Quoted(text[begins:], proven=False) if before and _LOG_PREFIX.fullmatch(before) else None

@@ -1,0 +1,137 @@
+"""Lines of a log without what stands before the kernel's message; journalctl's formats. Pure."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from healthd.kernel.prefix import Stripped, epoch_of, strip_prefix
+from healthd.scan.lines import Block, Tally
+from healthd.text import is_decimal
+
+JSON = (b'{"', b'{ "')
+
+# By far most lines of a storm come from a syslog daemon or dmesg. Lines that may have more before their message are
+# left to strip_prefix.
+_USUAL = re.compile(
+    rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:|(\d{4}-\d\d-\d\dT)\d\d:\d\d:)(\d\d)(?(2)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)) "
+    rb"([\w.-]{1,64}) kernel: )?"
+    rb"(?:\[ {0,12}(\d{1,10}\.\d{6})\] )?"
+    rb"(?![\[\s]|message repeated |[\w.-]{1,255}: (?:[\[<\d]|[A-Z][a-z]{2} [ \d]|kern))"
+)
+
+
+def stripped(line: bytes, now: float) -> Stripped | None:
+    """Like strip_prefix, but faster if many lines have the same date; it reads journalctl -o json too."""
+    usual = _USUAL.match(line)
+    if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
+        minute, _, second, fraction, zone, host, uptime = usual.groups()
+        return Stripped(
+            line[begins:].decode("utf-8", "replace").strip(),
+            None if uptime is None else float(uptime),
+            None if minute is None else _epoch(minute, second, fraction, zone, now),
+            "" if host is None else host.decode("ascii"),
+        )
+    if line.startswith(JSON):
+        return _journal_entry(line)
+    return strip_prefix(line.decode("utf-8", "replace"), now)
+
+
+def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | None, now: float) -> float | None:
+    """Epoch seconds of a date. Most neighbouring lines share a minute, which is kept."""
+    begins = _minute(minute + b"00" + (zone or b""), now)
+    if begins is None or second > b"60":
+        return None
+    return begins + int(second) + (float(b"0" + fraction) if fraction else 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def _minute(date: bytes, now: float) -> float | None:
+    """`date`: at the minute's beginning. By the beginning of the hour, which most lines of a log share with others."""
+    hour, minute, rest = _HOUR.fullmatch(date).groups()  # type: ignore[union-attr]
+    begins = _even_hour(hour, rest, now) if minute < b"60" else None
+    return epoch_of(date.decode("ascii"), now) if begins is None else begins + 60 * int(minute)
+
+
+_HOUR = re.compile(rb"(.*\d\d:)(\d\d)(:00(?:Z|[+-]\d\d:\d\d)?)")
+
+
+@functools.lru_cache(maxsize=64)
+def _even_hour(hour: bytes, rest: bytes, now: float) -> float | None:
+    """Epoch seconds of an hour's beginning; None if that is not 59 minutes before its last minute: in it the clock is
+    set, or the year before begins for dates without one."""
+    first, last = (epoch_of((hour + minute + rest).decode("ascii"), now) for minute in (b"00", b"59"))
+    return first if first is not None and last is not None and last - first == 59 * 60 else None
+
+
+def _journal_entry(line: bytes) -> Stripped | None:
+    """A line of journalctl -o json, as kernel/journal.py reads the journal itself."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry_of(entry) if isinstance(entry, dict) else None
+
+
+def entry_of(entry: dict[str, Any]) -> Stripped | None:
+    """A journal entry's fields as the kernel's message; None if the kernel did not write it."""
+    message = entry.get("MESSAGE")
+    if isinstance(message, list) and all(isinstance(item, int) and 0 <= item < 256 for item in message):
+        message = bytes(message).decode("utf-8", "replace")
+    if not isinstance(message, str) or entry.get("_TRANSPORT") != "kernel":
+        return None
+    if str(entry.get("SYSLOG_FACILITY", "0")) != "0" or entry.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
+        return None
+    received, written = _usec(entry.get("__REALTIME_TIMESTAMP")), _usec(entry.get("_SOURCE_MONOTONIC_TIMESTAMP"))
+    epoch = None if received is None else received / 1e6
+    late = _usec(entry.get("__MONOTONIC_TIMESTAMP"))
+    if epoch is not None and late is not None and written is not None:
+        epoch -= max(0, late - written) / 1e6
+    uptime = None if written is None else written / 1e6
+    host = entry.get("_HOSTNAME", "")
+    return Stripped(message.strip(), uptime, epoch, host if isinstance(host, str) else "")
+
+
+def _usec(value: object) -> int | None:
+    return int(value) if isinstance(value, str) and is_decimal(value) and len(value) < 20 else None
+
+
+_EXPORTED = (b"MESSAGE=", b"_TRANSPORT=", b"SYSLOG_", b"_HOSTNAME=", b"__", b"_SOURCE_")
+
+
+def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Stripped]]:
+    """The kernel's entries of journalctl -o export. Only the first line of a message is read."""
+    entry: dict[str, Any] = {}
+    number, binary = 0, False
+    for block in blocks:
+        tally.lines = block.last
+        for place, line in enumerate(block.lines, block.first):
+            if binary:
+                entry["MESSAGE"], number, binary = line[8:].decode("utf-8", "replace"), place, False
+            elif line.startswith(_EXPORTED):
+                name, _, value = line.decode("utf-8", "replace").partition("=")
+                entry[name] = value
+                number = place if name == "MESSAGE" else number
+            elif line == b"MESSAGE":
+                binary = True
+            elif not line:
+                if (found := entry_of(entry)) is not None:
+                    tally.kernel = True
+                    yield number, found
+                entry = {}
+    if (found := entry_of(entry)) is not None:
+        tally.kernel = True
+        yield number, found
+
+
+def prefix_width(line: bytes, now: float) -> int | None:
+    """How many columns stand before a line's text; 0 if that is no prefix, None if another program wrote the line."""
+    found = stripped(line, now)
+    if found is None:
+        return None
+    text = line.decode("utf-8", "replace")
+    prefix = len(text.strip()) - len(found.text)
+    return len(text) - len(text.lstrip()) + prefix if prefix > 0 else 0

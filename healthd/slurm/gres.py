@@ -1,0 +1,195 @@
+"""What Slurm says of GPUs: how many a node has, and which of them a job was given. Pure; any text gives an answer.
+
+Slurm counts the GPUs of a node from 0, in the order of its own list: with AutoDetect=nvml that is the order in which
+NVML finds them, by PCI address, else the order of gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
+_sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
+("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). slurmd counts anew
+when it starts, without a GPU that is gone. So a number counts only where it can mean but one GPU (`in_slurms_order`),
+and where gres.conf lists the GPUs in that order (`gres_conf.ascends`).
+MIG devices are counted one by one, mps and shards by the GPU that they are a share of (gres_c_s.c: "must match the
+order in which SHARINGs are defined").
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from healthd.model import Gpu
+from healthd.text import is_decimal, regex
+
+# What Slurm gave a job of this node's GPUs: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
+Given: TypeAlias = "tuple[str, ...]"
+
+MOST = 1024  # no node has so many GPUs, MIG devices included
+SHARES = ("mps", "shard")
+_ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
+_DETAIL = regex(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_RANGE = regex(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_PART = regex(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_BRACKETS = regex(r"\[([^\[\]]*)\]")
+MOST_PIECES = 9  # of a host's name: four numbers and what is around them
+_UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
+
+
+def gpus_of_node(gres: str) -> int | None:
+    """How many gres/gpu sinfo's Gres ("gpu:h100:8(S:0-1),shard:32") has; None: it does not say."""
+    if gres == "(null)":
+        return 0
+    total = 0
+    entries = list(_entries(gres))
+    for name, words, _ in entries:
+        if name == "gpu":
+            if "no_consume" in words or not words or not regex("[0-9]{1,4}").fullmatch(words[-1]):
+                return None
+            total += int(words[-1])
+    return total if entries else None
+
+
+def gpus_of_one_type(gres: str) -> int | None:
+    """The same where one entry names them all, else None: which of several types Slurm numbers first sinfo does not
+    tell, and slurm.conf and gres.conf may list them in two orders."""
+    return gpus_of_node(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
+
+
+def given_in(text: str, job_id: str, node: str) -> Given | None:
+    """What `scontrol -d -o show job` says that the job has on this node; None: it does not say, or says two things.
+
+    A job's name and comment stand in the same line and may read like anything: then it says two things.
+    """
+    records = [line for line in text.splitlines() if line.startswith(f"JobId={job_id} ")]
+    if len(records) != 1:
+        return None
+    here = [gres for hosts, gres in _DETAIL.findall(records[0]) if in_hostlist(node, hosts)]
+    return _numbers(here[0]) if len(here) == 1 else None
+
+
+def told_by_prolog(text: str, job_id: str) -> Given | None:
+    """What the prolog wrote down: "JOB NUMBERS [UUIDS]", "4711 0,3", or "4711 0 GPU-2f3a...". None: nothing, or of
+    another job. Without numbers nothing is known: Slurm tells none of a GPU that has no device file in gres.conf."""
+    words = text.split()
+    if not 2 <= len(words) <= 3 or words[0] != job_id:
+        return None
+    numbers = words[1].split(",")
+    uuids = words[2].split(",") if len(words) == 3 else []
+    if len(numbers) > MOST or not all(regex("[0-9]{1,4}").fullmatch(number) for number in numbers):
+        return None
+    # With AutoDetect=nvml CUDA_VISIBLE_DEVICES has UUIDs (gres_common_prep_set_env()), which need no order.
+    named = len(uuids) == len(numbers) and all(_UUID.fullmatch(uuid) for uuid in uuids)
+    return tuple(uuids if named else numbers)
+
+
+def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
+    """Name, what stands behind it between colons, and in parentheses. Nothing of a text that is not such a list."""
+    found, at = [], 0
+    while match := _ENTRY.match(gres, at):
+        found.append((match[1], match[2].split(":")[1:], match[3]))
+        if match.end() == len(gres) and not gres.endswith(","):
+            yield from found
+            return
+        at = match.end()
+
+
+def _numbers(gres: str) -> Given | None:
+    """ "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
+    (gres_ctld_job_build_details(), gres_stepmgr_job_build_details())."""
+    if gres in ("", "(null)"):
+        return ()
+    numbers: set[int] = set()
+    entries = list(_entries(gres))
+    for name, words, detail in entries:
+        if name not in ("gpu", *SHARES) or words[-1:] == ["0"]:
+            continue
+        found = _of_detail(detail or "")
+        if not found:
+            return None
+        numbers |= found
+    return tuple(map(str, sorted(numbers))) if entries else None
+
+
+def _of_detail(detail: str) -> set[int] | None:
+    if detail.startswith("IDX:"):
+        return numbers_in(detail.removeprefix("IDX:"))
+    if regex("[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*").fullmatch(detail):
+        return {i for i, share in enumerate(detail.split(",")) if int(share.partition("/")[0])}
+    return None
+
+
+def numbers_in(text: str) -> set[int] | None:
+    """ "0,3-5"; None: it is none of that, or beyond all nodes."""
+    found: set[int] = set()
+    for word in text.split(","):
+        match = _RANGE.fullmatch(word)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < MOST:
+            return None
+        found.update(range(first, last + 1))
+    return found
+
+
+def in_hostlist(name: str, hosts: str) -> bool:
+    """Whether "n[01-16,20],m3" has the host. A number has as many digits as the range begins with."""
+    return any(_is_host(name, part) for part in _PART.findall(hosts))
+
+
+def _is_host(name: str, part: str) -> bool:
+    if "[" not in part:
+        return part == name
+    pieces = _BRACKETS.split(part)  # literal, ranges, literal, ...
+    if len(pieces) > MOST_PIECES or any(len(piece) > len(name) for piece in pieces[::2]):
+        return False
+    match = regex("".join("([0-9]{1,9})" if i % 2 else re.escape(piece) for i, piece in enumerate(pieces))).fullmatch(
+        name
+    )
+    return match is not None and all(map(_is_in, match.groups(), pieces[1::2]))
+
+
+def _is_in(number: str, ranges: str) -> bool:
+    for match in filter(None, map(_RANGE.fullmatch, ranges.split(","))):
+        first, last = match[1], match[2] or match[1]
+        if int(first) <= int(number) <= int(last) and number == f"{int(number):0{len(first)}d}":
+            return True
+    return False
+
+
+# --- which GPUs of the inventory these are
+
+
+def in_slurms_order(slurms: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
+    """The PCI address of the GPU that each of Slurm's numbers means; None: it can mean several.
+
+    Slurm has as many as the inventory, and all orders that it may count in are one: PCI addresses, NVML, device files,
+    these from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file where Slurm knows it: gres_common_prep_set_env()).
+    That Slurm does count in it, its own list must tell.
+    Where MIG is on, on all GPUs: whole ones come before all MIG devices from 24.11 on, and between them in 22.05
+    (_get_system_gpu_list_nvml()).
+    """
+    by_pci = sorted(gpus, key=lambda gpu: gpu.pci)
+    if [gpu.minor for gpu in by_pci] != list(range(len(gpus))):
+        return None
+    if [gpu.index for gpu in by_pci] != sorted({gpu.index for gpu in gpus}):
+        return None
+    if len({bool(gpu.mig) for gpu in gpus}) > 1:
+        return None
+    order = tuple(gpu.pci for gpu in by_pci for _ in range(max(len(gpu.mig), 1)))
+    return order if order and len(order) == slurms else None
+
+
+def parents(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """UUID of a GPU or of a MIG device -> the GPU's PCI address."""
+    return {uuid: gpu.pci for gpu in gpus for uuid in (gpu.uuid, *gpu.mig) if uuid}
+
+
+def pci_of(given: Given, order: Sequence[str] | None, by_uuid: Mapping[str, str]) -> frozenset[str] | None:
+    """The GPUs that the job was given, MIG devices and shares by their GPU; None: not known of all."""
+    found = set()
+    for word in given:
+        if is_decimal(word):
+            pci = order[int(word)] if order is not None and int(word) < len(order) else ""
+        else:  # drivers before R470 name a MIG device MIG-GPU-.../INSTANCE/INSTANCE (gpu_nvml.c: _nvml_use_mig_uuid())
+            pci = by_uuid.get(word) or by_uuid.get(word.removeprefix("MIG-").partition("/")[0], "")
+        if not pci:
+            return None
+        found.add(pci)
+    return frozenset(found)

@@ -1,0 +1,118 @@
+"""Drains a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like look.py.
+
+It only ever drains. A node that is out, by whomever, is left; so is one that the fleet cannot spare: what healthd's
+daemons and this command hold drained is counted together (output.parse_fleet), against the lower limit of
+fleet_limit.py, since a lemon can wait. All lemons that are out count, whichever run drained them (output.parse_lemons).
+Slurm that does not answer ends it. Nothing here resumes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator
+from typing import TypeVar
+
+from healthd.config import FleetLimits
+from healthd.model import NodeState
+from healthd.slurm import commands, fleet_limit
+from healthd.slurm.commands import Argv, Command, CommandResult
+from healthd.slurm.output import NoSuchNode, SlurmTrouble, parse_fleet, parse_lemons, parse_node, what_failed
+from healthd.slurm.policy import NOT_TO_RESUME, TAKEN
+from healthd.slurm.reason import LEMON, MAX_CHARACTERS
+from healthd.text import printable, regex
+from healthd.values import dataclass
+
+T = TypeVar("T")
+Steps = Generator[Command, CommandResult, T]
+# What Slurm takes for one node's name, and a shell for one word: never an option, a host list or "ALL". It came of a
+# store, and may be anything.
+_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How it ended for one node. words: a sentence."""
+
+    node: str
+    done: bool
+    words: str
+
+
+def is_node_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name.upper() not in ("ALL", "NODESET")
+
+
+def reason(words: str) -> str:
+    """One line of printable ASCII that slurmdbd does not cut, without a quote or what a shell reads in quotes."""
+    return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", words).strip())[:MAX_CHARACTERS].rstrip()
+
+
+def line(name: str, words: str) -> str | None:
+    """The command for a shell; None for a name that is none."""
+    if not is_node_name(name):
+        return None
+    *first, last = commands.drain(name, reason(words))
+    key, _, value = last.partition("=")
+    return f'{shlex.join(first)} {key}="{value}"'
+
+
+def drain(name: str, words: str, most: int, limits: FleetLimits, command_seconds: float) -> Steps[Drained]:
+    """most: how many nodes of the whole cluster may be out as lemons. Raises SlurmTrouble where Slurm does not answer
+    or refuses."""
+    if not is_node_name(name):
+        return Drained(name, False, "left: this is no name of a node")
+    looking = _Looking(name, command_seconds)
+    try:
+        node = yield from looking.node()
+    except NoSuchNode as none:
+        return Drained(name, False, f"left: {none}")
+    why = why_left(node)
+    if not why:
+        lemons = parse_lemons((yield from looking.read(commands.out())))
+        if len(lemons) >= most:
+            why = f"held: {len(lemons)} of the cluster's nodes are out as lemons already, and at most {most} may be"
+    if not why:
+        counts = parse_fleet((yield from looking.read(commands.fleet())), node.partitions, float("inf"))
+        count = fleet_limit.strictest(counts, limits, own_hardware=False)
+        if not fleet_limit.has_room(count, limits, own_hardware=False):
+            why = (
+                f"held by the fleet limit: healthd holds {count.drained} of the {count.nodes} nodes of partition "
+                f"{count.name}, and may hold {fleet_limit.allowed(count.nodes, limits, own_hardware=False)}"
+            )
+    if not why:
+        why = why_left((yield from looking.node()))  # whoever was faster meanwhile
+    if why:
+        return Drained(name, False, f"left: {why}")
+    yield from looking.read(commands.drain(name, reason(words)), changes=True)
+    node = yield from looking.node()
+    if node.flags.isdisjoint(TAKEN) or not node.reason.startswith(LEMON.strip()):
+        state = printable("+".join(sorted(node.flags)))
+        raise SlurmTrouble(f"{name} was drained, and Slurm has it {state} now")
+    return Drained(name, True, f"drained: {printable(node.reason)}")
+
+
+def why_left(node: NodeState) -> str:
+    """Why a node must not be touched; "" = it may be. Whoever drained it. A reason alone says nothing: from 24.11 on it
+    outlives its drain."""
+    found = sorted(node.flags & (TAKEN | NOT_TO_RESUME))
+    return f"Slurm has it {'+'.join(found)} already{_says(node)}" if found else ""
+
+
+def _says(node: NodeState) -> str:
+    who = f" by {printable(node.reason_user)}" if node.reason_user else ""
+    return f': "{printable(node.reason)}"{who}' if node.reason else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Looking:
+    name: str
+    command_seconds: float
+
+    def read(self, argv: Argv, changes: bool = False) -> Steps[str]:
+        result = yield Command(argv, self.command_seconds, changes)
+        if result.status != 0:
+            raise SlurmTrouble(what_failed(argv, result))
+        return result.stdout
+
+    def node(self) -> Steps[NodeState]:
+        return parse_node((yield from self.read(commands.node(self.name))), self.name)

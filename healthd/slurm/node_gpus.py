@@ -1,0 +1,80 @@
+"""The GPUs of this node and of its jobs, as far as the node itself tells. Pure but for two questions that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
+
+from healthd.model import Gpu, Inventory
+from healthd.slurm.gres import Given, in_slurms_order, parents, pci_of, told_by_prolog
+from healthd.slurm.victims import OnGpus
+from healthd.values import dataclass
+
+CLOCK_SKEW_SECONDS = 2.0  # a job starts by slurmctld's clock, whose stamps have whole seconds
+
+Told = Callable[[str], "tuple[str, float]"]
+Open = Callable[[Mapping[int, str]], "tuple[Mapping[str, frozenset[int]], bool]"]
+
+
+def told_nothing(_job: str) -> tuple[str, float]:
+    return "", 0.0
+
+
+def seen_nothing(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int]], bool]:
+    return {}, False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """inventory   as it is now
+    whole       its GPUs when none was missing
+    told        the words of the prolog on a job, and when they were written
+    have_open   pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were looked at
+    """
+
+    inventory: Inventory = field(default_factory=Inventory)
+    whole: tuple[Gpu, ...] = ()
+    told: Told = told_nothing
+    have_open: Open = seen_nothing
+
+    @property
+    def known(self) -> tuple[Gpu, ...]:
+        """All GPUs that this node has or had, each once."""
+        return (*self.inventory.gpus, *_without(self.whole, self.inventory.gpus))
+
+    def given(self, job: str, started: float) -> Given | None:
+        """What the prolog wrote down of this run of the job; None: nothing."""
+        text, written = self.told(job)
+        return told_by_prolog(text, job) if written >= started - CLOCK_SKEW_SECONDS else None
+
+    def open_by(self, processes: Mapping[int, str]) -> Callable[[str], OnGpus]:
+        """What each job has open."""
+        found, all_seen = self.have_open(processes)
+        names = {gpu.minor: gpu.pci for gpu in reversed(self.known)}  # a GPU that is here goes before one that is lost
+
+        def of(job: str) -> OnGpus:
+            minors = found.get(job, frozenset())
+            has_open = frozenset(names.get(n, f"/dev/nvidia{n}") for n in minors)
+            return OnGpus(has_open=has_open, all_seen=all_seen and job in found)
+
+        return of
+
+    def with_given(
+        self, job: OnGpus, given: Given | None, slurms: int | None, is_ascending: Callable[[int], bool]
+    ) -> OnGpus:
+        """The same job with what Slurm gave it. `slurms`: how many GPUs the node has there, None where they are of
+        several types; `is_ascending`: whether gres.conf lists so many in the order of their device files."""
+        if given is None:
+            return job
+        lists = (gpus for gpus in (self.inventory.gpus, self.whole) if is_ascending(len(gpus)))
+        orders = (in_slurms_order(slurms, gpus) for gpus in lists)
+        order = next((order for order in orders if order), None)
+        return replace(job, has_given=bool(given), given=pci_of(given, order, parents(self.known)))
+
+
+NOT_TOLD = NodeGpus()
+
+
+def _without(gpus: Sequence[Gpu], others: Sequence[Gpu]) -> list[Gpu]:
+    here = {gpu.pci for gpu in others}
+    return [gpu for gpu in gpus if gpu.pci not in here]

@@ -1,0 +1,1 @@
+"""What happened on this node, line by line, for whoever asks later."""

@@ -1,0 +1,108 @@
+"""One line of an event stream as it is read: an event, or why it is none. Pure.
+
+docs/events.md says what a line is. What a newer healthd writes (another schema, an event that is not known here) is
+kept as it is; what is damaged is told with a reason, and nothing of it is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from healthd.stream.event import EVENTS, LATEST, SCHEMA
+from healthd.text import regex
+
+_MOST_SEQ = 2**63 - 1  # what a database holds
+_TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{1,9})?Z")
+
+
+class Key(NamedTuple):
+    """Whose numbers they are: each stream counts its lines from its own beginning."""
+
+    cluster: str
+    node: str
+    stream_id: str
+
+
+class Told(NamedTuple):
+    """One event. `line`: as it was read, without its end. `fields`: the same as plain data. `key`, `seq`: None where
+    another schema has none. `at`: epoch seconds, None where another schema has no time. `unknown`: what of it is not
+    known here ("schema 2", "event melted"), "" for an event of docs/events.md."""
+
+    line: bytes
+    fields: dict[str, Any]
+    key: Key | None
+    seq: int | None
+    at: float | None
+    unknown: str = ""
+
+
+class Unread(NamedTuple):
+    """A line that is no event. `why` is the end of a sentence: "is not UTF-8"."""
+
+    why: str
+
+
+def parse(line: bytes) -> Told | Unread:
+    """What a line without its end says."""
+    try:
+        fields = json.loads(line.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError:
+        return Unread("is not UTF-8")
+    except (ValueError, RecursionError):
+        return Unread("is torn or damaged: it is not JSON")
+    schema = fields.get("schema") if isinstance(fields, dict) else None
+    if not _is_count(schema):
+        return Unread('is not an event: it has no number "schema"')
+    key, seq, at = _key(fields), _seq(fields.get("seq")), seconds(fields.get("time"))
+    event = fields.get("event")
+    if schema != SCHEMA:
+        return Told(line, fields, key if seq is not None else None, seq if key else None, at, f"schema {schema}")
+    if key is None or not key.stream_id:
+        return Unread("is damaged: cluster, node and stream_id are not all there")
+    if seq is None:
+        return Unread("is damaged: it has no number")
+    if at is None:
+        return Unread("is damaged: its time is not UTC as in 2026-11-22T12:11:20.123Z")
+    if not isinstance(event, str) or not event:
+        return Unread("is damaged: it names no event")
+    return Told(line, fields, key, seq, at, "" if event in EVENTS else f"event {event[:40]}")
+
+
+def seconds(text: object) -> float | None:
+    """Epoch seconds of "2026-11-22T12:11:20.123Z"; None if it is no such time, or is before 1970: no line is."""
+    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    try:
+        whole = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:  # the 31st of a month that has none
+        return None
+    # A fraction of the last second is nearer to the year 10000 than a float can tell.
+    return min(whole + float(match[2] or 0), LATEST) if whole >= 0 else None
+
+
+def dropped(told: Told) -> tuple[int, int] | None:
+    """The first and the last number that the node itself says it dropped; None if the event names none."""
+    if told.unknown or told.fields["event"] != "dropped":
+        return None
+    first, last = _seq(told.fields.get("from_seq")), _seq(told.fields.get("to_seq"))
+    return (first, last) if first and last is not None and first <= last else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity are not JSON, though Python reads them
+
+
+def _key(fields: dict[str, Any]) -> Key | None:
+    words = [fields.get(name) for name in Key._fields]
+    return Key(*map(str, words)) if all(isinstance(word, str) for word in words) else None
+
+
+def _seq(number: object) -> int | None:
+    return number if isinstance(number, int) and _is_count(number) and number <= _MOST_SEQ else None
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0

@@ -1,0 +1,115 @@
+"""The lines that are decided and not yet known to be on the disk. Pure.
+
+The outbox is a field of the ledger: a kill -9 loses no line, since each lies there, rendered, until its write is
+acknowledged. It is bounded. What does not fit is counted, and a `dropped` event says so as soon as there is room again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+from healthd.stream.event import Event, Source, render
+from healthd.values import dataclass
+
+MOST_LINES = 2000
+MOST_BYTES = 512 << 10  # with the ends of the lines
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """next_seq   the number of the next line of this stream; a line that does not fit takes one too
+    lines      not acknowledged yet, oldest first, without their ends
+    dropped    how many did not fit and were not told of yet, those of streams before among them
+    dropped_from, dropped_to
+               the first and last number of those of this stream: they are the last numbers that were given, and all
+               from the first to the last did not fit. 0: none is of this stream
+    """
+
+    stream_id: str = ""
+    next_seq: int = 1
+    lines: tuple[str, ...] = ()
+    dropped: int = 0
+    dropped_from: int = 0
+    dropped_to: int = 0
+
+
+def begun_anew(before: Outbox, stream_id: str) -> Outbox:
+    """A new stream. What waits of the one before is still written; of what did not fit only the count goes on."""
+    return Outbox(stream_id, lines=before.lines, dropped=before.dropped)
+
+
+def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mono: float) -> Outbox:
+    """The outbox with these events behind its lines. `source.stream_id` is the outbox's own."""
+    lines, seq = list(outbox.lines), outbox.next_seq
+    has = _bytes(lines)
+    dropped, first, last = outbox.dropped, outbox.dropped_from, outbox.dropped_to
+
+    def took(event: Event) -> bool:
+        nonlocal seq, has
+        line = render(source, seq, time, mono, event)
+        if len(lines) >= MOST_LINES or has + len(line) + 1 > MOST_BYTES:
+            return False
+        lines.append(line)
+        seq, has = seq + 1, has + len(line) + 1
+        return True
+
+    def took_dropped() -> bool:
+        """Whether nothing is left to be told of what did not fit."""
+        nonlocal dropped, first, last
+        if dropped and not took(_dropped(dropped, first, last)):
+            return False
+        dropped = first = last = 0
+        return True
+
+    took_dropped()
+    for event in events:
+        if not took_dropped() or not took(event):
+            dropped, first, last, seq = dropped + 1, first or seq, seq, seq + 1
+    return replace(
+        outbox,
+        next_seq=seq,
+        lines=tuple(lines),
+        dropped=dropped,
+        dropped_from=first,
+        dropped_to=last,
+    )
+
+
+def written(outbox: Outbox, lines: Iterable[str]) -> Outbox:
+    """The outbox after these lines were acknowledged."""
+    gone = set(lines)
+    return replace(outbox, lines=tuple(line for line in outbox.lines if line not in gone))
+
+
+def shed(outbox: Outbox, kept: Iterable[str]) -> Outbox:
+    """The outbox to the last of these lines. What stands behind it is dropped, and so is what it told of others."""
+    known = set(kept)
+    stay = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in known), 0)
+    gone = [json.loads(line) for line in outbox.lines[stay:]]
+    if not gone:
+        return outbox
+    told = [line for line in gone if line["event"] == "dropped"]
+    first = next(  # what waits of streams before stands before all of this one
+        (line.get("from_seq") or line["seq"] for line in gone if line["stream_id"] == outbox.stream_id),
+        outbox.dropped_from,
+    )
+    return replace(
+        outbox,
+        lines=outbox.lines[:stay],
+        dropped=outbox.dropped + len(gone) + sum(line["count"] + line.get("earlier", 0) for line in told),
+        dropped_from=first,
+        dropped_to=outbox.next_seq - 1 if first else 0,
+    )
+
+
+def _dropped(count: int, first: int, last: int) -> Event:
+    """`count` with those of streams before, whose numbers say nothing in this one."""
+    mine = last - first + 1 if first else 0
+    earlier = {"earlier": count - mine} if count > mine else {}
+    return Event("dropped", {"count": mine, "from_seq": first, "to_seq": last, **earlier})
+
+
+def _bytes(lines: Iterable[str]) -> int:
+    return sum(len(line) + 1 for line in lines)  # a line is ASCII

@@ -1,0 +1,99 @@
+"""Which lines of which streams were read: what a repeat is, and what is missing. Pure.
+
+A writer that was killed, and every transport that loses nothing, writes some lines twice: a line is known by (cluster,
+node, stream_id, seq). Memory grows with the streams and with their holes, not with the lines.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from healthd.stream.line import Key
+
+
+class Runs:
+    """Whole numbers as runs without a gap: [(1, 5), (8, 8)]."""
+
+    __slots__ = ("_first", "_last")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._first: list[int] = []
+        self._last: list[int] = []
+        for first, last in runs:
+            self.add(first, last)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._first, self._last, strict=True)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._first, number) - 1
+        return at >= 0 and number <= self._last[at]
+
+    def add(self, first: int, last: int) -> None:
+        """Every number from `first` to `last`, both included."""
+        begin = bisect_left(self._last, first - 1)  # the first run that it touches ...
+        end = bisect_right(self._first, last + 1)  # ... and the one behind the last
+        if begin < end:
+            first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
+        self._first[begin:end] = [first]
+        self._last[begin:end] = [last]
+
+    def without(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """The runs of numbers from `first` to `last` that are not in here."""
+        for at in range(bisect_left(self._last, first), bisect_right(self._first, last)):
+            if first < self._first[at]:
+                yield first, self._first[at] - 1
+            first = self._last[at] + 1
+        if first <= last:
+            yield first, last
+
+    def gaps(self) -> Iterator[tuple[int, int]]:
+        """The runs of numbers between those that are in here."""
+        return ((last + 1, first - 1) for last, first in zip(self._last, self._first[1:], strict=False))
+
+
+class Hole(NamedTuple):
+    """Lines that are missing between two that are there."""
+
+    key: Key
+    first: int
+    last: int
+
+
+class Seen:
+    """What was read. `runs`: the numbers of the lines of each stream; `dropped`: those that the node itself says it
+    dropped, since it could not write for too long. Both can be kept, and be gone on from another day."""
+
+    def __init__(self) -> None:
+        self.runs: dict[Key, Runs] = {}
+        self.dropped: dict[Key, Runs] = {}
+
+    def is_new(self, key: Key, seq: int) -> bool:
+        """Whether this line was not seen before; from now on it was."""
+        runs = self.runs.setdefault(key, Runs())
+        if seq in runs:
+            return False
+        runs.add(seq, seq)
+        return True
+
+    def drop(self, key: Key, first: int, last: int) -> None:
+        """The node says that it dropped these."""
+        self.dropped.setdefault(key, Runs()).add(first, last)
+
+    def holes(self) -> Iterator[Hole]:
+        """What was lost on the way, or is still under way: missing between the first and the last line of a stream, and
+        not dropped by the node. What was before the first is no hole: its file was rotated away. A stream_id is one
+        node's alone, so the name that its cluster got meanwhile is none either."""
+        names: dict[tuple[str, ...], Key] = {}
+        runs: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)
+        dropped: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)
+        for found, all_of in ((self.runs, runs), (self.dropped, dropped)):
+            for key, mine in found.items():
+                names[key[1:]] = max(key, names.get(key[1:], key))
+                for run in mine:
+                    all_of[key[1:]].add(*run)
+        for whose, mine in runs.items():
+            yield from (Hole(names[whose], *lost) for gap in mine.gaps() for lost in dropped[whose].without(*gap))

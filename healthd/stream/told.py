@@ -1,0 +1,56 @@
+"""What the stream has said so far, as far as the next event depends on it: a field of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from healthd.model import Severity
+from healthd.values import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCondition:
+    """What was said of a condition that stands.
+
+    condition     its name in the stream
+    worst         the worst severity that it had
+    acknowledged  whether the newest word on that was that a person knows
+    count, last   how often, and when last, it had been seen, as its newest line says
+    at            when that line was decided
+    """
+
+    condition: str
+    worst: Severity
+    acknowledged: bool
+    count: int
+    last: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ToldCheck:
+    """A run that is configured. since: since when without a break; settings: their checksum."""
+
+    check: str
+    instance: str
+    of_version: str
+    settings: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """conditions  what stands, by its key as text
+    checks      what is configured
+    cluster     the name of the cluster, as Slurm's settings have it; "" = not known
+    stopped     whether the newest word on the daemon was `stopped`
+    alive_at    when `alive` was said last
+    job_ended   when a job's epilog spoke first since the last flush (epoch seconds; 0 = none did)
+    """
+
+    conditions: dict[str, ToldCondition] = field(default_factory=dict)
+    checks: tuple[ToldCheck, ...] = ()
+    cluster: str = ""
+    stopped: bool = False
+    alive_at: float = 0.0
+    job_ended: float = 0.0

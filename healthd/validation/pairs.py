@@ -1,0 +1,99 @@
+"""Transfers between nodes: which of them were slow, and whether a node or only a link is suspect. Pure.
+
+Rule: FALCON (arXiv 2410.12588) calls a transfer suspicious that takes more than 1.1 times the median of those that do
+the same work, and found 42 of 43 slow jobs of several nodes to be congestion between them. A node is in two pairs of a
+ring: slow in both, it is the suspect; slow in one, the way between these two is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from healthd.text import printable
+
+TOO_SLOW = 1.1  # times the median
+FEWEST = 3  # transfers that can be compared: of two nobody knows which is slow
+UNIT = "Gb/s"
+STATES = ("measured", "failed", "not_looked")
+MOST_CHARACTERS = 300
+
+
+class Transfer(NamedTuple):
+    """What the sender of a pair told of one rail: its port like "mlx5_0/1"; "" = of none. `state`: one of STATES."""
+
+    sender: str
+    receiver: str
+    rail: str
+    gbits: float | None
+    state: str
+    says: str
+
+
+class Judged(NamedTuple):
+    """`verdict`: ok, slow, failed or not_looked. `expected`: the median, in Gb/s; None = nothing to compare with."""
+
+    transfer: Transfer
+    verdict: str
+    expected: float | None
+    says: str
+
+
+class Suspect(NamedTuple):
+    """`what`: "node", of which `names` has one, or "link", of which it has the sender and the receiver."""
+
+    what: str
+    names: tuple[str, ...]
+    says: str
+
+
+def transfer_of(data: Any) -> Transfer | None:
+    """What a sender printed; None where it is no such thing."""
+    if not isinstance(data, Mapping):
+        return None
+    texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "says")]
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    sender, receiver, rail, state, says = (printable(str(text))[:MOST_CHARACTERS] for text in texts)
+    gbits = data.get("gbits")
+    is_number = isinstance(gbits, int | float) and not isinstance(gbits, bool) and 0 < gbits < 1e9
+    if state not in STATES or (state == "measured") != is_number:
+        return None
+    return Transfer(sender, receiver, rail, float(gbits) if is_number and gbits is not None else None, state, says)
+
+
+def judge(transfers: Iterable[Transfer]) -> list[Judged]:
+    """Each beside the median of all on rails of its name."""
+    every = list(transfers)
+    speeds: dict[str, list[float]] = {}
+    for one in every:
+        if one.gbits is not None:
+            speeds.setdefault(one.rail, []).append(one.gbits)
+    return [_judged(one, speeds.get(one.rail, [])) for one in every]
+
+
+def _judged(one: Transfer, speeds: Sequence[float]) -> Judged:
+    if one.gbits is None:
+        return Judged(one, one.state, None, one.says)
+    if len(speeds) < FEWEST:
+        return Judged(one, "ok", None, f"{one.gbits:.1f} {UNIT}; too few transfers to compare with")
+    middle = median(speeds)
+    verdict = "slow" if middle > TOO_SLOW * one.gbits else "ok"
+    return Judged(one, verdict, middle, f"{one.gbits:.1f} {UNIT}, the median is {middle:.1f}")
+
+
+def suspects(judged: Iterable[Judged]) -> list[Suspect]:
+    """The nodes that are slow or failed in all their pairs, two or more; and the links that are it beyond these."""
+    pairs: dict[tuple[str, str], bool] = {}
+    for one in judged:
+        if one.verdict != "not_looked":
+            pair = (one.transfer.sender, one.transfer.receiver)
+            pairs[pair] = pairs.get(pair, False) or one.verdict != "ok"
+    bad = [pair for pair, is_bad in pairs.items() if is_bad]
+    of_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad for name in pair}
+    # Of two nodes each pair is both: nobody knows which of them it is.
+    nodes = [name for name, slow in of_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
+    found = [Suspect("node", (name,), f"slow in each of its {len(of_node[name])} pairs") for name in nodes]
+    links = [pair for pair in bad if not set(pair) & set(nodes)]
+    return found + [Suspect("link", pair, "slow between these two only") for pair in links]

@@ -1,0 +1,68 @@
+"""Which parts this node has, by sysfs: GPUs, and the ports that may be measured. No driver is asked: it may hang."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from healthd.machine.inventory import NVIDIA, device_kind
+from healthd.text import is_decimal, regex
+
+PCI_DEVICES = "sys/bus/pci/devices"
+INFINIBAND = "sys/class/infiniband"
+_RATE = regex(r"([0-9]{1,5}(?:\.[0-9])?) Gb/sec")  # "400 Gb/sec (4X NDR)"
+
+
+class Parts(NamedTuple):
+    """gpus: PCI address -> its NUMA node (-1: not told), by address. ports: those that are ACTIVE, like "mlx5_0/1" ->
+    its rate in Gb/s (0: not told)."""
+
+    gpus: dict[str, int]
+    ports: dict[str, float]
+
+
+def look(root: str) -> Parts:
+    return Parts(dict(sorted(_gpus(os.path.join(root, PCI_DEVICES)))), dict(sorted(_ports(root))))
+
+
+def _gpus(folder: str) -> Iterator[tuple[str, int]]:
+    for address in _names(folder):
+        place = os.path.join(folder, address)
+        if _told(place, "vendor") == NVIDIA and device_kind(NVIDIA, _told(place, "class")) == "gpu":
+            numa = _told(place, "numa_node")
+            yield address.lower(), int(numa) if is_decimal(numa) else -1
+
+
+def _ports(root: str) -> Iterator[tuple[str, float]]:
+    for device in _names(os.path.join(root, INFINIBAND)):
+        ports = os.path.join(root, INFINIBAND, device, "ports")
+        for port in _names(ports):
+            place = os.path.join(ports, port)
+            if _told(place, "state").endswith("ACTIVE"):
+                rate = _RATE.match(_told(place, "rate"))
+                yield f"{device}/{port}", float(rate[1]) if rate else 0.0
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _told(place: str, name: str) -> str:
+    try:
+        with open(os.path.join(place, name), encoding="ascii", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def relation(part: str, gpus: dict[str, int]) -> str:
+    """How the two GPUs of a pair "A>B" lie: "near" on one NUMA node, "far" on two; "" of what is no such pair. Only
+    pairs that lie alike are peers: without NVLink a copy between two CPUs' GPUs is slower as built."""
+    one, _, other = part.partition(">")
+    if one not in gpus or other not in gpus:
+        return ""
+    return "near" if gpus[one] == gpus[other] else "far"

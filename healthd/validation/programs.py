@@ -1,0 +1,232 @@
+"""Programs of others, run to their end, their deadline or ours: none of them stays behind.
+
+Each is the first of a session and process group of its own; it gets SIGTERM with its whole group, SIGKILL a second
+later, and SIGKILL from the kernel where this process dies first (prctl(2), PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+MOST_OUTPUT_BYTES = 1 << 20
+TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # how long each of the two signals has
+LAST_SECONDS = 2.0  # what is left to the other programs when the last one has ended: a server without its client
+STEP_SECONDS = 0.05
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Command(NamedTuple):
+    """port: started when somebody listens there (TCP, this machine); 0 = at once."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = {}
+    port: int = 0
+
+
+class Ended(NamedTuple):
+    """status: its exit status, or minus the signal that ended it; None: it never ran. how: "ended" (by itself),
+    "overdue", "stopped" (we were told to end), "missing" (it could not be started; stderr says why). left: not even
+    SIGKILL ended it, it hangs in the kernel."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+    how: str
+    left: bool = False
+
+
+def end_on_signals() -> int:
+    """A descriptor that can be read from the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 on: their numbers as bytes."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda _number, _frame: None)
+    return reading
+
+
+def adopt_orphans() -> None:
+    """From now on what a program started in a session of its own and left behind becomes our child, and `run` ends it
+    too (prctl(2), PR_SET_CHILD_SUBREAPER). For a process that has no other children."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def is_told_to_end(stop: int) -> bool:
+    return stop >= 0 and bool(select.select([stop], [], [], 0)[0])
+
+
+def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[Ended]:
+    """All of them side by side, at most `seconds`. `stop`: a descriptor that ends them when it can be read; -1 = none.
+    Returns when all have ended, or were ended."""
+    deadline = time.monotonic() + seconds
+    running: list[_Running | None] = [None] * len(commands)
+    missing: dict[int, str] = {}
+    how = "ended"
+    try:
+        while True:
+            for number, command in enumerate(commands):
+                if running[number] is None and number not in missing and (not command.port or listens(command.port)):
+                    try:
+                        running[number] = _Running(command)
+                    except OSError as error:
+                        missing[number] = f"{command.argv[0]}: {error.strerror}"
+            started = [one for one in running if one is not None]
+            for one in started:
+                one.read()
+            last = running[-1]
+            over = [one.is_over() for one in started]
+            # Nobody can meet a server that is over: its client is not waited for.
+            nobody_to_meet = len(started) < len(commands) and all(over)
+            if len(commands) > 1 and (missing or nobody_to_meet or (last is not None and last.is_over())):
+                deadline = min(deadline, time.monotonic() + LAST_SECONDS) if how == "ended" else deadline
+                how = "done"
+            if len(started) + len(missing) == len(commands) and all(over):
+                break
+            if is_told_to_end(stop):
+                how = "stopped"
+                break
+            if time.monotonic() >= deadline:
+                how = "overdue" if how != "done" else how
+                break
+            ready = [fd for one in started for fd in one.open] + ([stop] if stop >= 0 else [])
+            select.select(ready, [], [], STEP_SECONDS)
+    finally:
+        left = _end([one for one in running if one is not None])
+        _end_orphans()
+    ended_by_us = how if how in ("stopped", "overdue") else "ended"
+    return [
+        Ended(None, "", missing[number], "missing")
+        if number in missing
+        else Ended(None, "", "it was never started", ended_by_us if ended_by_us != "ended" else "missing")
+        if one is None
+        else one.told(ended_by_us, one in left)
+        for number, one in enumerate(running)
+    ]
+
+
+class _Running:
+    """One program that runs, and what it has said so far."""
+
+    def __init__(self, command: Command) -> None:
+        parent = os.getpid()
+
+        def die_with_us() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # we died in between
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        self._process = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C", **command.environment},
+            start_new_session=True,
+            preexec_fn=die_with_us,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._said = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
+        for descriptor in self._said:
+            os.set_blocking(descriptor, False)
+        self.open = set(self._said)
+        self._ended_by_us = False
+
+    def read(self) -> None:
+        """What its pipes hold now: 1 MiB of each is kept, the rest is dropped."""
+        for descriptor in list(self.open):
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(32):
+                    piece = os.read(descriptor, 1 << 16)
+                    kept = self._said[descriptor]
+                    kept += piece[: MOST_OUTPUT_BYTES - len(kept)]
+                    if not piece:
+                        self.open.discard(descriptor)
+                        break
+
+    def is_over(self) -> bool:
+        """Whether it ended. It is not reaped: until then no other process has its pid, nor its group that number."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def kill(self, number: int) -> None:
+        """Its group; it may have ended, and left others of its group behind."""
+        self._ended_by_us = self._ended_by_us or not self.is_over()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def reap(self) -> bool:
+        """Its last words; whether it has ended."""
+        self.read()
+        if not self.is_over():
+            return False
+        self._process.wait()
+        return True
+
+    def told(self, how: str, left: bool) -> Ended:
+        out, err = (bytes(text).decode("utf-8", "replace") for text in self._said.values())
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return Ended(self._process.returncode, out, err, how if self._ended_by_us else "ended", left)
+
+
+def _end(running: Sequence[_Running]) -> list[_Running]:
+    """End all that still run, and what they left behind in their groups. Those that cannot be ended."""
+    if any(not one.is_over() for one in running):
+        for one in running:
+            one.kill(signal.SIGTERM)
+        _wait(lambda: all(one.is_over() for one in running), TERM_SECONDS)
+    for one in running:
+        one.kill(signal.SIGKILL)
+    _wait(lambda: all(one.is_over() for one in running), KILL_SECONDS)
+    return [one for one in running if not one.reap()]
+
+
+def _end_orphans() -> None:
+    """Where `adopt_orphans` was called: each child that nobody waits for any more, with those that it leaves."""
+    adopts = ctypes.c_int(0)
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    until = time.monotonic() + KILL_SECONDS
+    while adopts.value and (orphans := _children()):
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() >= until:  # it hangs in the kernel
+            return
+        time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for path in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not done() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody listens at this TCP port here (proc(5): in /proc/net/tcp state 0A is LISTEN)."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if len(words) > 3 and words[3] == "0A" and words[1].endswith(f":{port:04X}"):
+                    return True
+    return False

@@ -1,0 +1,457 @@
+"""One validation of this node: the tools one after another within its time, judged, and kept.
+
+What a tool does not tell stands in the document as not looked at, with the reason: nothing is passed over in silence.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import NamedTuple
+
+from healthd.data import data_folder
+from healthd.errors import HealthdError
+from healthd.machine import ownership, process
+from healthd.machine.files import replace_file
+from healthd.text import printable
+from healthd.validation import history, judge, parts, programs
+from healthd.validation.carried import with_unanswered
+from healthd.validation.document import FILE, LOCK, NotAValidation, Result, Validation, as_text, parse
+from healthd.validation.found import Tools
+from healthd.validation.measurement import BETWEEN_GPUS, FAMILIES, OF_GPUS, Measurement, NotUnderstood
+from healthd.validation.programs import Command, Ended
+from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
+
+IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+OF_EACH_GPU = ("gemm", "memory", "pcie")
+WAITER_SECONDS = 0.3  # how long who ended us has to begin to wait for the lock
+LEAST_SECONDS = 2.0  # less is no time to measure anything
+# Of a port's rate a loopback must reach as much as AzNHC wants of 200 and 400 Gb/s: 180 and 360 (check_ib_bw_gdr in
+# conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf of github.com/Azure/azurehpc-health-checks).
+LEAST_OF_RATE = 0.9
+TRIAL_SECONDS = 60.0  # how long a Python has to say whether it has torch: from a slow file server it takes long
+
+# What no test here can see; docs/validation.md says more.
+BLIND = (
+    "what is slow only while a GPU computes and transfers at the same time",
+    "links and switches between nodes: healthd validate --nodes measures these",
+)
+
+
+class Refused(HealthdError):
+    """A validation does not begin: one sentence."""
+
+
+class Wanted(NamedTuple):
+    """node: its name. root: the files of this machine are below. families: in this order. seconds: for all of it.
+    floors: test -> the least value. dcgm_level: of `dcgmi diag -r`. why: one of document.WHY. beside_jobs: also while
+    one is on this node."""
+
+    node: str
+    root: str
+    families: tuple[str, ...]
+    quick: bool
+    seconds: float
+    floors: Mapping[str, float]
+    dcgm_level: int
+    why: str
+    beside_jobs: bool = False
+
+
+class Step(NamedTuple):
+    """One call of a tool. `commands`: for those of its families that are wanted, made anew for each attempt. `seconds`:
+    its own bound. `also`: it measures something else than the steps before it, and is no second choice for what these
+    could not. `part`: what it measures alone, "" = all."""
+
+    families: tuple[str, ...]
+    tool: str
+    commands: Callable[[Sequence[str]], tuple[Command, ...]]
+    seconds: float
+    parse: Callable[[Sequence[Ended]], list[Measurement]]
+    also: bool = False
+    part: str = ""
+
+
+def jobs_here(root: str) -> tuple[str, ...]:
+    """The jobs that have processes on this node, by their cgroups; () also where Slurm uses none."""
+    return tuple(sorted(process.jobs_here(root)))
+
+
+@contextmanager
+def alone(runtime_dir: str) -> Iterator[None]:
+    """Holds RUNTIME_DIR/validation.lock, which says who holds it: "PID" and a line feed; empty when nobody does. Raises
+    Refused, ownership.Untrusted, OSError.
+
+    Nobody else may read it: who can open a file can lock it (flock(2)), and keep each validation from its start, or
+    have a prolog end the process that has a number by now which an old validation left here."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with ownership.folder(runtime_dir, make_mode=0o755) as folder:
+        descriptor = os.open(LOCK, flags, 0o600, dir_fd=folder)
+    try:
+        os.fchmod(descriptor, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = printable(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip())
+            raise Refused(f"another validation runs on this node{f', process {who}' if who else ''}") from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def somebody_waits(path: str) -> bool:
+    """Whether a process waits for the lock on this file. Only a job's prolog does. proc_locks(5): "1: -> FLOCK ADVISORY
+    WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode."""
+    try:
+        inode = str(os.stat(path).st_ino)
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return False
+    return any(row[1:3] == ["->", "FLOCK"] and len(row) > 6 and row[6].rpartition(":")[2] == inode for row in rows)
+
+
+def _told_by_a_job(wanted: Wanted, lock: str) -> bool:
+    """The prolog sends its signal first, and waits for the lock a moment later."""
+    until = time.monotonic() + WAITER_SECONDS
+    while not somebody_waits(lock):
+        if time.monotonic() > until:
+            return bool(jobs_here(wanted.root))
+        time.sleep(0.02)
+    return True
+
+
+def validate(wanted: Wanted, tools: Tools, past: history.Past, stop: int, lock: str = "") -> Validation:
+    """stop: a descriptor that ends it all when it can be read. lock: the path of the lock that is held meanwhile."""
+    began, until = time.time(), time.monotonic() + wanted.seconds
+    here = parts.look(wanted.root)
+    measured: list[Measurement] = []
+    not_seen = [*BLIND]
+    left = list(wanted.families)
+    steps, missing = plan(wanted, tools, here, _python_with_torch(wanted, tools, here, until, stop))
+    has_job = False
+    for step in steps:
+        # A prolog ends this (docs/prolog-epilog.md). Where there is none, or it came just before the lock, a job is
+        # seen here, and shares the node with one tool's call at most.
+        has_job = not wanted.beside_jobs and bool(jobs_here(wanted.root))
+        if has_job:
+            break
+        families = step.families if step.also else tuple(family for family in step.families if family in left)
+        remaining = until - time.monotonic()
+        if not families or programs.is_told_to_end(stop) or remaining < LEAST_SECONDS:
+            continue
+        seconds = min(step.seconds, remaining)
+        ended = programs.run(step.commands(families), seconds, stop)
+        # Somebody else took the port between our look and the server's: another one, once.
+        if _never_met(ended) and until - time.monotonic() >= LEAST_SECONDS:
+            seconds = min(step.seconds, until - time.monotonic())
+            ended = programs.run(step.commands(families), seconds, stop)
+        found = _addressed(_parsed(step._replace(families=families), ended, seconds), here)
+        found = [one for one in found if _in(one, families)]
+        measured += found
+        looked = {family for family in families if any(_of(one, family) and one.state != "not_looked" for one in found)}
+        left = [family for family in left if family not in looked]
+    stopped_by = "a signal" if programs.is_told_to_end(stop) else "time" if until - time.monotonic() < 0 else ""
+    if has_job or (programs.is_told_to_end(stop) and _told_by_a_job(wanted, lock)):
+        stopped_by = "a job"
+    told = {family for family in FAMILIES if any(_of(one, family) for one in measured)}
+    without_gpus: list[str] = []
+    alone_here: list[str] = []
+    for family in [family for family in wanted.families if family not in told]:
+        why = missing.get(family) or _not_reached(stopped_by, until)
+        if family in OF_GPUS and not here.gpus and family in missing:
+            without_gpus.append(family)
+        elif family in BETWEEN_GPUS and len(here.gpus) == 1:
+            alone_here.append(family)
+        elif family == "ib" and not here.ports:
+            not_seen.append("ib: this node has no active InfiniBand or RoCE port, by sysfs")
+        else:
+            measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_looked", why, ""))
+    if without_gpus:
+        not_seen.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
+    if alone_here:
+        not_seen.append(f"{', '.join(alone_here)}: one GPU has nobody to talk to")
+    # A site's floor of all ports counts before their rates.
+    rates = {} if "ib_loopback" in wanted.floors else here.ports
+    floors = {**wanted.floors, **{f"ib_loopback {port}": LEAST_OF_RATE * rate for port, rate in rates.items()}}
+    measured += _left_out(measured, here)
+    known = {test for tests in FAMILIES.values() for test in tests}
+    if unknown := sorted({printable(name.partition(" ")[0]) for name in wanted.floors} - known):
+        not_seen.append(f"floors: there is no test {', '.join(unknown[:5])}: what was meant has no floor")
+    results = judge.judge(measured, floors, past, partial(parts.relation, gpus=here.gpus))
+    return Validation(
+        wanted.node, _boot_id(wanted.root), began, time.time(), wanted.why, stopped_by, tuple(results), tuple(not_seen)
+    )
+
+
+def _not_reached(stopped_by: str, until: float) -> str:
+    if stopped_by in ("a signal", "a job"):
+        return f"it was stopped by {stopped_by} before this"
+    return "no time was left for it" if until - time.monotonic() < LEAST_SECONDS else "its tool told nothing of it"
+
+
+def plan(wanted: Wanted, tools: Tools, here: parts.Parts, python: tuple[str, str]) -> tuple[list[Step], dict[str, str]]:
+    """The calls in their order, and family -> why no tool is there for it. python: one that has torch, "" = none, and
+    why there is none."""
+    steps: list[Step] = []
+    seconds = 0.3 if wanted.quick else 1.0
+    programs_folder = data_folder("validation/tools")
+    possible = [family for family in wanted.families if family not in BETWEEN_GPUS or len(here.gpus) != 1]
+    own = tuple(family for family in pytorch.MEASURES if family in possible)
+    by_nvbandwidth = tuple(family for family in nvbandwidth.MEASURES if family in possible)
+    missing = dict.fromkeys(set(wanted.families) - set(possible), "one GPU has nobody to talk to")
+    # What nvbandwidth measures of PCIe has published floors: it comes first where it is.
+    if "pcie" in wanted.families and "nvbandwidth" in tools:
+        steps.append(_nvbandwidth(tools["nvbandwidth"], ("pcie",), wanted))
+    if python[0] and own:
+        by_pytorch = _pytorch(python[0], os.path.join(programs_folder, "pytorch_program.py"), seconds)
+        steps.append(Step(own, "PyTorch", by_pytorch, 60.0 if wanted.quick else 300.0, _of_text(pytorch.parse)))
+    if "nvbandwidth" in tools and by_nvbandwidth:
+        steps.append(_nvbandwidth(tools["nvbandwidth"], by_nvbandwidth, wanted))
+    for family in own:
+        if not python[0] and not (family in by_nvbandwidth and "nvbandwidth" in tools):
+            also = f", nor nvbandwidth{_why(tools, 'nvbandwidth')}" if family in nvbandwidth.MEASURES else ""
+            missing[family] = f"there is no Python with PyTorch ({python[1]}){also}"
+    if "nccl" in possible:
+        for name, test in (("all_reduce_perf", "nccl_all_reduce"), ("sendrecv_perf", "nccl_sendrecv")):
+            if name in tools:
+                command = Command(nccl_tests.command(tools[name], max(len(here.gpus), 2)))
+                steps.append(Step(("nccl",), name, _always(command), 120.0, _nccl(test), also=True))
+            else:
+                missing.setdefault("nccl", f"there is no {name}{_why(tools, name)}")
+    if "ib" in wanted.families:
+        if "ib_write_bw" not in tools:
+            missing["ib"] = f"there is no ib_write_bw{_why(tools, 'ib_write_bw')}"
+        for port in here.ports if "ib_write_bw" in tools else ():
+            both = _server_and_client(tools["ib_write_bw"], port)
+            steps.append(Step(("ib",), "ib_write_bw", both, 30.0, _loopback(port), also=True, part=port))
+    if "dcgm" in wanted.families:
+        if "dcgmi" in tools:
+            command = Command(dcgmi.command(tools["dcgmi"], wanted.dcgm_level))
+            steps.append(
+                Step(("dcgm",), "dcgmi", _always(command), dcgmi.SECONDS[wanted.dcgm_level], _of_text(dcgmi.parse))
+            )
+        else:
+            missing["dcgm"] = f"there is no dcgmi{_why(tools, 'dcgmi')}"
+    if "cpu" in wanted.families:
+        program = os.path.join(programs_folder, "cpu_program.py")
+        own_python = tools.pythons[-1] if tools.pythons else ""
+        if own_python:
+            command = Command(cpu.command(own_python, program, seconds))
+            steps.append(Step(("cpu",), "Python", _always(command), 120.0, _of_text(cpu.parse)))
+        else:
+            missing["cpu"] = "there is no Python that root may run"
+    return steps, missing
+
+
+def _why(tools: Tools, name: str) -> str:
+    return f" ({tools.refused[name]})" if name in tools.refused else ""
+
+
+def _pytorch(python: str, program: str, seconds: float) -> Callable[[Sequence[str]], tuple[Command, ...]]:
+    return lambda families: (Command(pytorch.command(python, program, families, seconds), IN_PCI_ORDER),)
+
+
+def _nvbandwidth(program: str, families: tuple[str, ...], wanted: Wanted) -> Step:
+    def commands(wanted: Sequence[str]) -> tuple[Command, ...]:
+        return (Command(nvbandwidth.command(program, wanted), IN_PCI_ORDER),)
+
+    return Step(families, "nvbandwidth", commands, 30.0 if wanted.quick else 180.0, _of_text(nvbandwidth.parse))
+
+
+def _always(*commands: Command) -> Callable[[Sequence[str]], tuple[Command, ...]]:
+    return lambda _families: commands
+
+
+def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tuple[Command, ...]]:
+    def commands(_families: Sequence[str]) -> tuple[Command, ...]:
+        free = _free_port()
+        server, client = perftest.commands(program, port, free)
+        return Command(server), Command(client, port=free)
+
+    return commands
+
+
+def _never_met(ended: Sequence[Ended]) -> bool:
+    """Whether the server ended before its client could be started, or says that its port is taken: then its client met
+    a stranger."""
+    if len(ended) < 2 or ended[0].how != "ended":
+        return False
+    server, client = ended[0], ended[-1]
+    return client.how == "missing" or bool(
+        server.status and perftest.PORT_IS_TAKEN.search(server.stdout + server.stderr)
+    )
+
+
+def _addressed(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
+    """The same where "gpu 3" is the PCI address of the fourth GPU: CUDA was told to count them in that order. A tool
+    that sees fewer than there are may count otherwise: its names stay."""
+    names = {f"gpu {number}": address for number, address in enumerate(here.gpus)}
+    named = {word for one in found for word in one.part.split(">") if word.startswith("gpu ")}
+    if named != set(names):
+        return list(found)
+    return [one._replace(part=">".join(names.get(word, word) for word in one.part.split(">"))) for one in found]
+
+
+def _left_out(found: Sequence[Measurement], here: parts.Parts) -> list[Measurement]:
+    """The GPUs of which a test says nothing though it measured others: a tool does not see them."""
+    missing = []
+    for test in (test for family in OF_EACH_GPU for test in FAMILIES[family]):
+        seen = {one.part: one for one in found if one.test == test and one.part}
+        if seen and set(seen) & set(here.gpus):
+            tool = next(iter(seen.values())).source
+            missing += [
+                Measurement(test, gpu, None, "", "not_looked", f"{tool} does not see this GPU", tool)
+                for gpu in here.gpus
+                if gpu not in seen
+            ]
+    return missing
+
+
+def _of_text(parse: Callable[[str], list[Measurement]]) -> Callable[[Sequence[Ended]], list[Measurement]]:
+    """What a tool that prints all on standard output told; where that is nothing, standard error says why."""
+
+    def parsed(ended: Sequence[Ended]) -> list[Measurement]:
+        return parse(ended[-1].stdout)
+
+    return parsed
+
+
+def _nccl(test: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
+    return lambda ended: nccl_tests.parse(f"{ended[-1].stdout}\n{ended[-1].stderr}", test)
+
+
+def _loopback(port: str) -> Callable[[Sequence[Ended]], list[Measurement]]:
+    return lambda ended: perftest.parse(f"{ended[-1].stdout}\n{ended[-1].stderr}", port)
+
+
+def _parsed(step: Step, ended: Sequence[Ended], seconds: float) -> list[Measurement]:
+    """What the tool told; for what it did not, why not."""
+    try:
+        found = step.parse(ended)
+        trouble = ""
+    except NotUnderstood as error:
+        found, trouble = [], str(error)
+    last = ended[0] if _never_met(ended) else ended[-1]
+    how = _how_it_ended(last, seconds)
+    if any(one.how in ("overdue", "stopped") for one in ended):
+        found = [_of_ended_tool(one, how) for one in found]
+    silent = [family for family in step.families if not any(_of(one, family) for one in found)]
+    says = "; ".join(one for one in (how, trouble, _last_words(last)) if one) or "it told nothing of it"
+    found += [
+        Measurement(FAMILIES[family][0], step.part, None, "", "not_looked", f"{step.tool}: {says}", "")
+        for family in silent
+    ]
+    if found and not silent and last.how in ("overdue", "stopped"):
+        test = FAMILIES[step.families[-1]][0]
+        found.append(Measurement(test, step.part, None, "", "not_looked", f"{step.tool}: {how}", ""))
+    return found
+
+
+def _of_ended_tool(one: Measurement, how: str) -> Measurement:
+    """The end of a tool by us looks like a failure to its other half (a port's server without its client), and to
+    itself. PyTorch's program tells what fails before it is ended."""
+    if one.state != "failed" or one.source.startswith("PyTorch"):
+        return one
+    return one._replace(state="not_looked", says=f"{how}: {one.says}" if how else one.says)
+
+
+def _how_it_ended(last: Ended, seconds: float) -> str:
+    hangs = ", and could not be ended" if last.left else ""
+    if last.how == "overdue":
+        return f"did not end within {seconds:.0f} s and was ended{hangs}"
+    if last.how == "stopped":
+        return f"was stopped{hangs}"
+    if last.how == "missing" or last.status is None:
+        return "could not be started"
+    return f"ended with status {last.status}" if last.status else ""
+
+
+def _last_words(last: Ended) -> str:
+    lines = [line.strip() for line in (last.stderr or last.stdout).splitlines() if line.strip()]
+    return printable(lines[-1])[:160] if lines and (last.status or last.status is None) else ""
+
+
+def _of(one: Measurement, family: str) -> bool:
+    return one.test in FAMILIES[family] or (family == "dcgm" and one.test.startswith("dcgm"))
+
+
+def _in(one: Measurement, families: Sequence[str]) -> bool:
+    return any(_of(one, family) for family in families)
+
+
+def _python_with_torch(wanted: Wanted, tools: Tools, here: parts.Parts, until: float, stop: int) -> tuple[str, str]:
+    """The first Python that has torch; "" and why not. It is only looked for, not imported: that takes seconds."""
+    if not set(wanted.families) & set(pytorch.MEASURES):
+        return "", "it was not asked for"
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    for python in tools.pythons:
+        seconds = min(TRIAL_SECONDS, until - time.monotonic())
+        if seconds <= 0 or programs.is_told_to_end(stop):
+            break
+        if programs.run([Command((python, "-I", "-c", look))], seconds, stop)[0].status == 0:
+            return python, ""
+    return "", f"of {len(tools.pythons)} looked at" if tools.pythons else "there is no Python that may be run"
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def _boot_id(root: str) -> str:
+    try:
+        with open(os.path.join(root, "proc/sys/kernel/random/boot_id"), encoding="ascii", errors="replace") as file:
+            return printable(file.read(64).strip())
+    except OSError:
+        return ""
+
+
+# --- what is kept
+
+
+def read_past(state_dir: str) -> history.Past:
+    """What earlier validations measured; {} where there is none, or no right to read it."""
+    try:
+        text = ownership.read(os.path.join(state_dir, history.FILE)).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return history.parse(text)
+
+
+def keep(state_dir: str, validation: Validation, past: history.Past) -> None:
+    """Write the document, with what an earlier one found and this one did not look at (carried.py), and what was fine
+    into the history. Raises ownership.Untrusted, OSError."""
+    with ownership.folder(state_dir, make_mode=0o700):
+        pass
+    path = os.path.join(state_dir, FILE)
+    before = None
+    with suppress(OSError, NotAValidation, UnicodeDecodeError):
+        before = parse(ownership.read(path).decode("utf-8"))
+    replace_file(path, as_text(with_unanswered(validation, before)), 0o644, durable=True)
+    if not validation.stopped_by:
+        new = history.with_new(past, validation.results)
+        replace_file(os.path.join(state_dir, history.FILE), history.as_text(new), 0o600, durable=True)
+
+
+def is_no_right(error: OSError) -> bool:
+    return error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def slowest(results: Sequence[Result]) -> list[Result]:
+    """Those that need a person first."""
+    order = {"failed": 0, "slow": 1, "ok": 2, "not_looked": 3}
+    return sorted(results, key=lambda one: order[one.verdict])

@@ -1,0 +1,52 @@
+"""perftest (github.com/linux-rdma/perftest): ib_write_bw from a port to itself, through the card and over PCIe.
+
+A server and a client on this machine, which find each other over TCP at 127.0.0.1. The table's unit stands in its
+heading: "BW average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without (2^20 bytes). The average counts;
+the peak is 0.00 where it was not measured.
+"""
+
+from __future__ import annotations
+
+from healthd.text import printable, regex
+from healthd.validation.measurement import Measurement, NotUnderstood
+
+MESSAGE_BYTES = 8 << 20  # as AzNHC's azure_ib_write_bw_gdr.nhc
+_HEADING = regex(r"#bytes\s+#iterations\s+BW peak\[(Gb|MB|MiB)/sec\]\s+BW average\[(?:Gb|MB|MiB)/sec\]")
+_ROW = regex(
+    r"\s*([0-9]{1,12})\s+[0-9]{1,12}\s+(?:-?nan|[0-9]{1,9}\.[0-9]{1,6})\s+([0-9]{1,9}\.[0-9]{1,6})\s+[0-9.]{1,16}\s*"
+)
+# "Couldn't connect to ...", "Unable to init the socket connection", "Completion with error at client", "Failed
+# status 12:"
+_TROUBLE = regex(
+    r"[^\n]{0,80}(?:Couldn't|Unable to|Completion with error|Failed status|Failed to|No such device|not found)"
+    r"[^\n]{0,160}"
+)
+# Of a server that cannot listen: its own words, and those of bind(2).
+PORT_IS_TAKEN = regex(r"Couldn't listen to port|Unable to open file descriptor for socket|Address already in use")
+_OF_LINK = regex(r"Completion with error|Failed status")
+TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
+
+
+def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The server's, and the client's that is started when somebody listens at `tcp_port`. port: "mlx5_0/1"."""
+    device, _, number = port.partition("/")
+    common = (program, "-d", device, "-i", number, "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-n", "500", "-F")
+    server = (*common, "--report_gbits")
+    return server, (*server, "127.0.0.1")
+
+
+def parse(text: str, port: str) -> list[Measurement]:
+    """The client's output: the largest message's average, in Gb/s. Raises NotUnderstood."""
+    heading, best = None, None
+    for line in text.splitlines():
+        heading = _HEADING.search(line) or heading
+        row = _ROW.fullmatch(line) if heading else None
+        if heading and row:
+            best = max(best or (0, 0.0), (int(row[1]), float(row[2]) * TO_GBITS[heading[1]]))
+    if best is not None and best[1] > 0:
+        return [Measurement("ib_loopback", port, best[1], "Gb/s", "measured", "", "perftest")]
+    if trouble := _TROUBLE.search(text):
+        says = printable(" ".join(trouble[0].split()))[:300]
+        state = "failed" if _OF_LINK.search(text) else "not_looked"
+        return [Measurement("ib_loopback", port, None, "Gb/s", state, says, "perftest")]
+    raise NotUnderstood("this is no output of ib_write_bw")

@@ -1,0 +1,308 @@
+"""What GPUs can do, by PyTorch: matrix products, device memory, PCIe, copies between GPUs.
+
+It is a program of its own for a Python that has torch, without imports of healthd:
+
+    python -I pytorch_program.py '{"families": ["gemm", "memory", "pcie", "p2p"], "seconds": 1.0, "passes": {"8": ...}}'
+
+Each line that it prints is a JSON object, at once: {"source"}, {"gpus"}, {"test", "part", "value", "unit"}, the same
+with "wrong" (a wrong result), {"test", "part", "error"} (CUDA's) or {... "skipped"}. What hangs keeps no line back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SIZE = 8192  # of the square matrices: large enough for every GPU to be at its limit
+MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
+P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
+POLL_SECONDS = 0.001
+WARM_UP, MOST_QUEUED = 3, 400  # CUDA queues about a thousand kernels; who queues more waits for the GPU
+LIMIT_SECONDS = 20.0  # for what takes about a second
+# An error of CUDA is the GPU's, but for these: no room, somebody else has it, this PyTorch is not made for it.
+EXCUSED = (
+    *("out of memory", "ALLOC_FAILED", "busy or unavailable", "no kernel image", "not supported", "NOT_SUPPORTED"),
+    *("invalid device function", "invalid argument", "INVALID_VALUE", "insufficient"),
+)
+
+
+def say(**told: Any) -> None:
+    print(json.dumps(told), flush=True)
+
+
+def addresses(count: int) -> list[str]:
+    """The PCI address of each CUDA device as sysfs writes it (CUDA driver API, cuDeviceGetPCIBusId)."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    found = []
+    for number in range(count):
+        device, text = ctypes.c_int(), ctypes.create_string_buffer(64)
+        driver.cuDeviceGet(ctypes.byref(device), number)
+        driver.cuDeviceGetPCIBusId(text, 64, device)
+        words = text.value.decode("ascii", "replace").lower().split(":")
+        found.append(":".join([words[0][-4:], *words[1:]]) if len(words) == 3 else f"gpu {number}")
+    return found
+
+
+class Timed:
+    """Work on one GPU, queued between two events; it is asked whether it is over, never waited for without end."""
+
+    def __init__(self, torch: Any, number: int, work: Callable[[], object], times: int) -> None:
+        self.times = times
+        with torch.cuda.device(number):
+            self.stream = torch.cuda.Stream()
+            self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(self.stream):
+                self.begin.record()
+                for _ in range(times):
+                    work()
+                self.end.record()
+
+    def seconds(self, limit: float) -> tuple[float, ...]:
+        """Of one time; (): it is not over."""
+        until = time.monotonic() + limit
+        while not self.end.query():
+            if time.monotonic() > until:
+                return ()
+            time.sleep(POLL_SECONDS)
+        return (float(self.begin.elapsed_time(self.end)) / 1000 / self.times,)
+
+
+def side_by_side(
+    torch: Any, test: str, parts: Sequence[str], works: dict[int, Callable[[], object]], seconds: float
+) -> dict[int, float]:
+    """GPU -> seconds of one `work`, all GPUs at the same time, each for about `seconds`. Those that hang or end with an
+    error are told, each for itself."""
+
+    def begun(number: int, times: int) -> Any:
+        return tried(test, parts[number], functools.partial(Timed, torch, number, works[number], times))
+
+    def ended(number: int, one: Timed | None) -> float | None:
+        return None if one is None else over(test, parts[number], one)
+
+    few = {number: begun(number, WARM_UP) for number in works}
+    few_took = {number: ended(number, one) for number, one in few.items()}
+    again = {number: begun(number, WARM_UP) for number, took in few_took.items() if took}
+    took = {number: ended(number, one) for number, one in again.items()}
+    times = {number: max(WARM_UP, min(MOST_QUEUED, int(seconds / one))) for number, one in took.items() if one}
+    queued = {number: begun(number, count) for number, count in times.items()}
+    measured = {number: ended(number, one) for number, one in queued.items()}
+    return {number: one for number, one in measured.items() if one}
+
+
+def over(test: str, part: str, one: Timed) -> float | None:
+    """Its seconds; None: it hangs, or ended with an error, which is told."""
+    took = tried(test, part, functools.partial(one.seconds, LIMIT_SECONDS))
+    if took == ():
+        say(test=test, part=part, error=f"it did not end within {LIMIT_SECONDS:.0f} s")
+    return took[0] if took else None
+
+
+def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
+    """What `act` gives; None: it ended with an error, which is told."""
+    try:
+        return act()
+    except Exception as error:
+        _error(test, part, error)
+        return None
+
+
+def gemm(torch: Any, parts: Sequence[str], seconds: float) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for test, dtype in (("gemm_bf16", torch.bfloat16), ("gemm_fp32", torch.float32), ("gemm_fp8", None)):
+        works: dict[int, Callable[[], object]] = {}
+        checks: dict[int, Callable[[], int]] = {}
+        for number, part in enumerate(parts):
+            if dtype is None and torch.cuda.get_device_capability(number) < (8, 9):
+                say(test=test, part=part, skipped="this GPU has no FP8")
+                continue
+            made = tried(test, part, functools.partial(_product, torch, number, dtype))
+            if made is not None:
+                works[number], checks[number] = made
+        for number, took in side_by_side(torch, test, parts, works, seconds).items():
+            value = 2.0 * SIZE**3 / took / 1e12
+            wrong = tried(test, parts[number], checks[number])
+            if wrong is None:
+                continue
+            more = {"wrong": f"{wrong} of {SIZE * SIZE} numbers changed when a product was done again"} if wrong else {}
+            say(test=test, part=parts[number], value=value, unit="TFLOPS", **more)
+        del works, checks
+        torch.cuda.empty_cache()
+
+
+def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object], Callable[[], int]]:
+    """A product of two matrices, and how many numbers of it differ from those of the first one (SIZE x SIZE).
+
+    cuBLAS: "all API routines from a given version produce the same bit-wise results at every run when executed on GPUs
+    with the same architecture and the same number of SMs" (docs.nvidia.com/cuda/cublas, "Results reproducibility").
+    """
+    device = f"cuda:{number}"
+    generator = torch.Generator(device=device).manual_seed(1)
+    a, b = (torch.randn(SIZE, SIZE, device=device, dtype=torch.float32, generator=generator) for _ in range(2))
+    if dtype is None:
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn).t()
+        one = torch.ones((), device=device, dtype=torch.float32)
+
+        def work() -> Any:
+            return torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    else:
+        a, b = a.to(dtype), b.to(dtype)
+
+        def work() -> Any:
+            return torch.mm(a, b)
+
+    first = work()
+    torch.cuda.synchronize(number)
+    return work, lambda: int(torch.ne(first, work()).sum().item())
+
+
+def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
+    """A copy within the GPU: each byte is read and written."""
+
+    def made(number: int) -> Callable[[], object]:
+        a = torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
+        return functools.partial(torch.empty_like(a).copy_, a)
+
+    works: dict[int, Callable[[], object]] = {}
+    for number, part in enumerate(parts):
+        work = tried("memory", part, functools.partial(made, number))
+        if work is not None:
+            works[number] = work
+    for number, took in side_by_side(torch, "memory", parts, works, seconds).items():
+        say(test="memory", part=parts[number], value=2 * MEMORY_BYTES / took / 1e9, unit="GB/s")
+
+
+def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
+    """One GPU after another: several share what is above them. Host memory is that of the CPU next to the GPU."""
+    everywhere = os.sched_getaffinity(0)
+    for number, part in enumerate(parts):
+        run_on(near(part) & everywhere or everywhere)
+        for test in ("pcie_h2d", "pcie_d2h"):
+            work = tried(test, part, functools.partial(_transfer, torch, number, test == "pcie_h2d"))
+            works: dict[int, Callable[[], object]] = {} if work is None else {number: work}
+            # The best of three: a link that lost lanes or speed is slow each time, what disturbs once is not. An H100
+            # whose link gives 55 GB/s gave 45 one time in a few tens, which is below the floor.
+            tries: list[float] = []
+            for _ in range(REPEATS):
+                took = side_by_side(torch, test, parts, works, min(seconds, 0.3) / REPEATS)
+                if number not in took:
+                    break
+                tries.append(took[number])
+            else:
+                say(test=test, part=part, value=PCIE_BYTES / min(tries) / 1e9, unit="GB/s")
+    run_on(everywhere)
+
+
+def run_on(cpus: set[int]) -> None:
+    """As far as it may: below healthd's unit it may not (SystemCallFilter=, @resources), and measures from any CPU."""
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, cpus)
+
+
+def _transfer(torch: Any, number: int, to_gpu: bool) -> Callable[[], object]:
+    host = torch.empty(PCIE_BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
+    there = torch.empty(PCIE_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
+    to, of = (there, host) if to_gpu else (host, there)
+    return functools.partial(to.copy_, of, non_blocking=True)
+
+
+def near(part: str) -> set[int]:
+    """The CPUs next to a PCI device, by sysfs ("0-31,64-95"); none where it does not tell."""
+    found: set[int] = set()
+    try:
+        with open(f"/sys/bus/pci/devices/{part}/local_cpulist", encoding="ascii") as file:
+            for span in file.read(4096).strip().split(","):
+                first, _, last = span.partition("-")
+                found.update(range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return set()
+    return found
+
+
+def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Pair by pair, all pairs of a pass at the same time; the median of three."""
+    for megabytes in P2P_MEGABYTES:
+        size = megabytes * 1_000_000
+        for pairs in passes:
+            works: dict[tuple[int, int], Callable[[], object]] = {}
+            for sender, receiver in pairs:
+                part, test = f"{parts[sender]}>{parts[receiver]}", f"p2p_{megabytes}mb"
+                if not torch.cuda.can_device_access_peer(sender, receiver):
+                    say(test=test, part=part, skipped="the driver allows no copy between these two")
+                    continue
+                work = tried(test, part, functools.partial(_copy, torch, sender, receiver, size))
+                if work is not None:
+                    works[sender, receiver] = work
+            took: dict[tuple[int, int], list[float]] = {pair: [] for pair in works}
+            broken: set[tuple[int, int]] = set()
+            for _ in range(REPEATS + 1):  # the first one makes the peers known to each other
+                queued: dict[tuple[int, int], Timed] = {}
+                for pair, work in works.items():
+                    part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"
+                    one = None
+                    if pair not in broken:
+                        one = tried(test, part, functools.partial(Timed, torch, pair[0], work, 8))
+                    if one is None:
+                        broken.add(pair)
+                    else:
+                        queued[pair] = one
+                for pair, one in queued.items():
+                    part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"
+                    seconds = over(test, part, one)
+                    if seconds is None:
+                        broken.add(pair)
+                    else:
+                        took[pair].append(seconds)
+            for (sender, receiver), all_of in took.items():
+                part, test = f"{parts[sender]}>{parts[receiver]}", f"p2p_{megabytes}mb"
+                if (sender, receiver) not in broken:
+                    say(test=test, part=part, value=size / statistics.median(all_of[1:]) / 1e9, unit="GB/s")
+
+
+def _copy(torch: Any, sender: int, receiver: int, size: int) -> Callable[[], object]:
+    a = torch.zeros(size, dtype=torch.uint8, device=f"cuda:{sender}")
+    b = torch.empty(size, dtype=torch.uint8, device=f"cuda:{receiver}")
+    return functools.partial(b.copy_, a, non_blocking=True)
+
+
+def _error(test: str, part: str, error: Exception) -> None:
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    of_cuda = "CUDA error" in text or "CUBLAS_STATUS" in text
+    if of_cuda and not any(words in text for words in EXCUSED):
+        say(test=test, part=part, error=text)
+    else:
+        say(test=test, part=part, skipped=text)
+
+
+def main() -> None:
+    wanted = json.loads(sys.argv[1])
+    try:
+        import torch
+    except ImportError as error:
+        say(missing=f"{error}")
+        return
+    say(source=f"PyTorch {torch.__version__}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        say(missing="PyTorch sees no GPU here")
+        return
+    parts = addresses(count)
+    say(gpus=parts)
+    seconds = float(wanted["seconds"])
+    for family, measure in (("gemm", gemm), ("memory", memory), ("pcie", pcie)):
+        if family in wanted["families"]:
+            measure(torch, parts, seconds)
+    if "p2p" in wanted["families"] and count > 1:
+        p2p(torch, parts, wanted["passes"].get(str(count), []))
+
+
+if __name__ == "__main__":
+    main()

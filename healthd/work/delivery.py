@@ -1,0 +1,58 @@
+"""The stream's way to the disk: lines that wait in the ledger's outbox are given to the worker, one write at a time."""
+
+from __future__ import annotations
+
+import logging
+
+from healthd.judge.memory import Memory
+from healthd.model import Outcome, StreamStatus
+from healthd.work.rounds import TASK_SECONDS
+from healthd.work.runner import Reply, Request
+
+log = logging.getLogger("healthd")
+
+
+class Delivery:
+    def __init__(self, memory: Memory, state_dir: str) -> None:
+        self._memory = memory
+        self._state_dir = state_dir
+        self._under_way = False
+        self._again = True  # they may stand in the file already: of a daemon that was killed, or after a failure
+        self._failures = 0
+        self._journal_lost = 0
+        self.trouble = ""  # why no line can be written, until one can
+
+    @property
+    def status(self) -> StreamStatus:
+        waiting = len(self._memory.ledger.outbox.lines)
+        return StreamStatus(waiting, self._memory.dropped, self._failures, self._journal_lost, self.trouble)
+
+    @property
+    def is_due(self) -> bool:
+        """Only once the ledger with these lines is saved: who is killed after the write knows that they were told, and
+        gives no other line their numbers."""
+        return bool(self._memory.ledger.outbox.lines) and not self._under_way and not self._memory.unsaved
+
+    def request(self) -> Request:
+        self._under_way = True
+        table = {
+            "op": "append_events",
+            "to": self._state_dir,
+            "lines": list(self._memory.ledger.outbox.lines),
+            "again": self._again,
+        }
+        return Request("state_dir", TASK_SECONDS, table)
+
+    def ended(self, reply: Reply) -> None:
+        self._under_way = False
+        self._again = reply.outcome is not Outcome.COMPLETED
+        if self._again:
+            self._failures += 1
+            trouble = reply.error or reply.outcome.value.replace("_", " ")
+            if not self.trouble:
+                log.error("the worker could not write events: %s", trouble)
+            self.trouble = trouble
+            return
+        self.trouble = ""
+        self._journal_lost += reply.table["journal_lost"]
+        self._memory.written(reply.request.table["lines"])

@@ -1,0 +1,72 @@
+#!/bin/bash
+# What a package of healthd holds, laid into DESTDIR: a virtual environment of one Python at /opt/healthd, and what a
+# node needs beside it. packaging/debian/rules and packaging/rpm/healthd.spec call it, where healthd's tree is.
+#   packaging/tree.sh wheels PYTHON                    the wheels of healthd and of what it needs; needs a network
+#   packaging/tree.sh install PYTHON DESTDIR ZSH       from these, without one. ZSH: where completions for zsh are
+set -euo pipefail
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONHASHSEED=0
+unset PYTHONDONTWRITEBYTECODE PYTHONPATH
+work=build-package
+python=$2
+# What serves the metrics page over TLS, where that is an extra of its own.
+healthd=healthd$(grep -q '^web = ' pyproject.toml && echo '[web]' || true)
+
+wheels() {
+  "$python" -m venv $work/tools
+  # systemd-python is a source package, with a setup.py alone
+  $work/tools/bin/python -m pip wheel --quiet --use-pep517 --wheel-dir $work/wheels ".${healthd#healthd}"
+}
+
+completion() { # SHELL FILE
+  local status=0
+  mkdir -p "$(dirname "$2")"
+  "$venv/bin/python" "$venv/bin/healthd" completion "$1" >"$2" 2>/dev/null || status=$?
+  case $status in
+    0) ;;
+    64) rm "$2" ;; # an older healthd has no such command
+    *) echo "healthd completion $1 failed" >&2; exit 1 ;;
+  esac
+}
+
+install_into() { # DESTDIR ZSH
+  local destdir=$1 venv=$1/opt/healthd share=$1/usr/share page part
+  # Without pip, by the pip of the environment that made the wheels.
+  "$python" -m venv --without-pip "$venv"
+  "$venv/bin/python" "$(echo $work/tools/lib/python3*/site-packages/pip)" install --quiet --no-compile --no-index \
+    --find-links $work/wheels "$healthd"
+  rm -rf "$venv"/bin/activate* "$venv"/bin/Activate.ps1 "$venv/include"
+  completion bash "$share/bash-completion/completions/healthd"
+  completion zsh "$destdir$2/_healthd"
+  completion fish "$share/fish/vendor_completions.d/healthd.fish"
+
+  mv "$venv/share/healthd" "$share/"
+  mv "$venv/share/man" "$share/"
+  rm -f "$share/healthd/healthd.service"
+  for part in ansible grafana prometheus; do
+    if [ -d packaging/$part ] && [ ! -e "$share/healthd/$part" ]; then cp -r packaging/$part "$share/healthd/"; fi
+  done
+  for part in packaging/systemd/healthd-*-checks.conf; do
+    if [ -e "$part" ]; then install -m 644 -t "$share/healthd" "$part"; fi # a drop-in for who needs it
+  done
+  ln -s /usr/share/healthd "$venv/share/healthd" # where README.md and the pages of docs/ look
+  mkdir -p "$destdir/usr/bin"
+  ln -s /opt/healthd/bin/healthd "$destdir/usr/bin/healthd"
+  install -D -m 644 packaging/debian/healthd.toml "$destdir/etc/healthd/healthd.toml"
+  for part in packaging/systemd/*.preset; do
+    if [ -e "$part" ]; then install -D -m 644 -t "$destdir/usr/lib/systemd/system-preset" "$part"; fi
+  done
+
+  # Nothing tells where it was built. A path longer than a script's first line may be makes another kind of script.
+  grep -rIlZ --exclude-dir=__pycache__ "$destdir" "$venv" | xargs -0r sed -i "s|$destdir||g"
+  head -n 1 "$venv/bin/healthd" | grep -q '^#!/opt/healthd/bin/python' || { echo "the path $destdir is too long" >&2; exit 1; }
+  # Compiled once, here: no node does. Python holds it against each file's content, for an image may change the times.
+  find "$venv" -name __pycache__ -prune -exec rm -rf {} +
+  "$python" -m compileall -q --invalidation-mode checked-hash -s "$destdir" -p / "$venv/lib"
+  find "$destdir" -type d -empty -delete
+  if grep -rl "$destdir" "$destdir"; then echo "these files tell where they were built" >&2; exit 1; fi
+}
+
+case $1 in
+  wheels) wheels ;;
+  install) install_into "$3" "$4" ;;
+esac

@@ -1,0 +1,494 @@
+"""Draws docs/board-fleet.png and docs/board-node.png: the boards of packaging/grafana over a made day.
+
+Their queries are asked of a real Prometheus (Debian's package prometheus, with promtool), which is given the history
+below; matplotlib (`pip install -e '.[docs]'`) draws what it answers where each panel stands, so this is what the
+queries say and not how Grafana looks. `python scripts/board_figure.py`; the same queries give the same pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+BOARDS = ROOT / "packaging/grafana"
+
+# --- the made day
+
+NODES = [f"gpu-{number:03d}" for number in range(1, 49)]
+END = 1_795_305_600  # 2026-11-22 00:00 UTC
+HOURS, STEP, RESOLUTION = 24, 120, 300  # of the samples, and of what is asked
+BEGIN = END - HOURS * 3600
+SHOWN = "gpu-031"  # the node of the second board
+PCI = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+HEALTHS = ("healthy", "warning", "degraded", "unhealthy", "unknown")
+
+
+class Fault:
+    """A condition on a node, in hours of the day. levels: (from hour, severity), the last until `end`. drained: from
+    when until when, with that Reason."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        code: str,
+        subject: str,
+        levels: Sequence[tuple[float, int]],
+        end: float = HOURS + 1,
+        drained: tuple[float, float] | None = None,
+        drained_nodes: Sequence[str] | None = None,
+    ) -> None:
+        self.nodes, self.code, self.subject, self.levels, self.end = set(nodes), code, subject, levels, end
+        self.drained, self.drained_nodes = drained, set(nodes if drained_nodes is None else drained_nodes)
+
+    def severity(self, hour: float) -> int | None:
+        reached = [severity for begins, severity in self.levels if begins <= hour]
+        return reached[-1] if reached and hour < self.end else None
+
+    def is_drained(self, node: str, hour: float) -> bool:
+        return bool(self.drained) and node in self.drained_nodes and self.drained[0] <= hour < self.drained[1]  # type: ignore[index]
+
+
+FAULTS = (
+    Fault(["gpu-017"], "gpu_xid/79", "0000:61:00.0", [(5.2, 3)], 11.5, (5.25, 11.6)),
+    Fault([SHOWN], "gpu_row_remap/pending", "0000:c3:00.0", [(9.0, 1), (14.0, 2)], drained=(14.1, 25)),
+    Fault([SHOWN], "gpu_ecc/uncorrected", "0000:c3:00.0", [(13.9, 2)], drained=None),
+    Fault(["gpu-005"], "ib_flap/flapping", "mlx5_3/1", [(2.0, 1)], 8.0),
+    Fault(["gpu-040"], "disk_space/low", "/var", [(12.0, 1)]),
+    # A file server that nobody can reach for an hour: all see it, the fleet limit lets few be drained.
+    Fault(NODES, "mount/hang", "/data", [(18.0, 1), (18.17, 2)], 19.1, (18.3, 19.2), NODES[9:14]),
+)
+DEAD = "gpu-044", 20.5  # its healthd answers no more from this hour on
+
+
+def history() -> Iterator[str]:
+    """The day in OpenMetrics' form: one family after another, each sorted by time within its series."""
+    rows: dict[str, dict[str, list[tuple[int, float]]]] = {}
+
+    def put(name: str, at: int, value: float, target: str, labels: Mapping[str, str]) -> None:
+        told = {"job": "healthd", "instance": f"{target}:9478", **labels}
+        series = ",".join(f'{label}="{text}"' for label, text in told.items())
+        rows.setdefault(name, {}).setdefault(series, []).append((at, value))
+
+    for at in range(BEGIN, END + 1, STEP):
+        hour = (at - BEGIN) / 3600
+        for number, node in enumerate(NODES):
+            is_up = node != DEAD[0] or hour < DEAD[1]
+            put("up", at, float(is_up), node, {})
+            if is_up:
+                for name, value, labels in _told(node, number, at, hour):
+                    put(name, at, value, node, labels)
+    for name, by_series in sorted(rows.items()):
+        yield f"# TYPE {name} gauge\n"
+        for series, samples in by_series.items():
+            yield from (f"{name}{{{series}}} {value:.10g} {at}\n" for at, value in samples)
+    yield "# EOF\n"
+
+
+Told = tuple[str, float, dict[str, str]]
+
+
+def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
+    """What one node's page says at one moment."""
+    standing = [(fault, severity) for fault in FAULTS if node in fault.nodes and (severity := fault.severity(hour))]
+    worst = max((severity for _, severity in standing), default=0)
+    state = ("healthy", "warning", "degraded", "unhealthy")[worst]
+    drains = [fault for fault in FAULTS if fault.is_drained(node, hour)]
+    mode = "observe" if number >= 45 else "act"
+    yield "healthd_node_info", 1, {"node": node}
+    yield "healthd_build_info", 1, {"version": "0.1.0" if number == 20 else "0.2.0"}
+    yield "healthd_mode_info", 1, {"mode": mode}
+    yield from (("healthd_health", float(one == state), {"state": one}) for one in HEALTHS)
+    for fault, severity in standing:
+        labels = {"check": fault.code.partition("/")[0], "code": fault.code, "subject": fault.subject}
+        yield "healthd_condition_severity", severity, labels
+        yield "healthd_condition_open", 1, labels
+        yield "healthd_condition_enforced", 1, labels
+        yield "healthd_condition_acknowledged", 0, labels
+    if drains:
+        reason = f"healthd: {drains[0].code} {drains[0].subject}"
+        yield "healthd_slurm_drained_by", 1, {"owner": "ours"}
+        yield "healthd_slurm_drain_info", 1, {"owner": "ours", "reason": reason}
+        yield "healthd_slurm_drained_since_timestamp_seconds", BEGIN + drains[0].drained[0] * 3600, {}  # type: ignore[index]
+    if node == "gpu-002":
+        yield "healthd_slurm_drain_info", 1, {"owner": "foreign", "reason": "firmware update, jm"}
+        yield "healthd_slurm_drained_by", 1, {"owner": "foreign"}
+    wanted = worst >= 2
+    held = wanted and not drains and mode == "act"
+    yield "healthd_slurm_drain_wanted", wanted, {}
+    yield "healthd_decision_withheld", wanted and not drains, {}
+    action = "drain_requeue" if drains and worst == 3 else "drain" if drains else "leave"
+    yield from (
+        ("healthd_decision", float(one == action), {"action": one})
+        for one in ("drain", "drain_requeue", "leave", "resume")
+    )
+    if held and number % 8 == 0:
+        of = {"partition": "batch", "kind": "shared"}
+        yield "healthd_fleet_limit_held", 1, of
+        yield "healthd_fleet_limit_nodes_held", 5, of
+        yield "healthd_fleet_limit_nodes_allowed", 5, of
+    began = at - (at + number * 7) % 300
+    yield "healthd_round_started_timestamp_seconds", began, {}
+    yield "healthd_round_interval_seconds", 300, {}
+    yield "healthd_source_up", float(node != "gpu-023" or hour < 16), {"source": "kernel_log"}
+    yield "healthd_slurm_trouble", 0, {}
+    yield "healthd_config_last_reload_successful", float(node != "gpu-047"), {}
+    yield "healthd_paused", float(node == "gpu-002"), {}
+    yield "healthd_stream_lines_waiting", 0, {}
+    if number in (6, 7, 30):  # two nodes of one gang, and the node of the second board
+        slow = 11 <= hour < 13.5 and number != 30
+        yield "healthd_failslow_jobs", 1, {}
+        yield "healthd_failslow_slow_jobs", float(slow or (number == 30 and hour >= 23)), {}
+        yield "healthd_failslow_worst_slowdown", 0.31 if slow else 0.14 if number == 30 and hour >= 23 else 0.0, {}
+        lost = max(0.0, min(hour, 13.5) - 11) * 3600 * 8 * 0.24
+        yield "healthd_failslow_lost_seconds_total", lost, {"source": "client"}
+        yield "healthd_failslow_dropped_total", max(0.0, hour - 16) * 40, {"reason": "strangers"}
+        yield "healthd_failslow_sampling_cpu_ratio", 0.0006 + 0.0001 * math.sin(hour), {}
+    yield "healthd_validation_results", 8, {"test": "gemm_bf16", "verdict": "ok"}
+    yield "healthd_validation_results", float(7 + (number != 17)), {"test": "pcie_h2d", "verdict": "ok"}
+    if number == 17:
+        yield "healthd_validation_results", 1, {"test": "pcie_h2d", "verdict": "slow"}
+    if node == SHOWN:
+        yield from _gpus(at, hour)
+
+
+def _gpus(at: int, hour: float) -> Iterator[Told]:
+    """What only the second board asks for."""
+    yield "healthd_gpus", 8, {}
+    for gpu, bus in enumerate(PCI):
+        pci = {"pci": f"0000:{bus}:00.0"}
+        about = {"gpu": str(gpu), "UUID": f"GPU-{gpu:08d}-6f1c-4a52-9d0e-3b7a5c{bus}0000"}
+        yield (
+            "healthd_gpu_info",
+            1,
+            {**about, "pci_bus_id": f"00000000:{bus.upper()}:00.0", "modelName": "NVIDIA H100 80GB HBM3", **pci},
+        )
+        wave = math.sin(hour * 1.7 + gpu) * 3 + math.sin(hour * 9.1 + 2 * gpu) * 2
+        hot = 18 if bus == "52" and 6 <= hour < 8.5 else 0
+        drained = hour >= 14.1
+        yield "healthd_gpu_temperature_celsius", (34 if drained else 58 + gpu) + wave / (4 if drained else 1) + hot, pci
+        slowed = max(0.0, min(hour, 8.5) - 6) * 3600 * 0.4 if bus == "52" else 0.0
+        yield "healthd_gpu_clock_slowed_seconds_total", slowed, pci
+        uncorrected = 4.0 if bus == "c3" and hour >= 13.9 else 0.0
+        yield "healthd_gpu_ecc_volatile_errors_total", uncorrected, {**pci, "location": "dram", "error": "uncorrected"}
+        crc = max(0.0, hour - 3) * 700 if bus == "d1" else 0.0
+        yield "healthd_gpu_nvlink_errors_total", crc, {**pci, "error": "crc_flit", "links": "3ffff"}
+        yield "healthd_gpu_pcie_replays_total", hour * 30 if bus == "43" else 0.0, pci
+        yield "healthd_pcie_aer_correctable_total", hour * 11 if bus == "43" else 0.0, pci
+    for port in ("mlx5_0/1", "mlx5_3/1"):
+        errors = max(0.0, hour - 10) * 50 if port == "mlx5_3/1" else 0.0
+        yield "healthd_ib_errors_total", errors, {"port": port, "counter": "port_rcv_errors"}
+        yield "healthd_ib_link_downed_total", 1.0 if errors else 0.0, {"port": port}
+    for mountpoint, free in (
+        ("/", 0.62),
+        ("/var", 0.41 - hour * 0.004),
+        ("/scratch", 0.8 - 0.3 * abs(math.sin(hour / 3))),
+    ):
+        yield "healthd_disk_space_available_ratio", free, {"mountpoint": mountpoint}
+    for check, name, seconds in (
+        ("gpu_access", "", 0.21),
+        ("ipmi_sel", "", 1.6),
+        ("gpu_nvlink", "", 0.4),
+        ("mount", "/data", 30.0 if 18 <= hour < 19.1 else 0.002),
+        ("services", "", 0.05),
+        ("exec", "fans", 0.3),
+    ):
+        yield "healthd_check_duration_seconds", seconds, {"check": check, "name": name}
+        yield "healthd_check_up", float(check != "exec"), {"check": check, "name": name}
+    yield "healthd_process_resident_memory_bytes", 34e6, {"process": "daemon"}
+    yield "healthd_process_resident_memory_bytes", 25e6 + 1e6 * math.sin(hour), {"process": "worker"}
+
+
+# --- what a Prometheus says of it
+
+
+@contextlib.contextmanager
+def prometheus_of(lines: Iterator[str], folder: Path, port: int) -> Iterator[str]:
+    """The address of a real one that has this history."""
+    with open(folder / "history.txt", "w") as file:
+        file.writelines(lines)
+    blocks = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(folder / "history.txt"))
+    subprocess.run((*blocks, str(folder / "data")), check=True, capture_output=True, timeout=600)
+    (folder / "prometheus.yml").write_text("{}")
+    argv = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    argv += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y"]
+    with open(folder / "prometheus.log", "wb") as log:
+        server = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 120
+        while not _is_ready(url) and time.monotonic() < deadline and server.poll() is None:
+            time.sleep(0.2)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _is_ready(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def asked(
+    url: str, target: Mapping[str, Any], begin: int, end: int, variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What a panel's query gives: a table's or a number's at `end`, else over the time between. Raises OSError."""
+    query = target["expr"]
+    for name, value in variables.items():
+        query = query.replace(f"${name}", value)
+    if target["instant"]:
+        path, times = "query", {"time": str(end)}
+    else:
+        path, times = "query_range", {"start": str(begin), "end": str(end), "step": str(RESOLUTION)}
+    with urllib.request.urlopen(
+        f"{url}/api/v1/{path}?{urllib.parse.urlencode({'query': query, **times})}", timeout=60
+    ) as answer:
+        result: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
+    return result
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((BOARDS / f"healthd-{name}.json").read_text("utf-8"))["panels"]
+    return found
+
+
+VARIABLES = {"cluster": ".*", "job": "healthd", "instance": f"{SHOWN}:9478", "node": SHOWN}
+
+
+# --- drawn
+
+INK, DIM, PAPER, CARD, LINE = "#d8d9da", "#8e9296", "#111217", "#181b1f", "#2a2d33"
+COLOURS = {
+    "green": "#73bf69",
+    "yellow": "#f2cc0c",
+    "orange": "#ff9830",
+    "red": "#f2495c",
+    "purple": "#b877d9",
+    "text": INK,
+}
+CYCLE = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab8ff", "#e0b400")
+COLUMN, ROW = 0.55, 0.30  # inches of one of the 24 columns, and of one row
+
+
+def draw(board: Sequence[Mapping[str, Any]], ask: Any) -> Any:
+    """A figure with each panel where the board has it. ask: gives what one target answers."""
+    from matplotlib.figure import Figure
+
+    high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board)
+    figure = Figure(figsize=(24 * COLUMN, high * ROW), facecolor=PAPER, dpi=100)
+    for panel in board:
+        place = panel["gridPos"]
+        left, bottom = place["x"] / 24, 1 - (place["y"] + place["h"]) / high
+        gap_x, gap_y = 0.06 / (24 * COLUMN), 0.06 / (high * ROW)
+        box = (left + gap_x, bottom + gap_y, place["w"] / 24 - 2 * gap_x, place["h"] / high - 2 * gap_y)
+        card = figure.add_axes(box, facecolor=CARD)
+        card.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(0, 1))
+        for spine in card.spines.values():
+            spine.set_color(LINE)
+        inches = place["h"] * ROW
+        card.text(
+            0.09 / (place["w"] * COLUMN),
+            1 - 0.17 / inches,
+            panel["title"],
+            color=INK,
+            fontsize=8.5,
+            weight="bold",
+            va="center",
+        )
+        answers = [(target, ask(target)) for target in panel["targets"]]
+        KINDS[panel["type"]](figure, card, box, panel, answers)
+    return figure
+
+
+def _legend(target: Mapping[str, Any], series: Mapping[str, Any]) -> str:
+    text = str(target["legendFormat"])
+    for label, value in series["metric"].items():
+        text = text.replace("{{" + label + "}}", value)
+    return re.sub(r"{{\w+}}", "", text).strip()  # a label that a series has not is empty
+
+
+def _stat(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
+    target, result = answers[0]
+    if not result:
+        card.text(0.5, 0.42, "none", color=DIM, fontsize=15, ha="center", va="center")
+        return
+    value = float(result[0]["value"][1])
+    words = _legend(target, result[0]) or _shown(value, panel["fieldConfig"]["defaults"]["unit"])
+    colour = INK
+    for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ()):
+        if value >= (step["value"] or 0):
+            colour = COLOURS[step["color"]]
+    colour = _fixed(panel).get(words, colour)
+    card.text(0.5, 0.42, words, color=colour, fontsize=21, ha="center", va="center", weight="bold")
+
+
+def _shown(value: float, unit: str) -> str:
+    if math.isnan(value):
+        return "not known"
+    if unit == "s":
+        return (
+            f"{value / 3600:.1f} h" if value >= 7200 else f"{value / 60:.1f} min" if value >= 120 else f"{value:.3g} s"
+        )
+    if unit == "bytes":
+        return f"{value / 2**20:.0f} MiB"
+    if unit == "percentunit":
+        return f"{value:.0%}"
+    return f"{value:.3g}" if value != int(value) else f"{value:,.0f}"
+
+
+def _fixed(panel: Any) -> dict[str, str]:
+    """Of series that have a colour of their own."""
+    overrides = panel["fieldConfig"]["overrides"]
+    return {one["matcher"]["options"]: COLOURS[one["properties"][0]["value"]["fixedColor"]] for one in overrides}
+
+
+def _table(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
+    rename = panel["transformations"][1]["options"]["renameByName"]
+    mappings = [one for one in panel["fieldConfig"]["defaults"].get("mappings", ()) if one["type"] == "value"]
+    words = mappings[0]["options"] if mappings else {}
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    rows = []
+    for series in answers[0][1]:
+        value = series["value"][1]
+        shown = words.get(value, {}).get("text") or _shown(float(value), unit)
+        rows.append([shown if label == "Value" else series["metric"].get(label, "") for label in rename])
+    heads = list(rename.values())
+    widths = [max(len(str(row[at])) for row in (heads, *rows)) + 2 for at in range(len(heads))]
+    inches = panel["gridPos"]["h"] * ROW
+    at_most = int((inches - 0.55) / 0.2)
+    left = 0.11 / (panel["gridPos"]["w"] * COLUMN)
+    for line, row in enumerate([heads, *rows[:at_most]]):
+        x = left
+        for cell, width in zip(row, widths, strict=True):
+            colour = (
+                next((COLOURS[word["color"]] for word in words.values() if word["text"] == cell), INK)
+                if line
+                else "#6e9fff"
+            )
+            card.text(
+                x,
+                1 - (0.42 + 0.2 * line) / inches,
+                cell,
+                color=colour,
+                fontsize=7.5,
+                va="center",
+                family="monospace",
+                clip_on=True,
+            )
+            x += width * 0.068 / (panel["gridPos"]["w"] * COLUMN)
+    if not rows:
+        card.text(0.5, 0.45, "none", color=DIM, fontsize=11, ha="center", va="center")
+
+
+def _plot(figure: Any, box: Any, panel: Any, legend: int) -> Any:
+    """The axes within a card, with room for so many lines of legend."""
+    left, bottom, width, height = box
+    inches_wide, inches = panel["gridPos"]["w"] * COLUMN, panel["gridPos"]["h"] * ROW
+    room = (0.45 / inches_wide, (0.27 + 0.17 * legend) / inches)
+    axes = figure.add_axes(
+        (
+            left + room[0] * width,
+            bottom + room[1] * height,
+            width * (0.97 - room[0]),
+            height * (1 - room[1] - 0.36 / inches),
+        ),
+        facecolor=CARD,
+    )
+    axes.tick_params(colors=DIM, labelsize=6.5, length=2)
+    axes.grid(color=LINE, linewidth=0.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set(xlim=(0, HOURS), xticks=range(0, HOURS + 1, 4))
+    axes.set_xticklabels([f"{hour:02d}:00" for hour in range(0, HOURS + 1, 4)])
+    return axes
+
+
+def _timeseries(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    lines = [
+        (_legend(target, series) or panel["title"], series["values"]) for target, result in answers for series in result
+    ]
+    fixed = _fixed(panel)
+    lines.sort(key=lambda line: (list(fixed).index(line[0]) if line[0] in fixed else 99, line[0]))
+    told = lines[:8]
+    axes = _plot(figure, box, panel, 1 + (len(told) > 4))
+    if not lines:
+        card.text(0.5, 0.45, "none", color=DIM, fontsize=11, ha="center", va="center")
+    colours = [fixed.get(name, CYCLE[at % len(CYCLE)]) for at, (name, _) in enumerate(lines)]
+    if panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal":
+        hours = sorted({at for _, values in lines for at, _ in values})
+        stacks = [[float(dict(values).get(at, 0)) for at in hours] for _, values in lines]
+        axes.stackplot([(at - BEGIN) / 3600 for at in hours], stacks, colors=colours, alpha=0.65, linewidth=0)
+    else:
+        for (_, values), colour in zip(lines, colours, strict=True):
+            for part in _whole(values):
+                hours = [(at - BEGIN) / 3600 for at, _ in part]
+                style = ".-" if len(part) < 3 else "-"
+                axes.plot(hours, [float(value) for _, value in part], style, color=colour, linewidth=1)
+    top = max((float(value) for _, values in lines for _, value in values), default=1.0)
+    axes.set_ylim(
+        0, None if panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal" else max(top, 1e-9) * 1.12
+    )
+    unit = panel["fieldConfig"]["defaults"]["unit"]
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _shown(value, unit)))
+    inches_wide, inches = panel["gridPos"]["w"] * COLUMN, panel["gridPos"]["h"] * ROW
+    for at, ((name, _), colour) in enumerate(zip(told, colours, strict=False)):
+        x, y = 0.08 + (at % 4) * (inches_wide - 0.1) / 4, 0.28 - 0.16 * (at // 4) if len(told) > 4 else 0.13
+        room = int((inches_wide - 0.1) / 4 / 0.058) - 3
+        card.text(x / inches_wide, y / inches, "■ ", color=colour, fontsize=6.5, va="center")
+        card.text((x + 0.12) / inches_wide, y / inches, name[:room], color=INK, fontsize=6.5, va="center")
+
+
+def _whole(values: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+    """The stretches without a gap."""
+    parts: list[list[tuple[int, str]]] = []
+    for at, value in values:
+        if not parts or at - parts[-1][-1][0] > RESOLUTION:
+            parts.append([])
+        parts[-1].append((at, value))
+    return parts
+
+
+def _timeline(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
+    words = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
+    target, result = answers[0]
+    axes = _plot(figure, box, panel, 0)
+    for at, series in enumerate(result):
+        for when, value in series["values"]:
+            axes.barh(
+                at, 300 / 3600 * 1.05, left=(when - BEGIN) / 3600, height=0.5, color=COLOURS[words[value]["color"]]
+            )
+        axes.text(0.1, at + 0.42, _legend(target, series), color=INK, fontsize=7, va="center")
+    axes.set(yticks=[], ylim=(-0.5, max(len(result), 1) - 0.2))
+
+
+KINDS = {"stat": _stat, "table": _table, "timeseries": _timeseries, "state-timeline": _timeline}
+
+
+def main() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder, prometheus_of(history(), Path(folder), port) as url:
+        for name in ("fleet", "node"):
+            figure = draw(panels(name), lambda target: asked(url, target, BEGIN, END, VARIABLES))
+            path = ROOT / f"docs/board-{name}.png"
+            figure.savefig(path, facecolor=PAPER, metadata={"Software": None})
+            print(f"docs/{path.name} is written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,623 @@
+"""Writes packaging/grafana/*.json: the fleet on one board, a node on another.
+
+A dashboard's JSON is long and says most of it twenty times; here a panel is a few lines. Run it after a change:
+`python scripts/dashboards.py`; tests/test_dashboards.py fails where a file is stale. The schema is Grafana 10's
+(grafana/grafana, kinds/dashboard/dashboard_kind.cue), which newer ones read too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parents[1] / "packaging/grafana"
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+JOB = 'cluster=~"$cluster", job=~"$job"'
+HERE = f'{JOB}, instance="$instance"'
+TARGET = "on (cluster, job, instance)"  # two clusters may have nodes of the same name
+NAMED = f"* {TARGET} group_left (node) healthd_node_info"
+WIDTH = 24
+
+GREEN, YELLOW, ORANGE, RED, PURPLE, GREY = "green", "yellow", "orange", "red", "purple", "text"
+HEALTH = {"healthy": GREEN, "warning": YELLOW, "degraded": ORANGE, "unhealthy": RED, "unknown": PURPLE}
+SEVERITY = {0: ("info", GREY), 1: ("warning", YELLOW), 2: ("degraded", ORANGE), 3: ("critical", RED)}
+
+
+class Query(NamedTuple):
+    """legend: what a series is called; "{{code}}" is the value of a label."""
+
+    expr: str
+    legend: str = ""
+
+
+class Panel(NamedTuple):
+    """kind: Grafana's. unit: Grafana's name of one. size: columns of 24, rows of 30 px. says: what is seen, for whom
+    looks at the panel's corner. columns: label -> heading, of a table in their order; "Value" is the query's number."""
+
+    title: str
+    kind: str
+    size: tuple[int, int]
+    queries: Sequence[Query]
+    says: str
+    unit: str = "short"
+    colours: Mapping[float, str] = {}  # from this value on
+    series: Mapping[str, str] = {}  # the colour of each series, by its legend
+    words: Mapping[int, tuple[str, str]] = {}  # value -> what is shown, in which colour
+    columns: Mapping[str, str] = {}
+    stacked: bool = False
+
+
+def faults(more: str) -> str:
+    """The conditions that drain: confirmed, not only shown, and nobody knows of them."""
+    where = f"{{{more}}}"
+    return (
+        f"healthd_condition_severity{where} >= 2 and healthd_condition_open{where} == 1"
+        f" and healthd_condition_enforced{where} == 1 unless healthd_condition_acknowledged{where} == 1"
+    )
+
+
+def trouble(expr: str, words: str) -> str:
+    return f'label_replace({expr}, "trouble", "{words}", "", "")'
+
+
+TROUBLES = " or ".join(
+    trouble(expr, words)
+    for expr, words in (
+        (f"up{{{JOB}}} == 0", "is not scraped"),
+        (
+            f"time() - healthd_round_started_timestamp_seconds{{{JOB}}} > 3 * healthd_round_interval_seconds{{{JOB}}}",
+            "its round is late",
+        ),
+        (f'healthd_source_up{{{JOB}, source="kernel_log"}} == 0', "its kernel log is not read"),
+        (f"healthd_slurm_trouble{{{JOB}}} == 1", "Slurm does not do what it says"),
+        (f"healthd_config_last_reload_successful{{{JOB}}} == 0", "its settings were refused"),
+        (f"healthd_paused{{{JOB}}} == 1", "somebody paused it"),
+        (f"healthd_stream_lines_waiting{{{JOB}}} > 100", "its events do not reach the disk"),
+    )
+)
+
+FLEET = (
+    Panel(
+        "Nodes",
+        "stat",
+        (4, 4),
+        [Query(f"count(healthd_node_info{{{JOB}}})")],
+        "Nodes whose healthd Prometheus has seen.",
+    ),
+    Panel(
+        "Healthy",
+        "stat",
+        (4, 4),
+        [Query(f'sum(healthd_health{{{JOB}, state="healthy"}})')],
+        "Nodes on which no check finds anything.",
+        colours={0: GREEN},
+    ),
+    Panel(
+        "Broken",
+        "stat",
+        (4, 4),
+        [Query(f'sum(healthd_health{{{JOB}, state=~"degraded|unhealthy"}})')],
+        "Nodes with a fault that drains, in mode observe too.",
+        colours={0: GREEN, 1: RED},
+    ),
+    Panel(
+        "Drained by healthd",
+        "stat",
+        (4, 4),
+        [Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)')],
+        "Nodes that stand drained in healthd's words, as each last read it from Slurm.",
+        colours={0: GREEN, 1: ORANGE},
+    ),
+    Panel(
+        "Held back",
+        "stat",
+        (4, 4),
+        [
+            Query(
+                f'count(healthd_decision_withheld{{{JOB}}} == 1 unless {TARGET} healthd_mode_info{{mode="observe"}}'
+                f" unless {TARGET} healthd_paused == 1) or vector(0)"
+            )
+        ],
+        "Nodes that healthd would drain or resume but for the fleet limit or a wait; not those in observe, or paused.",
+        colours={0: GREEN, 1: YELLOW},
+    ),
+    Panel(
+        "Not seen",
+        "stat",
+        (4, 4),
+        [Query(f"count(up{{{JOB}}} == 0) or vector(0)")],
+        "Nodes whose healthd does not answer Prometheus.",
+        colours={0: GREEN, 1: RED},
+    ),
+    Panel(
+        "Nodes by health",
+        "timeseries",
+        (16, 8),
+        [Query(f"sum by (state) (healthd_health{{{JOB}}})", "{{state}}")],
+        "How many nodes are in each health. What is missing below the top is not scraped.",
+        series=HEALTH,
+        stacked=True,
+    ),
+    Panel(
+        "What stands, by code",
+        "table",
+        (8, 8),
+        [Query(f"sort_desc(count by (code) ({faults(JOB)}))")],
+        "Codes that drain, on how many parts. healthd explain CODE says what one means.",
+        columns={"code": "Code", "Value": "Parts"},
+    ),
+    Panel(
+        "Nodes that are drained",
+        "table",
+        (24, 8),
+        [
+            Query(
+                f"((time() - healthd_slurm_drained_since_timestamp_seconds{{{JOB}}})"
+                f" * {TARGET} group_left (owner, reason) healthd_slurm_drain_info"
+                f" or {TARGET} NaN * healthd_slurm_drain_info{{{JOB}}}) {NAMED}"
+            )
+        ],
+        "Who drained each, why, and for how long. ours: healthd; foreign: a person or another program.",
+        unit="s",
+        columns={"node": "Node", "Value": "For", "owner": "Whose", "reason": "Reason"},
+    ),
+    Panel(
+        "Faults by check",
+        "timeseries",
+        (12, 8),
+        [Query(f"count by (check) ({faults(JOB)})", "{{check}}")],
+        "Faults that drain, by the check that finds them. A step on many nodes at once has one cause.",
+    ),
+    Panel(
+        "Drains: wanted, standing, held",
+        "timeseries",
+        (12, 8),
+        [
+            Query(f"sum(healthd_slurm_drain_wanted{{{JOB}}})", "wanted"),
+            Query(f'count(healthd_slurm_drained_by{{{JOB}, owner="ours"}}) or vector(0)', "standing"),
+            Query(f"count(healthd_fleet_limit_held{{{JOB}}}) or vector(0)", "held by the fleet limit"),
+        ],
+        "Between wanted and standing lie the mode, pauses, the fleet limit, and Slurm.",
+        series={"wanted": ORANGE, "standing": RED, "held by the fleet limit": YELLOW},
+    ),
+    Panel(
+        "Trouble of healthd itself",
+        "table",
+        (12, 8),
+        [Query(f"({TROUBLES})")],
+        "Nodes that are watched badly or not at all: what they say of themselves may be old.",
+        columns={"instance": "Target", "trouble": "What"},
+    ),
+    Panel(
+        "The fleet limit, used",
+        "timeseries",
+        (6, 8),
+        [
+            Query(
+                f"max by (partition, kind) (healthd_fleet_limit_nodes_held{{{JOB}}}"
+                f" / (healthd_fleet_limit_nodes_allowed{{{JOB}}} > 0))",
+                "{{partition}}, {{kind}}",
+            )
+        ],
+        "How much of what healthd may hold of a partition it holds, as a waiting node last counted. Empty: none waits.",
+        unit="percentunit",
+    ),
+    Panel(
+        "Modes and versions",
+        "table",
+        (6, 8),
+        [
+            Query(
+                f"count by (mode, version) (healthd_mode_info{{{JOB}}}"
+                f" * {TARGET} group_left (version) healthd_build_info)"
+            )
+        ],
+        "A node that stayed in observe after a roll-out, or has an old version, stands here.",
+        columns={"mode": "Mode", "version": "Version", "Value": "Nodes"},
+    ),
+    Panel(
+        "Slow jobs",
+        "timeseries",
+        (6, 7),
+        [
+            Query(f"count(healthd_failslow_slow_jobs{{{JOB}}} > 0) or 0 * sum(healthd_failslow_jobs{{{JOB}}})", "slow"),
+            Query(f"count(healthd_failslow_jobs{{{JOB}}} > 0)", "watched"),
+        ],
+        "Nodes with a job that is slower than it was, and nodes with one that is watched. Empty: none is.",
+        series={"slow": ORANGE, "watched": GREEN},
+    ),
+    Panel(
+        "GPUs lost to slow jobs",
+        "timeseries",
+        (6, 7),
+        [Query(f'sum(rate(healthd_failslow_lost_seconds_total{{{JOB}, source="client"}}[30m]))', "GPUs")],
+        "Seconds that ranks lose each second: as many GPUs do nothing, where a rank has one.",
+    ),
+    Panel(
+        "Nodes with slow jobs",
+        "table",
+        (6, 7),
+        [Query(f"topk(20, healthd_failslow_worst_slowdown{{{JOB}}} > 0) {NAMED}")],
+        "How much longer an iteration of the slowest job there takes than it did.",
+        unit="percentunit",
+        columns={"node": "Node", "Value": "Slower by"},
+    ),
+    Panel(
+        "Validations",
+        "timeseries",
+        (6, 7),
+        [Query(f"sum by (verdict) (healthd_validation_results{{{JOB}}})", "{{verdict}}")],
+        "Results of the last validation of each node, by what came of them. Empty: no node was validated.",
+        series={"ok": GREEN, "slow": YELLOW, "failed": RED},
+    ),
+)
+
+
+def rate(metric: str, window: str = "15m") -> str:
+    return f"rate({metric}{{{HERE}}}[{window}])"
+
+
+NODE = (
+    Panel(
+        "Health",
+        "stat",
+        (4, 4),
+        [Query(f"healthd_health{{{HERE}}} == 1", "{{state}}")],
+        "What the node is now.",
+        series=HEALTH,
+    ),
+    Panel(
+        "Mode", "stat", (4, 4), [Query(f"healthd_mode_info{{{HERE}}}", "{{mode}}")], "What healthd may do on this node."
+    ),
+    Panel(
+        "Decision",
+        "stat",
+        (4, 4),
+        [Query(f"healthd_decision{{{HERE}}} == 1", "{{action}}")],
+        "What healthd last decided: leave, drain, drain_requeue or resume.",
+    ),
+    Panel(
+        "Drained for",
+        "stat",
+        (4, 4),
+        [Query(f"time() - healthd_slurm_drained_since_timestamp_seconds{{{HERE}}}")],
+        "Since when the drain stands. Empty: none is known.",
+        unit="s",
+        colours={0: ORANGE},
+    ),
+    Panel("GPUs", "stat", (4, 4), [Query(f"healthd_gpus{{{HERE}}}")], "GPUs that the driver has."),
+    Panel(
+        "Last round",
+        "stat",
+        (4, 4),
+        [Query(f"time() - healthd_round_started_timestamp_seconds{{{HERE}}}")],
+        "How long ago the checks looked.",
+        unit="s",
+        colours={0: GREEN, 900: RED},
+    ),
+    Panel(
+        "What stands",
+        "table",
+        (12, 8),
+        [Query(f"healthd_condition_severity{{{HERE}}}")],
+        "Each condition, suspected ones too. healthd status on the node says what to do.",
+        words=SEVERITY,
+        columns={"Value": "Severity", "code": "Code", "subject": "Part"},
+    ),
+    Panel(
+        "Conditions over time",
+        "state-timeline",
+        (12, 8),
+        [Query(f"healthd_condition_severity{{{HERE}}}", "{{code}} {{subject}}")],
+        "When each began, became worse, and ended.",
+        words=SEVERITY,
+    ),
+    Panel(
+        "Drain in Slurm",
+        "table",
+        (24, 4),
+        [Query(f"healthd_slurm_drain_info{{{HERE}}}")],
+        "Whose the drain is that stands, and its Reason. Empty: none is known.",
+        columns={"owner": "Whose", "reason": "Reason"},
+    ),
+    Panel(
+        "GPUs of this node",
+        "table",
+        (12, 8),
+        [Query(f"healthd_gpu_info{{{HERE}}}")],
+        "As NVML told of them; UUID joins with dcgm-exporter.",
+        columns={"gpu": "GPU", "modelName": "Model", "pci": "PCI", "UUID": "UUID"},
+    ),
+    Panel(
+        "GPU temperature",
+        "timeseries",
+        (12, 8),
+        [Query(f"healthd_gpu_temperature_celsius{{{HERE}}}", "{{pci}}")],
+        "Of each GPU, at each round.",
+        unit="celsius",
+    ),
+    Panel(
+        "Slowed by heat or power",
+        "timeseries",
+        (8, 7),
+        [Query(rate("healthd_gpu_clock_slowed_seconds_total"), "{{pci}}")],
+        "Share of the time that heat or power kept a GPU slow.",
+        unit="percentunit",
+    ),
+    Panel(
+        "ECC errors a day",
+        "timeseries",
+        (8, 7),
+        [Query(f"increase(healthd_gpu_ecc_volatile_errors_total{{{HERE}}}[1d])", "{{pci}} {{location}} {{error}}")],
+        "New ECC errors within a day before, by place and kind.",
+    ),
+    Panel(
+        "NVLink errors",
+        "timeseries",
+        (8, 7),
+        [Query(f"sum by (pci, error) ({rate('healthd_gpu_nvlink_errors_total', '30m')})", "{{pci}} {{error}}")],
+        "Errors a second on the NVLinks of each GPU.",
+        unit="cps",
+    ),
+    Panel(
+        "PCIe: sent again, and errors",
+        "timeseries",
+        (8, 7),
+        [
+            Query(rate("healthd_gpu_pcie_replays_total", "30m"), "{{pci}} sent again"),
+            Query(rate("healthd_pcie_aer_correctable_total", "30m"), "{{pci}} AER, correctable"),
+        ],
+        "A second, of GPUs, cards and the ports above them.",
+        unit="cps",
+    ),
+    Panel(
+        "InfiniBand errors",
+        "timeseries",
+        (8, 7),
+        [
+            Query(rate("healthd_ib_errors_total", "30m"), "{{port}} {{counter}}"),
+            Query(rate("healthd_ib_link_downed_total", "30m"), "{{port}} link down"),
+        ],
+        "A second, of each port. Empty: no port is there.",
+        unit="cps",
+    ),
+    Panel(
+        "Free disk",
+        "timeseries",
+        (8, 7),
+        [Query(f"healthd_disk_space_available_ratio{{{HERE}}}", "{{mountpoint}}")],
+        "Free space of the local file systems, of all.",
+        unit="percentunit",
+    ),
+    Panel(
+        "Checks that cannot look",
+        "table",
+        (8, 7),
+        [Query(f"healthd_check_up{{{HERE}}} == 0")],
+        "Of these nothing is known: what they found before still stands.",
+        columns={"check": "Check", "name": "Name"},
+    ),
+    Panel(
+        "The slowest checks",
+        "timeseries",
+        (8, 7),
+        [Query(f"topk(5, healthd_check_duration_seconds{{{HERE}}})", "{{check}} {{name}}")],
+        "How long the last run of each took.",
+        unit="s",
+    ),
+    Panel(
+        "What healthd costs",
+        "timeseries",
+        (8, 7),
+        [Query(f"healthd_process_resident_memory_bytes{{{HERE}}}", "{{process}}")],
+        "Memory of the daemon and of its workers.",
+        unit="bytes",
+    ),
+    Panel(
+        "How slow the slowest job is",
+        "timeseries",
+        (8, 7),
+        [Query(f"healthd_failslow_worst_slowdown{{{HERE}}}", "slower by")],
+        "How much longer an iteration takes than it did. Empty: no job is watched.",
+        unit="percentunit",
+    ),
+    Panel(
+        "What watching jobs drops and costs",
+        "timeseries",
+        (8, 7),
+        [
+            Query(rate("healthd_failslow_dropped_total"), "dropped: {{reason}}"),
+            Query(f"healthd_failslow_sampling_cpu_ratio{{{HERE}}}", "sampler's share of a core"),
+        ],
+        "Messages of jobs that were not taken, a second, and what sampling counters takes of a core.",
+    ),
+    Panel(
+        "The last validation",
+        "table",
+        (8, 7),
+        [Query(f"healthd_validation_results{{{HERE}}}")],
+        "Of how many parts each test said what. Empty: the node was not validated.",
+        columns={"test": "Test", "verdict": "Verdict", "Value": "Parts"},
+    ),
+)
+
+
+# --- as Grafana has it
+
+
+def dashboard(uid: str, title: str, says: str, panels: Sequence[Panel], variables: Sequence[Mapping[str, Any]]) -> str:
+    """The JSON of one board."""
+    return (
+        json.dumps(
+            {
+                "uid": uid,
+                "title": title,
+                "description": says,
+                "tags": ["healthd"],
+                "schemaVersion": 38,
+                "version": 1,
+                "editable": True,
+                "graphTooltip": 1,
+                "refresh": "1m",
+                "time": {"from": "now-24h", "to": "now"},
+                "templating": {"list": [_datasource(), *variables]},
+                "links": [{"type": "dashboards", "tags": ["healthd"], "title": "healthd", "keepTime": True}],
+                "panels": list(_placed(panels)),
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+
+
+def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Side by side from the left, a new row where the next does not fit."""
+    placed, x, y, tallest = [], 0, 0, 0
+    for number, panel in enumerate(panels, 1):
+        wide, high = panel.size
+        if x + wide > WIDTH:
+            x, y, tallest = 0, y + tallest, 0
+        placed.append(_panel(number, panel, {"x": x, "y": y, "w": wide, "h": high}))
+        x, tallest = x + wide, max(tallest, high)
+    return placed
+
+
+def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+    steps = [{"color": colour, "value": value or None} for value, colour in panel.colours.items()]
+    defaults: dict[str, Any] = {"unit": panel.unit, "color": {"mode": "palette-classic"}}
+    if steps:
+        defaults |= {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
+    if panel.unit == "s":
+        nothing = {"match": "nan", "result": {"text": "not known", "index": 0}}
+        defaults["mappings"] = [{"type": "special", "options": nothing}]
+    if panel.words:
+        options = {str(value): {"text": text, "color": colour} for value, (text, colour) in panel.words.items()}
+        defaults |= {"color": {"mode": "fixed"}, "mappings": [{"type": "value", "options": options}]}
+    if panel.kind == "timeseries":
+        stacking = {"mode": "normal" if panel.stacked else "none"}
+        defaults["custom"] = {"stacking": stacking, "fillOpacity": 60 if panel.stacked else 10, "lineWidth": 1}
+        defaults["min"] = 0
+    overrides = [
+        {
+            "matcher": {"id": "byName", "options": name},
+            "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}],
+        }
+        for name, colour in panel.series.items()
+    ]
+    is_table = panel.kind == "table"
+    return {
+        "id": number,
+        "title": panel.title,
+        "description": panel.says,
+        "type": panel.kind,
+        "datasource": DATASOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": defaults, "overrides": overrides},
+        "options": _options(panel),
+        "targets": [
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": DATASOURCE,
+                "expr": query.expr,
+                "legendFormat": query.legend,
+                "instant": is_table or panel.kind == "stat",
+                "range": not (is_table or panel.kind == "stat"),
+                **({"format": "table"} if is_table else {}),
+            }
+            for at, query in enumerate(panel.queries)
+        ],
+        **({"transformations": _organized(panel.columns)} if is_table else {}),
+    }
+
+
+def _options(panel: Panel) -> dict[str, Any]:
+    if panel.kind == "stat":
+        named = any(query.legend for query in panel.queries)
+        return {
+            "textMode": "name" if named else "value",
+            "colorMode": "background" if panel.colours or panel.series else "none",
+            "graphMode": "none",
+            "reduceOptions": {"calcs": ["lastNotNull"]},
+        }
+    if panel.kind == "table":
+        return {"showHeader": True, "cellHeight": "sm"}
+    return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
+
+
+def _organized(columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Only these columns, in their order, under their headings."""
+    order = {label: at for at, label in enumerate(columns)}
+    return [
+        {"id": "filterFieldsByName", "options": {"include": {"names": list(columns)}}},
+        {"id": "organize", "options": {"indexByName": order, "renameByName": dict(columns)}},
+    ]
+
+
+def _datasource() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(name: str, label: str, query: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": label,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        **more,
+    }
+
+
+JOBS = _variable(
+    "job",
+    "Job",
+    "label_values(healthd_node_info, job)",
+    # Without allValue: "All" is the jobs of healthd, and no exporter's.
+    {"includeAll": True, "multi": True, "current": {"text": "All", "value": "$__all"}},
+)
+CLUSTERS = _variable(
+    "cluster",
+    "Cluster",
+    "label_values(healthd_node_info, cluster)",
+    # A site with one cluster may have no such label.
+    {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}},
+)
+OF_A_NODE = (
+    _variable("node", "Node", f"label_values(healthd_node_info{{{JOB}}}, node)", {}),
+    _variable("instance", "Target", f'label_values(healthd_node_info{{{JOB}, node="$node"}}, instance)', {"hide": 2}),
+)
+
+
+def boards() -> dict[str, str]:
+    """File name -> its text."""
+    return {
+        "healthd-fleet.json": dashboard(
+            "healthd-fleet",
+            "healthd: fleet",
+            "All nodes that healthd watches: which are out, and why.",
+            FLEET,
+            [CLUSTERS, JOBS],
+        ),
+        "healthd-node.json": dashboard(
+            "healthd-node",
+            "healthd: node",
+            "One node: what stands on it, since when, and what led there.",
+            NODE,
+            [CLUSTERS, JOBS, *OF_A_NODE],
+        ),
+    }
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in boards().items():
+        (FOLDER / name).write_text(text, "utf-8")
+        print(f"{FOLDER.name}/{name} is written")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Writes docs/events.schema.json from healthd/stream/event.py. Run it after an event or a field of one changed.
+
+tests/test_event.py fails where the schema is older than the code, and where docs/events.md says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from healthd.stream import event  # noqa: E402
+
+SCHEMA = ROOT / "docs/events.schema.json"
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
+TEXT: dict[str, Any] = {"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"}
+
+
+def of_field(name: str) -> dict[str, Any]:
+    """What the field may hold."""
+    if name in event.WORDS:
+        return {"enum": list(event.WORDS[name])}
+    kind = event.FIELDS[name]
+    if kind == event.CONDITIONS:
+        below = {field: of_field(field) for field in event.STANDING}
+        items = {"type": "object", "properties": below, "required": list(event.STANDING)}
+        return {"type": "array", "maxItems": event.MOST_ENTRIES, "items": items}
+    return {
+        event.TEXT: TEXT,
+        event.TIME: {"type": "string", "pattern": TIME},
+        event.TIME_OR_NULL: {"type": ["string", "null"], "pattern": TIME},
+        event.WHOLE: {"type": "integer", "minimum": 0},
+        event.NUMBER: {"type": "number", "minimum": 0},
+        event.FLAG: {"type": "boolean"},
+        event.TEXTS: {"type": "array", "maxItems": event.MOST_ENTRIES, "items": TEXT},
+        event.NAMES: {"type": "array", "items": TEXT},
+    }[kind]
+
+
+def of_event(name: str, says: event.Says) -> dict[str, Any]:
+    """What holds for lines of this event only. A field that is not named is a newer one: it is no error."""
+    then: dict[str, Any] = {"required": list(says.always)}
+    if says.stages:
+        then["properties"] = {"stage": {"enum": list(says.stages)}}
+    return {"if": {"properties": {"event": {"const": name}}}, "then": then}
+
+
+def schema() -> dict[str, Any]:
+    fields = {name: of_field(name) for name in event.FIELDS}
+    fields["schema"] = {"const": event.SCHEMA}
+    fields["stream_id"] = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
+    fields["seq"] = {"type": "integer", "minimum": 1}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "One line of healthd's event stream",
+        "description": "docs/events.md says what each event and field means. A reader keeps an event that it does not "
+        "know, and fields that it does not know.",
+        "type": "object",
+        "properties": fields,
+        "required": list(event.HEAD),
+        "allOf": [of_event(name, says) for name, says in event.EVENTS.items()],
+    }
+
+
+def text() -> str:
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text(), "utf-8")

@@ -1,0 +1,112 @@
+"""Writes what docs/fail-slow.md shows: its pictures, and what its commands print: `scripts/failslow_figures.py`.
+
+The jobs on that page are made, from a seed, so that their truth is known and every machine has the same files; `--data
+DIR` writes only those. Run it after what finds or draws slowness changed: tests/test_failslow_docs.py fails where the
+page or a picture shows something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from fleet_excerpts import CONSOLE, block, commands, printed  # noqa: E402
+
+PAGE = ROOT / "docs/fail-slow.md"
+FIGURES = {
+    "fail-slow-worker.svg": "healthd failslow job.csv --series worker --value batch_time_norm --plot",
+    "fail-slow-gang.svg": "healthd failslow gang.csv --index step --plot",
+    "fail-slow-job.svg": "healthd failslow sequences.csv --index step --plot",
+}
+SEED = 14
+
+
+def write_data(folder: Path) -> None:
+    """job.csv, gang.csv and sequences.csv."""
+    (folder / "job.csv").write_text(_job(random.Random(SEED)))
+    (folder / "gang.csv").write_text(_gang(random.Random(SEED)))
+    (folder / "sequences.csv").write_text(_sequences(random.Random(SEED)))
+
+
+def _job(made: random.Random) -> str:
+    """Ten workers that do not wait for each other; worker 6 is 65 % slower from iteration 180 to 195."""
+    rows = ["worker,batch_time_norm"]
+    for iteration in range(300):
+        for worker in range(10):
+            slow = 1.65 if worker == 6 and 180 <= iteration < 195 else 1.0
+            rows.append(f"{worker},{450 * slow * made.gauss(1, 0.03):.0f}")
+    return "\n".join(rows) + "\n"
+
+
+def _gang(made: random.Random) -> str:
+    """Eight ranks on two nodes that wait for each other; the GPU of rank 5 computes 40 % longer from 200 to 320."""
+    rows = ["rank,node,step,seconds,busy,wait,transfer"]
+    for step in range(500):
+        busy = [0.5 * made.gauss(1, 0.02) * (1.4 if rank == 5 and 200 <= step < 320 else 1) for rank in range(8)]
+        transfer = 0.2 * made.gauss(1, 0.03)
+        seconds = max(busy) + transfer
+        for rank, own in enumerate(busy):
+            times = ",".join(f"{one:.4f}" for one in (seconds, own, seconds - own - transfer, transfer))
+            rows.append(f"{rank},gpu-{1 + rank // 4},{step},{times}")
+    return "\n".join(rows) + "\n"
+
+
+def _sequences(made: random.Random) -> str:
+    """The same gang; from 250 on all compute 30 % longer, as with longer sequences."""
+    rows = ["rank,node,step,seconds,busy,wait,transfer"]
+    for step in range(500):
+        busy = [0.5 * made.gauss(1, 0.02) * (1.3 if step >= 250 else 1) for _ in range(8)]
+        transfer = 0.2 * made.gauss(1, 0.03)
+        seconds = max(busy) + transfer
+        for rank, own in enumerate(busy):
+            times = ",".join(f"{one:.4f}" for one in (seconds, own, seconds - own - transfer, transfer))
+            rows.append(f"{rank},gpu-{1 + rank // 4},{step},{times}")
+    return "\n".join(rows) + "\n"
+
+
+def make_folder(folder: Path) -> None:
+    """The data, and in `folder`/bin a `healthd` that is this one."""
+    write_data(folder)
+    program = folder / "bin/healthd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m healthd "$@"\n')
+    program.chmod(0o755)
+
+
+def draw(folder: Path, to: Path) -> None:
+    """The pictures, of the data in `folder`. Raises CalledProcessError."""
+    for name, command in FIGURES.items():
+        said = printed(f"{command} {shlex.quote(str(to / name))} >/dev/null || test $? = 1 && echo drawn", folder)
+        if said != "drawn\n":
+            raise subprocess.CalledProcessError(1, command, stderr=said)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Write the pictures and terminals of docs/fail-slow.md.")
+    parser.add_argument("--data", type=Path, help="write only the made jobs, into this folder")
+    args = parser.parse_args()
+    if args.data is not None:
+        args.data.mkdir(parents=True, exist_ok=True)
+        write_data(args.data)
+        return 0
+    with tempfile.TemporaryDirectory(prefix="failslow-figures-") as name:
+        folder = Path(name)
+        make_folder(folder)
+        draw(folder, PAGE.parent)
+        page = PAGE.read_text("utf-8")
+        made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
+    PAGE.write_text(made, "utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {'the same' if made == page else 'changed'}; {', '.join(FIGURES)} are drawn")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

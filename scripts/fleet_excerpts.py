@@ -1,0 +1,98 @@
+"""Writes what the commands in docs/fleet-answers.md print, each below its command: `scripts/fleet_excerpts.py`.
+
+The store that they ask is made anew, from a history with a known truth (bench/history): the same on every machine. Run
+it after an answer changed. tests/test_fleet_answers_docs.py fails where the page shows something else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/fleet-answers.md"
+CONSOLE = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
+DUMPS = ROOT / "tests/data/flight_recorder"
+# The page says the same, for who wants to have it.
+HISTORY = ("--jobs", "60000", "--months", "3", "--seed", "13")
+FILES = {
+    "--nodes": "made/nodes.csv",
+    "--topology": "made/topology.conf",
+    "--slurmctld-log": "made/slurmctld.log",
+    "--node-states": "made/node_states.txt",
+    "--reservations": "made/reservations.txt",
+    "--tickets": "made/tickets.csv",
+    "--events": "made/events",
+    "--sacct": "made/sacct/*.txt",
+}
+INGEST = "healthd fleet ingest --out db --cluster made --timezone UTC " + " ".join(map(" ".join, FILES.items()))
+
+
+def make_store(folder: Path) -> None:
+    """`folder`/db from `folder`/made; `folder`/bin has a `healthd` that is this one. Raises CalledProcessError."""
+    program = folder / "bin/healthd"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m healthd "$@"\n')
+    program.chmod(0o755)
+    make = [sys.executable, str(ROOT / "bench/make_history.py"), "--out", "made", *HISTORY]
+    path = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'bench'}"}
+    subprocess.run(make, cwd=folder, env={**_environment(folder), **path}, check=True, capture_output=True)
+    subprocess.run(["sh", "-c", INGEST], cwd=folder, env=_environment(folder), check=True, capture_output=True)
+    if DUMPS.exists():
+        (folder / "flight_recorder").symlink_to(DUMPS)
+
+
+def printed(command: str, folder: Path) -> str:
+    """What a terminal that is 120 columns wide shows of the command, in a folder where the store is ./db."""
+    done = subprocess.run(["sh", "-c", command], cwd=folder, env=_environment(folder), capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def commands(block: str) -> list[str]:
+    """Those of one terminal: its lines that begin with "$ "."""
+    return re.findall(r"(?m)^\$ (.*)$", block)
+
+
+def blocks(page: str) -> list[str]:
+    """The terminals of the page."""
+    return CONSOLE.findall(page)
+
+
+def block(those: list[str], say: Callable[[str], str]) -> str:
+    """A terminal with these commands, and below each what `say` makes of it."""
+    return "".join(f"$ {command}\n{_closed(say(command))}" for command in those)
+
+
+def _closed(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "120",
+        "LC_ALL": "C.UTF-8",
+        "TMPDIR": str(folder),
+    }
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="fleet-excerpts-") as name:
+        folder = Path(name)
+        make_store(folder)
+        page = PAGE.read_text("utf-8")
+        made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
+    PAGE.write_text(made, "utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {'the same' if made == page else 'changed'}, {len(blocks(made))} terminals")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Writes docs/metrics.md: what stands there by hand, and a table of every metric, from the code.
+
+Run it after a metric or a check's OBSERVATIONS changed. tests/test_metrics_doc.py fails where the page is older.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from healthd.say.metric_names import FAMILIES, PREFIX  # noqa: E402
+from healthd.settings import registry  # noqa: E402
+
+PAGE = ROOT / "docs/metrics.md"
+TABLES = re.compile(r"(?s)(?<=<!-- metrics: scripts/metrics_page.py -->\n).*(?=<!-- end -->)")
+HEAD = "| Metric | Type | Labels | Unit | What its value says |\n| --- | --- | --- | --- | --- |\n"
+UNITS = {
+    "timestamp_seconds": "seconds since the epoch",
+    "bytes_per_second": "bytes a second",
+    "seconds": "seconds",
+    "bytes": "bytes",
+    "celsius": "degrees Celsius",
+    "watts": "watts",
+    "ratio": "0 to 1",
+}
+
+
+def unit(name: str) -> str:
+    """By the name's end, as Prometheus has it; "" = a number of things, or 0 and 1."""
+    plain = name.removesuffix("_total")
+    return next((unit for end, unit in UNITS.items() if plain.endswith(f"_{end}")), "")
+
+
+def rows(named: dict[str, tuple[tuple[str, ...], str]]) -> Iterator[str]:
+    for name, (labels, text) in named.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        shown = ", ".join(f"`{label}`" for label in labels)
+        yield f"| `{PREFIX}{name}` | {kind} | {shown} | {unit(name)} | {text.replace('|', '/')} |\n"
+
+
+def tables() -> str:
+    own = {name: (family.labels, family.help) for name, family in FAMILIES.items()}
+    parts = ["### healthd's own\n\n", HEAD, *rows(own), "\n### What the checks read\n\n"]
+    parts.append("Where a check finds nothing to read (no such part, no such driver) its series are not there.\n\n")
+    for name, check in sorted(registry.built_in().items()):
+        if meanings := check.declares.OBSERVATIONS:
+            read = {told: (meaning.labels, meaning.text) for told, meaning in meanings.items()}
+            parts += [f"[`{name}`](checks.md#{name})\n\n", HEAD, *rows(read), "\n"]
+    return "".join(parts).rstrip("\n") + "\n"
+
+
+def page(text: str) -> str:
+    return TABLES.sub(lambda _: tables(), text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")

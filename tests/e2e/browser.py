@@ -1,0 +1,182 @@
+"""A headless Chromium, told what to do by the DevTools protocol over two pipes; what it complains of is kept.
+
+The protocol: https://chromedevtools.github.io/devtools-protocol/. Over pipes a message is JSON and ends with a NUL; the
+browser reads descriptor 3 and writes descriptor 4 (--remote-debugging-pipe).
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = ("chromium", "chromium-browser", "google-chrome")
+# What the browser itself would like to fetch has nothing to do with the page.
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
+    *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--disable-default-apps", "--no-default-browser-check", "--remote-debugging-pipe"),
+)
+PATIENCE_SECONDS = 120
+
+
+class Browser:
+    def __init__(self, writes: int, reads: int) -> None:
+        self._writes, self._reads = writes, reads
+        self._number = 0
+        self._rest = b""
+        self._events: list[dict[str, Any]] = []
+
+    def call(self, method: str, session: str = "", **values: Any) -> dict[str, Any]:
+        """The result of a command. What happens meanwhile is kept for `events`."""
+        self._number += 1
+        number = self._number
+        message = {"id": number, "method": method, "params": values, **({"sessionId": session} if session else {})}
+        data = json.dumps(message).encode() + b"\0"
+        while data:
+            data = data[os.write(self._writes, data) :]
+        while True:
+            answer = self._next()
+            if answer.get("id") == number:
+                if "error" in answer:
+                    pytest.fail(f"{method}: {answer['error']}")
+                return answer["result"]
+            self._events.append(answer)
+
+    def events(self, method: str, session: str) -> list[dict[str, Any]]:
+        return [e["params"] for e in self._events if e.get("method") == method and e.get("sessionId") == session]
+
+    def wait(self, method: str, session: str) -> None:
+        while not self.events(method, session):
+            self._events.append(self._next())
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._reads], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._reads, 1 << 20) if ready else b""
+            if not data:
+                pytest.fail("the browser says nothing more")
+            self._rest += data
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
+
+
+class Tab:
+    """A page that is open. `width` in CSS pixels; `media` as in {"prefers-color-scheme": "dark"}."""
+
+    def __init__(self, browser: Browser, url: str, width: int, media: dict[str, str]) -> None:
+        self._browser = browser
+        self.url = url
+        target = browser.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
+        features = [{"name": name, "value": value} for name, value in media.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.call("Page.navigate", url=url)
+        browser.wait("Page.loadEventFired", self._session)
+
+    def call(self, method: str, **values: Any) -> dict[str, Any]:
+        return self._browser.call(method, self._session, **values)
+
+    def ask(self, expression: str) -> Any:
+        """The value of some JavaScript; a promise is waited for."""
+        result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in result:
+            pytest.fail(f"{expression}: {result['exceptionDetails']}")
+        return result["result"].get("value")
+
+    def complaints(self) -> list[str]:
+        """What the console has of errors and warnings, and what nobody caught."""
+        self.ask("new Promise(requestAnimationFrame)")  # what was said until now has come
+        said = [
+            f"{event['type']}: {[a.get('value', a.get('description')) for a in event['args']]}"
+            for event in self._events("Runtime.consoleAPICalled")
+            if event["type"] in ("error", "warning", "assert")
+        ]
+        said += [str(event["exceptionDetails"]) for event in self._events("Runtime.exceptionThrown")]
+        said += [f"{e['entry']['level']}: {e['entry']['text']}" for e in self._events("Log.entryAdded")]
+        return said
+
+    def requests(self) -> list[str]:
+        """What the page wanted beside itself, also where it did not get it."""
+        wanted = [event["request"]["url"] for event in self._events("Network.requestWillBeSent")]
+        return [url for url in wanted if url != self.url]
+
+    def _events(self, method: str) -> list[dict[str, Any]]:
+        return self._browser.events(method, self._session)
+
+    def colourless(self) -> None:
+        self.call("Emulation.setEmulatedVisionDeficiency", type="achromatopsia")
+
+    def picture(self, path: Path) -> None:
+        """The whole page as PNG."""
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def printed(self, path: Path) -> None:
+        """On A4, as PDF."""
+        data = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=False)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A Chromium whose files lie below `folder`, and that ends with the block."""
+    program = next(filter(None, map(shutil.which, COMMAND)), None)
+    if program is None:
+        pytest.fail("chromium is missing: scripts/setup.sh test-packages")
+    (to_it, our_end), (our_other_end, from_it) = _pipe(), _pipe()
+    ends = f'exec "$@" 3<&{to_it} 4>&{from_it}'
+    process = subprocess.Popen(
+        ["bash", "-c", ends, "chromium", program, *FLAGS, f"--user-data-dir={folder}"],
+        pass_fds=(to_it, from_it),
+        env={**os.environ, "HOME": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(to_it)
+    os.close(from_it)
+    try:
+        yield Browser(our_end, our_other_end)
+    finally:
+        os.close(our_end)  # it ends when nobody tells it anything any more
+        os.close(our_other_end)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _pipe() -> tuple[int, int]:
+    """Its reading and its writing end, neither of them 3 or 4, which are the browser's."""
+    low = os.pipe()
+    reads, writes = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low)
+    for end in low:
+        os.close(end)
+    return reads, writes
+
+
+@contextmanager
+def tab(browser: Browser, path: Path, width: int = 1200, **media: str) -> Iterator[Tab]:
+    """The file as a page; `media` as in prefers_color_scheme="dark"."""
+    features = {name.replace("_", "-"): value for name, value in media.items()}
+    yield Tab(browser, path.resolve().as_uri(), width, features)

@@ -1,0 +1,113 @@
+"""The package of this checkout and an older one of the same making, and nodes to install them on.
+
+    with package_node("bookworm", built_package("bookworm")) as box:
+        box.exec("apt-get", "install", "-y", "/debs/new.deb")
+
+A package is built once for what lies in the tree (scripts/package.sh: a minute, two more where the root that it is
+built in must be made), and kept in CACHE. Needs root, Debian's archive and PyPI.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from old_healthd import unpack
+from requirements import require_network, require_programs, require_root
+from systemd_container import CACHE, CHECKOUT, FRESH, SystemdContainer
+
+PYTHONS = {"bookworm": "python3.11", "trixie": "python3.13"}
+RELEASES = tuple(PYTHONS)
+# procps is for the tests; what else the package depends on is in every Debian, for nothing can be downloaded there.
+NODE_PACKAGES = (*FRESH, "procps")
+OLD_VERSION = "0.0.9"
+ARCHIVE, PYPI = "http://deb.debian.org/debian", os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+BUILD_SECONDS = 900.0
+KEPT = 4  # packages of other trees, in CACHE
+NOT_PACKED = re.compile(r"^(tests|bench|\.ci)/")
+CODE = "opt/healthd/lib/{python}/site-packages/healthd"
+
+
+def built_package(release: str) -> Path:
+    """The .deb of what lies in the checkout now, committed or not."""
+    require_root()
+    require_programs("git", "mmdebstrap", "systemd-nspawn", packages="git mmdebstrap systemd-container")
+    folder = CACHE / "packages"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"lock-{release}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = folder / f"{release}-{_tree()}"
+        if not built.exists():
+            require_network(f"{ARCHIVE}/dists/{release}/InRelease", f"{PYPI}/pip/")
+            _build(release, built)
+            others = sorted(folder.glob(f"{release}-*"), key=lambda path: path.stat().st_mtime)
+            for other in others[:-KEPT]:
+                shutil.rmtree(other)
+        os.utime(built)
+        (package,) = built.glob("*.deb")
+        return package
+
+
+def _tree() -> str:
+    """What stands for all that a package is made of."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=True).stdout
+    digest = hashlib.sha256()
+    for name in sorted(filter(None, listed.split("\0"))):
+        path = CHECKOUT / name
+        if not NOT_PACKED.match(name) and os.path.lexists(path):
+            content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+            digest.update(repr((name, hashlib.sha256(content).digest())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _build(release: str, into: Path) -> None:
+    building = into.with_suffix(".building")
+    shutil.rmtree(building, ignore_errors=True)
+    made = subprocess.run(
+        [CHECKOUT / "scripts/package.sh", release],
+        env={**os.environ, "OUT": str(building)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+    )
+    assert made.returncode == 0, made.stdout[-3000:] + made.stderr[-6000:]
+    building.rename(into)
+
+
+def older_package(package: Path, release: str, folder: Path) -> Path:
+    """The same package with the program of tests/data/7adda38 in it, as version OLD_VERSION."""
+    tree = folder / "older"
+    subprocess.run(["dpkg-deb", "--raw-extract", package, tree], check=True, timeout=120)
+    put_old_program(tree, release)
+    control = tree / "DEBIAN/control"
+    control.write_text(re.sub(r"(?m)^Version: [^-]*", f"Version: {OLD_VERSION}", control.read_text()))
+    older = folder / "older.deb"
+    command = ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, older]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    return older
+
+
+def put_old_program(tree: Path, release: str) -> None:
+    """In place of the program that is in `tree`, which has the package's folders."""
+    code = tree / CODE.format(python=PYTHONS[release])
+    shutil.rmtree(code)
+    source = unpack(tree / "source")
+    shutil.copytree(source / "healthd", code)  # what its links lead to
+    shutil.rmtree(source)
+    (code / "__init__.py").write_text(f'"""It says which it is."""\n\n__version__ = "{OLD_VERSION}"\n')
+    start = (code / "__main__.py").read_text()
+    (tree / "opt/healthd/bin/healthd").write_text(f"#!/opt/healthd/bin/python\n{start}")
+
+
+def package_node(release: str, folder: Path, *, kmsg: bool = False) -> SystemdContainer:
+    """A node of that release that has no network, with what the package depends on. `folder` is seen there."""
+    options = ["--system-call-filter=clock_adjtime"]  # to ask how right the clock is, as everybody may but in nspawn
+    packages = (*NODE_PACKAGES, PYTHONS[release])
+    return SystemdContainer(fresh=release, packages=packages, binds=[folder], options=options, kmsg=kmsg)

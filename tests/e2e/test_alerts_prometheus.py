@@ -1,0 +1,253 @@
+"""The rules of packaging/prometheus in the real promtool and in a real Prometheus that scrapes real healthds, and
+`healthd fleet status` of the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, xid
+from ports import free_ports
+from requirements import require_programs
+from waiting import until
+
+RULES = Path(__file__).parents[2] / "packaging/prometheus"
+RULE_FILES = [str(RULES / f"healthd.{name}.yml") for name in ("recording", "alerts")]
+GPU = "0000:61:00.0"
+
+
+@pytest.fixture(autouse=True)
+def prometheus_is_here() -> None:
+    require_programs("prometheus", "promtool", packages="prometheus")
+
+
+def promtool(*arguments: str, cwd: Path = RULES) -> str:
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=500, cwd=cwd)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules_and_the_example() -> None:
+    promtool("check", "rules", *RULE_FILES)
+    promtool("check", "config", "prometheus.yml")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (RULES / "tests").glob("*.test.yml")))
+def test_each_alert_fires_with_its_texts_and_stays_quiet_where_it_nearly_fires(name: str) -> None:
+    promtool("test", "rules", name, cwd=RULES / "tests")
+
+
+def standing(node: str, code: str, subject: str, **values: str) -> list[dict[str, str]]:
+    labels = f'cluster="c1",job="healthd",instance="{node}:9478",check="{code.partition("/")[0]}",code="{code}"'
+    series = {"severity": "3x20", "open": "1x20", "enforced": "1x20", "acknowledged": "0x20", **values}
+    return [
+        {"series": f'healthd_condition_{name}{{{labels},subject="{subject}"}}', "values": value}
+        for name, value in series.items()
+    ]
+
+
+def there(node: str) -> list[dict[str, str]]:
+    where = f'cluster="c1",job="healthd",instance="{node}:9478"'
+    return [
+        {"series": f"up{{{where}}}", "values": "1x20"},
+        {"series": f'healthd_node_info{{{where},node="{node}"}}', "values": "1x20"},
+    ]
+
+
+def firing(series: list[dict[str, str]], expected: dict[str, float], at: str, directory: Path) -> None:
+    """That these alerts fire then, and how many of each: no other does."""
+    samples = [{"labels": f'{{alertname="{name}"}}', "value": count} for name, count in expected.items()]
+    test = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {"expr": 'count by (alertname) (ALERTS{alertstate="firing"})', "eval_time": at, "exp_samples": samples}
+        ],
+    }
+    order = ["healthd-recording", "healthd-nodes", "healthd-cluster"]
+    document = {"rule_files": RULE_FILES, "evaluation_interval": "1m", "group_eval_order": order, "tests": [test]}
+    (directory / "test.yml").write_text(json.dumps(document))  # JSON is YAML
+    promtool("test", "rules", str(directory / "test.yml"))
+
+
+def test_a_file_server_that_dies_under_many_nodes_is_one_alert_beside_the_gpu_that_falls_off_the_bus(
+    tmp_path: Path,
+) -> None:
+    names = [f"gpu{number:04d}" for number in range(1, 501)]  # promtool's engine loads 10,000 samples at most
+    series = [one for name in names for one in (*there(name), *standing(name, "mount/stale", "/data", severity="2x20"))]
+    series += standing("gpu0007", "gpu_xid/79", GPU)
+    firing(series, {"HealthdManyNodes": 1, "HealthdGpuFault": 1}, "10m", tmp_path)
+
+
+def test_two_nodes_that_lose_a_file_server_have_an_alert_each(tmp_path: Path) -> None:
+    names = [f"gpu{number:04d}" for number in range(1, 101)]
+    series = [one for name in names for one in there(name)]
+    series += [one for name in names[:2] for one in standing(name, "mount/stale", "/data")]
+    firing(series, {"HealthdStorageFault": 2}, "10m", tmp_path)
+
+
+def test_what_one_fault_shows_in_five_codes_is_one_alert(tmp_path: Path) -> None:
+    series = there("gpu0001")
+    for code in ("gpu_xid/79", "gpu_access/lost", "gpu_count/missing", "gpu_recovery_action/gpu_reset"):
+        series += standing("gpu0001", code, GPU)
+    series += standing("gpu0001", "gpu_xid/119", "0000:1b:00.0")
+    firing(series, {"HealthdGpuFault": 1}, "10m", tmp_path)
+
+
+# --- a real Prometheus and real healthds
+
+
+class Prometheus:
+    """A real one with the rules, evaluated each second, `for:` of each alert rewritten to nothing in a copy."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, query: str) -> list[dict[str, Any]]:
+        url = f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        with urllib.request.urlopen(url, timeout=120) as response:
+            result: list[dict[str, Any]] = json.loads(response.read())["data"]["result"]
+        return result
+
+    def alerts(self) -> dict[tuple[str, str], dict[str, str]]:
+        """(alert, node) of those that fire -> their annotations."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=120) as response:
+            rows = json.loads(response.read())["data"]["alerts"]
+        firing = [row for row in rows if row["state"] == "firing"]
+        return {(row["labels"]["alertname"], row["labels"].get("node", "")): row["annotations"] for row in firing}
+
+
+@contextlib.contextmanager
+def running(directory: Path, targets: list[str], ports: contextlib.ExitStack) -> Iterator[Prometheus]:
+    for path in map(Path, RULE_FILES):
+        (directory / path.name).write_text(re.sub(r"(?m)^( +for:) \w+$", r"\1 0s", path.read_text("utf-8")))
+    job = {"job_name": "healthd", "static_configs": [{"targets": targets}]}
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [Path(path).name for path in RULE_FILES],
+        "scrape_configs": [job],
+    }
+    (directory / "prometheus.yml").write_text(json.dumps(config))
+    port = free_ports(1, ports)
+    argv = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+    with open(directory / "prometheus.log", "ab") as log:
+        process = subprocess.Popen(
+            [*argv, f"--web.listen-address=127.0.0.1:{port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+
+        def ready() -> bool:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/-/ready", timeout=5) as response:
+                return bool(response.status == 200)
+            return False
+
+        until(ready, "Prometheus is ready", 120)
+        yield Prometheus(url)
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(60)
+
+
+def fleet_status(url: str, *flags: str) -> tuple[int, dict[str, Any]]:
+    argv = [sys.executable, "-m", "healthd", "fleet", "status", "--prometheus", url, "--json", *flags]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def groups(document: dict[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["group"] for node in document["nodes"]}
+
+
+def until_the_fleet(
+    url: str, reached: Callable[[dict[str, Any]], bool], what: str, *flags: str
+) -> tuple[int, dict[str, Any]]:
+    """What is said then. A busy machine's daemon may need longer than a scrape may take: then it is not seen."""
+    said: list[tuple[int, dict[str, Any]]] = []
+
+    def asked() -> bool:
+        said[:] = [fleet_status(url, *flags)]
+        return reached(said[0][1])
+
+    until(asked, what)
+    return said[0]
+
+
+def test_three_alerts_fire_of_real_faults_and_end_with_the_repair_and_all_nodes_are_one_table(tmp_path: Path) -> None:
+    config = "interval_seconds = 1.0\n"
+    with contextlib.ExitStack() as stack:
+        listen = [f"127.0.0.1:{free_ports(1, stack)}" for _ in range(3)]
+        nodes = [
+            stack.enter_context(Healthd("--listen", at, "--node-name", f"gpu{number}", config=config))
+            for number, at in enumerate(listen, 1)
+        ]
+        prometheus = stack.enter_context(running(tmp_path, listen, stack))
+        broken, edited, dead = nodes
+        url = prometheus.url
+        names = {f"gpu{number}" for number in (1, 2, 3)}
+        until(lambda: {row["metric"]["node"] for row in prometheus.query("healthd_node_info")} == names, "all are seen")
+        fault, refused = ("HealthdGpuFault", "gpu1"), ("HealthdReloadFailed", "gpu2")
+        assert not {fault, refused} & set(prometheus.alerts())
+
+        # a GPU falls off the bus of the first node, the second one's settings become wrong, the third one dies
+        broken.kernel_line(xid(79))
+        right = edited.config.read_text()
+        edited.config.write_text("interval_seconds = -1\n")
+        assert edited.process is not None
+        edited.process.send_signal(signal.SIGHUP)
+        firing: list[dict[tuple[str, str], dict[str, str]]] = []
+
+        def both_fire() -> bool:
+            firing[:] = [prometheus.alerts()]
+            return {fault, refused} <= set(firing[0])
+
+        until(both_fire, "the fault and the refused settings fire")
+        told = firing[0][fault]
+        assert f"gpu1 has gpu_xid/79 {GPU}; type there: healthd status" in told["description"]
+        assert told["runbook_url"].endswith("/docs/runbooks/gpu_xid.md#gpu_xid79")
+        in_service = "the mode is observe: it is broken and in service"
+        until_the_fleet(url, lambda all_: groups(all_)["gpu1"] == "held", in_service)
+        dead.kill()
+        down = ("HealthdTargetDown", "gpu3")  # by the name that it had while it answered
+        until(lambda: down in prometheus.alerts(), "the dead healthd fires")
+        until(
+            lambda: [alert for alert in prometheus.alerts() if alert[1] == "gpu3"] == [down], "and nothing else of it"
+        )
+
+        def one_is_not_seen(all_: dict[str, Any]) -> bool:
+            return [node["node"] for node in all_["nodes"] if not node["seen"]] == ["gpu3"]
+
+        status, document = until_the_fleet(url, one_is_not_seen, "it alone is not seen", "--problems")
+        assert (status, groups(document)["gpu3"]) == (2, "not_seen")
+        (unseen,) = [node for node in document["nodes"] if not node["seen"]]
+        assert unseen["last_seen"] is None or abs(unseen["last_seen"] - document["time"]) < 3600
+        (first,) = [node for node in document["nodes"] if node["node"] == "gpu1"]
+        assert first["held_by"][0] == "observe"
+        assert "gpu_xid/79" in {c["code"] for c in first["conditions"]}
+        assert document["counts"]["nodes"] == 3
+
+        # the repair of each
+        dead.start()
+        edited.config.write_text(right)
+        edited.process.send_signal(signal.SIGHUP)
+        broken.ask(command="repaired", code="gpu_xid/79", part=None)
+        ended = {fault, refused, down}
+        until(lambda: not ended & set(prometheus.alerts()), "all three have ended", 400)
+        until_the_fleet(url, lambda all_: not {"held", "not_seen"} & set(groups(all_).values()), "all are back")
+        assert os.path.exists(tmp_path / "data")

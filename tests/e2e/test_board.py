@@ -1,0 +1,124 @@
+"""Each query of the dashboards in a real Prometheus: over the made day of the pictures each has something to show, and
+of a real healthd with a fault none is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd, xid
+from ports import free_ports
+from requirements import require_programs
+from waiting import until
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import board_figure as board
+
+# What a healthy machine of this kind does not have: nothing to show is right.
+EMPTY_WITHOUT_THAT_PART = {"InfiniBand errors", "The fleet limit, used", "Checks that cannot look"}
+EMPTY_WITHOUT_WATCHED_JOBS = {
+    *("Slow jobs", "GPUs lost to slow jobs", "Nodes with slow jobs", "How slow the slowest job is"),
+    "What watching jobs drops and costs",
+}
+EMPTY_WITHOUT_VALIDATION = {"Validations", "The last validation"}
+EMPTY_WITHOUT_SLURM = {"Drained for", "Drain in Slurm", "Nodes that are drained"}
+EMPTY_WHILE_ALL_IS_WELL = {"Trouble of healthd itself"}
+
+
+@pytest.fixture(autouse=True)
+def prometheus_is_here() -> None:
+    require_programs("prometheus", "promtool", packages="prometheus")
+
+
+def test_each_panel_shows_something_of_the_day_of_the_pictures(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+        with board.prometheus_of(board.history(), tmp_path, port) as url:
+            for name in ("fleet", "node"):
+                for panel in board.panels(name):
+                    for target in panel["targets"]:
+                        found = board.asked(url, target, board.BEGIN, board.END, board.VARIABLES)
+                        assert found, (panel["title"], target["expr"])
+
+
+def two_clusters() -> Iterator[str]:
+    """The same day in two clusters, whose nodes have the same names, and an exporter of others that is down."""
+    lines = list(board.history())
+    for line in lines[:-1]:
+        if line.startswith("#"):
+            yield line
+            continue
+        for cluster in ("c1", "c2"):
+            yield line.replace("{", f'{{cluster="{cluster}",', 1)
+        if line.startswith("up{") and 'instance="gpu-001:' in line:
+            yield f'up{{job="dcgm",instance="gpu-001:9400"}} 0 {line.rpartition(" ")[2]}'
+    yield lines[-1]
+
+
+def test_two_clusters_with_nodes_of_the_same_names_and_others_exporters_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "BEGIN", board.END - 2 * board.STEP)
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+        with board.prometheus_of(two_clusters(), tmp_path, port) as url:
+            for name in ("fleet", "node"):
+                for panel in board.panels(name):
+                    for target in panel["targets"]:  # none is an error; one of two clusters is half of both
+                        both = board.asked(url, target, board.BEGIN, board.END, board.VARIABLES)
+                        first = board.asked(url, target, board.BEGIN, board.END, {**board.VARIABLES, "cluster": "c1"})
+                        assert len(first) <= len(both)
+                        if panel["type"] == "stat" and not target["legendFormat"] and name == "fleet":
+                            assert float(both[0]["value"][1]) == 2 * float(first[0]["value"][1]), panel["title"]
+
+
+@contextlib.contextmanager
+def scraping(target: str, folder: Path, port: int) -> Iterator[str]:
+    job = {"job_name": "healthd", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}
+    (folder / "scrape.json").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+    argv = ["prometheus", f"--config.file={folder}/scrape.json", f"--storage.tsdb.path={folder}/tsdb"]
+    with open(folder / "prometheus.log", "wb") as log:
+        server = subprocess.Popen(
+            [*argv, f"--web.listen-address=127.0.0.1:{port}"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def test_a_real_healthd_with_a_fault_fills_the_panels_that_a_machine_of_its_kind_has(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        listen = f"127.0.0.1:{free_ports(1, stack)}"
+        config = "interval_seconds = 1.0\n"
+        node = stack.enter_context(Healthd("--listen", listen, "--node-name", "gpu-1", config=config))
+        url = stack.enter_context(scraping(listen, tmp_path, free_ports(1, stack)))
+        node.kernel_line(xid(79))
+        variables = {"cluster": ".*", "job": "healthd", "instance": listen, "node": "gpu-1"}
+
+        def ask(query: str) -> list[dict[str, Any]]:
+            with contextlib.suppress(OSError):
+                return board.asked(url, {"expr": query, "instant": True}, 0, int(time.time()), variables)
+            return []
+
+        def shows(panel: dict[str, Any]) -> bool:
+            """Not for a moment where a busy machine's daemon needed longer than a scrape may take."""
+            now = int(time.time())
+            found = [board.asked(url, target, now - 600, now, variables) for target in panel["targets"]]
+            return any(found)
+
+        until(lambda: bool(ask('healthd_condition_open{code="gpu_xid/79"} == 1')), "the fault is scraped", 120)
+        until(lambda: bool(ask("rate(healthd_gpu_pcie_replays_total[15m])")), "and scraped again", 120)
+        expected = EMPTY_WITHOUT_THAT_PART | EMPTY_WITHOUT_SLURM | EMPTY_WHILE_ALL_IS_WELL
+        expected |= EMPTY_WITHOUT_WATCHED_JOBS | EMPTY_WITHOUT_VALIDATION
+        for name in ("fleet", "node"):
+            for panel in board.panels(name):
+                until(lambda panel=panel: shows(panel) or panel["title"] in expected, panel["title"])

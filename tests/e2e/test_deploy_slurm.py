@@ -1,0 +1,79 @@
+"""The lines for slurm.conf that are shipped, in a real slurmctld and slurmd, with the scripts that they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from healthd_daemon import Healthd, xid
+from slurm_cluster import SlurmCluster
+from test_prolog_epilog import SCRIPTS, install
+from waiting import until
+
+LINES = (SCRIPTS / "healthd.conf").read_text()
+NAMED = re.findall(r"(?m)^(\w+)=(\S+)$", LINES)
+
+
+@contextmanager
+def cluster_with(tmp_path: Path, lines: str, version: str | None = None) -> Iterator[SlurmCluster]:
+    """The scripts and these lines lie in `tmp_path` instead of /etc/slurm, and slurm.conf includes the lines."""
+    install(tmp_path, [])
+    conf = tmp_path / "healthd.conf"
+    conf.write_text(lines.replace("/etc/slurm/healthd-", f"{tmp_path}/"))
+    with SlurmCluster(nodes=1, extra_conf=[f"Include {conf}"], version=version) as cluster:
+        yield cluster
+
+
+def daemon_on(cluster: SlurmCluster, tmp_path: Path, flags: Sequence[str] = ("--mode", "act")) -> Healthd:
+    named = ("--node-name", "n1", "--interval", "300")  # a verdict holds for three intervals, also once it is killed
+    return Healthd(*flags, *named, directory=tmp_path, env=cluster.env)
+
+
+@pytest.mark.parametrize("version", [None, "24.11", "26.05"])
+def test_with_the_shipped_lines_a_drain_that_was_decided_keeps_a_job_away(tmp_path: Path, version: str | None) -> None:
+    with cluster_with(tmp_path, LINES, version) as cluster:
+        shown = cluster.run("scontrol", "show", "config")
+        taken = dict(re.findall(r"(?m)^(\w+)(?:\[0\])?\s*= (.*?)(?: sec)?$", shown))  # from 24.11 on Prolog[0]
+        for name, value in NAMED:
+            words = value.replace("/etc/slurm/healthd-", f"{tmp_path}/").upper().split(",")
+            assert set(words) <= set(taken[name].upper().split(",")), name
+
+        output = tmp_path / "job"
+        with daemon_on(cluster, tmp_path) as daemon:
+            job = cluster.sbatch("echo the job runs", f"--output={output}")
+            cluster.wait_job(job, "COMPLETED")
+            daemon.kernel_line(xid(79))
+            cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79")
+            assert daemon.verdict().startswith("drain ")
+            daemon.kill()  # what was decided stands in the verdict; below, Slurm forgets it, as in a race
+        cluster.stop_slurmd("n1")
+        cluster.start_slurmd("n1")
+        until(lambda: "health_check failed: rc:2 output:drain: gpu_xid/79" in cluster.log("slurmd.n1"))
+
+        cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        job = cluster.sbatch("echo the job runs", f"--output={output}.kept-away")
+        cluster.wait_state("n1", "DRAIN", reason="Prolog error")
+        cluster.wait_job(job, "PENDING")
+        assert "takes no job: gpu_xid/79" in cluster.log("slurmd.n1")
+
+
+def test_slurmd_is_told_that_no_healthd_runs_and_takes_jobs_all_the_same(tmp_path: Path) -> None:
+    with cluster_with(tmp_path, LINES) as cluster:
+        cluster.wait_job(cluster.sbatch("true"), "COMPLETED")
+        until(lambda: "health_check failed: rc:3 output:no verdict" in cluster.log("slurmd.n1"))
+
+
+def test_of_a_directory_of_prologs_slurm_runs_the_last_name_first(tmp_path: Path) -> None:
+    """So healthd's is to be called zz-healthd, as docs/prolog-epilog.md says, if a node that is to be drained shall not
+    see what the others do."""
+    folder, order = tmp_path / "prolog.d", tmp_path / "order"
+    folder.mkdir()
+    for name in ("00-site", "50-site", "zz-healthd"):
+        (folder / name).write_text(f"#!/bin/sh\necho {name} >>{order}\n")
+        (folder / name).chmod(0o755)
+    with cluster_with(tmp_path, f"Prolog={folder}/*\n") as cluster:
+        cluster.wait_job(cluster.sbatch("true"), "COMPLETED")
+    assert order.read_text().split() == ["zz-healthd", "50-site", "00-site"]

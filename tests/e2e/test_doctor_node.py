@@ -1,0 +1,121 @@
+"""`healthd doctor` on a real Slurm, beside a real daemon, as another user, and where a file system hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd
+from requirements import require_root
+from slurm_cluster import SlurmCluster
+
+from healthd.doctor import slurm
+from healthd.doctor.line import State
+
+HANGFS = Path(__file__).with_name("hangfs.py")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=1, gpus=0) as running:
+        yield running
+
+
+def doctor(env: dict[str, str], *flags: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit status, and each line by what it is about."""
+    command = [sys.executable, "-m", "healthd", "doctor", "--json", *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.stderr == ""
+    return done.returncode, {line["about"]: line for line in json.loads(done.stdout)["lines"]}
+
+
+def test_beside_a_daemon_on_a_real_slurm_all_that_it_needs_works(cluster: SlurmCluster, tmp_path: Path) -> None:
+    flags = ("--mode", "act", "--node-name", "n1", "--fake-nvml", "dgx-h100")
+    with Healthd(*flags, env=cluster.env, directory=tmp_path) as daemon:
+        daemon.until(lambda status: status["round"]["number"] >= 1, "a round")
+        config = tmp_path / "doctor.toml"
+        config.write_text('mode = "act"\nnode_name = "n1"\n[metrics]\nlisten = "off"\ntextfile = "/run/x.prom"\n')
+        before = cluster.node("n1").flags
+        _, lines = doctor(
+            cluster.env, "--config", str(config), "--runtime-dir", str(daemon.run_dir), "--fake-nvml", "dgx-h100"
+        )
+        for about in ("settings", "daemon", "GPUs", "kernel log", "munge", "Slurm node", "Slurm rights", "room"):
+            assert lines[about]["state"] == "works", lines[about]
+        assert "8 GPUs" in lines["GPUs"]["says"]
+        assert "MiB" in lines["daemon"]["says"]
+        assert cluster.node("n1").flags == before, "nothing was changed"
+
+
+def test_a_user_who_may_not_drain_is_told_so_and_nothing_is_changed(cluster: SlurmCluster) -> None:
+    require_root()
+    user = {**cluster.env}
+    command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    command += ["scontrol", "update", f"NodeName={slurm.NO_NODE}", "State=DRAIN", "Reason=healthd doctor"]
+    done = subprocess.run(command, env=user, capture_output=True, text=True, timeout=240)
+
+    def as_nobody(argv: tuple[str, ...]) -> slurm.Ran:
+        if "update" in argv:
+            return slurm.Ran(done.returncode, done.stdout, done.stderr)
+        ran = subprocess.run(argv, env={**cluster.env, **slurm.commands.ENVIRONMENT}, capture_output=True, text=True)
+        return slurm.Ran(ran.returncode, ran.stdout, ran.stderr)
+
+    from healthd.config import Settings
+    from healthd.model import Mode
+
+    lines = {line.about: line for line in slurm.lines(Settings(mode=Mode.ACT, node_name="n1"), as_nobody)}
+    assert lines["Slurm rights"].state is State.FAILS
+    assert "Invalid user id" in lines["Slurm rights"].says
+    assert lines["Slurm node"].state is State.WORKS
+
+
+@pytest.fixture
+def dead(tmp_path: Path) -> Iterator[Path]:
+    """A mount that answers nobody."""
+    require_root()
+    point = tmp_path / "dead"
+    point.mkdir()
+    with contextlib.ExitStack() as stack:
+        hang = subprocess.Popen([sys.executable, HANGFS, point], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stack.callback(hang.wait, 60)
+        assert hang.stdin is not None
+        assert hang.stdout is not None
+        stack.callback(hang.stdout.close)
+        stack.callback(hang.stdin.close)
+        assert hang.stdout.readline() == b"ready\n"
+        yield point
+
+
+def test_a_state_folder_on_a_file_system_that_hangs_is_one_line_and_the_rest_is_told(
+    tmp_path: Path, dead: Path
+) -> None:
+    config = tmp_path / "healthd.toml"
+    config.write_text(f'state_dir = "{dead}/state"\n')
+    status, lines = doctor(dict(os.environ), "--config", str(config), "--runtime-dir", str(tmp_path))
+    assert status == 2
+    assert "no answer within" in lines["room"]["says"]
+    assert lines["kernel log"]["state"] == "works"
+
+
+@pytest.mark.parametrize(
+    ("setting", "about"),
+    [("baseline_file", "settings"), ("checks_dir", "settings"), ("runtime_dir", "daemon"), ("", "settings")],
+)
+def test_what_is_read_before_all_else_may_hang_too_and_is_named(
+    tmp_path: Path, dead: Path, setting: str, about: str
+) -> None:
+    config = tmp_path / "healthd.toml" if setting else dead / "healthd.toml"
+    if setting:
+        config.write_text(f'{setting} = "{dead}/it"\n')
+    flags = ("--runtime-dir", str(tmp_path)) if setting != "runtime_dir" else ()
+    status, lines = doctor(dict(os.environ), "--config", str(config), *flags)
+    assert status == 2
+    named = f"{dead}/it ({setting})" if setting else str(config)
+    assert lines[about]["says"].startswith(f"{named}: no answer within"), lines[about]
+    assert lines["kernel log"]["state"] == "works"

@@ -1,0 +1,124 @@
+"""docs/drained.md: from the Reason to the repair. Each command that can be run here, as it stands there, on a node that
+a real healthd has drained in a real Slurm."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from healthd_daemon import REPOSITORY, Healthd, xid
+from slurm_cluster import SlurmCluster
+
+PAGE = (REPOSITORY / "docs/drained.md").read_text("utf-8")
+COMMANDS = [line for block in re.findall(r"(?ms)^```\n(.*?)^```", PAGE) for line in block.splitlines() if line]
+# Of programs that this machine may not have, or whose log a container does not.
+ELSEWHERE = ("sacct ", "journalctl ", "nvidia-bug-report.sh", "ipmitool ")
+PENDING_REMAP = 'profile = "dgx-h100"\n[gpu.3]\nremap_pending = true\n'
+HEALTHD = """\
+#!/bin/sh
+# healthd as on a node, where its folders are those of the settings
+command=$1; shift
+case $command in
+    status|repaired|ack|pause|resume-checks) set -- --runtime-dir "{run}" "$@";;
+    events) set -- --state-dir "{state}" "$@";;
+    check|record) set -- --config "{config}" --fake-nvml "{nvml}" "$@";;
+    explain) set -- --config "{config}" "$@";;
+esac
+exec "{python}" -m healthd "$command" "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster(nodes=2, gpus=0) as running:
+        yield running
+
+
+class Node:
+    """A node with a daemon in mode act, and a shell on it."""
+
+    def __init__(self, cluster: SlurmCluster, name: str, folder: Path, scenario: str) -> None:
+        nvml = folder / "nvml.toml"
+        nvml.write_text(scenario)
+        flags = ("--mode", "act", "--node-name", name, "--interval", "1")
+        self.daemon = Healthd(*flags, directory=folder, env=cluster.env, fake_nvml=str(nvml), config='mode = "act"')
+        self.programs = folder / "bin"
+        self.programs.mkdir()
+        words = {"run": self.daemon.run_dir, "state": folder / "state", "config": self.daemon.config, "nvml": nvml}
+        self._program("healthd", HEALTHD.format(python=sys.executable, **words))
+        self._program("hostname", f"#!/bin/sh\necho {name}\n")
+        self.folder = folder
+
+    def _program(self, name: str, text: str) -> None:
+        (self.programs / name).write_text(text)
+        (self.programs / name).chmod(0o755)
+
+    def types(self, command: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.programs}:{self.daemon.env['PATH']}"
+        return subprocess.run(
+            ["bash", "-c", command],
+            env={**self.daemon.env, "PATH": path, "COLUMNS": "200"},
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+
+
+def the(beginning: str) -> str:
+    """The one command of the page that begins so."""
+    (found,) = dict.fromkeys(line for line in COMMANDS if line.startswith(beginning))
+    return found
+
+
+def test_from_the_reason_of_a_lost_gpu_to_its_repair(cluster: SlurmCluster, tmp_path: Path) -> None:
+    node = Node(cluster, "n1", tmp_path, 'profile = "dgx-h100"\n')
+    with node.daemon as daemon:
+        daemon.kernel_line(xid(79))
+        cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0: ")
+        shown = node.types(the("scontrol show node"))
+        assert "Reason=healthd: gpu_xid/79" in shown.stdout
+        told = node.types(the("healthd explain"))
+        assert told.returncode == 0
+        assert told.stdout.startswith("gpu_xid/79  critical\nof 0000:61:00.0\n")
+        assert "it drains the node and requeues the batch jobs" in " ".join(told.stdout.split())
+        status = node.types(the("healthd status"))
+        assert (status.returncode, "gpu_xid/79 0000:61:00.0" in status.stdout) == (2, True)
+        daemon.until(lambda s: not s["stream"]["waiting"], "the stream is written")
+        past = node.types(the("healthd events --since 1d"))
+        assert (past.returncode, "gpu_xid/79" in past.stdout) == (0, True)
+        kept = node.types(the("healthd record"))
+        assert (kept.returncode, (tmp_path / "evidence.json.gz").exists()) == (0, True)
+        assert node.types("healthd events --since 7d --json > events.jsonl").returncode == 0
+        assert "gpu_xid/79" in (tmp_path / "events.jsonl").read_text()
+        assert node.types(the("healthd repaired")).returncode == 0
+        cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+
+
+def test_who_knows_of_a_fault_says_so_and_the_node_is_given_back(cluster: SlurmCluster, tmp_path: Path) -> None:
+    node = Node(cluster, "n2", tmp_path, PENDING_REMAP)
+    with node.daemon:
+        cluster.wait_state("n2", "DRAIN", reason="healthd: gpu_row_remap/pending 0000:61:00.0: ")
+        assert node.types(the("healthd ack")).returncode == 0
+        cluster.wait_state("n2", "IDLE", without=("DRAIN",))
+        assert node.types(the("healthd pause")).returncode == 0
+        assert "paused" in node.types(the("healthd status")).stdout
+        assert node.types(the("healthd resume-checks")).returncode == 0
+        cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan, ticket 12")
+        told = node.types(the("healthd explain")).stdout
+        assert "Either somebody's Reason, or a kernel line that no rule reads" in told
+        assert node.types(the("scontrol update NodeName=")).returncode == 0
+        cluster.wait_state("n2", "IDLE", without=("DRAIN",))
+
+
+def test_every_command_of_the_page_is_run_here_or_named_as_one_that_cannot_be() -> None:
+    text = Path(__file__).read_text("utf-8")
+    begun = re.findall(r'the\("([^"]+)"\)', text)
+    run = [line for line in COMMANDS if line.startswith(tuple(begun)) or f'types("{line}")' in text]
+    checks = [line for line in COMMANDS if line.startswith("healthd check")]  # as in README, which has its own test
+    assert [line for line in COMMANDS if line not in run + checks and not line.startswith(ELSEWHERE)] == []

@@ -1,0 +1,255 @@
+"""kill -9 at random moments of the real daemon and of its worker, while the disk fills up and the clock jumps.
+
+Every event is in the stream once, and nothing is missing but what the node says that it dropped.
+
+HEALTHD_KILLS_SEED: a seed that a failure printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from healthd_daemon import EACH_SECOND, Healthd, condition, xid
+from requirements import require_programs, require_root
+
+from healthd.judge import ledger_file
+from healthd.settings.registry import built_in
+from healthd.stream.file import MOST_BYTES
+from healthd.stream.reader import Cursor, Tally, find, read
+
+KILLS = (
+    pytest.param(20, 1, marks=pytest.mark.timeout(3600)),
+    pytest.param(1000, 4, marks=(pytest.mark.timeout(7200), pytest.mark.long)),
+)
+SEED = int(os.environ.get("HEALTHD_KILLS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+KILLS_PER_REPAIR = 10  # so that there are fewer parts at a time than one code may have by name
+LEFT = ("gpu_xid", "gpu_count", "exec", "mount")  # what listens, what makes rounds, and what is not configured
+FEW_CHECKS = "".join(f"[checks.{name}]\nenabled = false\n" for name in built_in() if name not in LEFT)
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Figures:
+    daemon_kills: int = 0
+    worker_kills: int = 0
+    rotations: int = 0
+    full: int = 0
+    jumps: int = 0
+    faults: int = 0
+
+
+class Patient:
+    """A node whose daemon is killed again and again, and all that its stream has said."""
+
+    def __init__(self, folder: Path, disk: Path, preload: Path, kills: int) -> None:
+        self.state, self.clock, self.kills = disk / "state", folder / "clock", kills
+        self.random = random.Random(f"{SEED} {folder.name}")
+        self.figures = Figures()
+        self.ballast = disk / "ballast"
+        self.clock.write_text("0")
+        self.daemon = Healthd(
+            *("--node-name", folder.name, "--state-dir", str(self.state)),
+            config=EACH_SECOND + FEW_CHECKS,
+            directory=folder,
+            env={"LD_PRELOAD": str(preload), "WRONG_CLOCK": str(self.clock)},
+            wait=False,
+        )
+        self.cursor, self.tally = Cursor(), Tally()
+        self.events: list[dict[str, object]] = []
+        self.raw: defaultdict[tuple[str, int], set[bytes]] = defaultdict(set)
+
+    def live(self) -> None:
+        self.daemon.start()  # what is in the log before the very first start is history, so let that be over
+        self.daemon.until(lambda s: s["round"].get("seconds", 0) > 0, "the first round is over")
+        while self.figures.daemon_kills + self.figures.worker_kills < self.kills:
+            self.one_kill()
+            if (self.figures.daemon_kills + self.figures.worker_kills) % KILLS_PER_REPAIR == 0:
+                self.recover(stop=False)
+                assert "done" in self.daemon.ask(command="repaired", code="gpu_xid/79")
+        self.overflow()
+        self.recover()
+
+    def one_kill(self) -> None:
+        self.ensure_running()
+        chance = self.random.random()
+        if chance < 0.15:
+            self.next_line_rotates()
+        elif chance < 0.3:
+            self.fill_disk()
+        elif chance < 0.4:
+            self.jump()
+        elif chance < 0.6:
+            self.ballast.unlink(missing_ok=True)
+        for _ in range(self.random.randrange(4)):
+            self.fault()
+            time.sleep(self.random.uniform(0, 0.1))
+        time.sleep(self.random.uniform(0, self.random.choice((0.1, 0.5))))
+        if self.random.random() < 0.3 and (worker := self.worker()):
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+                self.figures.worker_kills += 1
+            return
+        self.daemon.kill()
+        self.figures.daemon_kills += 1
+
+    def overflow(self) -> None:
+        """So much while the disk is full that it does not fit into the outbox."""
+        self.recover(stop=False)
+        self.fill_disk()
+        for number in range(2000):
+            self.daemon.ask(command="pause", seconds=600, why=f"{number} " + "x" * 490)
+            if number % 50 == 49 and self.daemon.status()["stream"]["dropped_total"]:
+                break
+        self.daemon.kill()
+        self.figures.daemon_kills += 1
+
+    def recover(self, stop: bool = True) -> None:
+        """Left alone with room on its disk, all that waits is written."""
+        self.ballast.unlink(missing_ok=True)
+        self.ensure_running()
+        self.daemon.until(lambda s: s["stream"]["waiting"] < 100, "there is room for more lines")
+        last = self.fault()
+        self.daemon.until(lambda s: condition(s, "gpu_xid/79", last) is not None, "the last line is read")
+        self.daemon.until(lambda s: s["stream"]["waiting"] == 0, "nothing waits")
+        if stop:
+            assert self.daemon.stop_at_rest() == 0
+        self.read()
+
+    # what happens
+
+    def fault(self) -> str:
+        """A line of another part than all before. (Lines of one part within 5 s are one event.)"""
+        self.figures.faults += 1
+        part = f"{self.figures.faults >> 8:04x}:{self.figures.faults & 255:02x}:00"
+        self.daemon.kernel_line(xid(79, pci=part, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
+        return f"{part}.0"
+
+    def next_line_rotates(self) -> None:
+        self.read()  # the oldest file goes
+        newest = self.state / "events.jsonl"
+        if newest.exists() and newest.stat().st_size < MOST_BYTES - 100:
+            with suppress(OSError):
+                os.truncate(newest, MOST_BYTES - 100)  # zero bytes take no room
+                self.figures.rotations += 1
+
+    def fill_disk(self) -> None:
+        self.figures.full += 1
+        with open(self.ballast, "ab", buffering=0) as file, suppress(OSError):
+            for size in (1 << 20, 4096, 1):
+                with suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+
+    def jump(self) -> None:
+        self.figures.jumps += 1
+        self.clock.write_text(str(self.random.choice((-86400, -3600, 0, 3600, 40 * 86400))))
+
+    def ensure_running(self) -> None:
+        process = self.daemon.process
+        if process is None or process.poll() is not None:
+            self.daemon.start()
+
+    def worker(self) -> int | None:
+        """The daemon starts it first of all; None: it is just being replaced."""
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            with suppress(StopIteration, OSError):
+                return self.daemon.worker()
+            time.sleep(0.01)
+        return None
+
+    # what is there
+
+    def read(self) -> None:
+        """As the centre does, again and again; and once more without the reader: each line with its number."""
+        self.events += [
+            told.fields for s in find([str(self.state)], self.tally) for told in read(s, self.cursor, self.tally)
+        ]
+        for path in self.state.glob("events.jsonl*"):
+            for row in path.read_bytes().split(b"\n"):
+                with suppress(ValueError):
+                    fields = json.loads(row.strip(b"\0"))
+                    self.raw[fields["stream_id"], fields["seq"]].add(row.strip(b"\0"))
+
+
+@pytest.fixture
+def patients(kills: int, nodes: int, tmp_path: Path) -> Iterator[list[Patient]]:
+    require_root()
+    require_programs("gcc", "mount", packages="gcc mount")
+    preload = tmp_path / "wrong_clock.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", preload, HERE / "wrong_clock.c", "-ldl"], check=True, timeout=240)
+    made, disks = [], []
+    try:
+        for number in range(nodes):
+            folder, disk = tmp_path / f"n{number}", tmp_path / f"disk{number}"
+            folder.mkdir()
+            disk.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "disk", disk], check=True, timeout=240)
+            disks.append(disk)
+            made.append(Patient(folder, disk, preload, -(-kills // nodes)))
+        yield made
+    finally:
+        for patient in made:
+            process = patient.daemon.process
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
+        for disk in disks:
+            subprocess.run(["umount", "--lazy", disk], check=True, timeout=240)
+
+
+@pytest.mark.parametrize(("kills", "nodes"), KILLS)
+def test_whenever_it_is_killed_each_event_is_in_the_stream_once(
+    patients: list[Patient], kills: int, nodes: int
+) -> None:
+    print(f"HEALTHD_KILLS_SEED={SEED}")
+    began = time.monotonic()
+    with ThreadPoolExecutor(nodes) as pool:
+        list(pool.map(Patient.live, patients))
+    seconds = time.monotonic() - began
+    lines = repeats = dropped = 0
+    for patient in patients:
+        log = patient.daemon.log.read_text(errors="replace")
+        assert "Traceback" not in log, log[-4000:]
+        assert {key: raw for key, raw in patient.raw.items() if len(raw) > 1} == {}, "a number was given twice"
+        assert list(patient.cursor.seen.holes()) == []
+        (key,) = patient.cursor.seen.runs
+        path = patient.daemon.run_dir / "ledger.json"
+        ledger = ledger_file.decode(path.read_text(), str(path))
+        gone = {n for run in patient.cursor.seen.dropped[key] for n in range(run[0], run[1] + 1)}
+        seqs = [int(str(event["seq"])) for event in patient.events]
+        # What is told of the end waits for the next start where the disk had no time for it.
+        waiting = [event for event in map(json.loads, ledger.outbox.lines) if event["seq"] not in seqs]
+        assert [event["event"] for event in waiting] in ([], ["stopped"])
+        numbers = sorted([*seqs, *gone, *(event["seq"] for event in waiting)])
+        assert numbers == list(range(1, ledger.outbox.next_seq)), "each number once, written, dropped or waiting"
+        assert gone, "the outbox did not overflow"
+        told = sum(int(str(event["count"])) for event in patient.events if event["event"] == "dropped")
+        assert told == len(gone)
+        opened = Counter(str(event["subject"]) for event in patient.events if event["event"] == "opened")
+        assert (len(opened), set(opened.values())) == (patient.figures.faults, {1}), "each fault is told once"
+        assert [*patient.events, *waiting][-1]["event"] == "stopped"
+        lines, dropped = lines + len(seqs), dropped + len(gone)
+        repeats += patient.tally.repeats
+    all_figures = [patient.figures for patient in patients]
+    done = sum(f.daemon_kills + f.worker_kills for f in all_figures)
+    print(
+        f"{done} kills ({sum(f.worker_kills for f in all_figures)} of the worker), {lines} events, "
+        f"{dropped} dropped and told, {repeats} repeats, {sum(p.tally.unread for p in patients)} torn lines, "
+        f"{sum(f.rotations for f in all_figures)} rotations, {sum(f.full for f in all_figures)} times a full disk, "
+        f"{sum(f.jumps for f in all_figures)} jumps of the clock, "
+        f"{sum(f.faults for f in all_figures)} faults: {seconds:.0f} s"
+    )
+    assert done >= kills

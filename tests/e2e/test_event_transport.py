@@ -1,0 +1,500 @@
+"""From a node to the centre with the real rsyslogd and rsync and the files that are shipped for them.
+
+Every event arrives, whatever is rotated, stopped, killed or away meanwhile; the reader drops what arrives twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import shlex
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from event_lines import NOON, line
+from ports import free_ports
+from requirements import require_programs, require_root
+from waiting import until
+
+from healthd.stream import file as stream_file
+from healthd.stream.reader import Cursor, Tally, find, read
+
+TRANSPORT = Path(__file__).resolve().parents[2] / "packaging/transport"
+SECONDS = 240.0
+
+
+class Written:
+    """A node's stream, as its worker writes it. Rotation comes early, so that there is some."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seq = 0
+
+    def write(self, count: int) -> None:
+        numbers = range(self.seq + 1, self.seq + count + 1)
+        lines = [line(n, "opened", at=NOON + n, message="x" * 300, node="gpu-1").decode() for n in numbers]
+        for first in range(0, count, 100):
+            stream_file.append(str(self.folder), lines[first : first + 100], again=False)
+        self.seq += count
+
+    def rotate(self) -> None:
+        folder = os.open(self.folder, os.O_RDONLY)
+        stream_file._rotate(folder)
+        os.close(folder)
+
+
+def arrived(centre: Path) -> tuple[int, Tally, Cursor]:
+    tally, cursor = Tally(), Cursor()
+    count = sum(1 for stream in find([str(centre)], tally) for _ in read(stream, cursor, tally))
+    return count, tally, cursor
+
+
+def until_all(written: Written, centre: Path) -> Tally:
+    """Wait until every event is at the centre, each readable, without a hole; what else was there."""
+    end = time.monotonic() + SECONDS
+    while arrived(centre)[0] < written.seq and time.monotonic() < end:
+        time.sleep(0.1)
+    count, tally, cursor = arrived(centre)
+    assert (count, list(cursor.seen.holes())) == (written.seq, [])
+    assert (tally.unread, tally.unfinished, tally.trouble) == (0, 0, {})
+    return tally
+
+
+def below(centre: Path) -> dict[str, bytes]:
+    found = {}
+    for path in centre.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a file of its state is replaced
+            if path.is_file():
+                found[str(path.relative_to(centre))] = path.read_bytes()
+    return found
+
+
+class Place:
+    """Files that are shipped, with the paths, the port and the centre of this test."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
+        self.port = port
+        self.node, self.centre, self.spool = folder / "healthd", folder / "srv", folder / "spool"
+        for each in (self.node, self.centre, self.spool, folder / "work"):
+            each.mkdir()
+        self.node.chmod(0o700)
+
+    def of(self, name: str) -> str:
+        text = (TRANSPORT / name).read_text()
+        for shipped, here in {
+            "/var/lib/healthd": str(self.node),
+            "/srv/events": str(self.centre),
+            "/var/spool/rsyslog/healthd": str(self.spool),
+            "/etc/rsyncd.healthd-events.secrets": str(self.folder / "secrets"),
+            "/etc/healthd-events.secret": str(self.folder / "secret"),
+            "uid = healthd-events": "uid = daemon",
+            "gid = healthd-events": "gid = daemon",
+            "CENTRE": "127.0.0.1",
+            "2514": str(self.port),
+        }.items():
+            text = text.replace(shipped, here)
+        return text
+
+
+# --- rsyslog
+
+
+class Rsyslogd:
+    """One rsyslogd, with nothing but a shipped file. Before and after it run the commands of its drop-in, if it has
+    one, as systemd runs them."""
+
+    def __init__(self, place: Place, name: str, unclean: str = "") -> None:
+        self.folder = place.folder
+        self.name = name
+        self.config = self.folder / f"{name}.conf"
+        own = f'global(workDirectory="{self.folder}/work" localHostname="gpu-1")\n'
+        text = place.of(f"rsyslog-{name}.conf").replace('resumeInterval="10"', 'resumeInterval="1"')
+        self.config.write_text(own + text)
+        unit = place.of(unclean) if unclean else ""
+        self.before = re.findall(r"(?m)^ExecStartPre=(.*)", unit)
+        self.after = re.findall(r"(?m)^ExecStopPost=(.*)", unit)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._run(self.before)
+        argv = ["rsyslogd", "-n", "-f", str(self.config), "-i", str(self.folder / f"{self.name}.pid")]
+        with open(self.folder / f"{self.name}.log", "ab") as log:
+            self.process = subprocess.Popen(argv, stdout=log, stderr=log)
+
+    def end(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(SECONDS)
+        self._run(self.after, EXIT_STATUS=str(status) if status >= 0 else "KILL")
+
+    def stop(self) -> None:
+        self.end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.end(signal.SIGKILL)
+
+    def _run(self, commands: list[str], **environment: str) -> None:
+        for command in commands:
+            subprocess.run(shlex.split(command), check=True, timeout=SECONDS, env={**os.environ, **environment})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    require_root()
+    with contextlib.ExitStack() as held:
+        yield Place(tmp_path, free_ports(1, held))
+
+
+@pytest.fixture
+def rsyslog(place: Place) -> Iterator[tuple[Rsyslogd, Rsyslogd]]:
+    """The node's and the centre's, running."""
+    require_programs("rsyslogd", packages="rsyslog rsyslog-relp")
+    pair = Rsyslogd(place, "node", "rsyslog-unclean.conf"), Rsyslogd(place, "centre")
+    try:
+        for one in reversed(pair):
+            one.start()
+        yield pair
+    finally:
+        for one in pair:
+            if one.process is not None and one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
+            log = (one.folder / f"{one.name}.log").read_text(errors="replace")
+            print(f"{one.name}: {log[-3000:]}")
+
+
+def test_rsyslog_finds_nothing_wrong_with_the_shipped_files(place: Place) -> None:
+    require_programs("rsyslogd", packages="rsyslog rsyslog-relp")
+    for name in ("node", "centre"):
+        argv = ["rsyslogd", "-N1", "-f", str(Rsyslogd(place, name).config)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+        said = [row for row in done.stderr.splitlines() if "version" not in row and "End of config" not in row]
+        assert (done.returncode, said) == (0, []), done.stderr
+
+
+def test_rsyslog_brings_each_line_byte_for_byte_through_rotations(
+    place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]
+) -> None:
+    written = Written(place.node)
+    longest = line(1, "opened", message="x" * ((16 << 10) - len(line(1, "opened", message="")) - 1), node="gpu-1")
+    stream_file.append(str(place.node), [longest.decode()], again=False)
+    written.seq = 1
+    written.write(300)
+    until_all(written, place.centre)
+    assert (place.centre / "gpu-1/events.jsonl").read_bytes() == (place.node / "events.jsonl").read_bytes()
+    for _ in range(5):
+        written.write(200)
+        written.rotate()
+        written.write(200)
+        until_all(written, place.centre)
+
+
+def test_rsyslog_that_is_stopped_and_killed_again_and_again_loses_nothing(
+    place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]
+) -> None:
+    node, _ = rsyslog
+    written = Written(place.node)
+    for number in range(8):
+        written.write(1000)
+        time.sleep(0.03 * number)
+        (node.kill if number % 2 else node.stop)()
+        written.write(50)
+        if number in (2, 5):
+            written.rotate()
+            written.write(50)
+        node.start()
+    until_all(written, place.centre)
+
+
+def test_rsyslog_loses_nothing_while_the_centre_is_away_stopped_or_killed(
+    place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]
+) -> None:
+    node, centre = rsyslog
+    written = Written(place.node)
+    written.write(100)
+    until_all(written, place.centre)
+    for end in (centre.stop, centre.kill):
+        end()
+        written.write(1500)
+        written.rotate()
+        written.write(500)
+        centre.start()
+        until_all(written, place.centre)
+    centre.kill()  # the node's goes too, with lines on their way
+    written.write(1500)
+    time.sleep(0.3)
+    node.stop()
+    written.write(50)
+    node.start()
+    centre.start()
+    until_all(written, place.centre)
+    for number in range(4):
+        written.write(1000)
+        time.sleep(0.03 * number)
+        centre.kill()
+        centre.start()
+    until_all(written, place.centre)
+
+
+def test_a_clean_stop_sends_nothing_again(place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]) -> None:
+    node, _ = rsyslog
+    written = Written(place.node)
+    written.write(500)
+    until_all(written, place.centre)
+    node.stop()
+    written.write(50)
+    node.start()
+    assert until_all(written, place.centre).repeats == 0
+
+
+def test_the_centres_files_are_rotated_and_compressed_and_read_all_the_same(
+    place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]
+) -> None:
+    require_programs("logrotate", packages="logrotate")
+    _, centre = rsyslog
+    assert centre.process is not None
+    written = Written(place.node)
+    config = place.folder / "logrotate.conf"
+    hup = f"kill -HUP {centre.process.pid}"
+    text = place.of("logrotate-centre").replace("/usr/lib/rsyslog/rsyslog-rotate", hup)
+    text = text.replace("dateext\n", "dateext\n    dateformat -%s\n")  # more than one a day
+    config.write_text(text)
+    for _ in range(3):
+        written.write(300)
+        until_all(written, place.centre)
+        argv = ["logrotate", "--force", "--state", str(place.folder / "logrotate.state"), str(config)]
+        subprocess.run(argv, check=True, timeout=SECONDS)
+        time.sleep(1.1)  # the name of a rotated file has the second
+    written.write(300)
+    until_all(written, place.centre)
+    names = [path.name for path in (place.centre / "gpu-1").iterdir()]
+    assert sum(name.endswith(".gz") for name in names) >= 1, names
+
+
+def relp(port: int, *messages: str) -> list[str]:
+    """What imrelp answers to a peer that is nobody in particular. https://github.com/rsyslog/librelp, doc/relp.html: a
+    frame is TXNR COMMAND LENGTH [DATA] and a newline."""
+    offers = "relp_version=0\nrelp_software=test\ncommands=syslog"
+    frames = [("open", offers), *(("syslog", message) for message in messages)]
+    answers: list[str] = []
+    with socket.create_connection(("127.0.0.1", port), SECONDS) as peer:
+        for number, (command, data) in enumerate(frames, 1):
+            peer.sendall(f"{number} {command} {len(data)} {data}\n".encode())
+            answers.append(peer.recv(4096).decode())
+    return answers
+
+
+def test_a_line_of_a_user_by_relp_changes_none_of_others_and_stays_below_the_folder(
+    place: Place, rsyslog: tuple[Rsyslogd, Rsyslogd]
+) -> None:
+    written = Written(place.node)
+    written.write(20)
+    until_all(written, place.centre)
+    before = below(place.centre)["gpu-1/events.jsonl"]
+    forged = line(1, "stopped", node="gpu-1", why="forged").decode()
+    names = ("../../escaped", "/etc/escaped", "gpu-1")
+    answers = relp(place.port, *(f"<13>1 2025-11-22T12:00:00Z {name} t - - - {forged}" for name in names))
+    assert [answer.split()[3] for answer in answers] == ["200"] * 4, answers
+    own = place.centre / "gpu-1/events.jsonl"
+    until(lambda: forged.encode() in own.read_bytes(), "the last one is written, and so those before it")
+    after = below(place.folder)
+    assert after["srv/gpu-1/events.jsonl"].startswith(before)
+    assert {name for name, content in after.items() if forged.encode() in content} <= {
+        name for name in after if name.startswith("srv/")
+    }
+    assert not Path("/etc/escaped").exists()
+    assert not (place.folder.parent / "escaped").exists()
+
+
+# --- rsync
+
+
+SECRET = "as printed by openssl rand -hex 32"
+
+
+class Rsyncd:
+    """The shipped one, with a user of this machine as the files' owner."""
+
+    def __init__(self, place: Place) -> None:
+        self.owner = pwd.getpwnam("daemon")
+        os.chown(place.centre, self.owner.pw_uid, self.owner.pw_gid)
+        for name, content in (("secrets", f"healthd:{SECRET}\n"), ("secret", f"{SECRET}\n")):
+            file = place.folder / name
+            file.touch(0o600)
+            file.write_text(content)
+        self.config = place.folder / "rsyncd.conf"
+        own = f"port = {place.port}\naddress = 127.0.0.1\npid file = {place.folder}/rsyncd.pid\n"
+        self.config.write_text(own + place.of("rsyncd.conf"))
+        self.port, self.pid_file = place.port, place.folder / "rsyncd.pid"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        argv = ["rsync", "--daemon", "--no-detach", f"--config={self.config}"]
+        self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        until(self.listens, "rsync listens")
+
+    def listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), SECONDS).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.pid_file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def rsyncd(place: Place) -> Iterator[Rsyncd]:
+    require_programs("rsync", packages="rsync")
+    daemon = Rsyncd(place)
+    daemon.start()
+    yield daemon
+    if daemon.process is not None and daemon.process.poll() is None:
+        daemon.kill()
+
+
+def rsync(place: Place) -> list[str]:
+    """The command of the shipped unit."""
+    (command,) = re.findall(r"(?m)^ExecStart=(.*)", place.of("healthd-events-rsync.service"))
+    return shlex.split(command.replace("%l", "gpu-1").replace("@127.0.0.1/", f"@127.0.0.1:{place.port}/"))
+
+
+def test_rsync_brings_every_event_through_rotations_kills_and_a_centre_that_is_away(
+    place: Place, rsyncd: Rsyncd
+) -> None:
+    written = Written(place.node)
+    (place.node / "ledger.json").write_text("no part of the stream")
+    for number in range(12):
+        written.write(700)
+        if number % 4 == 3:
+            written.rotate()
+            written.write(50)
+        process = subprocess.Popen(rsync(place), stderr=subprocess.DEVNULL)
+        if number % 3 == 1:  # killed in the middle
+            time.sleep(0.01 * number)
+            process.kill()
+        if number % 3 == 2:
+            written.write(100)
+        process.wait(SECONDS)
+        if number == 6:
+            rsyncd.kill()
+            assert subprocess.run(rsync(place), stderr=subprocess.DEVNULL, timeout=SECONDS).returncode != 0
+            rsyncd.start()
+        assert arrived(place.centre)[1].trouble.keys() <= {f"{place.centre}: there is no events.jsonl in it"}
+    subprocess.run(rsync(place), check=True, timeout=SECONDS)
+    until_all(written, place.centre)
+    names = {path.name for path in (place.centre / "gpu-1").iterdir()}
+    assert {name for name in names if not name.startswith(".")} == {path.name for path in place.node.glob("events.*")}
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def theirs() -> Iterator[Path]:
+    """A user's folder: a program that is setuid, a link, and an empty folder."""
+    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as name:
+        folder = Path(name)
+        for each in (folder, folder / "x", folder / "empty"):
+            each.mkdir(exist_ok=True)
+            each.chmod(0o777)
+            os.chown(each, NOBODY, NOBODY)
+        shutil.copy("/bin/true", folder / "x/sh")
+        os.chown(folder / "x/sh", NOBODY, NOBODY)
+        (folder / "x/sh").chmod(0o4755)
+        (folder / "x/events.jsonl").symlink_to("/etc/passwd")
+        yield folder
+
+
+def user_says(place: Place, theirs: Path, secret: str, *arguments: str) -> int:
+    """The exit status of what another user of a node asks of the centre's port."""
+    argv = ["rsync", *arguments, f"rsync://healthd@127.0.0.1:{place.port}/events/"]
+    environment = {**os.environ, "RSYNC_PASSWORD": secret}
+    done = subprocess.run(
+        argv, user=NOBODY, group=NOBODY, extra_groups=[], cwd=theirs, env=environment, timeout=SECONDS,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.returncode
+
+
+SENT = (["-rp", "x"], ["-r", "x"], ["-a", "x"], ["-r", "--delete", "empty/"], ["-r", "--remove-source-files", "x"])
+
+
+@pytest.mark.parametrize("arguments", SENT, ids=" ".join)
+def test_a_user_of_a_node_writes_and_deletes_nothing_at_the_centre(
+    place: Place, rsyncd: Rsyncd, theirs: Path, arguments: list[str]
+) -> None:
+    Written(place.node).write(10)
+    subprocess.run(rsync(place), check=True, timeout=SECONDS)
+    before = below(place.centre)
+    assert list(before) == ["gpu-1/events.jsonl"]
+    assert user_says(place, theirs, "guessed", *arguments) != 0
+    assert below(place.centre) == before
+
+
+@pytest.mark.parametrize(
+    "option", ["-rl", "-rp", "-ro", "-rg", "-rD", "-rH", "-rA", "-rX", "--delete", "--delete-after"]
+)
+def test_also_who_has_the_secret_deletes_nothing_and_sends_plain_files_alone(
+    place: Place, rsyncd: Rsyncd, theirs: Path, option: str
+) -> None:
+    Written(place.node).write(10)
+    subprocess.run(rsync(place), check=True, timeout=SECONDS)
+    before = below(place.centre)
+    assert user_says(place, theirs, SECRET, "-r", option, "x", "empty/") != 0
+    assert below(place.centre) == before
+
+
+def test_what_comes_by_rsync_is_its_own_users_and_runs_as_nobody(place: Place, rsyncd: Rsyncd, theirs: Path) -> None:
+    assert user_says(place, theirs, SECRET, "-r", "--exclude=events.jsonl", "x") == 0
+    made = {path.name: path.lstat() for path in place.centre.rglob("*")}
+    assert {name: (stat.filemode(one.st_mode), one.st_uid, one.st_gid) for name, one in made.items()} == {
+        "x": ("drwxr-xr-x", rsyncd.owner.pw_uid, rsyncd.owner.pw_gid),
+        "sh": ("-rw-r-----", rsyncd.owner.pw_uid, rsyncd.owner.pw_gid),
+    }
+
+
+def test_a_key_that_can_only_fetch_brings_the_stream_and_neither_writes_nor_leaves_the_folder(place: Place) -> None:
+    """sshd's part is to run the command of the key, with what was asked in SSH_ORIGINAL_COMMAND."""
+    require_programs("rsync", "rrsync", packages="rsync")
+    Written(place.node).write(10)
+    ssh = place.folder / "ssh"
+    ssh.write_text(f'#!/bin/sh\nshift\nSSH_ORIGINAL_COMMAND="$*" exec /usr/bin/rrsync -ro {place.node}\n')
+    ssh.chmod(0o755)
+
+    def rsync_over(*arguments: object) -> int:
+        argv = ["rsync", "-rt", "-e", str(ssh), *map(str, arguments)]
+        return subprocess.run(argv, timeout=SECONDS, stderr=subprocess.DEVNULL).returncode
+
+    only = ("--include=/events.jsonl", "--include=/events.jsonl.[0-9]", "--exclude=*")
+    assert rsync_over("--chmod=D755,F640", *only, "NODE:/", f"{place.centre}/gpu-1/") == 0
+    assert arrived(place.centre)[0] == 10
+    assert rsync_over(place.folder / "ssh", "NODE:/") != 0
+    assert rsync_over("NODE:/../ssh", f"{place.centre}/") != 0
+    assert [path.name for path in place.node.iterdir()] == ["events.jsonl"]
+
+
+def test_the_shipped_units_are_right(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze not found")
+    for name in ("healthd-events-rsync.service", "healthd-events-rsync.timer"):
+        text = (TRANSPORT / name).read_text().replace("/usr/bin/rsync", "/bin/true")
+        (tmp_path / name).write_text(text)
+    argv = ["systemd-analyze", "verify", "--man=no", *map(str, tmp_path.iterdir())]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, [row for row in done.stderr.splitlines() if "healthd" in row]) == (0, []), done.stderr

@@ -1,0 +1,251 @@
+"""Ranks of a job that tell their steps to the real `healthd run`, and the GPU of the one that became slower."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from healthd_daemon import Healthd, condition, rounds
+from waiting import until
+
+from healthd import client
+
+CONFIG = """
+interval_seconds = 1.0
+root = "{root}"
+[checks.failslow]
+client = true
+"""
+# Of each rank the process that steps: healthd asks what it has open, and in which cgroup it is.
+RANK = """
+import os, sys
+from healthd import client
+client.TELL_SECONDS = 0.0
+os.environ["RANK"] = sys.argv[1]
+print(os.getpid(), flush=True)
+seconds = 0.0
+def clock():
+    return seconds
+client.time.perf_counter = clock
+for line in sys.stdin:
+    step, busy = map(float, line.split())
+    seconds += step
+    client.step(busy=busy)
+    print("stepped", flush=True)
+"""
+
+
+class Gang:
+    """Eight ranks of job 4711, each on a GPU of its own, in a made /proc."""
+
+    def __init__(self, root: Path, sock: Path) -> None:
+        self.root = root
+        environment = {**os.environ, "HEALTHD_SOCKET": str(sock)}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(8)
+        ]
+        for rank, process in enumerate(self.ranks):
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            self.belongs(pid, rank)
+
+    def belongs(self, pid: int, rank: int) -> None:
+        place = self.root / f"proc/{pid}"
+        (place / "fd").mkdir(parents=True)
+        (place / "fd/7").symlink_to(f"/dev/nvidia{rank}")
+        (place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+
+    def step(self, seconds: float, slow: int | None = None) -> None:
+        """One iteration of all: `slow` computes half as long again, and the others wait for it."""
+        length = seconds * 1.5 if slow is not None else seconds
+        for rank, process in enumerate(self.ranks):
+            assert process.stdin is not None
+            busy = 0.8 * (length if rank == slow else seconds)
+            process.stdin.write(f"{length} {busy}\n")
+            process.stdin.flush()
+        for process in self.ranks:
+            assert process.stdout is not None
+            process.stdout.readline()
+
+    def end(self) -> None:
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+
+def tree(folder: Path, run_dir: Path) -> Path:
+    root = folder / "tree"
+    for number in range(8):
+        gpu = root / f"proc/driver/nvidia/gpus/0000:{number:02x}:00.0"
+        gpu.mkdir(parents=True)
+        (gpu / "information").write_text(f"Model: \t\t NVIDIA H100\nDevice Minor: \t {number}\n")
+    below = root / str(run_dir).lstrip("/")  # a check reads all below the tree
+    below.parent.mkdir(parents=True)
+    below.symlink_to(run_dir)
+    return root
+
+
+def live_pid(daemon: Healthd) -> int | None:
+    assert daemon.process is not None
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text().split()
+    for pid in children:
+        try:
+            if b"healthd.live" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        except OSError:
+            continue
+    return None
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    run_dir = tmp_path / "run"
+    root = tree(tmp_path, run_dir)
+    with Healthd(directory=tmp_path, config=CONFIG.format(root=root)) as running:
+        yield running
+
+
+def test_the_gpu_of_the_rank_that_became_slower_warns_and_drains_nothing(daemon, tmp_path):
+    sock = tmp_path / "run/failslow.sock"
+    until(lambda: connects(sock), "it listens")
+    gang = Gang(tmp_path / "tree", sock)
+    try:
+        for _ in range(40):
+            gang.step(0.5)
+        assert condition(daemon.status(), "failslow/gpu") is None
+
+        def told(status):
+            gang.step(0.5, slow=5)
+            return condition(status, "failslow/gpu")
+
+        status = daemon.until(told, "the slow GPU is told")
+        found = condition(status, "failslow/gpu", "0000:05:00.0")
+        assert found is not None
+        assert found["severity"] == "warning"
+        assert "job 4711 is" in found["message"]
+        assert "made so by rank 5" in found["message"]
+        job = condition(status, "failslow/job")
+        assert job is not None
+        assert (job["subject"], job["severity"]) == ("", "warning")
+        status = rounds(daemon, 2)
+        assert [c["code"] for c in status["conditions"] if c["severity"] in ("degraded", "critical")] == []
+        assert daemon.verdict().startswith("warning ")
+
+        def over(status):
+            gang.step(0.5)
+            return condition(status, "failslow/gpu") is None and condition(status, "failslow/job") is None
+
+        daemon.until(over, "it is over once no rank is slow")
+    finally:
+        gang.end()
+
+
+def test_while_detection_is_paused_nothing_new_is_said_also_after_a_restart_and_then_it_is(daemon, tmp_path):
+    sock = tmp_path / "run/failslow.sock"
+    until(sock.exists, "the socket is there")
+    daemon.ask(command="pause-detection", seconds=3600, why="a benchmark")
+    daemon.stop()
+    daemon.start()
+    assert daemon.status()["detection_pause"]["why"] == "a benchmark"
+    until(lambda: live_pid(daemon) and connects(sock), "it listens")
+    gang = Gang(tmp_path / "tree", sock)
+    try:
+        for _ in range(40):
+            gang.step(0.5)
+        for _ in range(40):
+            gang.step(0.5, slow=5)
+
+        def watched(status):
+            gang.step(0.5, slow=5)
+            return reading(status, "failslow_jobs") == 1 and reading(status, "failslow_lost_seconds_total")
+
+        status = daemon.until(watched, "it is watched, and what it loses is counted")
+        assert reading(status, "failslow_paused_until_timestamp_seconds") > 0
+        assert condition(status, "failslow/job") is None
+        daemon.ask(command="resume-detection")
+
+        def told(status):
+            gang.step(0.5, slow=5)
+            return condition(status, "failslow/job")
+
+        daemon.until(told, "it is told once the pause is over")
+    finally:
+        gang.end()
+
+
+def reading(status, name):
+    """The largest value that the check failslow read under this name; 0 = it read none."""
+    results = [result for result in status["results"] if result["check"] == "failslow"]
+    return max((one["value"] for result in results for one in result["observations"] if one["name"] == name), default=0)
+
+
+def test_a_live_process_that_hangs_or_is_killed_is_another_one_soon_and_ranks_find_it(daemon, tmp_path):
+    sock = tmp_path / "run/failslow.sock"
+    until(sock.exists, "the socket is there")
+    first = live_pid(daemon)  # it has made the socket
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: live_pid(daemon) not in (None, first), "another one runs")
+    until(lambda: connects(sock), "it listens")
+    daemon.until(lambda s: not [t for t in s["troubles"] if "fail-slow" in t], "no trouble is left")
+
+
+def connects(sock: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stream:
+        try:
+            stream.connect(str(sock))
+        except OSError:
+            return False
+    return True
+
+
+def test_a_reload_begins_and_ends_it(tmp_path):
+    """Off by default: no process, no socket."""
+    with Healthd(directory=tmp_path, config="interval_seconds = 1.0\n") as running:
+        assert live_pid(running) is None
+        sock = tmp_path / "run/failslow.sock"
+        assert not sock.exists()
+        settings = running.config.read_text()
+        running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\n")
+        running.ask(command="reload")
+        until(lambda: live_pid(running), "it runs")
+        until(sock.exists, "the socket is there")
+        pid = live_pid(running)
+        running.config.write_text(f"{settings}\n[checks.failslow]\nclient = true\nslow_percent = 25.0\n")
+        running.ask(command="reload")
+        rounds(running, 1)
+        assert live_pid(running) == pid, "what it knows of running jobs is not lost"
+        running.config.write_text(settings)
+        running.ask(command="reload")
+        until(lambda: live_pid(running) is None, "it ended")
+        until(lambda: not sock.exists(), "the socket is gone")
+        assert client.SOCKET == "/run/healthd/failslow.sock"
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_it_ends_with_the_daemon_also_with_one_that_is_killed(daemon, tmp_path):
+    until((tmp_path / "run/failslow.sock").exists, "the socket is there")
+    pid = live_pid(daemon)
+    assert pid is not None
+    daemon.kill()
+    until(lambda: is_gone(pid), "it is gone")
+    daemon.start()
+    until(lambda: live_pid(daemon), "another one runs")

@@ -1,0 +1,82 @@
+"""`healthd failslow --plot`, opened in a real browser: nothing is asked of a network, nothing fails, each mark is seen.
+
+The pictures are kept in build/failslow: on a desk and on a phone, in the light and in the dark.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import Browser, browser, tab
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "build/failslow"
+HOSTILE = '</svg><script>document.title = "taken"</script>'
+# Of the pictures that are shown: a page has one for a desk and one for a phone.
+MARKS = """Object.fromEntries(%r.map(kind => [kind, [...document.querySelectorAll(".panel ." + kind)]
+  .filter(mark => mark.checkVisibility())
+  .filter(mark => { const b = mark.getBoundingClientRect(); return b.width + b.height > 0; })
+  .map(mark => { const style = getComputedStyle(mark);
+    return style.fill === "none" || style.fill.startsWith("rgba(0, 0, 0, 0") ? style.stroke : style.fill; })]))"""
+KINDS = ["line", "peers", "median", "stretch", "before", "level", "onset", "alarm", "relief", "sign"]
+TEXTS = """[...document.querySelectorAll("svg text")].filter(text => text.checkVisibility()).map(text => {
+  const b = text.getBoundingClientRect(), all = text.ownerSVGElement.getBoundingClientRect();
+  return {words: text.textContent, inside: b.left >= all.left - 1 && b.right <= all.right + 1, height: b.height};
+})"""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """plot.svg and plot.html of ten workers; one, with a hostile name, takes 60 % longer for 60 of 400 iterations."""
+    where = tmp_path_factory.mktemp("plots")
+    made = random.Random(14)
+    rows = ["worker,step,seconds"]
+    for step in range(400):
+        for worker in range(10):
+            slow = 1.6 if worker == 6 and 240 <= step < 300 else 1
+            name = f'"{HOSTILE.replace(chr(34), chr(34) * 2)}"' if worker == 6 else f"{worker}"
+            rows.append(f"{name},{step},{slow * made.uniform(0.97, 1.03):.4f}")
+    (where / "job.csv").write_text("\n".join(rows) + "\n")
+    for kind in ("svg", "html"):
+        command = [sys.executable, "-m", "healthd", "failslow", "job.csv", "--series", "worker", "--index", "step"]
+        command += ["--value", "seconds", "--plot", f"plot.{kind}"]
+        done = subprocess.run(command, cwd=where, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (1, ""), done.stdout
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    return where
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.parametrize("name", ["plot.svg", "plot.html"])
+def test_it_asks_nobody_complains_of_nothing_and_shows_each_mark(
+    name: str, width: int, scheme: str, chromium: Browser, folder: Path
+) -> None:
+    with tab(chromium, folder / name, width, prefers_color_scheme=scheme) as page:
+        page.picture(PICTURES / f"{name}-{width}-{scheme}.png")
+        marks = page.ask(MARKS % KINDS)
+        texts = page.ask(TEXTS)
+        assert (page.complaints(), page.requests()) == ([], [])
+        if name == "plot.html":  # an SVG alone is scaled by the browser
+            assert page.ask("document.documentElement.scrollWidth") <= width
+        assert "taken" not in page.ask("document.title || ''")
+        paper = page.ask("getComputedStyle(document.querySelector('.paper')).fill")
+    assert {kind: bool(found) for kind, found in marks.items()} == dict.fromkeys(KINDS, True)
+    assert all(colour != paper for kind in ("line", "median", "level", "onset") for colour in marks[kind])
+    assert [text["words"] for text in texts if not text["inside"]] == []
+    assert "script" in "".join(text["words"] for text in texts), "the name is shown as it is"
+    if name == "plot.html":
+        assert min(text["height"] for text in texts) > 10, "it can be read"

@@ -1,0 +1,52 @@
+"""The live process under the unit's limits and a real systemd, and a rank in a cgroup as slurmstepd makes one."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from systemd_container import CHECKOUT, SystemdContainer
+from waiting import until
+
+SETTINGS = """
+interval_seconds = 1.0
+[checks.failslow]
+client = true
+"""
+# A scope of slurmstepd's name, and below it the job's own cgroup, in whichever hierarchy systemd uses here.
+IN_A_JOB = """
+path=$(sed -n 's/^0:://p; s/^1:name=systemd://p' /proc/self/cgroup | grep slurmstepd.scope | head -n 1)
+for mount in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
+    [ -d "$mount$path" ] || continue
+    mkdir -p "$mount$path/job_4711/step_0" && echo $$ >"$mount$path/job_4711/step_0/cgroup.procs" && exec "$@"
+done
+exit 9
+"""
+RANK = """
+import time
+from healthd.client import step
+while True:
+    step(busy=0.05)
+    time.sleep(0.05)
+"""
+
+
+def test_a_rank_of_a_job_is_heard_under_the_limits_of_the_unit():
+    with SystemdContainer() as box:
+        box.install_healthd(SETTINGS)
+        box.systemctl("start", "healthd")
+        file = box.path("/run/healthd/failslow.json")
+        sock = box.path("/run/healthd/failslow.sock")
+        until(lambda: sock.exists() and sock.stat().st_mode & 0o777 == 0o666, "the socket is there, for everybody")
+        scope = ["systemd-run", "--scope", "--quiet", "--unit=slurmstepd", "--slice=system.slice"]
+        argv = ["sh", "-c", IN_A_JOB, "sh", sys.executable, "-c", RANK]
+        rank = box.popen(*scope, f"--setenv=PYTHONPATH={CHECKOUT}", "--setenv=RANK=3", *argv)
+        try:
+            until(lambda: (file.exists() and json.loads(file.read_text())["jobs"]) or rank.poll() is not None)
+            assert rank.poll() is None, "the rank ended"
+            (job,) = json.loads(file.read_text())["jobs"]
+            assert (job["job"], job["ranks"], job["slow"]) == ("4711", 1, False)
+        finally:
+            box.systemctl("stop", "slurmstepd.scope", check=False)
+            rank.communicate(timeout=240)
+        assert [trouble for trouble in box.status()["troubles"] if "fail-slow" in trouble] == []

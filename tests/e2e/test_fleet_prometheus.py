@@ -1,0 +1,171 @@
+"""The real Prometheus and the real VictoriaMetrics: nine days of a node's conditions, and a real healthd that they
+scrape now."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_reading import live
+from healthd_daemon import Healthd, xid
+from ports import free_ports
+from requirements import require_programs
+from waiting import until
+
+from healthd.fleet.ingest import Asked, ingest
+from healthd.fleet.sources import events, prometheus
+
+DAYS = 9
+MINUTE = 60
+BEGAN = int(time.time()) // MINUTE * MINUTE - DAYS * 86400  # of the history
+LONG = (BEGAN + 3600, BEGAN + 8 * 86400 + 3600)  # 11,521 scrapes, so two queries
+SHORT = ((BEGAN + 7200, BEGAN + 7200 + 29 * MINUTE), (BEGAN + 90000, BEGAN + 90000))
+
+
+def backfill() -> str:
+    """In OpenMetrics' form, as an older healthd showed it: one condition that stood for eight days, one that came
+    twice."""
+    lines = ["# TYPE healthd_condition gauge"]
+
+    def scrapes(code: str, first: int, last: int) -> None:
+        labels = f'cluster="c1",node="n1",check="x",code="{code}",subject="s",severity="warning",state="open"'
+        lines.extend(f"healthd_condition{{{labels}}} 1 {at}" for at in range(first, last + 1, MINUTE))
+
+    scrapes("long/one", *LONG)
+    for times in SHORT:
+        scrapes("short/two", *times)
+    return "\n".join((*lines, "# EOF", ""))
+
+
+def scraping(directory: Path, target: str) -> Path:
+    labels = {"targets": [target], "labels": {"node": "gpu-1", "cluster": "c1"}}
+    # What is missing at the last scrape is over: a scrape may take so long, also of a busy machine's daemon.
+    job = {"job_name": "healthd", "scrape_interval": "5s", "static_configs": [labels]}
+    path = directory / "scrape.yml"
+    path.write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+    return path
+
+
+@contextlib.contextmanager
+def running(*argv: str, log: Path) -> Iterator[None]:
+    with open(log, "ab") as out:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(60)
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as response:
+        return bool(response.status == 200)
+    return False
+
+
+@contextlib.contextmanager
+def real_prometheus(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
+    (directory / "history.txt").write_text(backfill())
+    data = directory / "data"
+    promtool = ("promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", directory / "history.txt", data)
+    subprocess.run(promtool, check=True, capture_output=True, timeout=300)
+    port = free_ports(1, ports)
+    argv = ("prometheus", f"--config.file={scraping(directory, target)}", f"--storage.tsdb.path={data}")
+    more = (f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=1y", "--web.route-prefix=/prom")
+    with running(*argv, *more, log=directory / "prometheus.log"):
+        url = f"http://127.0.0.1:{port}/prom"
+        until(lambda: answers(f"{url}/-/ready"), "Prometheus is ready", 120)
+        yield url
+
+
+@contextlib.contextmanager
+def real_victoria_metrics(directory: Path, target: str, ports: contextlib.ExitStack) -> Iterator[str]:
+    port = free_ports(1, ports)
+    argv = ("victoria-metrics", f"-storageDataPath={directory}/data", f"-httpListenAddr=127.0.0.1:{port}")
+    more = (f"-promscrape.config={scraping(directory, target)}", "-retentionPeriod=1y", "-memory.allowedBytes=200MB")
+    more += ("-search.latencyOffset=1s",)  # 30 s of waiting else
+    with running(*argv, *more, log=directory / "victoria.log"):
+        url = f"http://127.0.0.1:{port}"
+        until(lambda: answers(f"{url}/health"), "VictoriaMetrics is ready", 120)
+        # its form of the same: milliseconds, no comments
+        lines = [line for line in backfill().splitlines() if not line.startswith("#")]
+        body = "".join(f"{line}000\n" for line in lines).encode()
+        request = urllib.request.Request(f"{url}/api/v1/import/prometheus", body, {"Content-Type": "text/plain"})
+        urllib.request.urlopen(request, timeout=120).close()
+        yield url
+
+
+SERVERS = {
+    "prometheus": (real_prometheus, "prometheus"),
+    "victoria-metrics": (real_victoria_metrics, "victoria-metrics"),
+}
+
+
+def spans(store: Path, code: str) -> list[tuple[int, int]]:
+    rows = live(store, "scraped_conditions")
+    assert all(row["step_seconds"] == MINUTE for row in rows)
+    return [(row["first_time"], row["last_time"]) for row in rows if row["code"] == code]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_real_server_tells_from_which_scrape_to_which_a_condition_stood(name: str, tmp_path: Path) -> None:
+    start, package = SERVERS[name]
+    require_programs(name, "promtool", packages=f"{package} prometheus")
+    with contextlib.ExitStack() as ports:
+        listen = f"127.0.0.1:{free_ports(1, ports)}"
+        with (
+            Healthd("--listen", listen, "--mode", "observe", config="interval_seconds = 1.0") as daemon,
+            start(tmp_path, listen, ports) as url,
+        ):
+            began = time.time()
+            daemon.kernel_line(xid(79))
+            daemon.until(lambda s: any(c["code"] == "gpu_xid/79" for c in s["conditions"]), "the Xid is a condition")
+            store, code = tmp_path / "db", "gpu_xid/79"
+
+            def asked(now: float) -> Any:
+                came = ingest(str(store), [(prometheus.SOURCE, [url])], Asked(int(now), from_time=BEGAN))
+                assert (came.failed, came.unread.unread) == ([], {})
+                return came
+
+            def scraped() -> bool:
+                query = f"{url}/api/v1/query?query=healthd_condition%7Bcode%3D%22{code}%22%7D"
+                with urllib.request.urlopen(query, timeout=120) as response:
+                    return bool(json.loads(response.read())["data"]["result"])
+
+            until(scraped, "the server has scraped the condition")
+            last_scrape = time.time()
+            # a day after: the store is asked for what is settled, so the clock of the ingest is ahead of this machine's
+            asked(last_scrape + 4 * MINUTE)
+            assert spans(store, "long/one") == [LONG]
+            assert spans(store, "short/two") == list(SHORT)
+            ((first, last),) = spans(store, code)
+            assert began - 5 <= first <= last <= time.time()
+            (one,) = [row for row in live(store, "scraped_conditions") if row["code"] == code]
+            assert (one["severity"], one["first_severity"], one["observed"]) == ("critical", "critical", False)
+            assert {row["observed"] for row in live(store, "scraped_conditions") if row["node"] == "n1"} == {None}, (
+                "an older healthd does not say"
+            )
+            about = [row for row in live(store, "ingests") if row["source"] == "prometheus"]
+            assert len(about) == 2, "more than 11,000 points are two queries"
+            assert {row["node"] for row in live(store, "scraped_conditions")} == {"n1", "gpu-1"}
+            assert asked(last_scrape + 4 * MINUTE).unread.rows["prometheus"] == 0
+            # what the same daemon wrote itself knows what the scrapes cannot: the kind, and when it was seen first
+            state = daemon.directory / "state"
+            lines = state / "events.jsonl"
+            until(lambda: lines.exists() and b'"gpu_xid/79"' in lines.read_bytes(), "the stream has it")
+            came = ingest(str(store), [(events.SOURCE, [str(state)])], Asked(int(time.time()), "c1"))
+            assert (came.failed, came.unread.unread) == ([], {})
+            (opened,) = [row for row in live(store, "events") if (row["event"], row["code"]) == ("opened", code)]
+            assert (opened["cluster"], opened["kind"], opened["severity"]) == ("c1", "edge", "critical")
+            assert opened["first_time"] <= first

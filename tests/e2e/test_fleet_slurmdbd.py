@@ -1,0 +1,297 @@
+"""Jobs of a real slurmdbd, in each version that can be had: asked by us, from sacct's text and from its JSON."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from slurm_cluster import SlurmCluster
+
+from healthd.fleet.sources.sacct_calls import COLUMNS, NEWER
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ("22.05", "24.11", "26.05")
+TOKEN = "hf_SECRETTOKEN0123456789"
+ODD_NAME = "a|b\nc"
+CONF = (
+    "AccountingStorageTRES=gres/gpu",
+    "AccountingStoreFlags=job_script",
+    "PreemptType=preempt/partition_prio",
+    "PreemptMode=REQUEUE",
+    "PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 State=UP PriorityTier=10",
+)
+SCRIPT = "#!/bin/bash\n#SBATCH --exclude=n[2-3]\nexit 3\n"
+# 26 October 2025 in Berlin: at 01:00 UTC, clocks go from 03:00 back to 02:00.
+SUBMIT, START, END = 1_761_435_000, 1_761_436_800, 1_761_442_200
+DAY = 86_400
+
+
+class History:
+    """A cluster that has seen something, and the ids of its jobs by what became of them."""
+
+    def __init__(self, cluster: SlurmCluster, version: str, scratch: Path) -> None:
+        self.cluster = cluster
+        self.version = version
+        self.scratch = scratch
+        self.key = scratch / "key"
+        self.key.write_text("0" * 64)
+        self.key.chmod(0o600)
+        self.jobs: dict[str, str] = {}
+
+    def sql(self, statement: str) -> None:
+        socket = f"--socket={self.cluster.directory}/database/s"
+        self.cluster.run("mariadb", "--no-defaults", "-uroot", socket, "slurm_acct", "-e", statement)
+
+    def ingest(self, db: Path, *arguments: str, status: int = 0, **environment: str) -> str:
+        """What `healthd fleet ingest` says."""
+        command = (sys.executable, "-m", "healthd", "fleet", "ingest", "--out", str(db), "--key", str(self.key))
+        env = {**self.cluster.env, "PYTHONPATH": str(ROOT), **environment}
+        done = subprocess.run([*command, *arguments], env=env, cwd="/", capture_output=True, text=True, timeout=400)
+        assert done.returncode == status, done.stderr + done.stdout
+        return done.stderr + done.stdout
+
+    def sacct(self, name: str, *arguments: str, **environment: str) -> Path:
+        """What sacct prints of all jobs of this test, in a file."""
+        window = (f"--starttime=uts{int(time.time()) - DAY}", f"--endtime=uts{int(time.time()) + DAY}")
+        command = ("sacct", "--allusers", "--duplicates", "--allocations", *window, *arguments)
+        done = subprocess.run(command, env={**self.cluster.env, **environment}, capture_output=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        path = self.scratch / name
+        path.write_bytes(done.stdout)
+        return path
+
+
+def rows(db: Path, table: str, order: str = "job_id, submit_time") -> list[dict[str, Any]]:
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT * FROM read_parquet('{db}/{table}/*/*.parquet') ORDER BY {order}")
+        names = [column[0] for column in found.description]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+def one(db: Path, job: str) -> dict[str, Any]:
+    (row,) = (row for row in rows(db, "jobs") if row["job_id"] == int(job))
+    return row
+
+
+def from_day(days: int) -> tuple[str, str]:
+    """At least one: midnight may come between a job and its ingest."""
+    return "--from", time.strftime("%Y-%m-%d", time.gmtime(time.time() - days * DAY))
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def history(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    version = "" if request.param == "22.05" else request.param
+    with SlurmCluster(nodes=4, accounting=True, version=version, extra_conf=CONF) as cluster:
+        cluster.run("sacctmgr", "-i", "-Q", "add", "account", "gpu")
+        cluster.run("sacctmgr", "-i", "-Q", "add", "user", "root", "Account=gpu")
+        seen = History(cluster, request.param, tmp_path_factory.mktemp("history"))
+        _happens(seen)
+        yield seen
+
+
+def _happens(seen: History) -> None:
+    """A job is requeued, one is pre-empted, one loses its node; an array, a reservation, and what users write."""
+    cluster, jobs = seen.cluster, seen.jobs
+    script = seen.scratch / "run.sh"
+    script.write_text(SCRIPT)
+    cluster.run("scontrol", "create", "reservation", "ReservationName=maint", *RESERVED)
+    jobs["requeued"] = cluster.sbatch("sleep 3000", "-w", "n1", "--gpus=8")
+    jobs["preempted"] = cluster.sbatch("sleep 3000", "-w", "n2", "--exclusive")
+    jobs["node_fail"] = cluster.sbatch("sleep 3000", "-w", "n4", "--no-requeue", "--gpus=2")
+    jobs["scripted"] = cluster.run("sbatch", "--parsable", "-o", "/dev/null", str(script)).strip()
+    jobs["array"] = cluster.sbatch("exit 0", "--array=1-2", "-x", "n4", f"--comment={TOKEN}", f"-J{ODD_NAME}")
+    jobs["killed"] = cluster.sbatch("kill -9 $$", "--gpus=1")
+    jobs["waits"] = cluster.sbatch("exit 0", "--begin=now+1hour")
+    jobs["cancelled"] = cluster.sbatch("exit 0", "--begin=now+1hour")
+    cluster.run("scancel", jobs["cancelled"])
+    for name in ("requeued", "preempted", "node_fail"):
+        cluster.wait_job(jobs[name], "RUNNING")
+    time.sleep(1.2)  # a row is named by job and second of submission; a reservation begins before its jobs
+    jobs["reserved"] = cluster.sbatch("exit 0", "--reservation=maint", "-w", "n3")
+    for name in ("reserved", "array", "killed", "scripted"):
+        cluster.wait_job(jobs[name], "COMPLETED", "FAILED")
+    cluster.run("scontrol", "requeue", jobs["requeued"])
+    jobs["urgent"] = cluster.sbatch("sleep 3000", "-w", "n2", "--exclusive", "--partition=urgent")
+    cluster.wait_job(jobs["urgent"], "RUNNING")
+    cluster.run("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=burnt")
+    jobs["open"] = cluster.sbatch("sleep 3000", "--gpus=1")
+    cluster.wait_job(jobs["open"], "RUNNING")
+    _until_told(seen, jobs["open"], "RUNNING")
+    _until_told(seen, jobs["node_fail"], "NODE_FAIL")
+    _until_told(seen, jobs["preempted"], "PREEMPTED", runs=2)
+    _until_told(seen, jobs["requeued"], "REQUEUED", runs=2)
+
+
+RESERVED = ("StartTime=now", "Duration=60", "Nodes=n3", "Users=root")
+
+
+def _until_told(seen: History, job: str, state: str, runs: int = 1) -> None:
+    """slurmdbd lags behind slurmctld, which begins the next run of a job when the last one has ended on its node."""
+    end, command = time.monotonic() + 240, ("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State")
+    while state not in (text := seen.cluster.run(*command)) or text.count("\n") < runs:
+        assert time.monotonic() < end, text
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def asked(history: History) -> Path:
+    """A store for which sacct was asked."""
+    db = history.scratch / "asked"
+    history.ingest(db, "--sacct", *from_day(1), "--users", "keep")
+    return db
+
+
+def test_each_run_of_a_job_is_a_row_with_what_became_of_it(history: History, asked: Path) -> None:
+    jobs = history.jobs
+    told: dict[int, list[dict[str, Any]]] = {}
+    for row in rows(asked, "jobs"):
+        told.setdefault(row["job_id"], []).append(row)
+
+    def states(name: str) -> list[str]:
+        return [row["state"] for row in told[int(jobs[name])]]
+
+    assert states("requeued")[0] == "REQUEUED"
+    assert len(states("requeued")) == 2
+    assert states("preempted")[0] == "PREEMPTED"
+    assert len(states("preempted")) == 2
+    assert states("node_fail") == ["NODE_FAIL"]
+    assert states("urgent") == states("open") == ["RUNNING"]
+    assert states("waits") == ["PENDING"]
+    assert states("cancelled") == ["CANCELLED"]
+    first = told[int(jobs["requeued"])][0]
+    assert (first["nodes"], first["gpus"], first["node_list"], first["partition"]) == (1, 8, "n1", "gpu")
+    assert first["submit_time"] <= first["start_time"] <= first["end_time"]
+    (cancelled,) = told[int(jobs["cancelled"])]
+    assert (cancelled["start_time"], cancelled["nodes"]) == (None, None)
+    (killed,) = told[int(jobs["killed"])]
+    assert (killed["state"], killed["exit_code"], killed["exit_signal"]) == ("FAILED", 0, 9)
+    (reserved,) = told[int(jobs["reserved"])]
+    assert (reserved["reservation"], reserved["user_name"]) == ("maint", "root")
+    tasks = sorted(row["array_task_id"] for its in told.values() for row in its if row["array_job_id"])
+    assert tasks == [1, 2]
+    restarts = [row["restarts"] for row in told[int(jobs["requeued"])]]
+    assert restarts == ([None, None] if history.version == "22.05" else [0, 1])
+    assert len({row["db_index"] for its in told.values() for row in its}) == sum(map(len, told.values()))
+
+
+def test_nodes_and_exclusions_are_told_and_no_token_is_kept(history: History, asked: Path) -> None:
+    jobs = history.jobs
+    on = {(row["db_index"], row["node"]) for row in rows(asked, "job_nodes", "db_index, node")}
+    assert (one(asked, jobs["node_fail"])["db_index"], "n4") in on
+    excluded = {(row["job_id"], row["node"], row["source"]) for row in rows(asked, "exclusions")}
+    array = {(row["job_id"], "n4", "submit_line") for row in rows(asked, "jobs") if row["array_job_id"]}
+    scripted = {(int(jobs["scripted"]), node, "script") for node in ("n2", "n3")}
+    assert excluded == (array if history.version == "22.05" else array | scripted)
+    assert one(asked, jobs["scripted"])["exclusions_known"] is (history.version != "22.05")
+    assert one(asked, jobs["killed"])["exclusions_known"] is True
+    for path in asked.rglob("*"):
+        assert not path.is_file() or (
+            TOKEN.encode() not in path.read_bytes() and ODD_NAME.encode() not in path.read_bytes()
+        )
+
+
+def test_text_and_json_say_the_same(history: History, asked: Path) -> None:
+    newer = NEWER if history.version == "22.05" else frozenset()
+    columns = ",".join(name for name in COLUMNS if name not in newer)
+    how = ("--parsable2", "--noconvert", f"--format={columns}")
+    text = history.sacct("jobs.txt", *how, "--delimiter=|#|", SLURM_TIME_FORMAT="%s")
+    as_json = history.sacct("jobs.json", "--json")
+    history.ingest(history.scratch / "text", "--sacct", str(text), "--users", "keep")
+    history.ingest(history.scratch / "json", "--sacct", str(as_json), "--users", "keep")
+    if history.version == "22.05":  # what its JSON has not, or not rightly
+        unlike = {
+            "db_index",
+            "exit_code",
+            "exit_signal",
+            "reservation",
+            "exclusions_known",
+            "source",
+            "cpus",
+            "priority",
+        }
+    else:
+        unlike = {"source"} if history.version == "26.05" else {"source", "db_index"}
+
+    def alike(db: str, drop: set[str]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in row.items() if k not in drop} for row in rows(history.scratch / db, "jobs")]
+
+    assert alike("json", unlike) == alike("text", unlike)
+    # asked a day a call, with what the scripts say: --exclude in them is in no text
+    beside = {"exclusions_known", "source"}
+    of_asked = [{k: v for k, v in row.items() if k not in beside} for row in rows(asked, "jobs")]
+    assert {row["db_index"] for row in alike("text", beside)} <= {row["db_index"] for row in of_asked}
+
+
+def test_a_name_that_looks_like_two_fields_is_not_guessed_in_others_text(history: History) -> None:
+    text = history.sacct(
+        "bars.txt", "--parsable2", "--format=JobIDRaw,JobID,Cluster,State,Submit,JobName,SubmitLine,DBIndex"
+    )
+    said = history.ingest(history.scratch / "bars", "--sacct", str(text), "--timezone", "UTC", status=1)
+    assert f"{text}:" in said
+    told = {row["job_id"] for row in rows(history.scratch / "bars", "jobs")}
+    assert int(history.jobs["killed"]) in told
+    assert int(history.jobs["array"]) not in told
+
+
+def test_a_rerun_changes_nothing_and_then_only_what_ended(history: History, asked: Path) -> None:
+    history.ingest(asked, "--sacct")
+    before = rows(asked, "jobs")
+    history.ingest(asked, "--sacct")
+    assert rows(asked, "jobs") == before
+    history.cluster.run("scancel", history.jobs["open"])
+    _until_told(history, history.jobs["open"], "CANCELLED")
+    history.ingest(asked, "--sacct")
+    after = rows(asked, "jobs")
+    assert {row["db_index"] for row in after} == {row["db_index"] for row in before}
+    assert [row for row in after if row["end_time"] is None or row in before] != after
+    assert all(row in after for row in before if row["end_time"] is not None)
+    ended = one(asked, history.jobs["open"])
+    assert (ended["state"], ended["end_time"] is None) == ("CANCELLED", False)
+
+
+def test_a_job_that_an_operator_ended_long_ago_is_asked_for(history: History) -> None:
+    """As `sacctmgr show runawayjobs` does it: its end lies before the days that a rerun reads."""
+    db, job = history.scratch / "runaway", history.jobs["urgent"]
+    begin = int(time.time()) // DAY * DAY - 4 * DAY
+    times = f"time_submit={begin}, time_eligible={begin}, time_start={begin}"
+    history.sql(f"UPDATE test_job_table SET {times} WHERE id_job={job}")
+    history.ingest(db, "--sacct", *from_day(5), "--users", "keep")
+    assert (one(db, job)["state"], one(db, job)["end_time"]) == ("RUNNING", None)
+    history.sql(f"UPDATE test_job_table SET time_end={begin + 60}, state=3 WHERE id_job={job}")
+    history.ingest(db, "--sacct")
+    assert (one(db, job)["state"], one(db, job)["end_time"]) == ("COMPLETED", begin + 60)
+
+
+def test_our_times_know_no_summer_time_and_in_others_the_hour_that_is_twice_is_told(history: History) -> None:
+    job = history.jobs["killed"]
+    times = f"time_submit={SUBMIT}, time_eligible={SUBMIT}, time_start={START}, time_end={END}"
+    history.sql(f"UPDATE test_job_table SET {times} WHERE id_job={job}")
+    db = history.scratch / "summer"
+    history.ingest(db, "--sacct", "--from", "2025-10-26", "--to", "2025-10-27", "--users", "keep", TZ="Europe/Berlin")
+    row = one(db, job)
+    assert (row["submit_time"], row["start_time"], row["end_time"]) == (SUBMIT, START, END)
+    window = ("--starttime=uts1761400000", "--endtime=uts1761500000", "--parsable2")
+    columns = "--format=JobIDRaw,JobID,DBIndex,Cluster,State,Submit,Start,End"
+    text = history.sacct("summer.txt", *window, columns, TZ="Europe/Berlin")
+    assert "2025-10-26T02:00:00|2025-10-26T02:30:00" in text.read_text()
+    said = history.ingest(history.scratch / "local", "--sacct", str(text), "--timezone", "Europe/Berlin", status=1)
+    assert f"{text}:2: 2025-10-26T02:00:00 is twice in Europe/Berlin, as clocks are set back" in said
+
+
+def test_a_slurmdbd_that_is_away_is_one_sentence(history: History) -> None:
+    conf = history.scratch / "slurm.conf"
+    lines = (history.cluster.directory / "slurm.conf").read_text().splitlines()
+    wrong = [line for line in lines if not line.startswith("AccountingStoragePort")]
+    conf.write_text("\n".join([*wrong, "AccountingStoragePort=9", ""]))
+    db = history.scratch / "away"
+    said = history.ingest(db, "--sacct", *from_day(1), status=3, SLURM_CONF=str(conf))
+    assert "sacct: sacct failed: " in said
+    assert "Traceback" not in said
+    assert os.listdir(db) != []

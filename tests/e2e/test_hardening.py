@@ -1,0 +1,374 @@
+"""healthd.service under a real systemd: what it keeps the daemon from, and that all it looks at works all the same.
+
+Why a directive is not in it is shown here by that directive: tests/test_unit.py has the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import stub_nvml
+from healthd_daemon import xid
+from requirements import require_programs
+from slurm_cluster import SlurmCluster
+from systemd_container import CHECKOUT, SystemdContainer
+from test_unit import DROP_IN, NEVER, SEES_OTHERS, directives
+from waiting import until
+
+UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
+SECURITY = (CHECKOUT / "docs/security.md").read_text()
+LIMITS = [f"{name}={value}" for name, value in directives(UNIT.partition("# What it may do")[2].partition("[Inst")[0])]
+SYS_RESOURCE = int(re.findall(r"CapBnd:\s*(\S+)", Path("/proc/self/status").read_text())[0], 16) >> 24 & 1
+MOST_EXPOSED = 4.2  # of 10; a unit that says nothing has 9.6
+
+# Directive -> a value of it, where that is not "yes".
+VALUES = {
+    "ProtectSystem": "strict",
+    "ProtectProc": "invisible",
+    "ProcSubset": "pid",
+    "MountFlags": "private",
+    "TemporaryFileSystem": "/mnt",
+    "BindPaths": "/tmp:/mnt",
+    "BindReadOnlyPaths": "/tmp:/mnt",
+    "LogNamespace": "other",
+    **dict.fromkeys(("ReadOnlyPaths", "ReadWritePaths", "InaccessiblePaths", "NoExecPaths", "ExecPaths"), "/mnt"),
+}
+OTHER_ROOT = ("RootDirectory", "RootImage", "DynamicUser")  # what else they do ends the program, or hides it
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def debian(request: pytest.FixtureRequest) -> Iterator[SystemdContainer]:
+    """systemd 252 and 257."""
+    with SystemdContainer(fresh=request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SystemdContainer]:
+    options = ["--bind=/dev/fuse", "--system-call-filter=clock_adjtime bpf"]  # which nspawn denies by itself
+    options.append("--capability=CAP_BPF,CAP_NET_ADMIN,CAP_SYS_RESOURCE")  # the device ACL, the score
+    with SystemdContainer(kmsg=True, options=options) as running:
+        yield running
+
+
+def mount_namespace(box: SystemdContainer, *properties: str) -> str:
+    options = [f"--property={one}" for one in properties]
+    return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, "readlink", "/proc/self/ns/mnt").stdout
+
+
+def test_its_exposure_is_as_low_as_it_gets_without_a_mount_namespace(debian: SystemdContainer) -> None:
+    debian.write("/opt/healthd.service", UNIT.replace("/usr/bin/healthd", "/usr/bin/true"))
+    said = debian.exec("systemd-analyze", "security", "--offline=true", "--no-pager", "/opt/healthd.service").stdout
+    overall = re.search(r"Overall exposure level for healthd.service: ([0-9.]+)", said)
+    assert overall is not None, said
+    assert float(overall[1]) <= MOST_EXPOSED, said
+
+
+def test_what_stays_open_is_explained_line_by_line(debian: SystemdContainer) -> None:
+    debian.write("/opt/healthd.service", UNIT.replace("/usr/bin/healthd", "/usr/bin/true"))
+    said = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
+    still_open = {one["name"] for one in json.loads(said) if one["set"] is False and one.get("exposure")}
+    rows = re.findall(
+        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("What stays open")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert still_open - explained == set()
+    assert explained - {one["name"] for one in json.loads(said)} == set()
+
+
+def test_each_directive_that_makes_a_mount_namespace_does_so_and_the_unit_makes_none(debian: SystemdContainer) -> None:
+    of_pid_1 = debian.exec("readlink", "/proc/1/ns/mnt").stdout
+    assert mount_namespace(debian) == of_pid_1
+    blamed = [name for name, why in NEVER.items() if SEES_OTHERS in why and name not in OTHER_ROOT]
+    assert [n for n in blamed if mount_namespace(debian, f"{n}={VALUES.get(n, 'yes')}") == of_pid_1] == []
+    assert mount_namespace(debian, *LIMITS) == of_pid_1
+
+
+# --- what healthd looks at, in the limits of the unit
+
+PROBES = """
+import ctypes, json, os, socket, stat, sys, time
+def open_kernel_log():
+    os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+def read_the_clock_by_the_kernel():
+    from healthd.machine.system import adjtimex
+    adjtimex()
+def read_the_clock_by_systemd():
+    from healthd.machine.system import Tree
+    assert isinstance(Tree("").clock().synchronised, bool)
+def make_a_device_file():
+    os.mknod("/dev/made", 0o600 | stat.S_IFCHR, os.makedev(511, 7))
+def open_a_device_of_a_driver_that_comes_later():
+    os.open("/dev/later", os.O_RDWR)
+def open_a_disk():
+    os.mknod("/dev/disk", 0o600 | stat.S_IFBLK, os.makedev(7, 0))
+def see_what_another_users_process_holds():
+    assert os.readlink(f"/proc/{sys.argv[1]}/fd/1") == "/dev/null"
+    assert open(f"/proc/{sys.argv[1]}/wchan").read() not in ("", "0")
+def hear_of_devices():
+    from healthd.machine.hot_unplug import hot_unplug
+    assert list(hot_unplug("/").waits())
+def ask_a_file_system():
+    assert os.statvfs("/").f_blocks
+def see_processes_memory_and_disks():
+    import psutil
+    assert psutil.virtual_memory().total and psutil.disk_partitions(all=True)
+    assert all(p.info["name"] for p in psutil.process_iter(["name", "username", "open_files"]))
+def make_a_callback_of_c():
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n)(7)
+def ask_systemd():
+    from healthd.machine.program import run_program
+    assert run_program(("systemctl", "is-active", "dbus.socket"), 60).stdout == "active\\n"
+def be_reached_by_prometheus():
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        socket.socket(family).bind((address, 0))
+def listen_to_all_packets():
+    socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+def become_another_user():
+    os.setuid(65534)
+def mount():
+    if ctypes.CDLL(None, use_errno=True).mount(b"x", b"/mnt", b"tmpfs", 0, None):
+        raise OSError(ctypes.get_errno(), "")
+def make_a_namespace():
+    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+        raise OSError(ctypes.get_errno(), "")
+def set_the_clock():
+    time.clock_settime(time.CLOCK_REALTIME, time.time())
+def give_a_file_away():
+    os.chown(os.memfd_create("x"), 65534, 65534)
+def make_a_program_that_is_root():
+    os.fchmod(os.open("/run/made", os.O_CREAT | os.O_WRONLY, 0o755), 0o4755)
+said = {}
+for name, probe in list(globals().items()):
+    if getattr(probe, "__module__", "") == "__main__" and callable(probe):
+        try:
+            probe()
+        except OSError as error:
+            said[name] = os.strerror(error.errno)
+        else:
+            said[name] = ""
+print(json.dumps(said))
+"""
+REFUSED = {
+    "make_a_device_file",
+    "read_the_clock_by_the_kernel",
+    "open_a_disk",
+    "listen_to_all_packets",
+    "become_another_user",
+    "mount",
+    "make_a_namespace",
+    "set_the_clock",
+    "give_a_file_away",
+    "make_a_program_that_is_root",
+}
+
+
+def in_its_limits(box: SystemdContainer, *argv: str, check: bool = True) -> str:
+    """What a program says that has the limits of the unit."""
+    options = [f"--property={one}" for one in LIMITS]
+    environment = [f"--setenv=PYTHONPATH={CHECKOUT}"]
+    return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, *environment, *argv, check=check).stdout
+
+
+def test_all_that_healthd_looks_at_can_be_looked_at_and_what_it_never_does_is_refused(box: SystemdContainer) -> None:
+    box.write("/opt/probes.py", PROBES)
+    box.exec("systemd-run", "--unit=other", "--uid=65534", "--property=StandardOutput=null", "sleep", "1000")
+    other = box.show("other", "MainPID")
+    until(lambda: box.path(f"/proc/{other}/wchan").read_text() not in ("", "0"), "it sleeps")
+    box.exec("mknod", "/dev/later", "c", "511", "7")
+    said = json.loads(in_its_limits(box, sys.executable, "/opt/probes.py", other))
+    no_driver = said.pop("open_a_device_of_a_driver_that_comes_later")
+    assert no_driver == os.strerror(errno.ENXIO)  # and not EPERM: it is not cut off
+    assert {name for name, error in said.items() if error} == REFUSED, said
+
+
+def test_nvml_answers_through_its_library(box: SystemdContainer, tmp_path: Path) -> None:
+    box.path("/opt/nvml").mkdir(exist_ok=True)
+    shutil.copy(stub_nvml.build(tmp_path) / stub_nvml.NAME, box.path(f"/opt/nvml/{stub_nvml.NAME}"))
+    check = (sys.executable, "-m", "healthd", "check", "gpu_access", "gpu_count", "--json")
+    found = json.loads(in_its_limits(box, "env", "LD_LIBRARY_PATH=/opt/nvml", *check, check=False))
+    assert (found["unknown"], found["conditions"]) == ([], []), found
+    assert [one["value"] for one in found["results"][0]["observations"] if one["name"] == "gpus"] == [2]
+
+
+SETTINGS = """\
+mode = "observe"
+[nvml]
+fake = "dgx-h100"
+[metrics]
+listen = "127.0.0.1:9479"
+[checks.mount."/"]
+[checks.exec.site]
+command = ["/bin/sh", "-c", "cat /proc/self/oom_score_adj; exit 1"]
+"""
+
+
+def codes(box: SystemdContainer) -> set[str]:
+    return {f"{one['code']} {one['subject']}".strip() for one in box.status()["conditions"]}
+
+
+def test_the_daemon_sees_the_node_as_it_is_and_is_spared_alone_when_memory_is_short(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS)
+    box.systemctl("restart", "healthd")
+    daemon = box.show("healthd", "MainPID")
+    assert box.exec("readlink", f"/proc/{daemon}/ns/mnt").stdout == box.exec("readlink", "/proc/1/ns/mnt").stdout
+    now = box.status()
+    assert now["kernel_log"]["alive"] is True, now["kernel_log"]
+    assert "mount/read_only /" not in codes(box)
+    spared = "-500\n" if SYS_RESOURCE else "0\n"  # a test machine may not be allowed to give it
+    assert box.exec("cat", f"/proc/{daemon}/oom_score_adj").stdout == spared
+    assert box.show("healthd", "OOMScoreAdjust") == "-500"
+    worker = box.exec("pgrep", "--parent", daemon, "--full", "healthd.worker").stdout.strip()
+    assert box.exec("cat", f"/proc/{worker}/oom_score_adj").stdout == "0\n"
+    (site,) = (one for one in now["conditions"] if one["check"] == "exec")
+    assert site["message"].endswith("0"), site
+    box.systemctl("stop", "healthd")
+
+
+def test_a_read_only_name_space_would_drain_a_node_that_is_well(box: SystemdContainer) -> None:
+    """Why ProtectSystem= is not in the unit."""
+    box.install_healthd(SETTINGS)
+    box.write("/etc/systemd/system/healthd.service.d/strict.conf", "[Service]\nProtectSystem=strict\n")
+    box.systemctl("daemon-reload")
+    try:
+        box.systemctl("restart", "healthd")
+        assert "mount/read_only /" in codes(box)
+        box.systemctl("stop", "healthd")
+    finally:
+        box.path("/etc/systemd/system/healthd.service.d/strict.conf").unlink()
+        box.systemctl("daemon-reload")
+
+
+# --- what a program of the site may need more of
+
+ALL_LINES = re.sub(r"(?m)^#([A-Z][A-Za-z]+=)", r"\1", DROP_IN)
+SITE = "[Service]\nType=oneshot\nStandardOutput=truncate:/run/said\nStandardError=truncate:/run/said\n"
+
+
+def with_the_drop_in(box: SystemdContainer, *argv: str) -> str:
+    """What a program says in the limits of the unit, widened by each line of healthd-exec-checks.conf."""
+    words = " ".join(f'"{word}"' for word in argv)
+    unit = [SITE + f"Environment=PYTHONPATH={CHECKOUT}", *LIMITS, f"ExecStart={words}", ""]
+    box.write("/etc/systemd/system/site.service.d/exec-checks.conf", ALL_LINES)
+    box.install_unit("site.service", "\n".join(unit))
+    box.systemctl("start", "site", check=False)
+    return box.exec("cat", "/run/said").stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("setpriv", "--reuid=65534", "--clear-groups", "id", "-u"), "65534\n"),
+        (("sh", "-c", "mount -t tmpfs site /mnt && umount /mnt && echo mounted"), "mounted\n"),
+        ((sys.executable, "-c", "from healthd.machine.system import adjtimex; print(adjtimex()[2] > 0)"), "True\n"),
+    ],
+    ids=["another user", "a mount", "the clock"],
+)
+def test_a_program_of_the_site_gets_what_it_needs_by_the_drop_in_and_not_without(
+    box: SystemdContainer, argv: tuple[str, ...], said: str
+) -> None:
+    assert in_its_limits(box, *argv, check=False) != said
+    assert with_the_drop_in(box, *argv).endswith(said)
+
+
+# --- a file server that is dead when the node boots
+
+
+def test_the_daemon_is_ready_beside_a_file_server_that_is_dead_from_the_start(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS + '[checks.mount."/mnt/dead"]\ntimeout_seconds = 1.0\n')
+    box.systemctl("stop", "healthd")
+    box.path("/mnt/dead").mkdir(exist_ok=True)
+    server = f"sleep infinity | {sys.executable} {CHECKOUT}/tests/e2e/hangfs.py /mnt/dead"
+    box.exec("systemd-run", "--unit=dead", "sh", "-c", server)
+    try:
+        until(lambda: " /mnt/dead " in box.exec("cat", "/proc/mounts").stdout, "it is mounted")
+        box.systemctl("start", "healthd")  # returns with READY
+        assert box.show("healthd", "ActiveState") == "active"
+        until(lambda: "mount/hang /mnt/dead" in codes(box), "it is told")
+    finally:
+        box.systemctl("kill", "--signal=KILL", "dead")
+        box.exec("umount", "--lazy", "/mnt/dead", check=False)
+        box.systemctl("stop", "healthd", check=False)
+
+
+# --- Slurm
+
+
+def slurms_client() -> list[str]:
+    """Options that put this machine's scontrol, sinfo and squeue, and what they load, where they lie here."""
+    names = ("scontrol", "sinfo", "squeue")
+    require_programs(*names, packages="slurm-client")
+    programs = [shutil.which(name) or "" for name in names]
+    told = subprocess.run(["ldd", *programs], capture_output=True, text=True, timeout=240, check=True).stdout
+    libraries = set(re.findall(r"=> (/\S+) \(", told))
+    plugins = next(Path(one).parent for one in libraries if "slurm" in one)
+    munge = subprocess.run(["ldd", plugins / "auth_munge.so"], capture_output=True, text=True, timeout=240, check=True)
+    wanted = {*programs, str(plugins), *re.findall(r"=> (/\S+) \(", munge.stdout), *libraries}
+    base = ("/libc.so", "/libm.so", "/libresolv.so", "/libslurm")
+    return [f"--bind-ro={one}" for one in sorted(wanted) if not any(name in one for name in base)]
+
+
+@contextlib.contextmanager
+def in_the_network_of(pid: int) -> Iterator[None]:
+    """What is started meanwhile listens where that process does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as own, open(f"/proc/{pid}/ns/net") as theirs:
+        assert libc.setns(theirs.fileno(), 0x40000000) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(own.fileno(), 0x40000000) == 0
+
+
+DRAINS = """\
+mode = "drain"
+node_name = "n1"
+interval_seconds = 1.0
+[nvml]
+fake = "dgx-h100"
+[metrics]
+listen = "off"
+[kernel_log]
+source = "/opt/kernel.log"
+trust_file = true
+[checks.processes]
+enabled = false
+"""
+
+
+def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
+    require_programs("ip", packages="iproute2")
+    with contextlib.ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        box = stack.enter_context(SystemdContainer(binds=[directory], options=slurms_client()))
+        stack.enter_context(in_the_network_of(box.leader))
+        # getaddrinfo(3) with AI_ADDRCONFIG, as slurmctld asks it, knows no address where there is only 127.0.0.1.
+        subprocess.run(["ip", "address", "add", "192.0.2.1/32", "dev", "lo"], check=True, timeout=240)
+        cluster = stack.enter_context(SlurmCluster(directory, nodes=1))
+        box.write("/opt/kernel.log", "")
+        box.install_healthd(DRAINS)
+        conf = f"[Service]\nEnvironment=SLURM_CONF={directory}/slurm.conf\n"
+        box.write("/etc/systemd/system/healthd.service.d/slurm.conf", conf)
+        box.systemctl("daemon-reload")
+        box.systemctl("start", "healthd")
+        with open(box.path("/opt/kernel.log"), "a") as log:
+            log.write(f"{xid(79)}\n")
+        until(lambda: "gpu_xid/79 0000:61:00.0" in codes(box), "it is heard")
+        cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 0000:61:00.0")
+        until(lambda: box.status()["slurm"]["trouble"] == "", "Slurm answers")
+        box.exec("healthd", "repaired", "gpu_xid/79")
+        cluster.wait_state("n1", without=("DRAIN",))
+        box.systemctl("stop", "healthd")

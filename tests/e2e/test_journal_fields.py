@@ -1,0 +1,115 @@
+"""What healthd does to a node, asked of a real journal by its fields: `journalctl -u healthd NODE_ACTION=drain`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from systemd_container import CHECKOUT, SystemdContainer
+
+from healthd.settings import registry
+
+# In the place of Slurm's commands, which the container's node has no slurmctld for: one node, whose drain is a file.
+SLURM = f"""#!{sys.executable}
+import os, sys, time
+sys.path[:0] = [{str(CHECKOUT)!r}, {str(CHECKOUT / "tests")!r}]
+from healthd.slurm.commands import FLEET_COLUMNS
+from slurm_text import columns, sinfo
+words, drain = sys.argv[1:], "/opt/drained"
+reason = open(drain).read() if os.path.exists(drain) else ""
+if os.path.basename(sys.argv[0]) == "sinfo" and "-n" in words:
+    state, since = ("idle+drain", os.stat(drain).st_mtime) if reason else ("idle", 0)
+    sys.stdout.write(sinfo(state, reason or "none", since).stdout)
+elif os.path.basename(sys.argv[0]) == "sinfo":
+    sys.stdout.write(columns(("gpu", "idle+drain" if reason else "idle", "0", reason, "1"), FLEET_COLUMNS))
+elif "State=DRAIN" in words:
+    open(drain, "w").write(words[-1].removeprefix("Reason="))
+elif "State=UNDRAIN" in words:
+    os.remove(drain)
+elif "listpids" in words:
+    sys.exit("No job steps exist on this node.")
+elif "partition" in words:
+    print("PartitionName=gpu TotalNodes=1")
+else:
+    print("BOOT_TIME = 1")
+"""
+
+SETTINGS = """\
+mode = "{mode}"
+node_name = "n1"
+interval_seconds = 10
+[fleet]
+jitter_seconds = 0
+[kernel_log]
+source = "off"
+[metrics]
+listen = "off"
+[checks.exec.raid]
+command = ["/bin/sh", "-c", "test ! -e /opt/broken || {{ echo two disks are gone; exit 2; }}"]
+"""
+# A resume waits for each check that can drain, and most of them cannot look in a container.
+OFF = "".join(f"[checks.{name}]\nenabled = false\n" for name in registry.built_in() if name != "exec")
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SystemdContainer]:
+    with SystemdContainer() as running:
+        running.write("/usr/bin/sinfo", SLURM, 0o755)
+        running.write("/usr/bin/scontrol", SLURM, 0o755)
+        yield running
+
+
+def asked(box: SystemdContainer, *fields: str) -> list[dict[str, str]]:
+    lines = box.exec("journalctl", "-u", "healthd", "-o", "json", "--all", *fields).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def told(box: SystemdContainer, *fields: str, words: str = "") -> dict[str, str]:
+    """The first line with these fields and words, once it is there."""
+    deadline = time.monotonic() + 120
+    while not (entries := [entry for entry in asked(box, *fields) if words in entry["MESSAGE"]]):
+        assert time.monotonic() < deadline, box.log("healthd")
+        time.sleep(0.1)
+    return entries[0]
+
+
+def named(entry: dict[str, str]) -> tuple[str, ...]:
+    return tuple(entry.get(name, "") for name in ("PRIORITY", "NODE_ACTION", "CODE", "SUBJECT", "SEVERITY"))
+
+
+def test_a_drain_and_its_resume_are_warnings_that_the_journal_finds_by_their_fields(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS.format(mode="act") + OFF)
+    box.systemctl("start", "healthd")
+    box.write("/opt/broken", "")
+    box.exec("healthd", "pause", "--for", "1s", "--why", "look again")  # after it all checks look
+    drained = told(box, "NODE_ACTION=drain")
+    assert named(drained) == ("4", "drain", "exec/critical", "raid", "degraded")
+    assert drained["MESSAGE"] == "drained the node: healthd: exec/critical raid: two disks are gone"
+    opened = asked(box, "CODE=exec/critical")
+    assert [named(entry) for entry in opened if "NODE_ACTION" not in entry] == [
+        ("4", "", "exec/critical", "raid", "degraded")
+    ]
+    assert (Path(box.path("/opt/drained")).read_text()) == drained["MESSAGE"].removeprefix("drained the node: ")
+    box.exec("rm", "/opt/broken")
+    box.exec("healthd", "repaired", "exec/critical", "raid", "--why", "new disks")
+    resumed = told(box, "NODE_ACTION=resume")
+    assert named(resumed) == ("4", "resume", "exec/critical", "raid", "degraded")
+    assert len(asked(box, "NODE_ACTION=drain")) == 1
+    box.systemctl("stop", "healthd")
+
+
+def test_a_drain_that_is_only_wanted_is_a_warning_with_the_same_fields(box: SystemdContainer) -> None:
+    box.install_healthd(SETTINGS.format(mode="observe") + OFF)
+    box.write("/opt/broken", "")
+    box.systemctl("start", "healthd")
+    withheld = told(box, "NODE_ACTION=withheld", words="observe")
+    assert named(withheld) == ("4", "withheld", "exec/critical", "raid", "degraded")
+    assert withheld["MESSAGE"].startswith(
+        'decision: mode is "observe"; would drain with "healthd: exec/critical raid: '
+    )
+    assert not box.path("/opt/drained").exists()
+    box.systemctl("stop", "healthd")

@@ -1,0 +1,45 @@
+"""A round that takes longer than three intervals: the verdict stays valid while the daemon lives, and not longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from healthd_daemon import Healthd
+from waiting import until
+
+# Its first run is short.
+SLOW = """
+interval_seconds = {interval}
+round_timeout_seconds = 200.0
+[checks.exec.slow]
+command = ["/bin/sh", "-c", "[ ! -e {slow} ] || exec sleep 100"]
+timeout_seconds = 150.0
+"""
+INTERVAL_SECONDS = 5.0
+HOLDS_SECONDS = 3 * INTERVAL_SECONDS  # a verdict
+
+
+def expires(daemon: Healthd) -> int:
+    return int(daemon.verdict().split()[1])
+
+
+def test_the_verdict_does_not_expire_in_a_long_round_but_with_a_daemon_that_hangs(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    with Healthd(config=SLOW.format(interval=INTERVAL_SECONDS, slow=slow)) as daemon:
+        slow.touch()
+        last = daemon.status()["round"]["number"]
+        number = daemon.until(lambda s: s["round"]["number"] > last, "another one has begun")["round"]["number"]
+        began = time.time()
+        while time.time() < began + 2 * HOLDS_SECONDS:
+            assert expires(daemon) >= int(time.time()), "the verdict has expired in a round"
+            time.sleep(0.2)
+        assert daemon.status()["round"]["number"] == number, "the round was too short to tell"
+        assert daemon.process is not None
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        try:
+            until(lambda: expires(daemon) < int(time.time()), "the verdict of a stopped daemon expires")
+        finally:
+            os.kill(daemon.process.pid, signal.SIGCONT)

@@ -1,0 +1,326 @@
+"""The life of the package on Debian 12 and 13, under a real systemd: installed, reloaded, hung, killed, upgraded,
+rolled back, removed, purged, and put where an installation by hand was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packages import OLD_VERSION, PYTHONS, RELEASES, built_package, older_package, package_node, put_old_program
+from systemd_container import CHECKOUT, SystemdContainer
+
+SETTINGS = """\
+# the site's own
+baseline_file = ""
+[kernel_log]
+source = "/srv/kernel.log"
+[metrics]
+listen = "off"
+"""
+XID = "NVRM: Xid (PCI:fffe:1f:1f): 79, pid=1, name=job, GPU has fallen off the bus."
+QUIET = "DEBIAN_FRONTEND=noninteractive"
+# What others keep of what was installed, and what systemd keeps of itself.
+NOT_THE_PACKAGES = (
+    "/proc",
+    "/sys",
+    "/dev",
+    "/run",
+    "/tmp",
+    "/var/tmp",
+    "/var/log",
+    "/var/cache",
+    "/var/lib/apt",
+    "/var/lib/dpkg",
+)
+SECONDS = 180.0
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def packages(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with new.deb and older.deb."""
+    folder = tmp_path_factory.mktemp(release)
+    new = folder / "new.deb"
+    new.write_bytes(built_package(release).read_bytes())
+    older_package(new, release, folder)
+    return folder
+
+
+@pytest.fixture
+def box(release: str, packages: Path) -> Iterator[SystemdContainer]:
+    with package_node(release, packages) as running:
+        running.write("/srv/kernel.log", "")
+        yield running
+
+
+def apt(box: SystemdContainer, *words: str) -> str:
+    """apt-get as a script runs it: nobody answers a question. What it said, with what the package said."""
+    done = box.exec("env", QUIET, "apt-get", "-q", "-y", "--no-install-recommends", *words)
+    return done.stdout + done.stderr
+
+
+def until(box: SystemdContainer, reached: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        said = box.exec("healthd", "status", "--json", check=False)
+        if said.stdout.startswith("{") and reached(found := json.loads(said.stdout)):
+            return found
+        time.sleep(0.2)
+    raise TimeoutError(f"not within {SECONDS} s: {what}\n{said.stdout}{said.stderr}\n{box.log('healthd')[-3000:]}")
+
+
+def stands(found: dict[str, Any]) -> tuple[str, float] | None:
+    """(state, first seen) of the condition that XID makes."""
+    for condition in found["conditions"]:
+        if condition["code"] == "gpu_xid/79":
+            return condition["state"], condition["first_seen"]
+    return None
+
+
+def fault(box: SystemdContainer) -> tuple[str, float]:
+    with open(box.path("/srv/kernel.log"), "a") as log:
+        log.write(f"{XID}\n")
+    known = stands(until(box, lambda found: stands(found) is not None, "the Xid is a condition"))
+    assert known is not None
+    return known
+
+
+def pid(box: SystemdContainer) -> str:
+    return box.show("healthd", "MainPID")
+
+
+def restarted(box: SystemdContainer, before: str) -> None:
+    """By systemd, and ready."""
+    deadline = time.monotonic() + SECONDS
+    while pid(box) in ("0", before) or box.show("healthd", "ActiveState") != "active":
+        assert time.monotonic() < deadline, box.log("healthd")[-3000:]
+        time.sleep(0.2)
+    assert int(box.show("healthd", "NRestarts")) >= 1
+
+
+def files(box: SystemdContainer) -> set[str]:
+    prune = " -o ".join(f"-path {path}" for path in NOT_THE_PACKAGES)
+    found = box.exec("bash", "-c", f"find / \\( {prune} \\) -prune -o -print").stdout.splitlines()
+    return {path for path in found if "healthd" in path}
+
+
+def test_one_command_makes_a_node_watched_and_compiles_nothing(
+    box: SystemdContainer, packages: Path, release: str
+) -> None:
+    assert "default" not in box.exec("cat", "/proc/net/route").stdout
+    apt(box, "install", f"{packages}/new.deb")
+    assert box.systemctl("is-active", "healthd") == "active"
+    assert box.systemctl("is-enabled", "healthd") == "enabled"
+    assert "slurmd.service" in box.show("healthd", "Before").split()
+    said = box.exec("healthd", "status", check=False)
+    assert "mode observe" in said.stdout, said.stdout + said.stderr
+
+    inside = box.exec("readlink", "-f", "/opt/healthd/bin/python").stdout.strip()
+    assert inside == f"/usr/bin/{PYTHONS[release]}"
+    assert "No module named pip" in box.exec("/opt/healthd/bin/python", "-m", "pip", check=False).stderr
+    for command in (("list",), ("explain", "gpu_xid/79"), ("fleet", "--help")):
+        box.exec("healthd", *command)
+    # nothing was written or changed beside what dpkg put there
+    assert box.exec("dpkg", "--verify", "healthd").stdout == ""
+    owned = set(box.exec("dpkg", "-L", "healthd").stdout.splitlines())
+    assert set(box.exec("find", "/opt/healthd").stdout.splitlines()) <= owned
+    for name in ("bash-completion/completions/healthd", "zsh/vendor-completions/_healthd"):
+        assert f"/usr/share/{name}" in owned
+    for name in ("man/man8/healthd.8.gz", "man/man5/healthd.toml.5.gz", "healthd/healthd.toml", "healthd/slurm/prolog"):
+        assert f"/usr/share/{name}" in owned
+    box.exec("test", "-x", "/opt/healthd/share/healthd/slurm/prolog")
+
+
+def test_settings_that_were_there_first_stand_and_are_reloaded_or_refused(
+    box: SystemdContainer, packages: Path
+) -> None:
+    """As a tool that lays files down before it installs packages does it."""
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    apt(box, "install", f"{packages}/new.deb")
+    assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
+    daemon = pid(box)
+
+    changed = SETTINGS.replace("# the site's own", 'mode = "drain"')
+    box.write("/etc/healthd/healthd.toml", changed)
+    box.systemctl("reload", "healthd")
+    until(box, lambda found: found["mode"] == "drain", "the new settings are in force")
+    box.write("/etc/healthd/healthd.toml", changed.replace("drain", "demolish"))
+    box.systemctl("reload", "healthd", check=False)
+    end = time.monotonic() + SECONDS
+    while "demolish" not in box.log("healthd"):
+        assert time.monotonic() < end, box.log("healthd")
+        time.sleep(0.2)
+    assert box.status()["mode"] == "drain"
+    assert pid(box) == daemon
+
+    # with settings that it refuses it says so where the administrator looks
+    said = apt(box, "install", "--reinstall", f"{packages}/new.deb")
+    assert "its settings are refused" in said
+    assert "demolish" in said
+    assert "systemctl restart healthd" in said
+    assert "deb-systemd-invoke" not in said
+    assert (box.status()["mode"], pid(box)) == ("drain", daemon)  # the one that ran well runs on
+
+
+def test_a_daemon_that_is_killed_or_hangs_is_back_and_knows_what_it_knew(box: SystemdContainer, packages: Path) -> None:
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    apt(box, "install", f"{packages}/new.deb")
+    known = fault(box)
+    first = pid(box)
+    box.exec("kill", "-KILL", first)
+    restarted(box, first)
+    assert stands(box.status()) == known
+
+    box.write("/etc/systemd/system/healthd.service.d/site.conf", "[Service]\nWatchdogSec=20\n")
+    box.systemctl("daemon-reload")
+    box.systemctl("restart", "healthd")
+    hung = pid(box)
+    box.exec("kill", "-STOP", hung)
+    restarted(box, hung)
+    assert "Watchdog timeout" in box.log("healthd")
+    assert stands(box.status()) == known
+
+
+def test_an_upgrade_and_a_rollback_ask_nothing_and_forget_nothing(box: SystemdContainer, packages: Path) -> None:
+    apt(box, "install", f"{packages}/older.deb")
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    box.systemctl("restart", "healthd")
+    assert box.status()["version"] == OLD_VERSION
+    known = fault(box)
+    for package, options in (("new.deb", ()), ("older.deb", ("--allow-downgrades",))):
+        before = pid(box)
+        apt(box, "install", *options, f"{packages}/{package}")
+        assert (box.status()["version"] == OLD_VERSION) == (package == "older.deb")
+        assert pid(box) != before
+        assert stands(box.status()) == known
+        assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
+        assert box.systemctl("is-enabled", "healthd") == "enabled"
+    box.systemctl("disable", "--now", "healthd")
+    apt(box, "install", f"{packages}/new.deb")
+    assert box.systemctl("is-enabled", "healthd", check=False) == "disabled"
+    assert box.systemctl("is-active", "healthd", check=False) == "inactive"
+
+
+def test_a_removal_keeps_what_it_knew_and_a_purge_leaves_nothing(box: SystemdContainer, packages: Path) -> None:
+    before = files(box)
+    apt(box, "install", f"{packages}/new.deb")
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    box.write("/etc/healthd/notes", "the site's own")
+    box.systemctl("restart", "healthd")
+    known = fault(box)
+    apt(box, "remove", "healthd")
+    assert not box.path("/opt/healthd").exists()
+    assert box.show("healthd", "LoadState") == "not-found"
+    assert box.exec("pgrep", "-f", "healthd run", check=False).stdout == ""
+    apt(box, "install", f"{packages}/new.deb")
+    assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
+    assert stands(box.status()) == known
+    apt(box, "purge", "healthd")
+    assert files(box) - before == set()
+    assert box.path("/opt").is_dir()
+    assert not box.path("/run/healthd").exists()
+    apt(box, "install", f"{packages}/new.deb")
+    assert stands(box.status()) is None
+
+    # settings that are a link stay one, and what it leads to is the site's
+    box.write("/srv/site.toml", SETTINGS)
+    box.exec("ln", "-sf", "/srv/site.toml", "/etc/healthd/healthd.toml")
+    for before in (["install", "--reinstall", f"{packages}/new.deb"], ["remove", "healthd"]):
+        apt(box, *before)
+        apt(box, "install", f"{packages}/new.deb")
+        assert box.exec("readlink", "/etc/healthd/healthd.toml").stdout.strip() == "/srv/site.toml"
+        assert box.exec("ls", "/etc/healthd").stdout.split() == ["healthd.toml"]
+    apt(box, "purge", "healthd")
+    assert not box.path("/etc/healthd").exists()
+    assert box.path("/srv/site.toml").read_text() == SETTINGS
+
+
+def test_an_installation_by_hand_is_taken_over(box: SystemdContainer, packages: Path, release: str) -> None:
+    """The older program as README.md installs one, with a unit that would hide the package's."""
+    by_hand = packages / "by-hand"
+    box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(by_hand))
+    if not (by_hand / "source").exists():
+        put_old_program(by_hand, release)
+    box.exec("cp", "-a", f"{by_hand}/opt/healthd", "/opt/healthd")
+    box.exec("rm", "-r", str(by_hand))
+    box.exec("ln", "-s", "/opt/healthd/bin/healthd", "/usr/bin/healthd")
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    unit = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
+    box.install_unit("healthd.service", unit.replace("[Service]", "[Service]\nEnvironment=BY=hand"))
+    box.write("/opt/healthd/lib/leftover", "")
+    box.systemctl("enable", "--now", "healthd")
+    assert box.status()["version"] == OLD_VERSION
+    known, before = fault(box), pid(box)
+
+    said = apt(box, "install", f"{packages}/new.deb")
+    assert "/etc/systemd/system/healthd.service was not this package's" in said
+    assert "/opt/healthd was not this package's" in said
+    assert box.status()["version"] != OLD_VERSION
+    assert pid(box) != before
+    assert stands(box.status()) == known
+    assert box.show("healthd", "Environment") == ""
+    assert box.show("healthd", "FragmentPath").endswith("/lib/systemd/system/healthd.service")
+    assert box.systemctl("is-enabled", "healthd") == "enabled"
+    assert box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
+    assert not box.path("/opt/healthd/lib/leftover").exists()
+    # it can be had back, and be taken over again
+    apt(box, "remove", "healthd")
+    box.exec("bash", "-c", "cd /opt && mv healthd.by-hand-* healthd && healthd/bin/healthd --version")
+    box.exec("bash", "-c", "cd /etc/systemd/system && mv healthd.service.by-hand-* healthd.service")
+    apt(box, "install", f"{packages}/new.deb")
+    assert box.show("healthd", "FragmentPath").endswith("/lib/systemd/system/healthd.service")
+    assert box.status()["version"] != OLD_VERSION
+
+
+def test_a_unit_that_is_linked_is_taken_over_and_a_package_that_breaks_gives_all_back(
+    box: SystemdContainer, packages: Path
+) -> None:
+    tree = packages / "linked"
+    box.exec("dpkg-deb", "--extract", f"{packages}/new.deb", str(tree))
+    box.exec("mkdir", "-p", "/opt")
+    box.exec("cp", "-a", f"{tree}/opt/healthd", "/opt/healthd")
+    box.exec("rm", "-r", str(tree))
+    box.exec("rm", "/opt/healthd/share/healthd")
+    unit = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
+    box.write("/opt/healthd/share/healthd/healthd.service", unit)
+    box.write("/opt/healthd/BY-HAND", "")
+    box.exec("ln", "-s", "/opt/healthd/bin/healthd", "/usr/bin/healthd")
+    box.write("/etc/healthd/healthd.toml", SETTINGS)
+    box.systemctl("enable", "--now", "/opt/healthd/share/healthd/healthd.service")
+    linked = "/etc/systemd/system/healthd.service"
+    assert box.path(linked).is_symlink()
+
+    def is_by_hand() -> bool:
+        return (
+            box.path("/opt/healthd/BY-HAND").exists()
+            and box.path(linked).is_symlink()
+            and box.path("/etc/healthd/healthd.toml").read_text() == SETTINGS
+            and box.exec("healthd", "--version", check=False).returncode == 0
+            and box.systemctl("is-enabled", "healthd", check=False) in ("enabled", "linked")
+        )
+
+    whole = (packages / "new.deb").read_bytes()
+    (packages / "broken.deb").write_bytes(whole[: len(whole) * 3 // 4])
+    assert box.exec("dpkg", "-i", f"{packages}/broken.deb", check=False).returncode != 0
+    assert is_by_hand()
+    daemon = pid(box)
+    box.exec("dpkg", "--unpack", f"{packages}/new.deb")
+    assert not box.path("/opt/healthd/BY-HAND").exists()
+    box.exec("dpkg", "--remove", "healthd")
+    assert is_by_hand()
+    assert pid(box) == daemon
+
+    apt(box, "install", f"{packages}/new.deb")
+    assert not box.path(linked).is_symlink()
+    assert box.systemctl("is-enabled", "healthd") == "enabled"
+    assert box.show("healthd", "FragmentPath").endswith("/lib/systemd/system/healthd.service")
+    assert pid(box) not in ("0", daemon)

@@ -1,0 +1,196 @@
+"""TAB in real shells: bash and zsh on a terminal, where the line that results is run, fish by its `complete -C`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from requirements import require_programs
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120.0
+READY = b"READY> "
+
+# what is typed -> the words that healthd is given, after the TABs
+TYPED = {
+    "conf\t": "config",
+    "config s\t": "config show",
+    "help config ch\t": "help config check",
+    "failslow per\t": "failslow period",
+    "--vers\t": "--version",
+    "check --js\t": "check --json",
+    "check gpu_ec\t": "check gpu_ecc",
+    "check site_o\t": "check site_own",
+    "explain gpu_access/lo\t": "explain gpu_access/lost",
+    "explain site_own/w\t": "explain site_own/wrong",
+    "check --json --fake-nvml dgx-h1\t": "check --json --fake-nvml dgx-h100",
+    "run --mode dr\t": "run --mode drain",
+    "run --mode=dr\t": "run --mode=drain",
+    "run --kernel-log jou\t": "run --kernel-log journal",
+    "scan a\\ fo\tke\t": "scan a folder/kern.log",
+    "config check a\\ fo\tsett\t": "config check a folder/settings.toml",
+    "fleet ingest --nodes a\\ folder/no\ta\\ folder/ke\t": "fleet ingest --nodes a folder/nodes.txt a folder/kern.log",
+    "completion fi\t": "completion fish",
+    "status --watch --js\t": "status --watch --json",
+}
+SITE = '''"""A site's own."""
+from healthd.model import Clears, Explain, Severity
+EXPLAIN = {"site_own/wrong": Explain(Severity.WARNING, Clears.PASS, "m", "w", "t")}
+def run(host, config, past):
+    return ()
+'''
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with some files, a `healthd` that knows a site's check, and the three scripts."""
+    place = tmp_path_factory.mktemp("completion")
+    (place / "a folder").mkdir()
+    for name in ("kern.log", "settings.toml", "nodes.txt"):
+        (place / "a folder" / name).touch()
+    (place / "checks.d").mkdir(mode=0o755)
+    (place / "checks.d/site_own.py").write_text(SITE)
+    (place / "checks.d/site_own.py").chmod(0o644)
+    (place / "settings").write_text(f'checks_dir = "{place}/checks.d"\n')
+    (place / "bin").mkdir()
+    python, own = shlex.quote(sys.executable), f"--config {place}/settings"
+    (place / "bin/healthd").write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
+        f'case $1 in list) set -- "$@" {own} ;; esac\nexec {python} -m healthd "$@"\n'
+    )
+    (place / "bin/healthd").chmod(0o755)
+    (place / "scripts").mkdir()
+    for shell, name in (("bash", "healthd"), ("zsh", "_healthd"), ("fish", "healthd.fish")):
+        command = [place / "bin/healthd", "completion", shell]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=240)
+        (place / "scripts" / name).write_bytes(done.stdout)
+    return place
+
+
+def environment(place: Path) -> dict[str, str]:
+    path = f"{place}/bin:/usr/local/bin:/usr/bin:/bin"
+    return {"PATH": path, "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8", "PS1": READY.decode()}
+
+
+class Terminal:
+    """A shell on a terminal. `healthd` there is a function that prints the words it is given, one a line, but for
+    `list`, of which names are asked."""
+
+    def __init__(self, place: Path, argv: list[str], prepare: str) -> None:
+        self._read = b""
+        self.process, self._terminal = pty.fork()
+        if self.process == 0:
+            os.chdir(place)
+            os.execvpe(argv[0], argv, environment(place))
+        self._until(READY)
+        show = 'healthd() { if [ "$1" = list ]; then command healthd "$@"; else printf "<%s>" "$@"; echo "<END>"; fi; }'
+        self._send(f"{prepare}; {show}; echo PREP''ARED\n")
+        self._until(rb"PREPARED\r?\n")
+        self._until(READY)
+
+    def typed(self, line: str) -> str:
+        self._send(f"healthd {line}\n")
+        said = self._until(rb"<END>\r?\n")
+        self._until(READY)
+        words = re.findall(r"<([^<>]*)>", said.decode().rpartition("\n<")[2].join(("<", "")))
+        return " ".join(words[:-1])
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+    def _send(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def _until(self, pattern: bytes) -> bytes:
+        deadline = time.monotonic() + SECONDS
+        while not (found := re.search(pattern, self._read)):
+            assert select.select([self._terminal], [], [], max(0.0, deadline - time.monotonic()))[0], self._read
+            self._read += os.read(self._terminal, 4096)
+        said, self._read = self._read[: found.end()], self._read[found.end() :]
+        return said
+
+
+@pytest.fixture(scope="module", params=["bash", "zsh", "zsh, sourced"])
+def terminal(request: pytest.FixtureRequest, place: Path) -> Iterator[Terminal]:
+    shell, _, sourced = request.param.partition(", ")
+    require_programs(shell, "awk", packages=f"{shell} mawk")
+    if shell == "bash":
+        found = Terminal(place, ["bash", "--norc", "--noprofile", "-i"], f". {place}/scripts/healthd")
+    else:
+        load = f"fpath=({place}/scripts $fpath); autoload -Uz compinit; compinit -D -u"
+        if sourced:
+            load = "autoload -Uz compinit; compinit -D -u; source <(healthd completion zsh)"
+        found = Terminal(place, ["zsh", "-f", "-i"], load)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_a_tab_completes_what_is_begun(terminal: Terminal, line: str) -> None:
+    assert terminal.typed(line) == TYPED[line]
+
+
+@pytest.fixture(scope="module")
+def offered(place: Path) -> dict[str, list[str]]:
+    """What fish offers for each line, by its last word."""
+    require_programs("fish", "awk", packages="fish mawk")
+    asked = [line.rstrip("\t").replace("\t", "") for line in (*TYPED, *ONLY_FISH)]
+    script = f"source {place}/scripts/healthd.fish\n" + "".join(
+        f"echo LINE; complete -C {shlex.quote(f'healthd {line}')}\n" for line in asked
+    )
+    (place / "ask.fish").write_text(script)
+    done = subprocess.run(
+        ["fish", "--no-config", "ask.fish"],
+        cwd=place,
+        env=environment(place),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    parts = done.stdout.split("LINE\n")[1:]
+    return {
+        line: [row.partition("\t")[0] for row in part.splitlines()] for line, part in zip(asked, parts, strict=True)
+    }
+
+
+ONLY_FISH = ("config ", "hook ", "run --mode ", "status ", "failslow period --j", "run --state-dir a\\ ")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("conf", ["config"]),
+        ("config ", ["check", "show"]),
+        ("hook ", ["epilog", "healthcheck"]),
+        ("help config ch", ["check"]),
+        ("failslow per", ["period"]),
+        ("failslow period --j", ["--json"]),
+        ("check --js", ["--json"]),
+        ("check gpu_ec", ["gpu_ecc"]),
+        ("check site_o", ["site_own"]),
+        ("explain site_own/w", ["site_own/wrong"]),
+        ("run --mode ", ["act", "drain", "observe"]),
+        ("run --mode=dr", ["--mode=drain"]),
+        ("run --kernel-log jou", ["journal"]),
+        ("run --state-dir a\\ ", ["a folder/"]),
+        ("status ", []),
+        ("completion fi", ["fish"]),
+    ],
+)
+def test_fish_offers_what_may_stand_there_and_nothing_else(
+    offered: dict[str, list[str]], line: str, words: list[str]
+) -> None:
+    assert sorted(offered[line]) == words

@@ -1,0 +1,218 @@
+"""A validation beside a real Slurm: a job that starts ends it; a drained node is validated before it is resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import REPOSITORY, Healthd, condition, rounds
+from slurm_cluster import SlurmCluster
+from test_prolog_epilog import made
+from trees import write
+from waiting import until
+
+OUTPUTS = REPOSITORY / "tests/data/validation"
+GOOD, WRONG = "nccl_all_reduce_h100_13_columns.txt", "nccl_wrong_results.txt"
+TOOL = """\
+#!/bin/sh
+# Says that it is up, waits until it may go on, and prints what such a tool once printed.
+echo $$ >>"{folder}/runs"
+while [ ! -e "{folder}/go" ]; do sleep 0.1; done
+exec cat "{folder}/output"
+"""
+
+
+class Tool:
+    """all_reduce_perf, first on `path`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "tools"
+        self.folder.mkdir()
+        program = self.folder / "all_reduce_perf"
+        program.write_text(TOOL.format(folder=self.folder))
+        program.chmod(0o755)
+        self.prints(GOOD)
+
+    def prints(self, name: str) -> None:
+        (self.folder / "output").write_bytes((OUTPUTS / name).read_bytes())
+
+    def may_go_on(self) -> None:
+        (self.folder / "go").touch()
+
+    def waits_again(self) -> None:
+        (self.folder / "go").unlink()
+
+    @property
+    def runs(self) -> list[int]:
+        """The pids of its runs."""
+        runs = self.folder / "runs"
+        return [int(line) for line in runs.read_text().split()] if runs.exists() else []
+
+    def environment(self, env: dict[str, str]) -> dict[str, str]:
+        return {**env, "PATH": f"{self.folder}:{env['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+
+
+def folders(directory: Path) -> list[str]:
+    return ["--runtime-dir", str(directory / "run"), "--state-dir", str(directory / "state")]
+
+
+def kept(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "state/validation.json").read_text())
+    return found
+
+
+def test_a_job_that_starts_ends_a_validation_and_all_its_programs(tmp_path: Path) -> None:
+    with made(tmp_path, [], ["PrologFlags=Alloc"]) as node:
+        tool, settings = Tool(tmp_path), tmp_path / "healthd.toml"
+        settings.write_text('profile = "none"\nbaseline_file = ""\n')
+        argv = [sys.executable, "-m", "healthd", "validate", "--only", "nccl", "--config", str(settings)]
+        process = subprocess.Popen(
+            [*argv, "--seconds", "600", *folders(tmp_path)], env=tool.environment(node.cluster.env)
+        )
+        try:
+            until(lambda: tool.runs, "its program is up")
+            job, output = node.job()
+            node.cluster.wait_job(job, "COMPLETED")
+            assert output.read_text() == "the job runs\n"
+            assert process.wait(240) == 3, "nothing was measured"
+        finally:
+            process.kill()
+        until(lambda: not Path(f"/proc/{tool.runs[0]}").exists(), "its program has ended")
+        assert kept(tmp_path)["stopped_by"] in ("a job", "a signal")
+        assert "DRAIN" not in node.cluster.node("n1").flags
+
+
+CONFIG = """\
+profile = "none"
+baseline_file = ""
+[checks.exec.site]
+command = ["/bin/sh", "-c", "[ ! -e {folder}/bad ] || exit 2"]
+clear_after = 1
+timeout_seconds = 30.0
+[checks.validation]
+before_resume = true
+seconds = 300.0
+"""
+OURS = "healthd: exec/critical site"
+
+
+class Node:
+    """n1 with its daemon, on which a program of the site says whether all is well."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, tool: Tool) -> None:
+        self.cluster, self.folder, self.tool = cluster, folder, tool
+        off = "".join(f"[checks.{name}]\nenabled = false\n" for name in OTHERS)
+        flags = ("--mode", "act", "--node-name", "n1", "--interval", "0.5")
+        config = CONFIG.format(folder=folder) + off
+        env = tool.environment(cluster.env)
+        self.daemon = Healthd(*flags, config=config, env=env, directory=folder, fake_nvml="")
+
+    def drained_and_well_again(self) -> None:
+        """A fault that drained the node is over."""
+        (self.folder / "bad").touch()
+        self.cluster.wait_state("n1", "DRAIN", "IDLE", reason=OURS)
+        (self.folder / "bad").unlink()
+
+    def is_validated(self) -> None:
+        """The tool of a validation is up, and the resume waits for that."""
+        before = len(self.tool.runs)
+        self.drained_and_well_again()
+        until(lambda: len(self.tool.runs) > before, "its program is up")
+        self.daemon.until(lambda s: "until it is validated" in str(s["decision"]), "it is told")
+
+
+def others() -> list[str]:
+    from healthd.settings import registry
+
+    built_in = registry.built_in()
+    return [name for name, check in built_in.items() if not check.per and name not in ("validation", "processes")]
+
+
+OTHERS = others()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Any:
+    with SlurmCluster(nodes=1, gpus=0) as cluster:
+        found = Node(cluster, tmp_path, Tool(tmp_path))
+        with found.daemon:
+            yield found
+
+
+def test_a_drained_node_is_validated_once_before_it_is_resumed(node: Node) -> None:
+    node.is_validated()
+    rounds(node.daemon, 3)  # checks come round meanwhile
+    assert "DRAIN" in node.cluster.node("n1").flags
+    node.tool.may_go_on()
+    node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+    assert (kept(node.folder)["why"], kept(node.folder)["verdict"]) == ("idle", "ok")
+    rounds(node.daemon, 3)
+    assert len(node.tool.runs) == 1
+    assert "DRAIN" not in node.cluster.node("n1").flags
+    node.drained_and_well_again()
+    node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+    assert len(node.tool.runs) == 2, "each drain is validated"
+
+
+def test_what_fails_keeps_the_node_also_over_a_restart_until_a_person_s_validation_passes(node: Node) -> None:
+    node.tool.prints(WRONG)
+    node.tool.may_go_on()
+    node.drained_and_well_again()
+    node.daemon.until(lambda s: condition(s, "validation/failed") is not None, "it has failed")
+    status = rounds(node.daemon, 3)
+    assert status["health"] == "degraded"
+    assert node.cluster.wait_state("n1", "DRAIN").reason.startswith("healthd: ")
+    node.daemon.stop()
+    node.daemon.start()
+    rounds(node.daemon, 3)
+    assert "DRAIN" in node.cluster.node("n1").flags
+    assert len(node.tool.runs) == 1, "it is not tried again by itself"
+    node.tool.prints(GOOD)
+    argv = [sys.executable, "-m", "healthd", "validate", "--only", "nccl", "--config", str(node.daemon.config)]
+    subprocess.run([*argv, *folders(node.folder)], env=node.daemon.env, timeout=400, check=True)
+    node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+
+
+def test_a_new_fault_ends_the_validation_and_after_it_there_is_another_one(node: Node) -> None:
+    node.is_validated()
+    (node.folder / "bad").touch()
+    until(lambda: not Path(f"/proc/{node.tool.runs[0]}").exists(), "its program has ended")
+    node.tool.may_go_on()
+    (node.folder / "bad").unlink()
+    node.cluster.wait_state("n1", "IDLE", without=("DRAIN",))
+    assert len(node.tool.runs) == 2
+
+
+def test_a_person_who_resumes_the_node_ends_the_validation(node: Node) -> None:
+    node.is_validated()
+    node.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+    until(lambda: not Path(f"/proc/{node.tool.runs[0]}").exists(), "its program has ended")
+    assert "DRAIN" not in node.cluster.node("n1").flags
+
+
+SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
+
+
+@pytest.mark.parametrize("another_job", [False, True], ids=["alone", "beside_another_job"])
+def test_the_epilog_of_the_last_job_validates_the_node_and_the_next_job_runs(tmp_path: Path, another_job: bool) -> None:
+    with made(tmp_path, ["HEALTHD_EPILOG_SECONDS=60"], ["PrologFlags=Alloc"]) as node:
+        (tmp_path / f"tree{SCOPE}").mkdir(parents=True)
+        if another_job:
+            write(tmp_path / "tree", {f"{SCOPE}/job_99/cgroup.procs": "1\n"})
+        off = "".join(f"[checks.{name}]\nenabled = false\n" for name in OTHERS)
+        config = f'profile = "none"\nbaseline_file = ""\n[checks.validation]\nepilog = true\nepilog_seconds = 20\n{off}'
+        flags = ("--mode", "act", "--node-name", "n1", "--interval", "60", "--root", str(tmp_path / "tree"))
+        with Healthd(*flags, config=config, env=node.cluster.env, directory=tmp_path, fake_nvml=""):
+            for _ in range(2):
+                job, output = node.job()
+                node.cluster.wait_job(job, "COMPLETED")
+                assert output.read_text() == "the job runs\n"
+            node.cluster.wait_state("n1", "IDLE", without=("COMPLETING", "DRAIN"))
+            document = tmp_path / "state/validation.json"
+            assert document.exists() is not another_job
+            if not another_job:
+                assert (kept(tmp_path)["why"], kept(tmp_path)["stopped_by"]) == ("epilog", "")

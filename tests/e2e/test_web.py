@@ -1,0 +1,272 @@
+"""TLS, users and several addresses, with real clients: curl, openssl, and a Prometheus that scrapes over both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from healthd_daemon import Healthd
+from ports import free_ports
+from requirements import require_programs
+from waiting import until
+
+from healthd.say.metrics_page import CLIENTS
+
+# bcrypt of "U*U" with cost 5, of crypt_blowfish's tests
+UU = "$2a$05$CCCCCCCCCCCCCCCCCCCCC.E5YPO9kmyuRGyh0XouQYb4YMJKvyOeW"
+UU10 = "$2a$10$CCCCCCCCCCCCCCCCCCCCC.KgQljzbljH4iwhlg3oTf8buusOTZRX6"  # the same with cost 10
+
+
+def openssl(*words: str | Path) -> None:
+    done = subprocess.run(["openssl", *map(str, words)], capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class Authority:
+    """A certificate authority in a folder, and what it signs for 127.0.0.1."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.certificate, self.key = folder, folder / f"{name}.crt", folder / f"{name}.key"
+        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30",
+                "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.certificate)  # fmt: skip
+
+    def sign(self, name: str, days: int = 30) -> tuple[Path, Path]:
+        """(certificate, key), each replaced whole, as an ACME client does."""
+        certificate, key, request = (self.folder / f"{name}.{end}" for end in ("crt", "key", "csr"))
+        openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:127.0.0.1,DNS:{name}",
+                "-keyout", f"{key}.new", "-out", request)  # fmt: skip
+        openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial",
+                "-days", str(days), "-copy_extensions", "copy", "-out", f"{certificate}.new")  # fmt: skip
+        os.replace(f"{key}.new", key)
+        os.replace(f"{certificate}.new", certificate)
+        return certificate, key
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    require_programs("openssl", "curl", "prometheus", "promtool", packages="openssl curl prometheus")
+    return Authority(tmp_path, "ca")
+
+
+def web(folder: Path, text: str) -> Path:
+    path = folder / "web.yml"
+    path.write_text(text)
+    path.chmod(0o640)
+    done = subprocess.run(["promtool", "check", "web-config", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def curl(*words: str | Path) -> tuple[int, str]:
+    """(exit status, what it printed)."""
+    argv = ["curl", "--silent", "--max-time", "30", *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
+    return done.returncode, done.stdout
+
+
+STATUS = ("--output", "/dev/null", "--write-out", "%{http_code}")
+
+
+@contextlib.contextmanager
+def serving(path: Path, listen: list[str]) -> Iterator[Healthd]:
+    config = f'interval_seconds = 1.0\n[metrics]\nlisten = {json.dumps(listen)}\nweb_config = "{path}"\n'
+    with Healthd(config=config) as daemon:
+        yield daemon
+
+
+def troubles(daemon: Healthd) -> str:
+    return "\n".join(daemon.status()["troubles"])
+
+
+def test_prometheus_scrapes_over_tls_with_a_password_and_nobody_without(authority: Authority, tmp_path: Path) -> None:
+    authority.sign("node")
+    path = web(
+        tmp_path,
+        f"tls_server_config: {{cert_file: node.crt, key_file: node.key}}\nbasic_auth_users: {{ann: {UU}}}\n"
+        "http_server_config: {headers: {X-Content-Type-Options: nosniff}}\n",
+    )
+    with contextlib.ExitStack() as ports:
+        one, other, at = (free_ports(1, ports) for _ in range(3))
+        with serving(path, [f"127.0.0.1:{one}", f"[::1]:{other}"]):
+            ca, url = ("--cacert", authority.certificate), f"https://127.0.0.1:{one}"
+            assert curl(*ca, *STATUS, "-u", "ann:U*U", f"{url}/metrics") == (0, "200")
+            for wrong in ("ann:U*V", "bob:U*U", "ann:", ":"):
+                assert curl(*ca, *STATUS, "-u", wrong, f"{url}/metrics") == (0, "401"), wrong
+            for page in ("/metrics", "/", "/-/healthy", "/nothing"):
+                assert curl(*ca, *STATUS, f"{url}{page}") == (0, "401"), page
+            assert curl(*STATUS, "-u", "ann:U*U", url)[0] == 60, "curl knows no such authority"
+            assert curl(*STATUS, f"http://127.0.0.1:{one}/metrics")[0] != 0, "nothing in the clear"
+            assert curl("-k", *STATUS, "-u", "ann:U*U", f"https://[::1]:{other}/-/healthy") == (0, "200")
+            assert curl(*ca, "--tls-max", "1.1", *STATUS, f"{url}/")[0] == 35, "TLS 1.2 or better"
+            _, head = curl(*ca, "--head", "-u", "ann:U*U", f"{url}/metrics")
+            assert "X-Content-Type-Options: nosniff" in head
+            target = {"targets": [f"127.0.0.1:{one}"]}
+            job = {
+                "job_name": "healthd",
+                "scrape_interval": "1s",
+                "scheme": "https",
+                "tls_config": {"ca_file": str(authority.certificate)},
+                "basic_auth": {"username": "ann", "password": "U*U"},
+                "static_configs": [target],
+            }
+            (tmp_path / "prometheus.yml").write_text(json.dumps({"scrape_configs": [job]}))  # JSON is YAML
+            argv = ("prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data")
+            with open(tmp_path / "log", "wb") as log:
+                process = subprocess.Popen([*argv, f"--web.listen-address=127.0.0.1:{at}"], stdout=log, stderr=log)
+            try:
+                until(lambda: asked(at, "healthd_node_info and on (instance) up == 1"), "a scrape", 120)
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def asked(port: int, query: str) -> list[Any]:
+    with contextlib.suppress(OSError):
+        url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+        with urllib.request.urlopen(url, timeout=240) as answer:
+            return list(json.loads(answer.read())["data"]["result"])
+    return []
+
+
+def test_only_a_client_with_the_right_certificate_gets_a_page(authority: Authority, tmp_path: Path) -> None:
+    authority.sign("node")
+    right, right_key = authority.sign("prometheus")
+    other, other_key = authority.sign("somebody")
+    (tmp_path / "strangers").mkdir()
+    strange, strange_key = Authority(tmp_path / "strangers", "ca").sign("prometheus")
+    path = web(
+        tmp_path,
+        "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n  client_ca_file: ca.crt\n"
+        "  client_auth_type: RequireAndVerifyClientCert\n",
+    )
+    path.write_text(f"{path.read_text()}  client_allowed_sans: [prometheus]\n")  # promtool 2.42 does not know it yet
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+        with serving(path, [f"127.0.0.1:{port}"]):
+            words = ("--cacert", authority.certificate, *STATUS, f"https://127.0.0.1:{port}/metrics")
+            assert curl("--cert", right, "--key", right_key, *words) == (0, "200")
+            assert curl("--cert", other, "--key", other_key, *words)[0] != 0
+            assert curl("--cert", strange, "--key", strange_key, *words)[0] != 0
+            assert curl(*words)[0] != 0
+
+
+def test_a_renewed_certificate_needs_no_restart_and_a_broken_one_is_a_trouble(
+    authority: Authority, tmp_path: Path
+) -> None:
+    certificate, _ = authority.sign("node", days=2)
+    path = web(tmp_path, "tls_server_config: {cert_file: node.crt, key_file: node.key}")
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+
+        def served() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", port), timeout=240)
+
+        with serving(path, [f"127.0.0.1:{port}"]) as daemon:
+            assert served() == certificate.read_text()
+            assert "node.crt: the certificate ends" in troubles(daemon), "in two days"
+            authority.sign("node")
+            assert served() == certificate.read_text()
+            good = certificate.read_text()
+            certificate.write_text("nothing")
+            assert served() == good
+            until(lambda: "no certificate with its key" in troubles(daemon), "the trouble is shown")
+            authority.sign("node")
+            assert served() == certificate.read_text()
+            until(lambda: "certificate" not in troubles(daemon), "it is over")
+
+
+def test_without_its_files_there_is_no_page_in_the_clear_and_it_comes_when_they_do(
+    authority: Authority, tmp_path: Path
+) -> None:
+    path = web(tmp_path, f"basic_auth_users: {{ann: {UU}}}")
+    path.write_text("tls_server_config: {cert_file: node.crt, key_file: node.key}")
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+        with serving(path, [f"127.0.0.1:{port}"]) as daemon:
+            assert "no metrics page:" in troubles(daemon)
+            assert "node.crt: cannot be read: No such file" in troubles(daemon)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=240)
+            authority.sign("node")
+            url = f"https://127.0.0.1:{port}/-/healthy"
+            until(lambda: curl("--cacert", authority.certificate, *STATUS, url) == (0, "200"), "the page is there")
+
+
+def test_who_does_not_end_a_handshake_or_guesses_passwords_keeps_nobody_out(
+    authority: Authority, tmp_path: Path
+) -> None:
+    authority.sign("node")
+    path = web(
+        tmp_path, f"tls_server_config: {{cert_file: node.crt, key_file: node.key}}\nbasic_auth_users: {{ann: {UU10}}}\n"
+    )
+    with contextlib.ExitStack() as ports:
+        port = free_ports(1, ports)
+        with serving(path, [f"127.0.0.1:{port}"]) as daemon, contextlib.ExitStack() as crowd:
+            scrape = ("--cacert", authority.certificate, *STATUS, "-u", "ann:U*U", f"https://127.0.0.1:{port}/metrics")
+            for number in range(3 * CLIENTS):
+                stream = crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=240))
+                with contextlib.suppress(OSError):
+                    stream.sendall((b"", b"\x16\x03\x01", b"GET / HTTP/1.0\r\n\r\n")[number % 3])
+            until(lambda: curl(*scrape) == (0, "200"), "a scrape", 120)
+            before = daemon.status()["troubles"]
+            # Sixty who guess all the time, from the address of the scrape.
+            flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(port)], stdout=subprocess.PIPE)
+            try:
+                assert flood.stdout is not None
+                assert flood.stdout.readline() == b"401\n", "the first wrong guess has been looked at"
+                for number in range(6):
+                    # A new connection may be dropped for newer ones: who is known is never told to wait or to go.
+                    until(lambda: known(curl(*scrape)), f"scrape {number}", 120)
+                assert flood.poll() is None
+            finally:
+                flood.kill()
+                flood.communicate(timeout=240)
+            assert daemon.status()["troubles"] == before
+            until(lambda: threads(daemon) <= 4, "the threads of those that are gone end", 120)
+
+
+def known(answer: tuple[int, str]) -> bool:
+    """Whether it was 200; a connection may have been dropped, but another answer is none for one who is known."""
+    assert answer[1] in ("000", "200"), answer
+    return answer == (0, "200")
+
+
+FLOOD = """
+import base64, http.client, itertools, ssl, sys, threading
+port, numbers, told = int(sys.argv[1]), itertools.count(), threading.Event()
+context = ssl._create_unverified_context()
+def guess():
+    while True:
+        words = base64.b64encode(b"ann:guess %d" % next(numbers)).decode()
+        try:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
+            connection.request("GET", "/metrics", headers={"Authorization": "Basic " + words})
+            status = connection.getresponse().status
+            connection.close()
+        except (OSError, http.client.HTTPException):
+            continue
+        assert status in (401, 503), status
+        if status == 401 and not told.is_set():
+            told.set()
+            print(status, flush=True)
+for _ in range(60):
+    threading.Thread(target=guess, daemon=True).start()
+threading.Event().wait(600)
+"""
+
+
+def threads(daemon: Healthd) -> int:
+    assert daemon.process is not None
+    return len(os.listdir(f"/proc/{daemon.process.pid}/task"))

@@ -1,0 +1,321 @@
+"""A small made-up history of two clusters, full of edges: equal times, requeues, holes, restarts, what is not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import duckdb
+
+from healthd.fleet.store import literal
+from healthd.fleet.tables import TABLES
+
+Row = dict[str, Any]
+History = dict[str, list[Row]]
+
+HOUR, DAY = 3600, 86400
+FIRST = 1_793_491_200 - 2 * DAY  # 2026-10-30: a month ends in it
+BEGIN, END = FIRST + DAY - 2 * HOUR, FIRST + 4 * DAY + 5 * HOUR  # what is asked for; the history is a little longer
+CLUSTERS, NODES = ("c1", "c2"), ("gpu-1", "gpu-2", "gpu-3")
+STATES = ("COMPLETED", "FAILED", "NODE_FAIL", "PREEMPTED", "REQUEUED", "CANCELLED")
+SEVERITIES = ("info", "warning", "degraded", "critical")
+CODES = (
+    ("gpu_xid", "gpu_xid/79", "edge"),
+    ("mount", "mount/missing", "level"),
+    ("ib_link", "ib_link/down", "level"),
+    ("failslow", "failslow/job", "level"),
+)
+# Where windows and days begin and end.
+NEAR = (-601, -600, -599, -60, -1, 0, 1, 59, 60, 61, 299, 300, 301, 1500)
+
+
+def moment(random: Random) -> int:
+    return (
+        FIRST + random.randint(0, 5 * DAY)
+        if random.random() < 0.5
+        else random.choice((BEGIN, END, FIRST + DAY, FIRST + 2 * DAY, FIRST + 3 * DAY)) + random.choice(NEAR)
+    )
+
+
+def maybe(random: Random, value: Any, share: float = 0.9) -> Any:
+    return value if random.random() < share else None
+
+
+def history(random: Random, size: int = 6) -> History:
+    """About `size` jobs and stretches of streams."""
+    made: History = {name: [] for name in TABLES}
+    _jobs(random, made, random.randint(0, 2 * size))
+    _streams(random, made, random.randint(0, size))
+    ends = [job["end_time"] for job in made["jobs"] if job["end_time"] is not None] or [BEGIN]
+    for number in range(random.randint(0, size)):
+        check, code, _ = random.choice(CODES)
+        first = random.choice(ends) + random.choice(NEAR)
+        lasted, severity = random.choice((0, 60, 7200)), random.randrange(len(SEVERITIES))
+        began = random.randint(0, severity) if lasted else severity
+        since = (
+            None if number % 3 == 0 else first + number + (lasted and began < severity and random.choice((60, lasted)))
+        )
+        made["scraped_conditions"].append(
+            row(
+                "scraped_conditions",
+                cluster=random.choice(CLUSTERS),
+                node=random.choice(NODES),
+                check_name=check,
+                code=code,
+                subject=random.choice(("", "p1")),
+                severity=SEVERITIES[severity],
+                first_time=first + number,
+                last_time=first + number + lasted,
+                step_seconds=60,
+                first_severity=None if since is None else SEVERITIES[began],
+                worst_time=since,
+                observed=None if since is None else random.choice((True, False)),
+            )
+        )
+    for number in range(random.randint(0, size)):
+        start = moment(random)
+        made["node_states"].append(
+            row(
+                "node_states",
+                cluster=random.choice(CLUSTERS),
+                node=random.choice(NODES),
+                start_time=start + number,
+                end_time=maybe(random, start + number + random.choice((1, 600, HOUR, DAY)), 0.8),
+                state=random.choice(("DOWN", "DRAINED")),
+                reason=random.choice(("healthd: gpu_xid/79", "bad", None)),
+                user_name=random.choice((None, "slurm", "root", "ann")),
+                set_by=(None, "slurm", "person", "healthd")[number % 4],
+            )
+        )
+    for number in range(random.randint(0, 2)):
+        start = moment(random)
+        made["reservations"].append(
+            row(
+                "reservations",
+                cluster=random.choice(CLUSTERS),
+                name=f"r{number}",
+                node=random.choice(NODES),
+                start_time=start,
+                end_time=start + DAY,
+                maintenance=random.choice((True, True, False, None)),
+            )
+        )
+    _other(random, made, size)
+    return {table: _apart(table, rows) for table, rows in made.items()}
+
+
+def row(table: str, **values: Any) -> Row:
+    assert set(values) <= set(TABLES[table].columns)
+    return {**dict.fromkeys(TABLES[table].columns), **values}
+
+
+def _apart(table: str, rows: list[Row]) -> list[Row]:
+    """As the store has it: one row for each thing, the latest."""
+    by = TABLES[table].replace_by
+    if table in ("job_nodes", "exclusions", "reservations"):  # there a thing is several rows
+        return list({tuple(one.values()): one for one in rows}.values())
+    return list({tuple(one[column] for column in by): one for one in rows}.values())
+
+
+def _jobs(random: Random, made: History, count: int) -> None:
+    ends = [BEGIN]
+    left: dict[str, list[tuple[int, list[str]]]] = {cluster: [] for cluster in CLUSTERS}
+    for number in range(count):
+        cluster, db_index = CLUSTERS[number % 2], number // 2 + 1
+        submit = moment(random) if random.random() < 0.7 else random.choice(ends) + random.choice((0, 1, DAY, DAY + 1))
+        start = maybe(random, random.choice([*ends, submit]) + random.choice((0, 1, 59, 60, 61, HOUR)), 0.85)
+        if start is not None:
+            start = max(start, submit)
+        end = maybe(random, (submit if start is None else start) + random.choice((0, 30, 900, HOUR, DAY)), 0.9)
+        nodes = random.sample(NODES, random.randint(1, 3)) if start is not None else []
+        if left[cluster] and random.random() < 0.3:  # it takes the nodes of another
+            over, nodes = random.choice(left[cluster])
+            start = over + random.choice((-1, 0, 59, 60, 61))
+            submit, end = start - 5, start + random.choice((30, HOUR))
+        if end is not None:
+            ends.append(end)
+            left[cluster].append((end, nodes or [NODES[0]]))
+        gpus = random.choice((None, 0, 1, 7, 8, 9, 128, 129, 1024, 70000))
+        job_id = random.randint(1, 4)
+        task = maybe(random, random.randint(0, 2), 0.2)
+        made["jobs"].append(
+            row(
+                "jobs",
+                cluster=cluster,
+                db_index=db_index,
+                job_id=job_id,
+                state=random.choice(STATES) if end is not None else "RUNNING",
+                array_job_id=None if task is None else 3,
+                array_task_id=task,
+                submit_time=submit,
+                eligible_time=maybe(random, submit + random.choice((0, 10)), 0.8),
+                start_time=start,
+                end_time=end,
+                nodes=len(nodes),
+                gpus=gpus,
+                run_key=random.choice((None, None, "k1", "k2")),
+                exclusions_known=random.choice((True, False, None)),
+            )
+        )
+        for node in nodes:
+            made["job_nodes"].append(
+                row(
+                    "job_nodes",
+                    cluster=cluster,
+                    db_index=db_index,
+                    node=node,
+                    submit_time=submit,
+                    start_time=start,
+                    end_time=end,
+                    gpus=None if gpus is None else gpus / len(nodes),
+                )
+            )
+        if end is not None and random.random() < 0.2:
+            made["preemptions"].append(
+                row(
+                    "preemptions",
+                    cluster=cluster,
+                    time=end + random.choice((-61, -60, 0, 60, 61)),
+                    job_id=job_id,
+                    preemptor_job_id=random.randint(1, 5),
+                    mode=random.choice(("requeued", "cancelled")),
+                    preemptor_array_task_id=maybe(random, random.randint(0, 2), 0.2),
+                )
+            )
+
+
+def _streams(random: Random, made: History, count: int) -> None:
+    ends = [job["end_time"] for job in made["jobs"] if job["end_time"] is not None] or [BEGIN]
+    for number in range(count):
+        node, time, seq, mono = random.choice(NODES), moment(random), random.randint(1, 3), 100.0
+        stream, boot = f"{number:016x}", f"b{number}"
+        named = random.choice(CLUSTERS)
+        life: dict[str, Row] = {}
+        for step in range(random.randint(1, 9)):
+            lost = random.choice((0, 0, 0, 0, 0, 1, 3))
+            seq += 1 + lost
+            seconds = random.choice((0, 1, 59, 600, HOUR, DAY, 90000, 90001))
+            if random.random() < 0.4:
+                seconds = max(random.choice(ends) + random.choice(NEAR) - time, 0)
+            mono += seconds
+            time += seconds + random.choice((0, 0, 0, 0, 60, 61, -HOUR))
+            if random.random() < 0.1:
+                boot, mono = f"{boot}x", 5.0
+            event = random.choice(
+                (
+                    "started",
+                    "stopped",
+                    "alive",
+                    "dropped",
+                    "drain",
+                    "resume",
+                    "opened",
+                    "opened",
+                    "seen_again",
+                    "worsened",
+                    "cleared",
+                    "new",
+                )
+            )
+            event = "dropped" if lost and random.random() < 0.5 else event
+            one = row(
+                "events",
+                cluster=random.choice(("", named)) if step < 2 else named,
+                node=node,
+                boot_id=boot,
+                stream_id=stream,
+                seq=seq,
+                time=time,
+                mono=mono,
+                schema_version=1,
+                event=event,
+            )
+            if event == "started":
+                one["last_alive_time"] = maybe(random, time - random.choice((0, 30, HOUR)), 0.8)
+            elif event == "dropped":
+                one["dropped"] = random.randint(1, 3)
+            elif event in ("drain", "resume"):
+                one |= {"stage": random.choice(("sent", "confirmed", "confirmed")), "reason": "healthd: gpu_xid/79"}
+            elif event in ("opened", "seen_again", "worsened", "cleared"):
+                check, code, kind = random.choice(CODES)
+                before = life.get(code)
+                first = before["first_time"] if before else time - random.choice((0, 5))
+                one |= {
+                    "condition_id": f"{code}-{first}",
+                    "check_name": check,
+                    "code": code,
+                    "subject": random.choice(("", "p1")),
+                    "severity": random.choice(SEVERITIES),
+                    "kind": kind,
+                    "first_time": first,
+                    "last_time": time - random.choice((0, 0, 7)),
+                    "times": seq,
+                    "cleared_by": "pass" if event == "cleared" else None,
+                    "observed": random.choice((False, False, False, False, True, None)),
+                    "history": random.choice((False, False, False, False, True, None)),
+                }
+                if check == "failslow" and random.random() < 0.8:
+                    one |= {
+                        "slowdown": random.choice((0.1, 0.25, 2.0)),
+                        "onset_time": first - random.choice((0, 30, 600)),
+                        "jobs": random.choice(("1", "2 3", None)),
+                    }
+                life[code] = one
+            made["events"].append(one)
+    if random.random() < 0.2:  # a line of a schema to come
+        made["events"].append(row("events", cluster="c1", node="gpu-1", stream_id="new", schema_version=9, rest="{}"))
+
+
+def _other(random: Random, made: History, size: int) -> None:
+    for number in range(random.randint(0, size)):
+        made["exclusions"].append(
+            row(
+                "exclusions",
+                cluster=random.choice(CLUSTERS),
+                job_id=random.randint(1, 6),
+                submit_time=moment(random),
+                node=random.choice(NODES),
+                source=random.choice(("submit_line", "squeue")),
+            )
+        )
+        begin = maybe(random, moment(random), 0.8)
+        made["ingests"].append(
+            row(
+                "ingests",
+                cluster=random.choice(CLUSTERS),
+                source=random.choice(("sacct", "events")),
+                name=f"f{number}",
+                from_time=begin,
+                to_time=None if begin is None else begin + random.choice((0, HOUR, DAY)),
+                read_time=FIRST + 6 * DAY + number,
+                rows_read=number * 10,
+                rows_unread=number,
+            )
+        )
+    for node in random.sample(NODES, random.randint(0, 2)):
+        made["nodes"].append(row("nodes", cluster="c1", node=node, gpus=8))
+
+
+def write(made: History, folder: Path, parts: int = 1, random: Random | None = None) -> dict[str, list[str]]:
+    """The tables as Parquet files below a folder, `parts` each; with `random` in another order of rows. Empty tables
+    have no file."""
+    files: dict[str, list[str]] = {}
+    with duckdb.connect(":memory:") as connection:
+        for table, rows in made.items():
+            if not rows:
+                continue
+            rows = random.sample(rows, len(rows)) if random else rows
+            columns = TABLES[table].columns
+            declared = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+            connection.execute(f"CREATE TABLE {table} ({declared})")
+            values = ", ".join("?" * len(columns))
+            for part in range(parts):
+                chosen = [tuple(one.values()) for one in rows[part::parts]]
+                if chosen:
+                    path = str(folder / f"{table}-{part}.parquet")
+                    connection.execute(f"DELETE FROM {table}")
+                    connection.executemany(f"INSERT INTO {table} VALUES ({values})", chosen)
+                    connection.execute(f"COPY {table} TO {literal(path)} (FORMAT parquet)")
+                    files.setdefault(table, []).append(path)
+    return files

@@ -1,0 +1,50 @@
+"""What the tests of the fleet's sources read with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timezone
+from pathlib import Path
+from typing import Any
+
+from healthd.fleet.sources.reading import Reading
+
+
+@dataclass
+class Noted:
+    """A reading, and what it counted."""
+
+    reading: Reading = field(init=False)
+    unread: list[tuple[int, str]] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reading = Reading(
+            *("file", "c1", timezone.utc),
+            unread=lambda line, why: self.unread.append((line, why)),
+            read=self.read.append,
+        )
+
+    @property
+    def lines(self) -> list[int]:
+        """Those that are unread."""
+        return [line for line, _ in self.unread]
+
+
+def numbered(text: str) -> list[tuple[int, str]]:
+    return list(enumerate(text.splitlines(), 1))
+
+
+def live(folder: Path, table: str) -> list[dict[str, Any]]:
+    """The rows of a table of a store, sorted."""
+    import duckdb
+
+    from healthd.fleet import store
+    from healthd.fleet.tables import TABLES
+
+    with store.reading(str(folder)) as snapshot, store.connect() as connection:
+        found = connection.execute(
+            f"SELECT * FROM ({store.select(connection, table, snapshot.files(table))}) ORDER BY ALL"
+        )
+        assert isinstance(connection, duckdb.DuckDBPyConnection)
+        return [dict(zip(TABLES[table].columns, row, strict=True)) for row in found.fetchall()]

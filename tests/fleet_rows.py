@@ -1,0 +1,69 @@
+"""Rows of the fleet's tables for tests, and what a store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from healthd.fleet.step import Step, step
+from healthd.fleet.store import Store, connect, damaged, reading, select, writing
+from healthd.fleet.tables import TABLES
+
+NOVEMBER, DECEMBER = 1_793_491_200, 1_796_083_200  # the 1st of each in 2026, 00:00 UTC
+Row = tuple[Any, ...]
+
+
+def row(table: str, **values: Any) -> Row:
+    """A row of the table: None where nothing is said."""
+    assert set(values) <= set(TABLES[table].columns), values
+    return tuple(values.get(name) for name in TABLES[table].columns)
+
+
+def job(index: int, submit: int | None = NOVEMBER, **values: Any) -> Row:
+    return row("jobs", **{"cluster": "c1", "db_index": index, "job_id": index, "submit_time": submit, **values})
+
+
+def ticket(node: str, opened: int | None = NOVEMBER, **values: Any) -> Row:
+    return row("tickets", **{"cluster": "c1", "node": node, "opened_time": opened, **values})
+
+
+def put(store: Store, rows: Mapping[str, list[Row]]) -> None:
+    """One step with these rows."""
+    with step(store) as one:
+        stage(one, rows)
+
+
+def stage(one: Step, rows: Mapping[str, list[Row]]) -> None:
+    for table, its in rows.items():
+        one.stage(table, its)
+
+
+def made(folder: Path, *steps: Mapping[str, list[Row]]) -> Path:
+    """A store into which these steps were put, one after another."""
+    with writing(str(folder), make=True) as store:
+        for rows in steps:
+            put(store, rows)
+    return folder
+
+
+def content(folder: Path) -> dict[str, list[Row]]:
+    """Every row of every table that has some, sorted."""
+    found = {}
+    with reading(str(folder)) as snapshot, connect() as connection:
+        for table in TABLES:
+            query = select(connection, table, snapshot.files(table))
+            try:
+                rows = connection.execute(query).fetchall()
+            except duckdb.Error as error:
+                raise damaged(connection, snapshot.files(table), error) from None
+            if rows:
+                found[table] = sorted(rows, key=lambda its: [(value is None, value) for value in its])
+    return found
+
+
+def files(folder: Path) -> set[str]:
+    """Every Parquet file below the folder, live or not."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}

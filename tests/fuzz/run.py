@@ -1,0 +1,54 @@
+"""One target, so many inputs or so many seconds, from a number: the same number makes the same inputs."""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from healthd import guard
+from tests.fuzz.mutate import inputs
+
+SLOW_SECONDS = 2.0  # of CPU, for one input of at most 64 KiB: what is quadratic takes longer
+MOST_FAILURES = 5  # then the target ends: the rest would say the same
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`failures`: (input, what was wrong)."""
+
+    inputs: int = 0
+    slowest_seconds: float = 0.0
+    failures: list[tuple[bytes, str]] = field(default_factory=list)
+
+
+def fuzz(
+    seeds: Sequence[bytes],
+    take: Callable[[bytes], None],
+    number: int,
+    most: int = 1 << 62,
+    seconds: float = float("inf"),
+) -> Outcome:
+    outcome, made, end = Outcome(), random.Random(number), time.monotonic() + seconds
+    while outcome.inputs < most and time.monotonic() < end and len(outcome.failures) < MOST_FAILURES:
+        data = inputs(seeds, made)
+        outcome.inputs += 1
+        problem = tried(take, data, outcome)
+        if problem:
+            outcome.failures.append((data, problem))
+    return outcome
+
+
+def tried(take: Callable[[bytes], None], data: bytes, outcome: Outcome) -> str:
+    """What went wrong with this input, "" = nothing."""
+    guard.dropped.clear()
+    began = time.process_time()
+    try:
+        take(data)
+    except Exception:
+        return traceback.format_exc()
+    spent = time.process_time() - began
+    outcome.slowest_seconds = max(outcome.slowest_seconds, spent)
+    return f"took {spent:.1f} s of CPU" if spent > SLOW_SECONDS else ""

@@ -1,0 +1,434 @@
+"""What is fed with hostile inputs, and what must hold whatever comes: one target a boundary.
+
+A target has seeds (good inputs, where there are some from captures of real machines) and takes one input. It fails by
+any exception; an AssertionError says which promise was broken. What a guard caught counts as a failure too: behind it
+stands a reader that stumbled (healthd/guard.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import select
+import shutil
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fakes import BOOT, NOW
+from kernel_lines import LINES
+from slurm_text import listpids, sinfo, squeue
+from test_mutations import CHECKS, Asked, file_of, run
+from test_slurm_output import PARSERS
+
+from healthd import guard
+from healthd.cli.scan import correlate_all
+from healthd.config import ConfigError, parse_toml
+from healthd.convert import ConvertError
+from healthd.judge import intake, ledger_file, verdict
+from healthd.judge.kept_file import LedgerError
+from healthd.judge.ledger import Ledger
+from healthd.judge.memory import Memory
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import parse_record, strip_prefix
+from healthd.kernel.source import RawLine, event_of
+from healthd.machine import cgroup, mountinfo
+from healthd.machine.program import Ran
+from healthd.model import Condition, Mode, RunName, Severity
+from healthd.nvml import NvmlError
+from healthd.record import recording
+from healthd.record.recording import RecordingError
+from healthd.say import commands
+from healthd.say.control_server import ControlServer
+from healthd.say.render import Page
+from healthd.say.status import condition_json
+from healthd.scan import events as scan
+from healthd.scan import judged as scan_judged
+from healthd.scan import table
+from healthd.scan.lines import Block, Tally
+from healthd.settings import registry
+from healthd.settings.settle import settle
+from healthd.slurm.output import SlurmTrouble
+from healthd.slurm.reason import parse_reason, reason
+from healthd.validation import document as validation_document
+from healthd.validation import history as validation_history
+from healthd.validation import judge as validation_judge
+from healthd.validation.measurement import Measurement, NotUnderstood
+from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch
+from healthd.work.results import said_of
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests/data"
+FILE = "/etc/healthd/healthd.toml"
+KNOWN = registry.built_in()
+LISTENERS = [(check, check.config()) for check in KNOWN.values() if check.listens]
+
+
+class Target(NamedTuple):
+    """`make` gives (seeds, what takes one input); it is called once a process."""
+
+    make: Callable[[], tuple[Sequence[bytes], Callable[[bytes], None]]]
+    cost: int = 1  # how many times slower than a line it is: it gets so many inputs less
+
+
+def nothing_dropped() -> None:
+    assert not guard.dropped, f"a reader stumbled behind a guard: {guard._last}"
+
+
+def one_line(text: str) -> None:
+    assert text.isprintable(), f"not one printable line: {text!r:.300}"
+
+
+def own_folder() -> str:
+    """For this process's life."""
+    folder = tempfile.mkdtemp(prefix="healthd.", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def sentence(refusal: type[Exception], read: Callable[..., object], *data: object) -> str:
+    """What the one exception says that this reader may raise, "" if it reads the data."""
+    try:
+        read(*data)
+    except refusal as error:
+        return str(error)
+    return ""
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def captured() -> list[bytes]:
+    files = [path.read_text("utf-8") for path in sorted(DATA.glob("kernel_lines*.jsonl"))]
+    return [json.loads(line)["text"].encode("utf-8", "replace") for text in files for line in text.split("\n") if line]
+
+
+# --- the kernel log
+
+
+def kernel_message() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    seeds = [
+        found.text.encode()
+        for row in LINES
+        for line in row["text"].split("\n")
+        if (found := strip_prefix(line, NOW)) is not None
+    ]
+
+    def take(data: bytes) -> None:
+        event = parse(_text(data))
+        nothing_dropped()
+        if event is not None:
+            one_line(event.kind)
+            one_line(event.code)
+
+    return seeds, take
+
+
+def kmsg_record() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    seeds = [b"4,%d,%d,-;%s\n SUBSYSTEM=pci\n" % (n, n * 1000, line) for n, line in enumerate(kernel_message()[0])]
+
+    def take(data: bytes) -> None:
+        record = parse_record(data)
+        nothing_dropped()
+        assert record is None or "\n" not in record.text or b"\\x0a" in data, "no byte of a record is a line's end"
+
+    return seeds, take
+
+
+def log_line() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    seeds = [line for text in captured() for line in text.split(b"\n")]
+
+    def take(data: bytes) -> None:
+        strip_prefix(_text(data), NOW)
+        nothing_dropped()
+
+    return seeds, take
+
+
+def log_file() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    """healthd scan: of any bytes it makes events that go into a table and into JSON lines."""
+    correlate = correlate_all()
+
+    def take(data: bytes) -> None:
+        blocks = [Block.of(place, [line]) for place, line in enumerate(data.split(b"\n"), 1)]
+        tally = Tally()
+        found = list(scan_judged.judged(scan.events(blocks, NOW, tally), correlate))
+        nothing_dropped()
+        for one in found:
+            assert json.loads(scan_judged.event_line(one)) == scan_judged.event_json(one)
+        for line in table.table(table.summary(found), "x", tally, Page()).split("\n"):
+            one_line(line)
+
+    return captured(), take
+
+
+def life() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    """The daemon's way: lines become events, conditions, a verdict, a reason for Slurm, status; the ledger keeps it."""
+
+    def take(data: bytes) -> None:
+        lines = [RawLine(NOW + place, _text(line), False) for place, line in enumerate(data.split(b"\n")[:200])]
+        events = [event for line in lines if (event := event_of(line, BOOT)) is not None]
+        found = intake.heard(Ledger(boot_id=BOOT), events, LISTENERS, NOW)
+        nothing_dropped()
+        assert not found.mistakes, f"a check stumbled: {found.mistakes}"
+        assert ledger_file.decode(ledger_file.encode(found.ledger), "x") == found.ledger
+        tell(found.ledger.conditions)
+
+    seeds = [b"\n".join(filter(None, (parsed_text(line) for line in text.split(b"\n")))) for text in captured()]
+    return [seed for seed in seeds if seed], take
+
+
+def parsed_text(line: bytes) -> bytes:
+    found = strip_prefix(_text(line), NOW)
+    return found.text.encode() if found else b""
+
+
+def tell(conditions: Iterable[Condition]) -> None:
+    judged = verdict.judge({c.key: c for c in conditions}, {}, (), 0.0)
+    for condition in judged.conditions:
+        one_line(f"{condition.code} {condition.subject}")
+        json.dumps(condition_json(condition))
+    if judged.causes:
+        words = reason(judged.causes)
+        one_line(words)
+        assert parse_reason(words) is not None, "healthd knows its own drain again"
+
+
+# --- people, Slurm
+
+
+def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    """The control socket: each line is answered, by an answer or by one sentence, and the next client too."""
+    folder = own_folder()
+    memory = Memory(folder, lambda: NOW)
+    memory.recall(dict, BOOT, Mode.ACT)
+    event = event_of(RawLine(NOW, "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", False), BOOT)
+    assert event is not None
+    standing = intake.heard(Ledger(boot_id=BOOT), [event], LISTENERS, NOW).ledger.conditions
+
+    def answer(request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
+        memory.set_conditions({c.key: c for c in standing})
+        return commands.answer(
+            request,
+            who,
+            may_command,
+            status=lambda: {"conditions": [condition_json(c) for c in memory.ledger.conditions]},
+            looks_left=lambda asked: [str(asked)],
+            job_ended=lambda: {"left": []},
+            carry_out=lambda name, request, who: commands.COMMANDS[name](memory, request, who, NOW),
+        )
+
+    path = f"{folder}/healthd.sock"
+    server = ControlServer(path, answer, time.monotonic)
+    atexit.register(server.close)
+
+    def take(data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.setblocking(False)
+            with suppress(BlockingIOError, BrokenPipeError):
+                client.send(data + b"\n")
+            server.step()
+            server.step()
+            assert select.select([client], [], [], 5)[0], "no answer"
+            said = json.loads(client.recv(1 << 20))
+        nothing_dropped()
+        assert said.keys() & {"error", "done", "status", "left"}, said
+        if "error" in said:
+            assert "\n" not in said["error"]
+        if "done" in said:
+            one_line(said["done"])
+        memory.save()
+
+    named = [
+        {"command": name, "code": "gpu_xid/79", "part": None, "seconds": 60, "why": "x"} for name in commands.COMMANDS
+    ]
+    others = [{"command": "status"}, {"command": "looks-left", "asked": NOW}, {"command": "job-ended", "job": "12"}]
+    return [json.dumps(each).encode() for each in (*named, *others)], take
+
+
+def slurm_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    def take(data: bytes) -> None:
+        for parser in PARSERS.values():
+            assert "\n" not in sentence(SlurmTrouble, parser, _text(data))
+        if parsed := parse_reason(_text(data)):
+            assert all(isinstance(part, str) for part in parsed)
+
+    seeds = [
+        sinfo("idle"),
+        sinfo("mixed+drain", "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus"),
+        squeue(),
+        listpids("12"),
+    ]
+    return [b"BOOT_TIME = 2026-11-20T20:48:09\n", *(each.stdout.encode() for each in seeds)], take
+
+
+# --- files
+
+
+def settings() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    sample = (ROOT / "conf/healthd.toml").read_text("utf-8")
+    active = "\n".join(line.removeprefix("#") if " = " in line else line for line in sample.splitlines())
+    tables = [f"[{table}" for table in active.split("\n[")][1:]
+    seeds = [
+        sample,
+        *tables,
+        *(
+            path.read_text("utf-8")
+            for path in sorted([*DATA.glob("7adda38/*.toml"), *(ROOT / "conf/profiles").glob("*.toml")])
+        ),
+    ]
+
+    def take(data: bytes) -> None:
+        refused = sentence(ConfigError, lambda: settle(parse_toml(data, FILE), FILE, {}, KNOWN))
+        one_line(refused)
+        assert refused.startswith(FILE) or not refused
+
+    return [seed.encode() for seed in seeds], take
+
+
+def ledger() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    def take(data: bytes) -> None:
+        for decode in (ledger_file.decode, ledger_file.decode_past):
+            refused = sentence(LedgerError, decode, _text(data), "/run/healthd/ledger.json")
+            assert refused.startswith("/run/healthd/ledger.json: is") or not refused
+
+    return [path.read_bytes() for path in (DATA / "7adda38/ledger.json", DATA / "7adda38/past.json")], take
+
+
+def recorded() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    import gzip
+
+    def take(data: bytes) -> None:
+        for text in (data, gzip.compress(data, 1)):
+            sentence(RecordingError, recording.decode, text, "f")
+
+    raw = [(DATA / "7adda38/node.rec").read_bytes()]
+    return [*raw, gzip.decompress(raw[0])[:20_000]], take
+
+
+def machine_text() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    def take(data: bytes) -> None:
+        assert cgroup.job_in(_text(data)).isascii()
+        mounts, _ = mountinfo.parse_all(_text(data))
+        for mount in mounts:
+            assert mount.point is not None
+
+    seeds = [path.read_bytes()[:4000] for path in sorted(DATA.glob("mountinfo*.txt"))]
+    return [*seeds, b"0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n"], take
+
+
+# --- the worker, and what checks read
+
+
+def worker_answer() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    finding = {"severity": "critical", "code": "gpu_xid/79", "subject": "0000:1b:00.0", "message": "m"}
+    observation = json.dumps([{"name": "a_total", "value": 1.0, "labels": [["pci", "x"]], "kind": "counter"}])
+    good = {"findings": [finding], "observations": observation, "repairs": [], "past": "{}"}
+
+    def take(data: bytes) -> None:
+        try:
+            table = json.loads(_text(data))
+        except (ValueError, RecursionError):
+            return
+        if isinstance(table, dict):
+            with suppress(ConvertError):
+                said_of(RunName("gpu_xid", ""), table)
+
+    return [json.dumps(good).encode()], take
+
+
+def check_input() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    """Each file that a check reads, and each program that it runs, says something else: a finding, or one error."""
+    folder = Path(own_folder())
+    asked: dict[bytes, tuple[str, Any, Any, Any]] = {}
+    seeds = []
+    for name, check in CHECKS.items():
+        (folder / name).mkdir()
+        host, config = file_of(name).healthy(folder / name)
+        system = Asked(host._system)
+        run(check, host, config, system, {})
+        for question, true in system.questions.items():
+            text = {"read": lambda true=true: true, "run": lambda true=true: true.stdout.encode()}.get(question[0])
+            if text is not None and true is not None:
+                key = f"{name} {question[0]} {question[1]}".encode()
+                asked[key] = (name, host, config, question)
+                seeds.append(key + b"\0" + text())
+
+    known = sorted(asked)
+
+    def take(data: bytes) -> None:
+        key, _, text = data.partition(b"\0")
+        if key not in asked:
+            key = known[zlib.crc32(key) % len(known)]
+        name, host, config, question = asked[key]
+        wrong = (lambda _true: text) if question[0] == "read" else (lambda _true: Ran(0, _text(text), ""))
+        try:
+            given = run(CHECKS[name], host, config, Asked(host._system, question, wrong), {})
+        except (OSError, ValueError, RuntimeError, NvmlError):
+            return  # what the worker tells in one sentence
+        for item in given:
+            json.dumps(item.value if hasattr(item, "value") else item.subject)
+            assert getattr(item, "severity", Severity.INFO) in Severity
+
+    return seeds, take
+
+
+def tool_output() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    """healthd validate: what tools of others print, and the two files that it keeps."""
+    seeds = [path.read_bytes() for path in sorted((DATA / "validation").iterdir()) if path.name != "README.md"]
+    measured = [one for seed in seeds for one in _measured(nvbandwidth.parse, seed)]
+    results = tuple(validation_judge.judge(measured, {}, {}, lambda part: ""))
+    last = validation_document.Validation("n1", "b", 1.0, 2.0, "hand", "", results[:50], ("heat",))
+    seeds += [validation_document.as_text(last).encode()]
+    seeds += [validation_history.as_text(validation_history.with_new({}, results[:50])).encode()]
+    parsers = (nvbandwidth.parse, dcgmi.parse, pytorch.parse, cpu.parse)
+    more = (lambda text: nccl_tests.parse(text, "nccl_sendrecv"), lambda text: perftest.parse(text, "mlx5_0/1"))
+
+    def take(data: bytes) -> None:
+        for parse_one in (*parsers, *more):
+            for one in _measured(parse_one, data):
+                one_line(one.part)
+                one_line(one.says)
+        validation_history.parse(_text(data))
+        with suppress(validation_document.NotAValidation):
+            validation_document.as_text(validation_document.parse(_text(data)))
+
+    return seeds, take
+
+
+def _measured(parse_one: Callable[[str], list[Measurement]], data: bytes) -> list[Measurement]:
+    try:
+        return parse_one(_text(data))
+    except NotUnderstood:
+        return []
+
+
+TARGETS = {
+    "kernel-message": Target(kernel_message),
+    "kmsg-record": Target(kmsg_record),
+    "log-line": Target(log_line),
+    "log-file": Target(log_file, cost=8),
+    "life": Target(life, cost=8),
+    "request": Target(request, cost=4),
+    "slurm-text": Target(slurm_text),
+    "settings": Target(settings, cost=16),
+    "ledger": Target(ledger, cost=4),
+    "recording": Target(recorded, cost=4),
+    "machine-text": Target(machine_text),
+    "worker-answer": Target(worker_answer),
+    "check-input": Target(check_input, cost=8),
+    "tool-output": Target(tool_output, cost=4),
+}
+
+
+@functools.cache
+def made(name: str) -> tuple[Sequence[bytes], Callable[[bytes], None]]:
+    return TARGETS[name].make()

@@ -1,0 +1,120 @@
+"""Texts that lead a regular expression to each of its repeats and then repeat there: where it may try again and again.
+
+The tree of the pattern is Python's own (re._parser; sre_parse before 3.11).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    from re import _parser
+else:
+    import sre_parse as _parser
+
+CHARACTERS = "1a x-:.,(/_A0f\n\t"  # the first of each kind that a class admits is repeated
+KINDS = (str.isdigit, str.isalpha, str.isspace, lambda character: not character.isalnum() and not character.isspace())
+END = "\0"  # what a repeat does not expect after itself
+
+
+def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
+    """Texts of `size` characters: for each repeat what leads to it, then what it repeats, then what does not belong."""
+    seen = set()
+    for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
+        for unit in units:
+            if unit and (before, unit) not in seen:
+                seen.add((before, unit))
+                yield (before + unit * (size // len(unit)))[:size] + END
+
+
+def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]]]:
+    """(what stands before a repeat, what it may repeat), for each repeat in a sequence of a pattern's tree."""
+    for item in items:
+        name, value = str(item[0]), item[1]
+        if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            yield before, _units(value[2])
+            yield from _repeats(value[2], before)
+        else:
+            for inner in _inner(name, value):
+                yield from _repeats(inner, before)
+        before += _sample([item])
+
+
+def _inner(name: str, value: Any) -> list[Any]:
+    """The sequences in a node that is no repeat."""
+    if name == "SUBPATTERN":
+        return [value[3]]
+    if name == "BRANCH":
+        return list(value[1])
+    if name in ("ASSERT", "ASSERT_NOT"):
+        return [value[1]]
+    return [value] if name == "ATOMIC_GROUP" else []
+
+
+def _units(items: Any) -> list[str]:
+    """What a repeat may repeat: for a class a character of each kind, else a sample of each branch."""
+    if len(items) == 1 and str(items[0][0]) in ("IN", "ANY", "NOT_LITERAL", "LITERAL"):
+        admitted = _admitted(items[0])
+        return [found for kind in KINDS if (found := next(filter(kind, admitted), ""))] or list(admitted[:1])
+    if len(items) == 1 and str(items[0][0]) == "SUBPATTERN":
+        return _units(items[0][1][3])
+    if len(items) == 1 and str(items[0][0]) == "BRANCH":
+        return [_sample(branch) for branch in items[0][1][1]]
+    return [_sample(items)]
+
+
+def _sample(items: Any) -> str:
+    """A short text that a sequence matches, its look-aheads left aside."""
+    text = ""
+    for item in items:
+        name, value = str(item[0]), item[1]
+        if name in ("LITERAL", "IN", "ANY", "NOT_LITERAL"):
+            text += _admitted(item)[:1]
+        elif name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            text += _sample(value[2]) * value[0]
+        elif name in ("SUBPATTERN", "ATOMIC_GROUP"):
+            text += _sample(_inner(name, value)[0])
+        elif name == "BRANCH":
+            text += _sample(value[1][0])
+    return text
+
+
+def _admitted(item: Any) -> str:
+    """Characters that one item matches, at least one."""
+    name, value = str(item[0]), item[1]
+    if name == "LITERAL":
+        return chr(value)
+    if name == "ANY":
+        return CHARACTERS
+    if name == "NOT_LITERAL":
+        return "".join(character for character in CHARACTERS if ord(character) != value)
+    negated = str(value[0][0]) == "NEGATE"
+    named = [
+        chr(one[1] if str(one[0]) == "LITERAL" else one[1][0]) for one in value if str(one[0]) in ("LITERAL", "RANGE")
+    ]
+    tried = CHARACTERS if negated else CHARACTERS + "".join(named)
+    return "".join(character for character in tried if any(_is_in(character, one) for one in value) != negated)
+
+
+def _is_in(character: str, one: Any) -> bool:
+    """Whether a character is of one member of a class."""
+    name, value = str(one[0]), one[1]
+    if name == "LITERAL":
+        return ord(character) == value
+    if name == "RANGE":
+        return bool(value[0] <= ord(character) <= value[1])
+    if name != "CATEGORY":
+        return False
+    kind = str(value).removeprefix("CATEGORY_")
+    ascii_only = {
+        "DIGIT": r"\d",
+        "SPACE": r"\s",
+        "WORD": r"\w",
+        "NOT_DIGIT": r"\D",
+        "NOT_SPACE": r"\S",
+        "NOT_WORD": r"\W",
+    }
+    return re.fullmatch(ascii_only[kind], character, re.ASCII) is not None

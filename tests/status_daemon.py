@@ -1,0 +1,53 @@
+"""What answers `{"command": "status"}` on a control socket with a document that a test chooses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from test_json_doc import STATUS_DOCUMENT
+
+from healthd.say.status import SOCKET
+
+
+class StatusDaemon:
+    """`document` is what it says; a test may change it meanwhile. `asked`: how often it was."""
+
+    def __init__(self, runtime_dir: Path, **changes: Any) -> None:
+        self.document: dict[str, Any] = {**copy.deepcopy(STATUS_DOCUMENT), **changes}
+        self.asked = 0
+        self._path = runtime_dir / SOCKET
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(16)
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> StatusDaemon:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._path.unlink()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(60)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                stream, _ = self._listener.accept()
+            except OSError:
+                return
+            with stream, suppress(OSError):  # who asked may be gone
+                stream.recv(4096)
+                self.asked += 1
+                stream.sendall(json.dumps({"status": self.document}).encode() + b"\n")

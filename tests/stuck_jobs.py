@@ -1,0 +1,146 @@
+"""Made jobs that are stuck: who is in which group, what each enters in which order, and a rank that stops.
+
+A tiny simulation of collectives. Each rank enters its operations in the job's order, at most `ahead` of the first that
+is not done; a collective is done when all of its ranks have come to it on their GPUs, one after another. A rank stops
+in its program (it enters nothing more) or on its GPU (what it entered is never done for it).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+START_NS = 1_758_610_000_000_000_000
+NAMES = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast", "all_to_all")
+
+
+@dataclass
+class Job:
+    """groups: global ranks. program: (group, kind) in the order of all ranks. stops: rank -> after how many of its
+    operations its program enters no more."""
+
+    groups: list[tuple[int, ...]]
+    program: list[tuple[int, int]]
+    stops: dict[int, int] = field(default_factory=dict)
+    ahead: int = 1
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for group in self.groups for rank in group})
+
+
+@dataclass
+class State:
+    """entered, done: how many of its operations (rank -> of its own program). mine: rank -> places in the program."""
+
+    mine: dict[int, list[int]]
+    entered: dict[int, int]
+    done: dict[int, int]
+
+
+def run(job: Job) -> State:
+    """Until nothing moves any more."""
+    mine = {rank: [at for at, (group, _) in enumerate(job.program) if rank in job.groups[group]] for rank in job.ranks}
+    state = State(mine, dict.fromkeys(job.ranks, 0), dict.fromkeys(job.ranks, 0))
+    moved = True
+    while moved:
+        moved = False
+        for rank in job.ranks:
+            limit = min(len(mine[rank]), state.done[rank] + job.ahead, job.stops.get(rank, len(mine[rank])))
+            if state.entered[rank] < limit:
+                state.entered[rank], moved = limit, True
+        for rank in job.ranks:
+            if state.done[rank] < state.entered[rank]:
+                at = mine[rank][state.done[rank]]
+                members = job.groups[job.program[at][0]]
+                if all(state.done[one] < state.entered[one] and mine[one][state.done[one]] == at for one in members):
+                    for one in members:
+                        state.done[one] += 1
+                    moved = True
+    return state
+
+
+def waits(job: Job, state: State) -> set[int]:
+    """The ranks that wait: they entered what is not done."""
+    return {rank for rank in job.ranks if state.done[rank] < state.entered[rank]}
+
+
+def dumps(
+    job: Job,
+    state: State,
+    *,
+    buffer: int = 2000,
+    only_waiting: bool = False,
+    status: bool = True,
+    version: str = "2.9",
+    late: dict[int, int] | None = None,
+    started: Collection[int] = (),
+) -> dict[int, dict[str, Any]]:
+    """rank -> its dump. buffer: how many entries it keeps. late: rank -> of how many done ones it never learned.
+    started: ranks whose GPU came to what they wait in."""
+    found = {}
+    for rank in job.ranks:
+        counts: dict[int, int] = {}
+        entries, progress = [], {}
+        done = max(0, state.done[rank] - (late or {}).get(rank, 0))
+        for record, at in enumerate(state.mine[rank][: state.entered[rank]]):
+            group, kind = job.program[at]
+            counts[group] = counts.get(group, 0) + 1
+            is_done = record < done
+            progress[group] = (counts[group], counts[group] if is_done else progress.get(group, (0, 0))[1])
+            entries.append(
+                {
+                    "record_id": record,
+                    "pg_id": sorted(one for one, ranks in enumerate(job.groups) if rank in ranks).index(group),
+                    "process_group": (str(group), f"kind {len(job.groups[group])}"),
+                    "collective_seq_id": counts[group],
+                    "p2p_seq_id": 0,
+                    "op_id": counts[group],
+                    "profiling_name": f"nccl:{NAMES[kind]}",
+                    "input_sizes": [[64, 1 + kind]],
+                    "input_dtypes": ["BFloat16"],
+                    "output_sizes": [[64, 1 + kind]],
+                    "output_dtypes": ["BFloat16"],
+                    "time_created_ns": START_NS + 1_000_000 * at + rank,
+                    "timeout_ms": 600000,
+                    "state": "completed" if is_done else "started" if rank in started else "scheduled",
+                    "retired": is_done,
+                    "is_p2p": False,
+                }
+            )
+        kept = [entry for entry in entries if not (only_waiting and entry["retired"])][-buffer:]
+        mine = [group for group, ranks in enumerate(job.groups) if rank in ranks and group in counts]
+        named = mine if status else [group for group, ranks in enumerate(job.groups) if rank in ranks]
+        found[rank] = {
+            "version": version,
+            "pg_config": {
+                str(group): {
+                    "name": str(group),
+                    "desc": f"kind {len(job.groups[group])}",
+                    "ranks": str([*job.groups[group]]),
+                }
+                for group in named
+            },
+            "entries": kept,
+        }
+        if status:
+            found[rank]["pg_status"] = {
+                str(sorted(one for one, ranks in enumerate(job.groups) if rank in ranks).index(group)): {
+                    "last_enqueued_collective": progress[group][0],
+                    "last_started_collective": -1,
+                    "last_completed_collective": progress[group][1],
+                }
+                for group in mine
+            }
+    return found
+
+
+def as_pickle(dump: dict[str, Any]) -> bytes:
+    return pickle.dumps(dump, 2)
+
+
+def as_json(dump: dict[str, Any]) -> bytes:
+    return json.dumps(dump).encode()

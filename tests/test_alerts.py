@@ -1,0 +1,251 @@
+"""The alerts of packaging/prometheus: they stand on metrics that there are, each leads to a page that there is, and
+each is tested where it fires and where it does not. Prometheus itself reads and runs them in
+e2e/test_alerts_prometheus.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.fleet.now.asked import CONDITIONS, NAMED, VALUES
+from healthd.say.metric_names import FAMILIES
+from healthd.settings import registry
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "packaging/prometheus"
+METRIC = re.compile(r"(?<![:\w])healthd_([a-z_]+)(?:\{([^}]*)\})?")
+MATCHER = re.compile(r'(\w+)(=~|!~|=|!=)"([^"]*)"')
+OF_PROMETHEUS = {"cluster", "job", "instance"}
+CHECKS = registry.built_in()
+CODES = [(name, code) for name, check in CHECKS.items() for code in check.codes()]
+PROBLEMS = (  # what a node may have, the families of faults first
+    *(
+        "gpu",
+        "gpu_memory",
+        "nvlink",
+        "pcie",
+        "network",
+        "storage",
+        "thermal",
+        "host",
+        "failslow",
+        "validation",
+        "other",
+    ),
+    *("warning", "target_down", "round_stale", "kernel_log", "slurm", "drain_held", "drained_long", "unknown", "ack"),
+    *("paused", "reload", "stream", "too_old", "validation_slow"),
+)
+
+
+def loaded(path: Path) -> Any:
+    import yaml
+
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    return [rule for group in loaded(RULES / f"healthd.{name}.yml")["groups"] for rule in group["rules"]]
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("alerts_page", ROOT / "scripts/alerts_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_alerts_as_they_are():
+    assert (ROOT / "docs/alerts.md").read_text("utf-8") == script().page(), "run scripts/alerts_page.py"
+
+
+def expressions() -> list[str]:
+    texts = [str(rule["expr"]) for name in ("recording", "alerts") for rule in rules(name)]
+    annotations = [text for rule in rules("alerts") for text in rule["annotations"].values()]
+    return [*texts, *annotations, *NAMED.values(), *VALUES.values(), *CONDITIONS.values()]
+
+
+def test_rules_and_fleet_status_ask_only_for_metrics_and_labels_that_healthd_has():
+    named = Counter[str]()
+    for text in expressions():
+        for name, matchers in METRIC.findall(text):
+            assert name in FAMILIES, name
+            assert FAMILIES[name].deprecated is None, name
+            labels = {label for label, _, _ in MATCHER.findall(matchers)}
+            assert labels <= {*FAMILIES[name].labels, *OF_PROMETHEUS}, (name, labels)
+            named[name] += 1
+    assert {"condition_severity", "slurm_drain_info", "config_last_reload_successful"} <= set(named)
+
+
+def matches(expr: str, labels: dict[str, str]) -> bool:
+    """Whether one of the selectors of a family takes a condition with these labels."""
+    test = {
+        "=": lambda value, pattern: value == pattern,
+        "!=": lambda value, pattern: value != pattern,
+        "=~": lambda value, pattern: re.fullmatch(pattern, value) is not None,
+        "!~": lambda value, pattern: re.fullmatch(pattern, value) is None,
+    }
+    selectors = re.findall(r"condition:healthd_severity:acting\{([^}]*)\}", expr)
+    assert selectors
+    return any(all(test[how](labels[name], p) for name, how, p in MATCHER.findall(s)) for s in selectors)
+
+
+FAMILY_RULES = {}
+
+
+def families() -> dict[str, str]:
+    if not FAMILY_RULES:
+        for rule in rules("recording"):
+            if rule["record"] == "condition:healthd_problem:severity":
+                FAMILY_RULES[rule["labels"]["problem"]] = rule["expr"]
+    return FAMILY_RULES
+
+
+def families_of(check: str, code: str) -> list[str]:
+    return [name for name, expr in families().items() if matches(expr, {"check": check, "code": code})]
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_each_code_is_in_one_family(check):
+    for name, code in [*CODES, (check, f"{check}/others")]:
+        if name == check:
+            assert len(families_of(check, code)) == 1, (code, families_of(check, code))
+            assert families_of(check, code) != ["other"] or check == "exec", code
+
+
+def test_what_a_check_of_the_site_finds_is_in_a_family_too():
+    assert families_of("rack_door", "rack_door/open") == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("code", "family"),
+    [
+        ("gpu_xid/79", "gpu"),
+        ("gpu_recovery_action/gpu_reset", "gpu"),
+        ("gpu_xid/95", "gpu_memory"),
+        ("gpu_row_remap/failure", "gpu_memory"),
+        ("gpu_xid/149", "nvlink"),
+        ("sxid/12001", "nvlink"),
+        ("pcie_aer/fatal", "pcie"),
+        ("ib_link/down", "network"),
+        ("mount/stale", "storage"),
+        ("memory_edac/uncorrected", "host"),
+        ("cpu/throttled", "thermal"),
+        ("failslow/gpu", "failslow"),
+        ("validation/slow", "validation"),
+    ],
+)
+def test_the_family_of_a_code_that_people_know(code, family):
+    assert families_of(code.partition("/")[0], code) == [family]
+
+
+def test_each_alert_names_the_node_or_the_cluster_what_to_type_and_how_bad_it_is():
+    for rule in rules("alerts"):
+        texts = rule["annotations"]
+        assert set(texts) == {"summary", "description", "runbook_url"}, rule["alert"]
+        assert rule["labels"]["severity"] in ("critical", "warning", "info")
+        assert re.search(r"[Tt]ype", texts["description"]), rule["alert"]
+        if "node:healthd_problem" in rule["expr"]:
+            assert texts["summary"].startswith("{{ $labels.node }}: ")
+            many = 'unless on (cluster, problem) ALERTS{alertname=~"HealthdManyNodes.*", alertstate="firing"}'
+            assert rule["expr"].endswith(many), rule["alert"]
+
+
+def test_each_problem_of_a_node_has_its_alert_and_one_of_many_nodes():
+    recorded = {r["labels"]["problem"] for r in rules("recording") if "labels" in r}
+    assert recorded == set(PROBLEMS)
+    alone = [
+        p for r in rules("alerts") for p in re.findall(r'node:healthd_problem:value\{problem="(\w+)"\}', r["expr"])
+    ]
+    assert sorted(alone) == sorted(PROBLEMS)
+    for problem in PROBLEMS:
+        many = [r.get("for") for r in rules("alerts") if takes_many(r["expr"], problem)]
+        (wait,) = [
+            r.get("for") for r in rules("alerts") if f'{{problem="{problem}"}}' in r["expr"] and "node:" in r["expr"]
+        ]
+        assert many == [wait], f"{problem}: many nodes are told when one would be"
+
+
+def takes_many(expr: str, problem: str) -> bool:
+    found = re.fullmatch(r'cluster:healthd_problem:many\{problem(=~|!~|=)"([^"]*)"\}', expr)
+    if found is None:
+        return False
+    return (re.fullmatch(found[2], problem) is None) if found[1] == "!~" else bool(re.fullmatch(found[2], problem))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"(?m)^#+ (.*)", page.read_text("utf-8"))
+    return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_each_alert_leads_to_a_page_that_there_is():
+    base = script().BASE
+    for rule in rules("alerts"):
+        url = str(rule["annotations"]["runbook_url"])
+        assert url.startswith(base), url
+        path, _, anchor = url.removeprefix(base).partition("#")
+        if "{{" not in url:
+            assert (ROOT / "docs" / path).exists(), url
+            assert not anchor or anchor in anchors(ROOT / "docs" / path), url
+
+
+@pytest.mark.parametrize("check", sorted(CHECKS))
+def test_the_page_of_a_fault_has_each_code_where_its_alert_leads(check):
+    """runbooks/CHECK.md#CODE, without the "/": what the alerts of the families make of the labels."""
+    page = anchors(ROOT / f"docs/runbooks/{check}.md")
+    assert [code for name, code in CODES if name == check and code.replace("/", "") not in page] == []
+    assert f"{check}others" in page
+
+
+def test_each_alert_fires_once_and_stays_quiet_once_in_promtools_tests():
+    fires, quiet = set(), set()
+    for path in sorted((RULES / "tests").glob("*.test.yml")):
+        for test in loaded(path)["tests"]:
+            for one in test["alert_rule_test"]:
+                (fires if one["exp_alerts"] else quiet).add(one["alertname"])
+    named = {rule["alert"] for rule in rules("alerts")}
+    assert (named - fires, named - quiet) == (set(), set())
+    assert (fires | quiet) == named
+
+
+def test_the_list_of_nodes_stays_as_it_was_where_sinfo_fails_or_names_no_node(tmp_path):
+    """The lines that prometheus.yml says to run."""
+    said = (RULES / "prometheus.yml").read_text("utf-8")
+    lines = re.findall(r"(?m)^      #   (.*)$", said)
+    assert len(lines) == 4
+    script = "\n".join(lines).replace("/etc/prometheus/healthd", str(tmp_path))
+    listed = tmp_path / "c1.yml"
+
+    def written(sinfo: str) -> Any:
+        subprocess.run(["sh", "-c", f"sinfo() {{ {sinfo}; }}\n{script}"], check=False, timeout=240)
+        return loaded(listed)
+
+    expected = [{"labels": {"cluster": "c1"}, "targets": ["gpu-0:9478", "gpu-1:9478"]}]
+    assert written("printf 'gpu-1\\ngpu-0\\ngpu-1\\n'") == expected
+    assert written("echo gpu-0; return 1") == expected, "it failed on its way"
+    assert written("true") == expected, "it named no node"
+    assert written("echo gpu-2")[0]["targets"] == ["gpu-2:9478"]
+
+
+def test_the_routes_name_alerts_that_there_are():
+    routes = loaded(RULES / "alertmanager.yml")
+    named = [rule["alert"] for rule in rules("alerts")]
+    patterns = [
+        pattern
+        for rule in routes["inhibit_rules"]
+        for matcher in (*rule["source_matchers"], *rule["target_matchers"])
+        for pattern in re.findall(r'alertname =~? "([^"]*)"', matcher)
+    ]
+    assert len(patterns) >= 6
+    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in named)] == []
+    receivers = {receiver["name"] for receiver in routes["receivers"]}
+    assert {routes["route"]["receiver"], *(r["receiver"] for r in routes["route"]["routes"])} == receivers

@@ -1,0 +1,20 @@
+"""The programs of bench/ are run by people, not by `make test`: that they still begin is held here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+PROGRAMS = sorted(file.stem for file in BENCH.glob("*.py") if '__name__ == "__main__"' in file.read_text())
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_of_bench_finds_what_it_imports_from_any_folder(program, tmp_path):
+    argv = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(BENCH)!r}); import {program}"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

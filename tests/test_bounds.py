@@ -1,0 +1,451 @@
+"""How many conditions there may be, at each bound and beyond: the worst have names, no drain and no latch is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from fakes import NOW
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.config import CheckConfig
+from healthd.judge import bounds, endings, intake
+from healthd.judge.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, OTHERS, bounded, with_others
+from healthd.judge.condition import acts, fault_time
+from healthd.judge.ledger import Ledger, with_conditions
+from healthd.judge.ledger_file import decode, encode
+from healthd.judge.memory import Memory
+from healthd.judge.verdict import judge, next_look
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import (
+    Ack,
+    CheckResult,
+    Clears,
+    Condition,
+    ConditionKey,
+    ConditionState,
+    Finding,
+    KernelEvent,
+    Mode,
+    Outcome,
+    RunName,
+    Severity,
+    Worsens,
+)
+from healthd.settings import registry
+from healthd.slurm.fleet_limit import is_own_hardware
+
+CHECKS = registry.built_in()
+XIDS = [(CHECKS["gpu_xid"], CHECKS["gpu_xid"].config())]
+EMPTY = Ledger(boot_id="b")
+
+
+def xid(code: int, number: int, at: float = NOW) -> KernelEvent:
+    line = f"NVRM: Xid (PCI:{number:04x}:01:00): {code}, pid=1, name=x, GPU has fallen off the bus."
+    event = event_of(RawLine(at, line), "b")
+    assert event is not None
+    return event
+
+
+def hear(ledger: Ledger, *events: KernelEvent, at: float = NOW) -> Ledger:
+    return intake.heard(ledger, events, XIDS, at).ledger
+
+
+def condition(number: int = 0, code: str = "gpu_xid/31", **changes: object) -> Condition:
+    plain = Condition(
+        check=code.partition("/")[0],
+        instance="",
+        code=code,
+        subject=f"part{number:05}",
+        severity=Severity.WARNING,
+        message=f"fault {number}",
+        clears=Clears.WINDOW,
+        state=ConditionState.OPEN,
+        first_seen=NOW + number,
+        last_seen=NOW + number,
+        last_event=NOW + number,
+        count=1,
+        boot_id="b",
+        window_seconds=60.0,
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def by_key(conditions: Sequence[Condition]) -> dict[ConditionKey, Condition]:
+    return {c.key: c for c in conditions}
+
+
+def found(number: int, severity: Severity = Severity.WARNING, **more: object) -> Finding:
+    finding = Finding(severity, "processes/x", f"part{number:05}", f"fault {number}")
+    return replace(finding, **more)  # type: ignore[arg-type]
+
+
+def run(ledger: Ledger, findings: Sequence[Finding], at: float = NOW, clear_after: int = 1) -> Ledger:
+    result = CheckResult("processes", "", Outcome.COMPLETED, at, 0.0, tuple(findings))
+    return intake.looked(ledger, result, CheckConfig(clear_after=clear_after), at)
+
+
+# --- the bounds
+
+
+@pytest.mark.parametrize("more", [0, 1, 1000])
+def test_a_code_has_so_many_conditions_and_no_more(more: int) -> None:
+    ledger = hear(EMPTY, *(xid(31, number) for number in range(MOST_OF_A_CODE + more)))
+    assert len(ledger.conditions) == MOST_OF_A_CODE
+    others = ledger.by_key().get(ConditionKey("gpu_xid/31", OTHERS))
+    assert (others.count if others else 0) == (more + 1 if more else 0)
+
+
+@pytest.mark.parametrize("more", [0, 1, 1000])
+def test_a_check_has_so_many_conditions_whatever_their_codes_and_one_for_the_rest(more: int) -> None:
+    first = 1000  # no catalogue has these
+    ledger = hear(EMPTY, *(xid(number, 7) for number in range(first, first + MOST_OF_A_RUN + more)))
+    assert len(ledger.conditions) == MOST_OF_A_RUN
+    others = ledger.by_key().get(ConditionKey("gpu_xid/others", OTHERS))
+    assert (others.count if others else 0) == (more + 1 if more else 0)
+
+
+def test_what_comes_burst_by_burst_is_counted_once() -> None:
+    ledger, burst = EMPTY, 200
+    for start in range(0, 5 * burst, burst):
+        ledger = hear(ledger, *(xid(31, number) for number in range(start, start + burst)))
+    assert ledger.by_key()["gpu_xid/31", OTHERS].count == 5 * burst - MOST_OF_A_CODE + 1
+    again = hear(ledger, xid(31, 5 * burst - 1, NOW + 60), at=NOW + 60)
+    assert again.by_key()["gpu_xid/31", OTHERS].count == 5 * burst - MOST_OF_A_CODE + 2
+
+
+def test_one_lost_gpu_has_its_name_in_any_burst() -> None:
+    burst = [xid(31, number) for number in range(1280)]
+    for place in (0, 640, 1280):
+        ledger = hear(EMPTY, *burst[:place], xid(79, 9999), *burst[place:])
+        assert ledger.by_key()["gpu_xid/79", "270f:01:00.0"].severity is Severity.CRITICAL
+        assert any(event.code == "79" for event in ledger.events), "its event has a place first, too"
+    many = hear(EMPTY, *(xid(number, 7) for number in range(1000, 2280)), xid(79, 9999))
+    assert ("gpu_xid/79", "270f:01:00.0") in many.by_key()
+    later = hear(hear(EMPTY, *burst), xid(79, 9999, NOW + 9), at=NOW + 9)
+    assert ("gpu_xid/79", "270f:01:00.0") in later.by_key()
+
+
+def test_what_drains_then_what_is_worst_then_what_has_a_job_or_a_latch_keeps_its_name() -> None:
+    mild = [condition(number) for number in range(1000)]
+    special = [
+        condition(5000, severity=Severity.DEGRADED),
+        condition(5001, severity=Severity.CRITICAL, state=ConditionState.ACKNOWLEDGED),
+        condition(5002, job="4711"),
+        condition(5003, clears=Clears.REBOOT),
+    ]
+    kept = bounded(by_key([*mild, *special]))
+    assert {c.key for c in special} <= kept.keys()
+    assert len(kept) == MOST_OF_A_CODE
+
+
+def test_a_worse_one_that_comes_later_takes_the_place_of_the_mildest() -> None:
+    full = bounded(by_key([condition(number) for number in range(100)]))
+    worse = condition(500, severity=Severity.CRITICAL)
+    kept = bounded({**full, worse.key: worse})
+    assert worse.key in kept
+    assert len(kept) == MOST_OF_A_CODE
+    assert kept["gpu_xid/31", OTHERS].count == 101 - MOST_OF_A_CODE + 1
+    assert kept["gpu_xid/31", OTHERS].severity is Severity.WARNING
+
+
+def test_runs_of_one_check_do_not_count_for_one_another() -> None:
+    """Only a mount's own run says that it is there again."""
+    several = [condition(number, "mount/missing", instance=f"/m{number}") for number in range(500)]
+    assert bounded(by_key(several)) == by_key(several)
+    one = [condition(number, "exec/x", instance="site") for number in range(500)]
+    assert ConditionKey("exec/x", "others of site") in bounded(by_key(one))
+
+
+def test_jobs_that_become_known_later_name_no_part_that_is_counted_and_are_no_news_of_a_fault() -> None:
+    """Of each GPU two exceptions of different jobs: only the jobs show that one of its processors may be broken."""
+    listeners = [(CHECKS[name], CHECKS[name].config()) for name in ("gpu_xid", "gpu_sm")]
+    text = "NVRM: Xid (PCI:{:04x}:01:00): 13, Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Out Of Range Address"
+    lines = [RawLine(at, text.format(n)) for n in range(240) for at in (NOW - 3600, NOW)]
+    heard = intake.heard(EMPTY, [event for line in lines if (event := event_of(line, "b"))], listeners, NOW).ledger
+    assert len(heard.conditions) == MOST_OF_A_CODE
+    quieter = endings.after_quiet(heard.by_key(), 30.0, True, NOW + 30)
+    before = with_conditions(heard, quieter)
+    told = intake.told_of_jobs(before, {e.sequence: str(e.sequence) for e in heard.events}, listeners)
+    after = told.by_key()
+    of_xids = {key: replace(c, job="") for key, c in after.items() if key.code == "gpu_xid/13"}
+    assert of_xids == {key: replace(c, job="") for key, c in quieter.items()}, "nor does the quiet time begin anew"
+    assert {c.quiet_seconds for c in of_xids.values()} == {30.0}
+    assert any(c.job for c in after.values() if c.code == "gpu_xid/13")
+    of_sms = [c for key, c in after.items() if key.code == "gpu_sm/several_jobs"]
+    assert (len(of_sms), sum(c.count for c in of_sms)) == (MOST_OF_A_CODE, 480)
+    assert len(after) == 2 * MOST_OF_A_CODE
+    assert intake.told_of_jobs(told, {}, listeners) == told
+
+
+# --- what the condition of the others is
+
+SEVERITIES, STATES = st.sampled_from(Severity), st.sampled_from([ConditionState.OPEN, ConditionState.ACKNOWLEDGED])
+MANY = st.lists(
+    st.builds(
+        condition,
+        st.integers(0, 99_999),
+        st.sampled_from(["gpu_xid/31", "gpu_xid/79"]),
+        severity=SEVERITIES,
+        state=STATES,
+        clears=st.sampled_from(Clears),
+        window_seconds=st.sampled_from([0.0, 60.0]),
+        acknowledged_at=st.sampled_from([0.0, NOW]),
+        job=st.sampled_from(["", "1"]),
+        shared_cause=st.booleans(),
+        observed=st.booleans(),
+    ),
+    min_size=1,
+    max_size=300,
+    unique_by=lambda c: c.key,
+)
+
+
+@given(MANY)
+def test_no_drain_no_latch_and_no_count_is_lost_however_many_there_are(conditions: list[Condition]) -> None:
+    before, after = by_key(conditions), bounded(by_key(conditions))
+    assert len(after) <= MOST_OF_A_RUN
+    assert sum(c.count for c in after.values()) == len(before)
+    assert any(acts(c, 0.0) for c in after.values()) == any(acts(c, 0.0) for c in before.values())
+    worst = max((c.severity for c in before.values() if acts(c, 0.0)), default=None)
+    assert max((c.severity for c in after.values() if acts(c, 0.0)), default=None) == worst
+    last = max((bounds._LATER.index(c.clears) for c in before.values() if not c.observed), default=None)
+    assert max((bounds._LATER.index(c.clears) for c in after.values() if not c.observed), default=None) == last
+    assert bounded(after) == after, "once more changes nothing"
+
+
+def full(others: Sequence[Condition]) -> dict[ConditionKey, Condition]:
+    """A code of which all places are taken by what drains; then these."""
+    named = [condition(n, severity=Severity.CRITICAL, clears=Clears.OPERATOR) for n in range(MOST_OF_A_CODE - 1)]
+    return bounded(by_key([*named, *others]))
+
+
+def of_others(conditions: dict[ConditionKey, Condition]) -> Condition:
+    return conditions[ConditionKey("gpu_xid/31", OTHERS)]
+
+
+def test_the_others_end_when_the_last_of_them_does() -> None:
+    quick, late = condition(900), condition(901, clears=Clears.REBOOT, window_seconds=0.0)
+    rest = of_others(full([quick, late]))
+    assert (rest.clears, rest.window_seconds, rest.count) == (Clears.REBOOT, 0.0, 2)
+    windows = of_others(full([quick, condition(901, window_seconds=600.0)]))
+    assert (windows.clears, windows.window_seconds) == (Clears.WINDOW, 600.0)
+    by_both = of_others(full([quick, condition(901, clears=Clears.GPU_RESET, window_seconds=600.0)]))
+    assert (by_both.clears, by_both.window_seconds) == (Clears.GPU_RESET, 600.0)
+    assert not any(c.subject == OTHERS for c in endings.after_boot(full([late]), "c", NOW).values() if not c.cleared_at)
+
+
+def test_the_others_are_repaired_acknowledged_and_known_like_any_part() -> None:
+    known = full([condition(900, severity=Severity.DEGRADED), condition(901, severity=Severity.DEGRADED)])
+    repaired = endings.repaired(known, "gpu_xid/31", OTHERS, "root", NOW)
+    assert of_others(repaired).state is ConditionState.CLEARED
+    resumed = endings.resumed_by_operator(known, NOW, NOW)
+    assert not acts(of_others(resumed), 0.0)
+    acked = endings.known_for_a_while(known, "gpu_xid/31", None, Ack(NOW + 60, "why", "root", Severity.INFO, NOW))
+    assert not acts(of_others(acked), 0.0)
+    late = bounded({**acked, (new := condition(950, severity=Severity.DEGRADED)).key: new})
+    assert acts(late[new.key], 0.0), "nobody knows of this one"
+    assert not judge(late, {}, [], 0.0).may_resume
+
+
+def test_after_a_repair_of_the_others_a_harmless_line_of_one_of_them_is_harmless() -> None:
+    burst = [xid(79, number) for number in range(200)]
+    ledger = hear(EMPTY, *burst)
+    cleared = endings.repaired(ledger.by_key(), "gpu_xid/79", None, "root", NOW + 100)
+    ledger = with_conditions(ledger, cleared)
+    assert not ledger.conditions
+    events = [event for event in ledger.events if event.code == "79"]
+    settled = intake.findings_of(events, XIDS, ledger.inventory, (*ledger.conditions, *ledger.cleared))
+    assert settled == {}, "what was repaired together with the others is over"
+
+
+def test_lines_that_can_be_forged_change_nothing_of_the_others_but_their_count() -> None:
+    proven = condition(900, severity=Severity.DEGRADED, acknowledged_at=NOW, state=ConditionState.ACKNOWLEDGED)
+    forged = [condition(901 + n, severity=Severity.CRITICAL, clears=Clears.REBOOT, observed=True) for n in range(500)]
+    rest = of_others(full([proven, *forged]))
+    assert (rest.state, rest.severity, rest.clears) == (ConditionState.ACKNOWLEDGED, Severity.DEGRADED, Clears.WINDOW)
+    assert (rest.last_event, rest.observed, rest.count) == (proven.last_event, False, 501)
+    assert of_others(full(forged)).observed
+
+
+def test_the_count_and_the_worst_stand_in_the_words() -> None:
+    rest = of_others(full([condition(900), condition(901, severity=Severity.DEGRADED)]))
+    assert rest.message == "seen 2 times, on parts that are not named; the worst: part00901: fault 901"
+    further = bounded({**full([condition(900)]), **by_key([condition(902)])})
+    assert of_others(further).message == "seen 2 times, on parts that are not named; the worst: part00900: fault 900"
+
+
+def test_one_part_that_repeats_does_not_look_like_hundreds_of_broken_ones() -> None:
+    rest = of_others(full([condition(900, count=500), condition(901)]))
+    assert rest.message == "seen 501 times, on parts that are not named; the worst: part00900: fault 900"
+    once = of_others(full([condition(900, count=0), condition(901)]))
+    assert once.message.startswith("seen once, on parts that are not named; the worst: ")
+
+
+def test_the_others_are_a_nodes_own_fault_where_one_of_those_that_act_is() -> None:
+    shared = condition(900, severity=Severity.DEGRADED, shared_cause=True)
+    own = condition(901, severity=Severity.DEGRADED)
+    assert is_own_hardware([of_others(full([shared, own]))])
+    assert not is_own_hardware([of_others(full([shared, replace(own, shared_cause=True)]))])
+    known = replace(own, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW)
+    for harmless in (known, replace(own, severity=Severity.WARNING)):
+        assert not is_own_hardware([of_others(full([shared, harmless]))]), "it drains for the shared one only"
+    worse = replace(shared, severity=Severity.CRITICAL)
+    assert is_own_hardware([of_others(full([worse, own]))]), "a milder one that drains is one, too"
+
+
+def test_jobs_that_ran_when_the_last_of_the_others_became_critical_are_its_victims() -> None:
+    early = condition(900, severity=Severity.CRITICAL, last_event=0.0, critical_at=NOW + 100)
+    late = condition(901, severity=Severity.CRITICAL, last_event=0.0, critical_at=NOW + 200)
+    for both in ([early, late], [late, early]):
+        assert fault_time(of_others(full(both))) == NOW + 200
+
+
+def test_a_line_after_the_first_acknowledgement_of_the_others_is_news() -> None:
+    """Of one part an operator knows since NOW + 10, of another since NOW + 100: they cannot be told apart any more."""
+    one = condition(900, state=ConditionState.ACKNOWLEDGED, acknowledged_at=NOW + 10, last_sequence=9)
+    rest = of_others(full([one, condition(901, state=one.state, acknowledged_at=NOW + 100, last_sequence=8)]))
+
+    def found_at(when: float) -> list[ConditionKey]:
+        event = replace(xid(31, 900, when), sequence=7)
+        return [f.key for fs in intake.findings_of([event], XIDS, EMPTY.inventory, [rest]).values() for f in fs]
+
+    assert found_at(NOW + 5) == []
+    assert found_at(NOW + 50) == [("gpu_xid/31", "0384:01:00.0")]
+
+
+def test_a_resume_forgives_the_others_only_if_the_last_of_them_was_open_before() -> None:
+    one = condition(900, severity=Severity.DEGRADED, opened_at=NOW + 100)
+    conditions = full([one, condition(901, severity=Severity.DEGRADED, opened_at=NOW + 200)])
+    assert acts(of_others(endings.resumed_by_operator(conditions, NOW + 150, NOW + 300)), 0.0)
+    assert not acts(of_others(endings.resumed_by_operator(conditions, NOW + 200, NOW + 300)), 0.0)
+
+
+def test_the_quiet_time_of_the_others_is_that_of_the_least_quiet() -> None:
+    quiet = condition(900, quiet_seconds=50.0, clean_runs=5, repaired=True, first_seen=NOW)
+    conditions = full([quiet, condition(901, quiet_seconds=20.0, clean_runs=1, first_seen=NOW + 901)])
+    rest = of_others(endings.after_quiet(conditions, 30.0, True, NOW + 2000))
+    assert (rest.state, rest.quiet_seconds, rest.clean_runs) == (ConditionState.OPEN, 50.0, 1)
+    rest = of_others(endings.after_quiet(conditions, 30.0, False, NOW + 2000))
+    assert rest.quiet_seconds == 20.0, "not all were repaired: only time under load counts"
+    assert rest.first_seen == NOW
+
+
+@pytest.mark.parametrize("seen", ["last_event", "last_level_seen"])
+def test_the_others_act_by_the_last_sight_of_any_of_them(seen: str) -> None:
+    never = condition(900, severity=Severity.DEGRADED, last_event=0.0)
+    later = replace(never, subject="later", **{seen: NOW + 5000})  # type: ignore[arg-type]
+    rest = of_others(full([replace(never, **{seen: NOW}), later]))  # type: ignore[arg-type]
+    assert acts(rest, NOW + 4999)
+    assert not acts(rest, NOW + 5000)
+
+
+def test_the_others_are_known_until_the_first_acknowledgement_of_them_is_over() -> None:
+    acks = [Ack(NOW + seconds, "why", "root", Severity.WARNING, NOW) for seconds in (60, 600)]
+    conditions = full([condition(900 + n, state=ConditionState.ACKNOWLEDGED, ack=ack) for n, ack in enumerate(acks)])
+    assert of_others(endings.after_acks(conditions, NOW + 59)).state is ConditionState.ACKNOWLEDGED
+    assert of_others(endings.after_acks(conditions, NOW + 60)).state is ConditionState.OPEN
+
+
+def test_the_others_get_worse_when_the_first_of_them_does() -> None:
+    worsens = Worsens(600.0, Severity.CRITICAL)
+    first = condition(900, worsens=worsens, persists_since=NOW, last_level_seen=NOW + 300)
+    second = replace(condition(901), worsens=worsens, persists_since=NOW + 200, last_level_seen=NOW + 300)
+    for both in ([first, second], [second, first]):
+        rest = of_others(full(both))
+        assert next_look({rest.key: rest}) == {rest.run: NOW + 600}
+
+
+def test_what_a_profile_guessed_stays_a_warning_among_the_others() -> None:
+    guess = condition(900, expects="expected", found=Severity.CRITICAL)
+    rest = of_others(full([guess, condition(901, expects="other", found=Severity.WARNING)]))
+    assert (rest.severity, rest.found, rest.expects) == (Severity.WARNING, Severity.WARNING, "")
+    alike = of_others(full([guess, replace(guess, subject="p")]))
+    assert (alike.found, alike.expects) == (Severity.CRITICAL, "expected")
+
+
+# --- checks that look
+
+
+def test_what_a_check_finds_beyond_the_bound_is_seen_until_the_last_of_it_is_gone() -> None:
+    many = [found(number) for number in range(1000)]
+    ledger = EMPTY
+    for at in range(3):
+        ledger = run(ledger, many, NOW + at)
+        assert len(ledger.conditions) == MOST_OF_A_CODE
+        assert not ledger.cleared
+    others = ledger.by_key()["processes/x", OTHERS]
+    assert (others.count, others.clean_runs) == (3, 0)
+    assert others.message.startswith(f"{1000 - MOST_OF_A_CODE + 1} more, on parts that are not named; the worst: part")
+    fewer = run(ledger, many[: MOST_OF_A_CODE - 1], NOW + 4)
+    assert ("processes/x", OTHERS) not in fewer.by_key()
+    assert [c.subject for c in run(fewer, [], NOW + 5).conditions] == []
+
+
+def test_a_run_that_drains_for_one_of_thousands_names_it() -> None:
+    many = [found(number) for number in range(1000)]
+    ledger = run(run(EMPTY, many), [*many, found(5000, Severity.CRITICAL)], NOW + 1, clear_after=2)
+    assert ledger.by_key()["processes/x", "part05000"].severity is Severity.CRITICAL
+    assert len(ledger.conditions) <= MOST_OF_A_CODE
+
+
+def test_the_others_are_confirmed_as_one() -> None:
+    many = [found(number, Severity.DEGRADED, confirm_seconds=60.0) for number in range(1000)]
+    ledger = run(EMPTY, many)
+    assert {c.state for c in ledger.conditions} == {ConditionState.PENDING}
+    ledger = run(ledger, many, NOW + 61)
+    assert {c.state for c in ledger.conditions} == {ConditionState.OPEN}
+
+
+def test_the_others_stay_latched_where_a_later_run_finds_only_mild_ones() -> None:
+    latched = [found(n, Severity.CRITICAL, clears=Clears.REBOOT) for n in range(100)]
+    ledger = run(run(EMPTY, latched), [*latched, found(500)], NOW + 1)
+    ledger = run(run(ledger, [found(500)], NOW + 2), [], NOW + 3)
+    others = ledger.by_key()["processes/x", OTHERS]
+    assert (others.severity, others.clears, others.state) == (Severity.CRITICAL, Clears.REBOOT, ConditionState.OPEN)
+    mild_first = run(run(EMPTY, [found(n) for n in range(100)]), [*(found(n) for n in range(100)), *latched], NOW + 1)
+    assert mild_first.by_key()["processes/x", OTHERS].clears is Clears.REBOOT
+
+
+def test_other_evidence_among_the_others_is_news_to_the_operator_who_knew() -> None:
+    many = [found(number, Severity.DEGRADED, evidence="1") for number in range(100)]
+    ledger = run(EMPTY, many)
+    known = endings.resumed_by_operator(ledger.by_key(), NOW, NOW + 1)
+    ledger = run(with_conditions(ledger, known), many, NOW + 2)
+    assert not any(acts(c, 0.0) for c in ledger.conditions)
+    ledger = run(ledger, [*many[:-1], replace(many[-1], evidence="2")], NOW + 3)
+    assert [c.subject for c in ledger.conditions if acts(c, 0.0)] == [OTHERS]
+
+
+def test_a_result_shows_no_more_findings_than_there_are_conditions() -> None:
+    result = CheckResult("processes", "", Outcome.COMPLETED, NOW, 0.0, tuple(found(n) for n in range(5000)))
+    shown = with_others(result, {})
+    assert len(shown.findings) == MOST_OF_A_CODE
+    assert with_others(shown, {}) == shown
+    few = replace(result, findings=result.findings[:MOST_OF_A_CODE])
+    assert with_others(few, {}) is few
+
+
+# --- a ledger of an older healthd
+
+
+def test_an_older_ledger_with_more_is_read_and_bounded(tmp_path: object) -> None:
+    old = Ledger(
+        boot_id="b", mode="act", conditions=tuple(condition(n, severity=Severity.CRITICAL) for n in range(6000))
+    )
+    memory = Memory(str(tmp_path), lambda: NOW)
+    with open(f"{tmp_path}/ledger.json", "w", encoding="ascii") as file:
+        file.write(encode(old))
+    memory.recall(dict, "b", Mode.ACT)
+    assert len(memory.conditions) == MOST_OF_A_CODE
+    assert memory.conditions["gpu_xid/31", OTHERS].count == 6000 - MOST_OF_A_CODE + 1
+    assert decode(encode(memory.ledger), "here") == memory.ledger
+
+
+def test_the_words_for_a_code_of_others_can_be_asked_for() -> None:
+    assert bounds.others_of_all(RunName("gpu_xid")) == ("gpu_xid/others", OTHERS)
+    text = registry.explain(CHECKS, "gpu_xid/others")
+    assert text is not None
+    assert "128" in text.meaning

@@ -1,0 +1,114 @@
+"""What TAB offers is made of the parsers: nothing that can be typed is missing, and each script is one of its shell."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.cli.completion import CHECKS, CODES, FILES, FOLDERS, MANY, SHELLS, Line, lines
+from healthd.cli.flags import Parser
+from healthd.cli.main import FAMILIES, command, main
+from healthd.nvidia.fake_scenario import profiles
+
+LINES = lines()
+BY_WORDS = {line.words: line for line in LINES}
+
+
+def option(words: str, name: str) -> tuple[str, ...] | None:
+    (found,) = [option for option in BY_WORDS[words].options if name in option.names]
+    return found.offers
+
+
+def test_every_command_can_be_reached_word_by_word():
+    for name in FAMILIES:
+        first, _, second = name.partition(" ")
+        assert first in BY_WORDS[""].next
+        assert not second or second in BY_WORDS[first].next
+        assert BY_WORDS[name].summary == command(name).summary
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_flag_that_the_help_shows_is_offered(name):
+    parser = Parser(name, "", "")
+    command(name).flags(parser)
+    offered = {flag for option in BY_WORDS[name].options for flag in option.names}
+    assert offered == set(parser._option_string_actions)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "offers"),
+    [
+        ("run", "--mode", ("observe", "drain", "act")),
+        ("run", "--kernel-log", ("kmsg", "journal", FILES, "off")),
+        ("run", "--listen", ("off",)),
+        ("run", "--state-dir", (FOLDERS,)),
+        ("run", "--interval", ()),
+        ("check", "--json", None),
+        ("check", "--fake-nvml", (*profiles(), FILES)),
+        ("fleet ingest", "--users", ("keep", "drop", "hash")),
+        ("fleet ingest", "--events", (FOLDERS, MANY)),
+    ],
+)
+def test_a_value_is_what_its_help_calls_it(words, name, offers):
+    assert option(words, name) == offers
+
+
+@pytest.mark.parametrize(
+    ("words", "offers"),
+    [
+        ("check", [(CHECKS,)]),
+        ("record", [(FILES,), (CHECKS,)]),
+        ("explain", [(CHECKS, CODES)]),
+        ("repaired", [(CODES,), ()]),
+        ("config check", [(FILES,)]),
+        ("completion", [("bash", "zsh", "fish")]),
+        ("status", []),
+    ],
+)
+def test_what_stands_behind_a_command_is_offered(words, offers):
+    assert [place.offers for place in BY_WORDS[words].places] == offers
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_script_names_every_command_and_flag(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for line in LINES:
+        assert line.words in script
+        for name in (name for option in line.options for name in option.names):
+            assert (f"-l {name[2:]} " if shell == "fish" and name.startswith("--") else name.lstrip("-")) in script
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_text_with_signs_of_the_shell_stays_a_text(shell):
+    strange = 'it\'s $(touch x) `y` \\ [z]: "w"'
+    line = Line("", "", ("run",)), Line("run", strange)
+    script = SHELLS[shell](line)
+    assert shell == "bash" or "touch x" in script
+    quoted = [word for word in _words(script, shell) if "touch x" in word]
+    assert all("$(touch x) `y`" in word for word in quoted)
+
+
+def _words(script: str, shell: str) -> list[str]:
+    """The words of the lines that have the summary, as a POSIX shell reads their quotes; fish has \\' in them."""
+    mine = [line for line in script.splitlines() if "touch x" in line]
+    if shell == "fish":
+        return [line.partition(" -d ")[2].strip().strip("'").replace("\\'", "'") for line in mine]
+    return [word for line in mine for word in shlex.split(line.strip().removeprefix("next=(").rstrip(")"))]
+
+
+def test_bash_accepts_its_script(tmp_path: Path):
+    script = tmp_path / "script"
+    script.write_text(SHELLS["bash"](LINES))
+    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nobody_else_loads_it():
+    program = "import sys, healthd.cli.main as m\nm.main(['list'])\nprint('healthd.cli.completion' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1] == "False"

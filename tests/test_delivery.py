@@ -1,0 +1,135 @@
+"""Lines of the stream go from the daemon to its worker: one write at a time, never before they are saved."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_daemon_guards import alone, go, settings
+
+from healthd.daemon import Daemon
+from healthd.judge.telling import FLUSH_SECONDS
+from healthd.model import Outcome
+from healthd.work.runner import Reply, Request
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    with alone(tmp_path, "clock") as made:
+        yield made
+
+
+def written(tmp_path: Path) -> list[dict[str, Any]]:
+    file = tmp_path / "state_dir/events.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def waiting(daemon: Daemon) -> list[str]:
+    return [json.loads(line)["event"] for line in daemon.memory.ledger.outbox.lines]
+
+
+def reply(request: Request, outcome: Outcome, error: str = "") -> Reply:
+    return Reply(request, outcome, 0.0, {"error": error, "journal_lost": 2}, error)
+
+
+def test_lines_go_to_the_worker_once_the_ledger_with_them_is_saved(daemon: Daemon, tmp_path: Path) -> None:
+    assert daemon.memory.unsaved
+    assert not daemon.looking.delivery.is_due
+    daemon.publish()
+    go(daemon, lambda: waiting(daemon) == [])
+    assert [e["event"] for e in written(tmp_path)][:2] == ["started", "check_enabled"]
+
+
+def test_a_ledger_that_cannot_be_saved_tells_nothing(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str, text: str) -> None:
+        raise OSError(5, os.strerror(5))
+
+    monkeypatch.setattr("healthd.judge.memory.rewrite_file", broken)
+    daemon.publish()
+    assert daemon.memory.save_failed
+    assert not daemon.looking.delivery.is_due
+
+
+def test_while_lines_are_under_way_later_ones_wait(daemon: Daemon) -> None:
+    daemon.memory.save()
+    delivery = daemon.looking.delivery
+    request = delivery.request()
+    daemon.memory.say_stopped("it was told to")
+    daemon.memory.save()
+    assert not delivery.is_due
+    delivery.ended(reply(request, Outcome.COMPLETED))
+    assert (waiting(daemon), delivery.is_due) == (["stopped"], True)
+    assert delivery.status.journal_lost_total == 2
+
+
+def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_may_be_there(daemon: Daemon) -> None:
+    daemon.memory.save()
+    looking, delivery = daemon.looking, daemon.looking.delivery
+    first = delivery.request()
+    delivery.ended(reply(first, Outcome.COMPLETED))
+    daemon.memory.say_stopped("it was told to")
+    daemon.memory.save()
+    second = delivery.request()
+    assert (first.table["again"], second.table["again"]) == (True, False)
+    delivery.ended(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
+    assert any(
+        trouble.endswith("1 events wait: OSError: [Errno 28] No space left on device")
+        for trouble, _ in daemon.troubles()
+    )
+    given: list[Request] = []
+    looking.rounds.task = given.append  # type: ignore[method-assign]
+    looking.write_stream(round_ended=False)
+    assert given == []
+    looking.write_stream(round_ended=True)
+    (third,) = given
+    assert third.table == {**second.table, "again": True}
+    delivery.ended(reply(third, Outcome.COMPLETED))
+    assert (delivery.status.failures_total, delivery.status.trouble, delivery.status.waiting) == (1, "", 0)
+
+
+def test_a_busy_worker_is_not_waited_for_with_the_last_words(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.memory.save()
+    runner = daemon.looking.runner
+    runner.send(Request("nvml", 60.0, {"op": "inventory", "gpus": False}))
+    daemon.looking.last_words(30.0)
+    assert written(tmp_path) == []
+    go(daemon, lambda: not runner.busy)
+
+
+def test_what_the_worker_already_writes_is_waited_for_and_then_comes_the_rest(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.memory.save()
+    daemon.looking.runner.send(daemon.looking.delivery.request())
+    daemon.memory.say_stopped("it was told to")
+    daemon.looking.last_words(30.0)
+    assert written(tmp_path)[-1]["event"] == "stopped"
+    assert '"stopped"' in (tmp_path / "state_dir/ledger.json").read_text()
+    assert waiting(daemon) == []
+
+
+def test_the_epilogs_word_sets_the_time_of_the_flush_and_wakes_the_daemon_then(daemon: Daemon) -> None:
+    daemon.answer({"command": "job-ended"}, "root (uid 0)", True)
+    ended = daemon.memory.ledger.told.job_ended
+    assert ended == pytest.approx(daemon.now(), abs=60)
+    daemon.now = lambda: ended + FLUSH_SECONDS
+    daemon.memory._now = daemon.now
+    daemon.memory.flush_after_job()
+    assert daemon.memory.ledger.told.job_ended == 0.0
+
+
+def test_a_reload_tells_which_checks_changed(tmp_path: Path) -> None:
+    given = settings(tmp_path, only="clock")
+    daemon = Daemon(lambda _running: given)
+    try:
+        daemon.memory.written(daemon.memory.ledger.outbox.lines)
+        daemon.reload()
+        assert waiting(daemon) == []
+        given = settings(tmp_path, only="cpu")
+        daemon.reload()
+        told = [json.loads(line) for line in daemon.memory.ledger.outbox.lines]
+        assert [(e["event"], e["check"]) for e in told] == [("check_disabled", "clock"), ("check_enabled", "cpu")]
+    finally:
+        daemon.shut_down()

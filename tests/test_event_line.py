@@ -1,0 +1,152 @@
+"""From a line of an event stream to an event, or to the reason why it is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from event_lines import line
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.stream.event import EVENTS, LATEST
+from healthd.stream.line import Key, Told, Unread, dropped, parse, seconds
+
+
+def told(**fields: Any) -> Told:
+    found = parse(line(**fields))
+    assert isinstance(found, Told), found
+    return found
+
+
+def why(content: bytes) -> str:
+    found = parse(content)
+    assert isinstance(found, Unread), found
+    return found.why
+
+
+def test_an_event_is_known_by_its_stream_and_number():
+    one = told(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
+    assert (one.key, one.seq, one.at, one.unknown) == (Key("c1", "n1", "a" * 16), 12, 1795349480.123, "")
+    assert one.fields["code"] == "gpu_xid/79"
+    assert one.line == line(seq=12, event="opened", code="gpu_xid/79", time="2026-11-22T12:11:20.123Z")
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS))
+def test_each_event_of_the_contract_is_known(event):
+    assert told(event=event).unknown == ""
+
+
+def test_what_a_newer_healthd_writes_is_kept_and_named():
+    assert told(event="melted").unknown == "event melted"
+    newer = told(schema=2, event="melted")
+    assert (newer.unknown, newer.key, newer.seq) == ("schema 2", Key("c1", "n1", "a" * 16), 1)
+
+
+def test_a_schema_that_names_its_streams_otherwise_has_no_key():
+    newer = parse(b'{"schema":2,"who":"n1","no":"12"}')
+    assert isinstance(newer, Told)
+    assert (newer.key, newer.seq, newer.at, newer.unknown) == (None, None, None, "schema 2")
+    half = parse(b'{"schema":2,"cluster":"c","node":"n","stream_id":"s"}')
+    assert isinstance(half, Told)
+    assert (half.key, half.seq) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is torn or damaged: it is not JSON"),
+        (line()[:-1], "is torn or damaged: it is not JSON"),
+        (line()[20:], "is torn or damaged: it is not JSON"),
+        (line() + line(), "is torn or damaged: it is not JSON"),
+        (line(mono=float("nan")), "is torn or damaged: it is not JSON"),
+        (b"[" * 100_000, "is torn or damaged: it is not JSON"),
+        (b"1" * 100_000, "is torn or damaged: it is not JSON"),
+        (line(code="\xe4").decode().encode("latin-1"), "is not UTF-8"),
+        (b"[]", 'is not an event: it has no number "schema"'),
+        (b"{}", 'is not an event: it has no number "schema"'),
+        (line(schema=True), 'is not an event: it has no number "schema"'),
+        (line(schema="1"), 'is not an event: it has no number "schema"'),
+        (line(node=None), "is damaged: cluster, node and stream_id are not all there"),
+        (line(stream_id=""), "is damaged: cluster, node and stream_id are not all there"),
+        (line(seq="1"), "is damaged: it has no number"),
+        (line(seq=-1), "is damaged: it has no number"),
+        (line(seq=1.0), "is damaged: it has no number"),
+        (line(seq=2**63), "is damaged: it has no number"),
+        (line(time=1795349480), "is damaged: its time is not UTC as in 2026-11-22T12:11:20.123Z"),
+        (line(time="2026-11-31T12:11:20.123Z"), "is damaged: its time is not UTC as in 2026-11-22T12:11:20.123Z"),
+        (line(event=None), "is damaged: it names no event"),
+        (line(event=""), "is damaged: it names no event"),
+    ],
+)
+def test_what_is_no_event_has_its_reason(content, reason):
+    assert why(content) == reason
+
+
+def test_the_largest_number_is_one_that_a_database_holds():
+    assert told(seq=2**63 - 1).seq == 2**63 - 1
+
+
+def test_a_cluster_may_have_no_name_yet():
+    assert told(cluster="").key == Key("", "n1", "a" * 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01T00:00:00Z", 0.0),
+        ("1969-12-31T23:59:59.999Z", None),
+        ("0001-01-01T00:00:00Z", None),
+        ("9999-12-31T23:59:59Z", LATEST),
+        ("9999-12-31T23:59:59.999999999Z", LATEST),
+        ("2026-11-22T12:11:20.5Z", 1795349480.5),
+        ("2026-11-22T12:11:20.123456789Z", 1795349480.123456789),
+        ("2026-11-22T12:11:20.123", None),
+        ("2026-11-22T12:11:20.123+01:00", None),
+        ("2026-11-22 12:11:20Z", None),
+        ("2026-11-22T12:11:20.Z", None),
+        ("٢٠٢٦-11-22T12:11:20Z", None),
+        ("0000-01-01T00:00:00Z", None),
+        (None, None),
+    ],
+)
+def test_times(text, expected):
+    assert seconds(text) == expected
+
+
+def test_a_node_says_which_numbers_it_dropped():
+    assert dropped(told(event="dropped", from_seq=5, to_seq=9, count=5)) == (5, 9)
+    assert dropped(told(event="dropped", from_seq=9, to_seq=5)) is None
+    assert dropped(told(event="dropped")) is None
+    assert dropped(told(event="dropped", from_seq=0, to_seq=0, count=0, earlier=7)) is None
+    assert dropped(told(event="opened", from_seq=5, to_seq=9)) is None
+    assert dropped(told(schema=2, event="dropped", from_seq=5, to_seq=9)) is None
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(["schema", "cluster", "node", "stream_id", "seq", "time", "event", "from_seq", "to_seq"])
+
+
+@given(st.dictionaries(FIELDS, PLAIN))
+def test_any_value_in_any_field_is_an_event_or_a_reason(fields):
+    whole = json.loads(line(event="dropped", from_seq=1, to_seq=2))
+    found = parse(json.dumps({**whole, **fields}).encode())
+    assert isinstance(found, Unread) or found.fields["schema"] >= 0
+    if isinstance(found, Told):
+        dropped(found)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_event_or_a_reason(content):
+    assert isinstance(parse(content), Unread) or json.loads(content)["schema"] is not None
+
+
+@given(st.integers(0, 2**32), st.integers(0, 400))
+def test_a_line_that_is_cut_anywhere_is_no_event(seq, cut):
+    whole = line(seq=seq, event="opened", code="gpu_xid/79", jobs=["1", "2"])
+    assert isinstance(parse(whole[: min(cut, len(whole) - 1)]), Unread)

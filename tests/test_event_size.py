@@ -1,0 +1,27 @@
+"""The size of a stream that docs/events.md states is what the real ledger and files make of a month."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_typical_month_is_as_large_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "bench"), *sys.path])
+    import event_size
+
+    _, lines, size, packed, _ = event_size.measured("typical", event_size.MONTHS["typical"])
+    said = re.search(
+        r"\| typical: .* \| (\d+) \| ([\d.]+) MB \| under (\d+) KB \|", (ROOT / "docs/events.md").read_text()
+    )
+    assert said is not None
+    assert int(said[1]) == pytest.approx(lines, rel=0.1)
+    assert float(said[2]) == pytest.approx(size / 1e6, rel=0.15)
+    assert packed < int(said[3]) * 1000

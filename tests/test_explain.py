@@ -1,0 +1,416 @@
+"""`healthd explain`: what it says of a code is what the daemon does with a condition of that code."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.cli import flags
+from healthd.cli.asked import Code, HarmlessLine, OfCheck, OthersReason, Several, Unknown, asked
+from healthd.cli.main import main
+from healthd.config import CheckConfig, Loaded, Settings
+from healthd.judge import intake
+from healthd.judge.ledger import Ledger
+from healthd.judge.verdict import judge
+from healthd.model import (
+    CheckResult,
+    Drain,
+    Finding,
+    Inventory,
+    Mode,
+    NodeState,
+    Outcome,
+    Severity,
+    SlurmMemory,
+)
+from healthd.say import explanation
+from healthd.say.course import Does, course, findings_of
+from healthd.say.explanation import Here, Running
+from healthd.scan import events as scan
+from healthd.scan.lines import Block, Tally
+from healthd.settings import registry
+from healthd.slurm.policy import Policy, decide
+from healthd.slurm.reason import reason
+
+CHECKS = registry.built_in()
+CODES = registry.all_codes(CHECKS)
+START = 1_800_000_000.0
+LOOK_SECONDS = 10.0
+LONGEST_SECONDS = 1200.0
+IDLE = NodeState("n", frozenset({"IDLE"}))
+DATA = sorted((Path(__file__).parent / "data").glob("kernel_lines*.jsonl"))
+LINES = [json.loads(line)["text"] for file in DATA for line in file.read_text("utf-8").splitlines()]
+
+
+def config_of(code: str) -> CheckConfig:
+    return CHECKS[code.partition("/")[0]].config()
+
+
+def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
+    """When a condition that is seen in look after look drains and requeues, by the daemon's own way in."""
+    ledger, found = Ledger(boot_id="b"), {"drains": None, "requeues": None}
+    at = 0.0
+    while at <= LONGEST_SECONDS:
+        now = START + at
+        result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
+        ledger = intake.looked(ledger, replace(result, findings=(as_the_site_wants(finding, config),)), config, now)
+        verdict = judge(ledger.by_key(), {}, (), 0.0)
+        decision = decide(verdict, IDLE, SlurmMemory(), Policy(mode=mode), now)
+        if isinstance(decision, Drain):
+            found["drains"] = at if found["drains"] is None else found["drains"]
+            if decision.requeue and found["requeues"] is None:
+                found["requeues"] = at
+        at += LOOK_SECONDS
+    return found
+
+
+def as_the_site_wants(finding: Finding, config: CheckConfig) -> Finding:
+    from healthd.judge.absorb import as_configured
+
+    return as_configured(finding, config)
+
+
+def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
+    """The same as explain says it."""
+    steps = course(finding, config, Policy(mode=mode))
+    drains = (s.after_seconds for s in steps if s.does in (Does.DRAINS, Does.REQUEUES))
+    requeues = (s.after_seconds for s in steps if s.does is Does.REQUEUES)
+    return {"drains": next(drains, None), "requeues": next(requeues, None)}
+
+
+@pytest.mark.one_python  # of the rules, and a third of a minute
+@pytest.mark.parametrize("name", sorted(CHECKS))
+def test_what_is_said_of_every_code_is_what_the_policy_decides_while_it_lasts(name):
+    for code in CHECKS[name].codes():
+        explain, config = CHECKS[name].explain(code), config_of(code)
+        for finding in findings_of(code, explain, config):
+            assert finding.confirm_seconds % LOOK_SECONDS == 0
+            for mode in Mode:
+                assert said(finding, config, mode) == drains_when_held(finding, config, mode), (code, mode)
+
+
+@pytest.mark.parametrize(
+    ("code", "drains", "requeues"),
+    [("mount/hang", 600.0, None), ("gpu_access/hang", 240.0, None), ("ib_link/down", 60.0, 240.0),
+     ("gpu_xid/79", 0.0, 0.0), ("mount/missing", 30.0, 30.0), ("gpu_xid/13", None, None),
+     ("ipmi_sel/bus_fatal", None, None)],
+)  # fmt: skip
+def test_what_was_told_wrong_once_is_told_right(code, drains, requeues):
+    explain, config = registry.explain(CHECKS, code), config_of(code)
+    worst = findings_of(code, explain, config)[0]
+    assert said(worst, config, Mode.ACT) == {"drains": drains, "requeues": requeues}
+    assert said(worst, config, Mode.DRAIN) == {"drains": drains, "requeues": None}
+    assert said(worst, config, Mode.OBSERVE) == {"drains": None, "requeues": None}
+
+
+def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
+    told = 0
+    blocks = [Block.of(1, [line.encode() for line in text.splitlines()]) for text in LINES]
+    for one in (seen for block in blocks for seen in scan.events([block], START, Tally())):
+        event, text = one.event, one.event.text
+        for check in CHECKS.values():
+            for finding in check.correlate([replace(event, sequence=1)], Inventory(), check.config()) or ():
+                explain = registry.explain(CHECKS, finding.code)
+                assert explain is not None, text
+                assert finding.severity in (explain.severity, *explain.also), (finding.code, text)
+                assert explain.shared is None or finding.shared_cause == explain.shared, (finding.code, text)
+                assert finding.confirm_seconds == 0.0
+                told += 1
+    assert told > 300
+
+
+def test_settings_that_a_text_names_exist():
+    for code in CODES:
+        explain, config = registry.explain(CHECKS, code), config_of(code)
+        named = (explain.confirm, explain.chosen_by, explain.expects, explain.worsens and explain.worsens.setting)
+        assert [name for name in named if name and not hasattr(config, name)] == [], code
+
+
+# --- what is typed
+
+
+def correlate(events, node):
+    return [f for check in CHECKS.values() for f in check.correlate(events, node, check.config()) or ()]
+
+
+def means(words: str):
+    return asked(words, CHECKS, correlate)
+
+
+XID79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        ("gpu_xid/79", "gpu_xid/79", ""),
+        ("79", "gpu_xid/79", ""),
+        ("Xid 79", "gpu_xid/79", ""),
+        ("xid: 79", "gpu_xid/79", ""),
+        ("XID79", "gpu_xid/79", ""),
+        ("XID_79", "gpu_xid/79", ""),
+        ("GPU_XID/79", "gpu_xid/79", ""),
+        ("gpu_xid/079", "gpu_xid/79", ""),
+        ("sxid 12028", "sxid/12028", ""),
+        ("12028", "sxid/12028", ""),
+        ("149:4", "nvlink5/149:4", ""),
+        ("Xid 149.4", "nvlink5/149:4", ""),
+        (XID79, "gpu_xid/79", "0000:61:00.0"),
+        (f"[12345.678901] {XID79}", "gpu_xid/79", "0000:61:00.0"),
+        (f"Nov 22 10:00:00 node17 kernel: {XID79}", "gpu_xid/79", "0000:61:00.0"),
+        (f"<4>[12345.678901] {XID79}", "gpu_xid/79", "0000:61:00.0"),
+        (
+            "healthd: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus (+1 more)",
+            "gpu_xid/79",
+            "0000:61:00.0",
+        ),
+        ("Reason=healthd: mount/missing /data: it is not mounted [root@2026-11-22T10:00:00]", "mount/missing", "/data"),
+        ("healthd: gpu_xid/79  root      2026-11-20T21:53:48 n1", "gpu_xid/79", ""),
+        ("healthd: gpu_xid/79", "gpu_xid/79", ""),
+        ("critical  gpu_xid/79 0000:61:00.0", "gpu_xid/79", "0000:61:00.0"),
+        ("mount/hang /data", "mount/hang", "/data"),
+    ],
+)  # fmt: skip
+def test_what_people_have_at_hand_is_understood(words, code, part):
+    found = means(words)
+    assert isinstance(found, Code)
+    assert (found.code, found.part) == (code, part)
+
+
+def test_a_reason_that_sinfo_cuts_is_all_that_it_may_be():
+    found = means("healthd: gpu_row_rem  root 2026-11-20T21:53:48 n1")
+    assert isinstance(found, Several)
+    assert found.codes == tuple(code for code in CODES if code.startswith("gpu_row_rem"))
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code):
+    from fakes import NOW
+
+    ledger = intake.looked(
+        Ledger(boot_id="b"),
+        CheckResult("x", "", Outcome.COMPLETED, NOW, 0.0, (Finding(Severity.CRITICAL, code, "0000:61:00.0", "words"),)),
+        CheckConfig(),
+        NOW,
+    )
+    whole = reason(ledger.conditions)
+    assert means(whole) == Code(code, "0000:61:00.0")
+    cut = means(f"{whole[:20]} root 2026-11-20T21:53:48 n[1-3]")
+    assert isinstance(cut, OfCheck) or cut == Code(code) or (isinstance(cut, Several) and code in cut.codes)
+
+
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        ("Not responding", "Slurm's"),
+        ("Not responding [slurm@2026-11-22T10:00:00]", "Slurm's"),
+        ("Kill task failed", "Slurm's"),
+        ("Kill task failed (JobId=4711 StepId=0)", "Slurm's"),
+        ("Prolog error", "Slurm's"),
+        ("gres/gpu count reported lower than configured (7 < 8)", "Slurm's"),
+        ("Low RealMemory (reported:1 < 100.00% of configured:2)", "Slurm's"),
+        ("NHC: check_hw_eth: eth0 is down", "NHC's (LBNL Node Health Check)"),
+        ("lemon: 6 of 7 signals", "of healthd fleet lemons --apply, on the head node"),
+        ("broken fan, ticket 12 [anna@2026-11-22T10:00:00]", "somebody's"),
+        ("Reason=waits for a new power supply", "somebody's"),
+        ("waits for a new power supply", "either somebody's Reason, or a kernel line that no rule reads"),
+        ("none", "nobody's"),
+        ("(null)", "nobody's"),
+        ("Reason=None", "nobody's"),
+        ("healthd: mount/mising /data: it is not mounted", "healthd's words, but no code of this version"),
+        ("healthd: our_own/fan 3: stands still [root@2026-11-22T10:00:00]", "healthd's words, but no code of this"),
+    ],
+)
+def test_a_reason_of_others_is_told_to_be_theirs(words, whose):
+    found = means(words)
+    assert isinstance(found, OthersReason)
+    assert found.meaning.whose.startswith(whose)
+
+
+def test_every_reason_that_slurm_writes_itself_is_known():
+    from healthd.slurm.others_reasons import known
+    from healthd.slurm.policy import SLURMS_OWN
+
+    assert [text for text in SLURMS_OWN if known(text) is None] == []
+
+
+@pytest.mark.parametrize("words", ["gpu_xid/7o", "mount/mising", "mout/missing", "fallen", "gpu_acess/hang"])
+def test_an_unknown_code_has_a_few_near_ones(words):
+    found = means(words)
+    assert isinstance(found, Unknown)
+    assert 1 <= len(found.near) <= 3
+
+
+def test_words_of_healthd_with_an_unknown_code_have_the_nearest_codes():
+    assert "nearest: mount/missing" in means("healthd: mount/mising /data: it is not mounted").meaning.whose
+
+
+@pytest.mark.parametrize("words", ["Xid 12345", "Xid 1000000", "SXid 1234567", "sxid: 9999999", "NVRM Xid 12345"])
+def test_a_long_number_is_not_cut_to_a_shorter_one(words):
+    assert isinstance(means(words), Unknown | OthersReason)
+
+
+@pytest.mark.parametrize("words", ["Xid", "xid", "Xid 12345"])
+def test_a_xid_without_a_number_that_can_be_one_offers_the_check(words):
+    assert means(words).near[0] == "gpu_xid"
+
+
+def test_of_an_unknown_word_80_characters_are_shown(capsys):
+    assert main(["explain", "y" * 5000]) == 64
+    told = capsys.readouterr().err
+    assert f'"{"y" * 77}..."' in told
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[ 1.234567] usb 1-1: new high-speed USB device", "nfs: server f1 OK", "EXT4-fs (sda1): mounted filesystem",
+     "nvidia-nvlink: Nvlink Core is being initialized", "NVRM: Xid (PCI:0000:3b:00): 12345, foo",
+     "mlx5_core 0000:0c:00.0: something", "XFS (nvme0n1p1): Ending clean mount", "mce: CPU0 has no banks today",
+     "pcieport 0000:00:01.0: hm hm", "kernel: something or other", "EDAC sbridge: Ver: 1.1.2",
+     "nvme nvme0: 16/0/0 default/read/poll queues", "hisi_sas 0000:74:02.0: something or other"],
+)  # fmt: skip
+def test_a_line_of_the_kernel_that_is_no_fault_is_told_to_be_none(line):
+    assert isinstance(means(line), HarmlessLine)
+
+
+@pytest.mark.parametrize("words", ["zzz", "?", "/", "healthd:", "xid", "-", "99999999", "Xid (PCI:"])
+def test_what_means_nothing_is_no_mistake(words):
+    assert means(words) is not None
+
+
+@given(st.text(max_size=80) | st.from_regex(r"(healthd: |Xid |Reason=)?[a-z_]{0,9}/?[0-9a-z]{0,6}[^\n]{0,40}"))
+def test_whatever_is_typed_has_an_answer(words):
+    assert isinstance(means(words), Code | OfCheck | OthersReason | Several | HarmlessLine | Unknown)
+
+
+# --- what is said
+
+
+def explained(capsys, *arguments: str) -> dict:
+    assert main(["explain", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def steps(run: dict) -> list[tuple[float, str, str]]:
+    return [(s["after_seconds"], s["does"], s["would"]) for s in run["courses"][0]["steps"]]
+
+
+def test_the_settings_of_the_node_decide_and_are_named(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    file.write_text(
+        'mode = "act"\n[checks.mount]\nhang_degraded_seconds = 120\n[checks.mount."/data"]\n'
+        '[checks.mount."/scratch"]\n[checks.mount."/old"]\nenforce = false\n'
+    )
+    document = explained(capsys, "--config", str(file), "mount/hang")
+    both, old = document["here"]
+    assert both["instances"] == ["/data", "/scratch"]
+    assert steps(both) == [(0.0, "warns", "warns"), (120.0, "drains", "drains")]
+    of = {row["setting"]: (row["value"], row["from"]) for row in both["settings"]}
+    assert of["mode"] == ("act", str(file))
+    assert of["checks.mount.hang_degraded_seconds"] == (120.0, str(file))
+    assert steps(old) == [(0.0, "warns", "warns")]
+    assert ('checks.mount."/old".enforce', False) in [(row["setting"], row["value"]) for row in old["settings"]]
+    (alone,) = explained(capsys, "--config", str(file), "mount/hang", "/old")["here"]
+    assert alone["instances"] == ["/old"]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "does"),
+    [
+        ('mode = "act"\n', "gpu_xid/79", "requeues"),
+        ('mode = "drain"\n', "gpu_xid/79", "drains"),
+        ("", "gpu_xid/79", "warns"),
+        ('mode = "act"\n[checks.gpu_xid]\nenforce = false\n', "gpu_xid/79", "warns"),
+        ('mode = "act"\n[checks.gpu_xid]\nseverity = {"gpu_xid/79" = "info"}\n', "gpu_xid/79", "records"),
+        ('mode = "act"\n[checks.gpu_xid]\nseverity = {"gpu_xid/13" = "degraded"}\n', "gpu_xid/13", "drains"),
+        ('mode = "act"\n[kernel_log]\nsource = "/var/log/kern.log"\n', "gpu_xid/79", "warns"),
+        ('mode = "act"\n[kernel_log]\nsource = "/var/log/kern.log"\ntrust_file = true\n', "gpu_xid/79", "requeues"),
+        ('mode = "act"\n[checks.exec.x]\ncommand = ["/bin/x"]\ncritical_severity = "critical"\n', "exec/critical",
+         "requeues"),
+    ],
+)  # fmt: skip
+def test_each_setting_that_decides_changes_what_is_said(tmp_path, capsys, text, code, does):
+    file = tmp_path / "healthd.toml"
+    file.write_text(text)
+    (run,) = explained(capsys, "--config", str(file), code)["here"]
+    assert steps(run)[-1][1] == does
+
+
+def test_a_check_that_is_off_says_so(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    file.write_text("[checks.gpu_ecc]\nenabled = false\n")
+    assert main(["explain", "--config", str(file), "gpu_ecc/uncorrected"]) == 0
+    text = capsys.readouterr().out
+    assert "Nothing: the check is off. If it were on:" in text
+    assert "checks.gpu_ecc.enabled" in text
+    assert str(file) in text
+
+
+def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    file.write_text("mode = \n")
+    document = explained(capsys, "--config", str(file), "xid", "79")
+    assert str(file) in document["settings_trouble"]
+    assert document["todo"]
+    assert main(["explain", "--config", str(file), "79"]) == 0
+    assert "The settings could not be read" in " ".join(capsys.readouterr().out.split())
+
+
+def test_with_settings_that_cannot_be_read_the_mode_is_the_running_daemons(tmp_path, capsys, monkeypatch):
+    from status_daemon import StatusDaemon
+
+    file = tmp_path / "healthd.toml"
+    file.write_text("mode = \n")
+    monkeypatch.setattr(flags.runtime_dir, "__defaults__", (str(tmp_path),))
+    assert main(["explain", "--config", str(file), "79"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Nothing is changed" not in text
+    assert "is not known: neither the settings nor a daemon tell the mode" in text
+    with StatusDaemon(tmp_path, mode="drain", pause=None):
+        document = explained(capsys, "--config", str(file), "79")
+        assert main(["explain", "--config", str(file), "79"]) == 0
+    assert {"setting": "mode", "value": "drain", "from": "the running daemon"} in document["here"][0]["settings"]
+    text = " ".join(capsys.readouterr().out.split())
+    assert "it drains the node" in text
+    assert "is not known" not in text
+
+
+def test_a_kernel_line_is_told_as_that_line_and_not_as_the_worst_of_its_code(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    file.write_text('mode = "act"\n')
+    words = "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"
+    line = f"NVRM: Xid (PCI:0000:c8:00): 74, pid=9, name=a, {words}"
+    document = explained(capsys, "--config", str(file), line)
+    assert document["part"] == "0000:c8:00.0"
+    assert document["here"][0]["courses"][0]["severity"] == "warning"
+    assert document["message"]
+
+
+@pytest.mark.parametrize(
+    ("running", "words"),
+    [
+        (Running(Mode.ACT, 0.0), "it drains the node and requeues"),
+        (Running(Mode.OBSERVE, 0.0), 'mode is "observe" (the running daemon; the settings say act)'),
+        (Running(Mode.ACT, START), "healthd is paused until 2027-01-15"),
+    ],
+)
+def test_what_the_running_daemon_was_told_counts_more_than_the_settings(running, words):
+    loaded = Loaded(Settings(mode=Mode.ACT, node_name="n"), {}, {}, {"mode": "healthd.toml"})
+    explain, here = registry.explain(CHECKS, "gpu_xid/79"), Here(loaded, running)
+    document = explanation.of_code("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], here)
+    text = explanation.text({**document, "settings_trouble": ""}, explanation.Page(80))
+    assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize("code", [*CODES, "gpu_xid/others", "nvlink5/149:4"])
+def test_every_code_has_a_text_in_every_mode(code):
+    explain = registry.explain(CHECKS, code)
+    document = explanation.of_code(code, code, "", explain, CHECKS.get(code.partition("/")[0]), Here(None))
+    text = explanation.text({**document, "settings_trouble": ""}, explanation.Page(80))
+    assert all(title in text for title in ("What it means", "Why it matters", "What ends it", "What to do"))
+    assert len(text.splitlines()) < 90

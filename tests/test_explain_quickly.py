@@ -1,0 +1,93 @@
+"""`healthd explain CODE` imports the check of that code and those that the settings name, and says what it would say if
+it had imported all."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.cli import explain
+from healthd.cli.flags import load_settings
+from healthd.settings import registry
+
+ROOT = Path(__file__).parents[1]
+CHECKS = registry.built_in()
+CODES = [*registry.all_codes(CHECKS), "mount/others", "kernel/others"]
+
+PLAIN = ""
+MANY = """\
+mode = "act"
+profile = "dgx-h100"
+slurm.requeue = "node"
+[checks.mount]
+missing_confirm_seconds = 30
+[checks.mount."/data"]
+fstype = "lustre"
+[checks.mount."/home"]
+enforce = false
+[checks.gpu_ecc]
+enabled = false
+[checks.gpu_xid]
+enforce = false
+severity = {"gpu_xid/79" = "warning"}
+"""
+
+
+def arguments(tmp_path: Path, text: str) -> argparse.Namespace:
+    file = tmp_path / "healthd.toml"
+    file.write_text(f'runtime_dir = "{tmp_path}"\nchecks_dir = "{tmp_path}/checks.d"\nbaseline_file = ""\n{text}')
+    return argparse.Namespace(config=str(file), json=True)
+
+
+@pytest.mark.parametrize("text", [PLAIN, MANY], ids=["plain", "many"])
+def test_each_code_is_told_as_if_all_checks_were_known(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = arguments(tmp_path, text)
+    all_of_them = load_settings(args)
+    monkeypatch.setattr(explain, "load_settings", lambda args: all_of_them)  # once: it takes long
+    for code in CODES:
+        quickly = explain._of_a_code(code, args)
+        assert quickly is not None, code
+        assert quickly == explain._of_any_words(code, args), code
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["79", "gpu_xid", "gpu_xid/079", "GPU_XID/79", "gpu_xid/7o", "nvlink5/149:4", "healthd: gpu_xid/79", "/", "a/b"],
+)
+def test_other_words_need_all_checks(words: str, tmp_path: Path) -> None:
+    assert explain._of_a_code(words, arguments(tmp_path, PLAIN)) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ["[checks.mout]", "[checks.gpu_ecc]\nenabeld = true", "checks = 5", "[fleet]\nlimit = 1", "["]
+)
+def test_wrong_settings_are_told_as_before(wrong: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path, wrong)
+    assert explain._of_a_code("gpu_xid/79", args) is None
+    assert explain._of_any_words("gpu_xid/79", args)["settings_trouble"]
+
+
+def test_a_site_s_own_checks_are_read_as_before(tmp_path: Path) -> None:
+    args = arguments(tmp_path, PLAIN)
+    (tmp_path / "checks.d").mkdir()
+    (tmp_path / "checks.d/own.py").write_text("def run(host, config, past):\n    return ()\n")
+    assert explain._of_a_code("gpu_xid/79", args) is None
+
+
+def test_only_what_is_named_is_imported(tmp_path: Path) -> None:
+    args = arguments(tmp_path, "[checks.disk_space]\nenforce = false\n")
+    program = (
+        "import sys; from healthd.cli.main import main; status = main(sys.argv[1:]);"
+        "print(*(name for name in sys.modules if name.startswith('healthd.checks.')), file=sys.stderr);"
+        "sys.exit(status)"
+    )
+    words = [sys.executable, "-c", program, "explain", "gpu_xid/79", "--config", args.config]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith("gpu_xid/79")
+    assert sorted(done.stderr.split()) == ["healthd.checks.disk_space", "healthd.checks.gpu_xid"]

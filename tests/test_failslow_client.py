@@ -1,0 +1,451 @@
+"""`healthd.client.step` against a real receiver: whatever happens there, a training loop goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import until
+
+from healthd import client
+from healthd.live import datagram
+from healthd.live.receiver import Heard, Left, Receiver
+from healthd.machine.passing import SO_PASSRIGHTS
+
+ROOT = Path(__file__).parents[1]
+CGROUP = "0::/system.slice/slurmstepd.scope/job_{}/step_0/user/task_0\n"
+
+
+class Ranks:
+    """A receiver on a made tree, in which processes of this machine are in jobs."""
+
+    def __init__(self, folder: Path, jobs: int = 4, ranks: int = 4) -> None:
+        self.folder = folder
+        self.path = str(folder / "failslow.sock")
+        self.receiver = Receiver(self.path, str(folder), jobs, ranks)
+        self.heard: list[Heard] = []
+        self.left: list[Left] = []
+        self.now = 0.0
+
+    def in_job(self, pid: int, job: str) -> None:
+        place = self.folder / f"proc/{pid}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "cgroup").write_text(CGROUP.format(job))
+
+    def step(self) -> Ranks:
+        self.now += 1.0
+        for one in self.receiver.step(self.now):
+            (self.heard if isinstance(one, Heard) else self.left).append(one)
+        return self
+
+    def connect(self) -> socket.socket:
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stream.connect(self.path)
+        return stream
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    made = Ranks(tmp_path)
+    made.in_job(os.getpid(), "4711")
+    monkeypatch.setenv("HEALTHD_SOCKET", made.path)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
+    client._pid = 0
+    client._last = None
+    yield made
+    made.receiver.close()
+    client._forget()
+    client._pid = 0
+
+
+def message(seconds: float = 0.5, busy: float = 0.4, rank: int = 0, steps: int = 1) -> bytes:
+    return client.MESSAGE.pack(client.MAGIC, rank, rank, 1, steps, seconds, busy, client.NOT_TOLD)
+
+
+# --- what is said
+
+
+def test_a_step_says_who_it_is_and_how_long_it_took(ranks):
+    client.step()
+    client.step(busy=0.25)
+    (heard,) = ranks.step().step().heard
+    said = heard.said
+    assert (heard.job, heard.pid) == ("4711", os.getpid())
+    assert (said.rank, said.local_rank, said.step, said.steps, said.busy, said.wait) == (5, 1, 1, 1, 0.25, None)
+    assert said.seconds > 0
+
+
+def test_steps_that_follow_each_other_fast_are_one_message(ranks, monkeypatch):
+    client.step()
+    client.step()
+    monkeypatch.setattr(client, "TELL_SECONDS", 3600.0)
+    for _ in range(9):
+        client.step()
+    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    client.step()
+    assert [one.said.steps for one in ranks.step().step().heard] == [1, 10]
+
+
+def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
+    client.step()
+    for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
+        client.step(busy=busy)
+    assert {one.said.busy for one in ranks.step().step().step().step().step().heard} == {None}
+
+
+def test_a_number_that_no_float_can_hold_raises_nothing(ranks):
+    client.step()
+    client.step(busy=10**400, wait=10**400)
+    client.step(busy=1)
+    client.step(busy=1)
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_message_or_nothing(data):
+    assert datagram.read(data) is None or isinstance(datagram.read(data), (datagram.Step, datagram.Subscribe))
+
+
+@given(
+    *(st.integers(-(2**31), 2**31 - 1),) * 2,
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(-(2**31), 2**31 - 1),
+    *(st.floats(width=64),) * 3,
+)
+def test_what_a_message_can_hold_is_a_step_that_can_be_or_nothing(rank, local, step, steps, seconds, busy, wait):
+    said = datagram.read(client.MESSAGE.pack(client.MAGIC, rank, local, step, steps, seconds, busy, wait))
+    if said is None:
+        return
+    assert 0 < said.seconds <= datagram.MOST_SECONDS
+    assert (said.rank >= -1, said.steps >= 1) == (True, True)
+    for part in (said.busy, said.wait):
+        assert part is None or 0 <= part <= datagram.MOST_SECONDS
+
+
+def test_fields_that_later_versions_add_behind_are_passed_over():
+    said = datagram.read(message() + bytes(40))
+    assert isinstance(said, datagram.Step)
+    assert said.seconds == 0.5
+    assert datagram.read(message() + bytes(datagram.MOST_BYTES)) is None
+    assert datagram.read(message()[:-1]) is None
+
+
+# --- healthd is away, hung, restarted
+
+
+def test_nothing_happens_where_no_healthd_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "_pid", 0)
+    for path in (tmp_path / "none", tmp_path, "x" * 300, "\0x"):
+        monkeypatch.setitem(os.environ, "HEALTHD_SOCKET", str(path)) if "\0" not in str(path) else None
+        client._pid = 0
+        for _ in range(5):
+            client.step(busy=1.0)
+    assert client._connection is None
+    assert not client.subscribe(signal.SIGUSR1)
+    client._pid = 0
+
+
+def test_attempts_to_connect_are_far_apart(ranks, monkeypatch):
+    ranks.receiver.close()
+    attempts = []
+    real = socket.socket
+    monkeypatch.setattr(client, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(socket, "socket", lambda *a: attempts.append(1) or real(*a))
+    for _ in range(100):
+        client.step()
+    assert len(attempts) == 1
+
+
+def test_a_healthd_that_reads_nothing_does_not_hold_up_a_step_and_is_told_of_all_steps_later(ranks):
+    client.step()
+    for _ in range(2000):  # more than any queue of messages holds
+        client.step()
+    for _ in range(2000):
+        ranks.step()
+    client.step()
+    ranks.step()
+    steps = [one.said for one in ranks.heard]
+    assert sum(one.steps for one in steps) == 2001
+    assert len(steps) < 2001
+    assert [one.said.step for one in ranks.heard][-1] == 2001
+
+
+def test_a_healthd_that_was_restarted_is_found_again(ranks):
+    client.step()
+    client.step()
+    assert len(ranks.step().step().heard) == 1
+    ranks.receiver.close()
+    for _ in range(3):
+        client.step()
+    ranks.receiver = Receiver(ranks.path, str(ranks.folder), 4, 4)
+    ranks.now = 0.0
+    until(lambda: client.step() or len(ranks.step().heard) > 1)
+    assert ranks.heard[-1].job == "4711"
+
+
+def test_a_socket_that_was_removed_is_made_again_and_who_is_connected_stays(ranks):
+    client.step()
+    client.step()
+    ranks.step().step()
+    os.unlink(ranks.path)
+    ranks.now += 60.0
+    ranks.step()
+    client.step()
+    with ranks.connect() as other:
+        other.send(message(rank=7))
+        until(lambda: len(ranks.step().heard) == 3)
+    assert {one.said.rank for one in ranks.heard} == {5, 7}
+
+
+# --- processes, threads, containers
+
+
+def test_a_child_has_a_connection_of_its_own(ranks):
+    client.step()
+    client.step()
+    child = os.fork()
+    if child == 0:
+        for _ in range(3):
+            client.step()
+        os._exit(0)
+    ranks.in_job(child, "4711")
+    assert os.waitpid(child, 0)[1] == 0
+    client.step()
+    ranks.step().step().step().step()
+    by_connection = {one.connection: one.pid for one in ranks.heard}
+    assert sorted(by_connection.values()) == sorted((os.getpid(), child))
+    assert [one.connection for one in ranks.left] == [c for c, pid in by_connection.items() if pid == child]
+
+
+LAST_STEPS = """
+import os, sys
+from healthd import client
+
+class Loop:
+    def __init__(self, step, write):
+        self.step, self.write = step, write
+    def __del__(self):
+        try:
+            self.step()
+            self.write(1, b"stepped ")
+        except BaseException:
+            self.write(1, b"raised ")
+
+client.step(), client.step()
+client.kept, client._kept, sys.kept = (Loop(client.step, os.write) for _ in range(3))
+"""
+
+
+def test_a_step_while_the_interpreter_ends_raises_nothing():
+    ended = subprocess.run([sys.executable, "-c", LAST_STEPS], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert (ended.returncode, ended.stderr, set(ended.stdout.split())) == (0, "", {"stepped"})
+
+
+def test_threads_that_step_at_once_raise_nothing(ranks):
+    failed = []
+    client.step()
+
+    def loop():
+        try:
+            for _ in range(2000):
+                client.step(busy=0.1)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        ranks.step()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    until(lambda: ranks.step().heard)  # the first look accepts, the next reads
+
+
+LOOP = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import client
+client.TELL_SECONDS = 0.0
+while True:
+    client.step(busy=0.01)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
+def test_a_rank_in_a_container_is_known_by_the_pid_that_it_has_here(tmp_path, monkeypatch):
+    """Its own mount and pid namespace, in which the socket's folder is mounted elsewhere; its client is a copy."""
+    made = Ranks(tmp_path)
+    copy, mounted = tmp_path / "image", tmp_path / "image/run"
+    mounted.mkdir(parents=True)
+    (copy / "client.py").write_text(Path(client.__file__).read_text())
+    script = 'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"'
+    unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script, "sh"]
+    argv = [*unshare, str(tmp_path), str(mounted), sys.executable, LOOP, str(copy)]
+    rank = subprocess.Popen(argv, env={"HEALTHD_SOCKET": str(mounted / "failslow.sock"), "SLURM_PROCID": "3"})
+    try:
+        children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children")
+        until(lambda: children.read_text().split() or rank.poll() is not None)
+        if rank.poll() is not None:
+            pytest.skip("no namespaces here")
+        inside = int(children.read_text().split()[0])
+        made.in_job(inside, "99")
+        # Its first connection may have come before we said that it is in a job: then it tries again.
+        until(lambda: made.step().heard or time.sleep(0.05), seconds=60)
+        assert (made.heard[0].pid, made.heard[0].job, made.heard[0].said.rank) == (inside, "99", 3)
+    finally:
+        rank.kill()
+        rank.wait()
+        made.receiver.close()
+
+
+# --- what a user may try
+
+
+def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
+    (ranks.folder / f"proc/{os.getpid()}/cgroup").write_text("0::/user.slice/user-1000.slice/job_7\n")
+    with ranks.connect() as stranger:
+        stranger.send(message())
+        ranks.step().step()
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            stranger.send(message())
+    assert ranks.heard == []
+    assert ranks.receiver.said_dropped().strangers == 1
+
+
+@pytest.mark.parametrize("size", [257, 4096, 100_000])
+def test_a_message_that_is_too_long_is_dropped_and_the_next_is_read(ranks, size):
+    with ranks.connect() as stream:
+        stream.send(b"x" * size)
+        stream.send(message())
+        ranks.step().step()
+        assert len(ranks.heard) == 1
+        assert ranks.receiver.said_dropped().oversized == 1
+
+
+def test_a_message_of_a_megabyte_is_refused_by_the_kernel(ranks):
+    with ranks.connect() as stream:
+        with pytest.raises(OSError, match="too long"):
+            stream.send(bytes(1 << 20))
+        stream.send(message())
+        assert len(ranks.step().step().heard) == 1
+
+
+def test_an_open_file_that_is_handed_over_holds_up_nobody(ranks):
+    """To close it may take days: where the kernel can refuse it, it does."""
+    with ranks.connect() as rank:
+        with pytest.raises(PermissionError) if refuses_files(rank) else nullcontext():
+            socket.send_fds(rank, [message(0.25)], [0])
+        rank.send(message(0.5))
+        assert ranks.step().step().heard[-1].said.seconds == 0.5
+
+
+def refuses_files(stream: socket.socket) -> bool:
+    """Linux 6.16 and later."""
+    try:
+        return stream.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) >= 0
+    except OSError:
+        return False
+
+
+def test_who_sends_only_nonsense_is_hung_up_on(ranks):
+    with ranks.connect() as stream:
+        for _ in range(60):
+            stream.send(struct.pack("<4s", b"hfs9"))
+        for _ in range(60):
+            ranks.step()
+        assert ranks.receiver.said_dropped().malformed == 50
+        assert ranks.heard == []
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            stream.send(message())
+
+
+def test_a_flood_of_one_job_takes_nothing_from_another(ranks):
+    """The flood fills its own queues only; of each look the other job has its share."""
+    floods = [ranks.connect() for _ in range(4)]
+    ranks.step()
+    ranks.in_job(os.getpid(), "8")
+    with ranks.connect() as honest:
+        ranks.step()
+        for stream in floods:
+            stream.setblocking(False)
+        for turn in range(50):
+            for stream in floods:
+                try:
+                    while True:
+                        stream.send(message(rank=99))
+                except BlockingIOError:
+                    pass
+            honest.send(message(seconds=1.0 + turn))
+            ranks.step()
+        ranks.step()
+        assert [one.said.seconds for one in ranks.heard if one.job == "8"] == [1.0 + turn for turn in range(50)]
+    for stream in floods:
+        stream.close()
+
+
+def test_one_look_reads_no_more_than_its_budget(ranks):
+    ranks.receiver.ranks = 200
+    floods = [ranks.connect() for _ in range(100)]
+    for _ in range(5):
+        ranks.step()
+    for stream in floods:
+        for _ in range(5):
+            stream.send(message())
+    before = len(ranks.heard)
+    ranks.step()
+    assert 0 < len(ranks.heard) - before <= 100
+    seen = {one.connection for one in ranks.heard}
+    for _ in range(10):
+        ranks.step()
+    assert len({one.connection for one in ranks.heard}) == 100 > len(seen)
+    for stream in floods:
+        stream.close()
+
+
+def test_ten_thousand_series_are_no_more_than_the_bounds_allow(ranks):
+    """4 jobs of 4 ranks are watched; who comes beyond is hung up on, and no descriptor is left behind."""
+    before = len(os.listdir("/proc/self/fd"))
+    kept, jobs = [], 0
+    for number in range(10_000):
+        ranks.in_job(os.getpid(), str(number % 10 + 1))
+        stream = ranks.connect()
+        ranks.step()
+        try:
+            stream.send(message())
+            kept.append(stream)
+        except OSError:
+            stream.close()
+        jobs = max(jobs, len({one.job for one in ranks.step().heard}))
+    dropped = ranks.receiver.said_dropped()
+    assert (len(kept), jobs) == (16, 4)
+    assert dropped.series + dropped.jobs == 10_000 - 16
+    assert min(dropped.series, dropped.jobs) > 0
+    for stream in kept:
+        stream.close()
+    ranks.step()
+    assert len(ranks.left) == 16
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_rank_that_calls_itself_as_another_is_a_series_of_its_own(ranks):
+    with ranks.connect() as one, ranks.connect() as other:
+        one.send(message(rank=3))
+        other.send(message(rank=3))
+        ranks.step().step()
+        assert len({heard.connection for heard in ranks.heard}) == 2

@@ -1,0 +1,152 @@
+"""`healthd failslow --db`: a gang of which only whole iterations are told gets its suspect from the fleet's store."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_failslow_answer import run
+
+from healthd.failslow.times import units_a_second
+
+pytestmark = pytest.mark.one_python
+
+BEGIN = 1_795_305_600  # 2026-11-22
+SLOW, RECOVERED, STEPS, STEP_SECONDS = 200, 320, 500, 10
+MESSAGE = "GPU 3 runs at 900 MHz for its temperature."
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpu-2 tells from a minute before the slow iterations to their end that a GPU is throttled; gpu-9 runs no rank."""
+    from fleet_rows import made, row
+
+    def told(node: str, seq: int, event: str, time: int, **more: Any) -> Any:
+        about = {"cluster": "c1", "node": node, "boot_id": "b", "stream_id": f"{node:0>16}", "mono": float(seq)}
+        code = {"condition_id": "x-1", "check_name": "gpu_clocks", "code": "gpu_clocks/hw_thermal", "subject": "gpu 3"}
+        kind = {"severity": "degraded", "kind": "level", "first_time": begin, "observed": False, "history": False}
+        return row(
+            "events", seq=seq, event=event, time=time, schema_version=1, last_time=time, **about, **code, **kind, **more
+        )
+
+    begin, end = BEGIN + (SLOW - 6) * STEP_SECONDS, BEGIN + RECOVERED * STEP_SECONDS
+    lines = [
+        told(node, seq, event, time, **more)
+        for node in ("gpu-2", "gpu-9")
+        for seq, event, time, more in (
+            (1, "opened", begin, {"message": MESSAGE}),
+            (2, "cleared", end, {"cleared_by": "pass"}),
+        )
+    ]
+    return made(tmp_path_factory.mktemp("evidence") / "db", {"events": lines})
+
+
+def gang(folder: Path, index: str = "seconds", nodes: bool = True) -> str:
+    """Eight ranks on four nodes, of which each waits for all: 30 % slower, and no column tells whose work it was."""
+    draw = random.Random(14)
+    lines = [f"rank,{'node,' if nodes else ''}at,step_time"]
+    for step in range(STEPS):
+        took = draw.gauss(1, 0.02) * (1.3 if SLOW <= step < RECOVERED else 1)
+        time = BEGIN + step * STEP_SECONDS
+        minutes, seconds = divmod(step * STEP_SECONDS, 60)
+        text = {
+            "seconds": str(time),
+            "ms": str(time * 1000),
+            "iso": f"2026-11-22T{minutes // 60:02}:{minutes % 60:02}:{seconds:02}Z",
+        }
+        for rank in range(8):
+            node = f"gpu-{1 + rank // 2}," if nodes else ""
+            lines.append(f"{rank},{node}{text.get(index, step)},{took * draw.gauss(1, 0.001):.5f}")
+    (folder / "gang.csv").write_text("\n".join(lines) + "\n")
+    return str(folder / "gang.csv")
+
+
+def suspects(*arguments: str) -> tuple[int, list[dict[str, Any]], list[str]]:
+    status, out, err = run(*arguments, "--json")
+    assert err == ""
+    told = json.loads(out)
+    return status, told["suspects"], told["notes"]
+
+
+@pytest.mark.parametrize("index", ["seconds", "ms", "iso"])
+def test_the_node_that_told_of_it_is_the_suspect_whatever_unit_the_times_have(
+    db: Path, tmp_path: Path, index: str
+) -> None:
+    path = gang(tmp_path, index)
+    status, nobody, _ = suspects(path, "--index", "at")
+    assert (status, nobody) == (1, [])
+    status, (one,), notes = suspects(path, "--index", "at", "--db", str(db))
+    assert status == 1
+    assert (one["subject"], one["subject_kind"], one["cause"], one["series"]) == (
+        "gpu-2",
+        "node",
+        "compute_gpu",
+        ["2", "3"],
+    )
+    assert one["confidence"] == "medium"
+    assert one["evidence"][0] == f"node gpu-2 told {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
+    assert "the store has 1 finding of 1 of its 4 nodes at that time" in notes
+
+
+def test_people_read_the_node_and_one_line_for_all_who_waited(db: Path, tmp_path: Path) -> None:
+    status, out, err = run(gang(tmp_path, "iso"), "--index", "at", "--db", str(db))
+    assert (status, err) == (1, "")
+    lines = out.splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("node gpu-2"))
+    span = "slow from 2026-11-22T00:33:20Z to 2026-11-22T00:53:20Z, +30 %, recovered"
+    assert lines[begin : begin + 4] == [
+        f"node gpu-2      {span}: suspect the GPU on node gpu-2 (medium)",
+        f"                - node gpu-2 told {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)",
+        "                - the job became slower at that time; its peers' times do not say who",
+        f"6 other ranks   waited for it: {span}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("index", "nodes", "flags", "status", "sentence"),
+    [
+        ("seconds", False, (), 64, "--db: no series has a node: --node names the column that has it"),
+        (
+            *("steps", True, (), 64),
+            "--db: the index is no time: --index names a column with ISO 8601 or the time since 1970",
+        ),
+        ("seconds", True, ("--db", ""), 64, "--db: is empty: which store?"),
+        (
+            *("seconds", True, ("--db", "/none"), 3),
+            '/none: no store: the folder is not there; "healthd fleet ingest --out" makes one',
+        ),
+    ],
+    ids=["no node", "no time", "no folder", "no store"],
+)
+def test_what_is_wrong_is_one_sentence(
+    db: Path, tmp_path: Path, index: str, nodes: bool, flags: tuple[str, ...], status: int, sentence: str
+) -> None:
+    told = run(gang(tmp_path, index, nodes), "--index", "at", "--db", str(db), *flags)
+    assert told == (status, "", f"healthd failslow: {sentence}\n")
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(db: Path, tmp_path: Path) -> None:
+    (tmp_path / "duckdb.py").write_text("raise ModuleNotFoundError(\"No module named 'duckdb'\", name='duckdb')\n")
+    told = run(gang(tmp_path), "--index", "at", "--db", str(db), first=tmp_path)
+    sentence = 'duckdb is not installed here: README.md, "The fleet, at the centre", says how to install it'
+    assert told == (3, "", f"healthd failslow: {sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "unit"),
+    [
+        (BEGIN, BEGIN + 5, 1),
+        (BEGIN * 1e3, BEGIN * 1e3, 1e3),
+        (BEGIN * 1e6, BEGIN * 1e6, 1e6),
+        (BEGIN * 1e9, BEGIN * 1e9, 1e9),
+        (0, BEGIN, None),
+        (0, 5000, None),
+        (BEGIN, BEGIN * 1e3, None),
+        (-BEGIN, BEGIN, None),
+    ],
+)
+def test_times_since_1970_have_the_unit_that_their_size_says(first: float, last: float, unit: float | None) -> None:
+    assert units_a_second(first, last) == unit

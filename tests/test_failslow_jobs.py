@@ -1,0 +1,245 @@
+"""What is believed of the jobs that tell their steps: who is slow, since when, what it cost, and who is to blame."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.failslow.model import Kind, Point
+from healthd.live.datagram import Step
+from healthd.live.jobs import MOST_LOOKS, Jobs
+from healthd.live.judged import Channel, RankSeen, judge
+from healthd.live.sample import Sample
+from healthd.live.settings import Watched
+from healthd.live.told import MOST_RECENT, Told, as_text, read
+
+GPUS = [f"0000:{number:02x}:00.0" for number in range(16)]
+
+
+def gpu_of(pid: int, job: str, local: int) -> str:
+    return GPUS[local] if 0 <= local < len(GPUS) else ""
+
+
+class Gang:
+    """Ranks of one job that wait for each other; times have some noise, the same each time."""
+
+    def __init__(
+        self, ranks: int = 8, watched: Watched | None = None, tells_busy: bool = True, job: str = "4711"
+    ) -> None:
+        self.jobs = Jobs(watched or Watched(), gpu_of)
+        self.ranks, self.tells_busy, self.job = ranks, tells_busy, job
+        self.now, self.at = 10_000.0, 0
+
+    def step(self, count: int, slow: tuple[int, ...] = (), by: float = 1.5, all_by: float = 1.0) -> Gang:
+        for _ in range(count):
+            self.at += 1
+            work = [
+                0.4 * all_by * (by if rank in slow else 1.0) * (1 + 0.004 * ((self.at * 7 + rank * 3) % 5))
+                for rank in range(self.ranks)
+            ]
+            length = max(work) + 0.1
+            self.now += length
+            for rank in range(self.ranks):
+                busy = work[rank] if self.tells_busy else None
+                said = Step(rank, rank, self.at, 1, length, busy, None)
+                self.jobs.heard(rank, 100 + rank, self.job, said, self.now)
+        self.jobs.judge(False)
+        return self
+
+    @property
+    def told(self):
+        (job,) = self.jobs.told()
+        return job
+
+
+def test_the_gpu_of_a_rank_that_shows_none_is_looked_for_a_few_times_only():
+    looks: list[int] = []
+
+    def of_none(pid: int, job: str, local: int) -> str:
+        looks.append(pid)
+        return ""
+
+    gang = Gang()
+    gang.jobs = Jobs(Watched(), of_none)
+    gang.step(100)
+    for _ in range(4 * MOST_LOOKS):
+        gang.step(10, slow=(3,))
+    assert (gang.told.slow, gang.told.rank, gang.told.suspect) == (True, "rank 3", "")
+    assert looks == [103] * MOST_LOOKS
+
+
+def test_a_job_that_is_as_ever_is_told_and_not_slow():
+    told = Gang().step(200).told
+    assert (told.ranks, told.source, told.slow, told.suspect, told.evidence) == (8, "client", False, "", ())
+
+
+@pytest.mark.parametrize("by", [1.2, 1.5, 3.0])
+def test_the_rank_that_works_longer_is_named_with_its_gpu(by):
+    told = Gang().step(100).step(40, slow=(5,), by=by).told
+    assert (told.slow, told.rank, told.suspect, told.cause) == (True, "rank 5", GPUS[5], "compute_gpu")
+    assert told.slowdown == pytest.approx(0.4 * (by - 1) / 0.5, rel=0.15)
+    assert told.since == pytest.approx(10_000.0 + 100 * 0.5, abs=5.0)
+
+
+def test_what_it_cost_is_the_sum_over_all_ranks_that_waited():
+    told = Gang().step(100).step(100, slow=(5,), by=1.5).told
+    assert told.lost_seconds == pytest.approx(8 * 100 * 0.2, rel=0.05)
+
+
+def test_it_is_over_once_its_steps_are_as_before_and_what_it_cost_stays():
+    gang = Gang().step(100).step(40, slow=(5,))
+    lost = gang.told.lost_seconds
+    told = gang.step(60).told
+    assert (told.slow, told.suspect, told.since) == (False, "", None)
+    assert told.lost_seconds >= lost > 0
+
+
+@pytest.mark.parametrize("tells_busy", [True, False])
+def test_where_all_work_longer_nobody_is_named(tells_busy):
+    told = Gang(tells_busy=tells_busy).step(100).step(40, all_by=1.5).told
+    assert (told.slow, told.rank, told.suspect) == (True, "", "")
+
+
+def test_without_busy_times_a_gang_names_nobody():
+    told = Gang(tells_busy=False).step(100).step(40, slow=(5,)).told
+    assert (told.slow, told.rank) == (True, "")
+
+
+def test_fewer_than_four_ranks_name_nobody():
+    assert Gang(3).step(100).step(40, slow=(1,)).told.rank == ""
+    assert Gang(4).step(100).step(40, slow=(1,)).told.rank == "rank 1"
+
+
+def test_half_of_the_ranks_are_no_minority():
+    assert Gang(8).step(100).step(40, slow=(0, 1, 2, 3)).told.rank == ""
+    told = Gang(8).step(100).step(40, slow=(1, 2)).told
+    assert told.rank in ("rank 1", "rank 2")
+    assert any("so do" in sentence for sentence in told.evidence)
+
+
+def test_a_slowness_that_comes_from_elsewhere_names_no_rank_of_this_node():
+    """All wait for another node: their own work is as ever."""
+    gang = Gang().step(100)
+    for _ in range(40):
+        gang.at, gang.now = gang.at + 1, gang.now + 0.8
+        for rank in range(8):
+            gang.jobs.heard(rank, rank, "4711", Step(rank, rank, gang.at, 1, 0.8, 0.4, None), gang.now)
+    gang.jobs.judge(False)
+    assert (gang.told.slow, gang.told.rank) == (True, "")
+    assert "another node" in gang.told.evidence[0]
+
+
+def test_during_a_pause_nothing_new_is_told_and_what_was_told_ends_as_ever():
+    gang = Gang().step(100).step(40, slow=(5,))
+    other = Gang(job="8")
+    other.jobs, other.now = gang.jobs, gang.now
+    other.step(100)
+    for _ in range(40):
+        other.now += 1.0
+        for rank in range(8):
+            gang.jobs.heard(100 + rank, rank, "8", Step(rank, rank, 1, 1, 0.5, 0.4, None), other.now)
+    gang.jobs.judge(True)
+    assert {job.job: job.slow for job in gang.jobs.told()} == {"4711": True, "8": False}
+
+
+def test_a_pause_hides_what_begins_in_it_until_it_is_over():
+    gang = Gang().step(100)
+    gang.step(0)
+    jobs = gang.jobs
+    for _ in range(40):
+        gang.now += 0.8
+        for rank in range(8):
+            jobs.heard(rank, rank, "4711", Step(rank, rank, 1, 1, 0.8, 0.7 if rank == 5 else 0.4, None), gang.now)
+    assert not jobs.judge(True)
+    assert not gang.told.slow
+    assert jobs.judge(False)
+    assert gang.told.rank == "rank 5"
+
+
+def test_a_threshold_changes_for_jobs_that_run_without_what_they_have_shown_being_lost():
+    gang = Gang(watched=Watched(slow_percent=100.0)).step(100).step(60, slow=(5,), by=1.5)
+    assert not gang.told.slow
+    gang.jobs.reconfigure(Watched(slow_percent=10.0))
+    told = gang.step(20, slow=(5,), by=1.5).told
+    assert (told.slow, told.rank) == (True, "rank 5")
+
+
+def test_a_job_ends_with_its_last_rank_and_only_the_last_ones_are_kept():
+    gang = Gang().step(100).step(40, slow=(5,))
+    lost = gang.told.lost_seconds
+    for rank in range(8):
+        gang.jobs.left(rank, "4711", 20_000.0)
+    assert gang.jobs.told() == ()
+    (ended,) = gang.jobs.recent
+    assert (ended.job, ended.ended, ended.slow) == ("4711", 20_000.0, True)
+    assert ended.lost_seconds == pytest.approx(lost)
+    for number in range(3 * MOST_RECENT):
+        gang.jobs.heard(1000 + number, 1, str(number), Step(0, 0, 1, 1, 0.5, None, None), 20_000.0)
+        gang.jobs.left(1000 + number, str(number), 20_000.0)
+    assert len(gang.jobs.recent) == MOST_RECENT
+
+
+def test_nobody_can_claim_to_have_lost_more_time_than_went_by():
+    jobs = Jobs(Watched(), gpu_of)
+    for at in range(200):
+        seconds = 1.0 if at < 100 else 100_000.0
+        jobs.heard(1, 1, "1", Step(0, 0, at, 10**7, seconds, None, None), 1000.0 + at)
+    jobs.judge(False)
+    (told,) = jobs.told()
+    assert told.slow
+    assert told.lost_seconds <= 200 + 60
+
+
+def test_counters_tell_that_a_job_is_slow_and_never_who():
+    jobs = Jobs(Watched(counters_percent=20.0), gpu_of)
+    now = 1000.0
+    for at in range(200):
+        value = 1.0 if at < 120 else 1.5
+        now += value
+        jobs.sampled(Sample("9", "ib", now, value, Kind.ITERATION))
+    jobs.judge(False)
+    (told,) = jobs.told()
+    assert (told.source, told.slow, told.suspect, told.rank) == ("counters", True, "", "")
+    assert told.evidence[0].startswith("ib: an iteration takes +50%")
+
+
+def test_the_document_comes_back_as_it_was():
+    gang = Gang().step(100).step(40, slow=(5,))
+    told = Told(1.0, jobs=gang.jobs.told(), recent=tuple(gang.jobs.recent))
+    assert read(as_text(told)) == told
+
+
+# --- who is to blame, for any times
+
+points = st.builds(Point, st.just(0), st.just(9), st.floats(0.1, 50), st.just(0.9))
+channels = st.builds(
+    lambda slow, healthy, ratio: Channel(slow, slow and 1.0, healthy, ratio),
+    st.none() | points,
+    st.floats(0, 1e6),
+    st.none() | st.floats(1e-6, 1e6),
+)
+ranks = st.lists(st.builds(RankSeen, st.text(max_size=3), st.just(""), channels, st.none() | channels), max_size=12)
+
+
+@settings(max_examples=300)
+@given(ranks)
+def test_any_times_are_judged_and_who_is_named_is_a_slow_minority(seen):
+    found = judge(seen)
+    assert found.slow == any(one.iteration.slow is not None for one in seen)
+    if found.rank is not None:
+        named = seen[found.rank]
+        channel = named.busy if any(one.busy is not None and one.busy.ratio for one in seen) else named.iteration
+        assert channel is not None
+        assert channel.slow is not None
+        assert len(seen) >= 4
+        slow = [one for one in seen if (one.busy or one.iteration).slow is not None] if channel is named.busy else []
+        assert 2 * len([one for one in slow if one.busy]) < len(seen)
+
+
+@given(st.permutations(range(8)))
+def test_the_order_of_the_ranks_changes_nothing(order):
+    seen = [rank.seen() for rank in Gang().step(60).step(30, slow=(5,)).jobs._jobs["4711", "client"].ranks.values()]
+    found = judge([seen[at] for at in order])
+    assert found.rank is not None
+    assert order[found.rank] == 5

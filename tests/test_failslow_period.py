@@ -1,0 +1,148 @@
+"""How long an iteration is, from the rhythm of a rank's operations."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams import NESTED, calls
+
+from healthd.failslow.period import NoPeriod, period
+
+pytestmark = pytest.mark.one_python  # arithmetic, and minutes of it
+
+PATTERNS = {
+    "buckets": ["all_reduce"] * 25 + ["broadcast"],
+    "sharded": ["all_gather"] * 64 + ["all_gather", "reduce_scatter"] * 64 + ["all_reduce"],
+    "layers": ["send", "recv", "all_gather", "reduce_scatter"] * 48 + ["all_reduce"] * 3,
+    "micro-batches": (["send", "recv", "gather", "scatter", "gather", "scatter"] * 4 + ["x"]) * 8 + ["all_reduce"] * 3,
+    "two": ["all_gather", "reduce_scatter"],
+    "tensor": ["all_reduce"] * 192 + ["reduce_scatter", "all_gather"],
+}
+
+
+def found(made):
+    return period([name for name, _ in made], [time for _, time in made])
+
+
+@pytest.mark.parametrize("beside", [{}, {"lost": 0.001}, {"evaluation_at": 30}, {"prefix": 40}, {"cv": 0.1}])
+@pytest.mark.parametrize("name", PATTERNS)
+def test_an_iteration_is_as_long_as_it_was_made_within_1_2_percent(name, beside):
+    made, took = calls(PATTERNS[name], 80, **beside)
+    told = found(made)
+    assert told.operations == len(PATTERNS[name])
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+    assert told.confidence > 0.5
+
+
+@pytest.mark.parametrize("name", ["buckets", "sharded", "tensor"])
+def test_a_loss_that_is_logged_every_tenth_iteration_makes_no_iteration_of_ten(name):
+    made, _ = calls(PATTERNS[name], 300, log_every=10)
+    assert found(made).operations == len(PATTERNS[name])
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.001, 0.01])
+@pytest.mark.parametrize("name", NESTED)
+def test_a_loop_of_layers_is_no_iteration_though_entries_were_lost(name, lost):
+    made, took = calls(NESTED[name], 60, lost=lost, seed=5)
+    told = found(made[len(NESTED[name]) // 3 :])
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+    assert told.operations == pytest.approx(len(NESTED[name]), rel=0.025)
+
+
+def test_a_longer_loop_that_is_seen_less_than_twenty_times_makes_the_choice_doubtful():
+    pattern = NESTED["layers of fully sharded data parallel"]
+    few, many = (found(calls(pattern, iterations)[0]) for iterations in (12, 60))
+    assert few.operations == 3
+    assert few.confidence < 0.5
+    assert few.other == (145, pytest.approx(1.0, rel=0.1))
+    assert (many.operations, many.other) == (145, None)
+    assert many.confidence > 0.9
+
+
+def test_sixteen_micro_batches_or_sixteen_iterations_and_a_checkpoint_are_a_doubt_that_is_told():
+    part = ["recv", *["all_gather", "reduce_scatter"] * 20, "send"]
+    told = found(calls(part * 16 + ["barrier"] * 4, 40)[0])
+    assert {told.operations, told.other[0]} == {len(part), 16 * len(part) + 4}
+    assert told.confidence < 0.5
+
+
+def test_an_iteration_of_which_the_newest_40_000_operations_hold_ten_is_seen_in_more_of_them():
+    made, took = calls(["all_gather", "reduce_scatter"] * 1990 + ["all_reduce"] * 2, 30)
+    told = found(made)
+    assert told.operations == 3982
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+
+
+def test_half_an_iteration_with_the_same_operations_in_another_order_is_no_iteration():
+    there, back = ["a", "b", "c", "d"], ["d", "c", "b", "a"]
+    made, _ = calls(["x", *there, "x", *back], 60)
+    assert found(made).operations == 10
+
+
+def test_a_ring_buffer_begins_in_the_middle_of_an_iteration():
+    made, took = calls(PATTERNS["sharded"], 60)
+    assert found(made[77:]).iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+
+
+def test_each_iteration_has_its_time():
+    made, took = calls(PATTERNS["buckets"], 100, seed=4)
+    told = found(made)
+    assert len(told.seconds) == len(told.begin_seconds) == 99
+    # it begins with the rarest operation, the last one of the made iteration
+    assert statistics.fmean(told.seconds) == pytest.approx(statistics.fmean(took), rel=0.01)
+
+
+@given(st.permutations(["a", "b", "c", "d", "zz", ""]), st.integers(0, 1000))
+@settings(max_examples=25)
+def test_names_of_operations_change_nothing(names, seed):
+    pattern = random.Random(seed).choices("uvwxyz", k=9)
+    made, _ = calls(pattern, 40, seed=seed, lost=0.005)
+    other = dict(zip("uvwxyz", names, strict=True))
+
+    def told(stream):
+        try:
+            return found(stream)
+        except NoPeriod as error:
+            return str(error)
+
+    assert told(made) == told([(other[name], time) for name, time in made])
+
+
+@given(st.floats(-1e6, 1e6), st.sampled_from([0.25, 2.0, 1024.0]))
+def test_another_beginning_and_unit_of_time_change_no_period(shift, scale):
+    made, _ = calls(["a", "b", "c"], 40)
+    one, other = found(made), found([(name, (time + shift) * scale) for name, time in made])
+    assert (other.operations, other.confidence) == (one.operations, one.confidence)
+    assert other.iteration_seconds == pytest.approx(one.iteration_seconds * scale, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ([("a", float(at)) for at in range(500)], "one kind"),
+        ([("ab"[at % 2], float(at)) for at in range(39)], "39 operations"),
+        ([(random.Random(at).choice("abcd"), float(at)) for at in range(2000)], "repeats itself nowhere"),
+        ([("abc"[at % 3], 5.0) for at in range(500)], "do not advance"),
+        (calls([str(at) for at in range(30)], 19)[0], "repeats itself nowhere"),  # 20 periods are needed
+    ],
+)
+def test_what_has_no_rhythm_is_told_in_a_sentence(made, why):
+    with pytest.raises(NoPeriod, match=why):
+        found(made)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1e9)), max_size=120))
+def test_any_stream_has_a_period_or_none(made):
+    made.sort(key=lambda one: one[1])
+    try:
+        told = found(made)
+    except NoPeriod:
+        return
+    assert told.iteration_seconds > 0
+    assert 0 < told.confidence <= 1
+    assert min(told.seconds) > 0
+    assert 2 <= told.operations <= len(made) // 20

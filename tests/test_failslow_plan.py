@@ -1,0 +1,134 @@
+"""`healthd failslow plan` and `split` as people type them; and what docs/fail-slow-plan.md shows of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.cli import main
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from failslow_figures import make_folder  # noqa: E402
+from fleet_excerpts import CONSOLE, block, commands, printed  # noqa: E402
+
+PAGE = ROOT / "docs/fail-slow-plan.md"
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("jobs")
+    make_folder(where)
+    return where
+
+
+@pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda one: one.partition("\n")[0])
+def test_a_terminal_on_the_page_shows_what_a_terminal_shows(terminal: str, folder: Path) -> None:
+    assert block(commands(terminal), lambda command: printed(command, folder)) == terminal
+
+
+def ran(capsys: Captured, *words: str) -> tuple[int, str, str]:
+    status = main.main(["failslow", *words])
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def test_split_says_how_many_each_group_computes(capsys: Captured) -> None:
+    status, out, _ = ran(capsys, "split", "--micro-batches", "28", "--times", "1,1,1,2", "--json")
+    assert status == 0
+    assert json.loads(out) == {"micro_batches": [8, 8, 8, 4], "makespan": 8.0, "even": 14.0, "saved": 1 - 8 / 14}
+
+
+def test_split_reads_the_times_of_a_file(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "times").write_text("1.0\n1.0, 1.0\n2.0\n")
+    status, out, _ = ran(capsys, "split", "--micro-batches", "28", "--times", str(tmp_path / "times"), "--json")
+    assert status == 0
+    assert json.loads(out)["micro_batches"] == [8, 8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (
+            ("--micro-batches", "8", "--times", "1,x"),
+            64,
+            '--times: must be numbers above 0 like 1.0,1.3, or a file, has "x"',
+        ),
+        (("--micro-batches", "8", "--times", "1,nan"), 64, 'has "nan"'),
+        (("--micro-batches", "8", "--times", "1,-1"), 64, 'has "-1"'),
+        (("--micro-batches", "8", "--times", ","), 64, "--times: has no number"),
+        (("--micro-batches", "1", "--times", "1,1"), 64, "1 micro-batches are too few for 2 groups"),
+        (("--micro-batches", "0.5", "--times", "1,1"), 64, '--micro-batches: must be a whole number above 0, is "0.5"'),
+        (("--micro-batches", "8", "--times", "/"), 3, "--times /: cannot be read"),
+        (("--times", "1,1"), 64, "--micro-batches"),
+    ],
+)
+def test_a_wrong_split_is_refused_with_one_sentence(
+    capsys: Captured, words: tuple[str, ...], status: int, says: str
+) -> None:
+    got, out, err = ran(capsys, "split", *words)
+    assert (got, out) == (status, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_plan_tells_when_a_remedy_was_worth_its_cost(capsys: Captured, folder: Path) -> None:
+    job = str(folder / "gang.csv")
+    status, out, _ = ran(capsys, "plan", job, "--index", "step", "--gpus", "8", "--overhead", "S2=5,s3=60", "--json")
+    told = json.loads(out)
+    assert status == 0  # it is over
+    assert told["overhead_seconds"] == {"s2": 5.0, "s3": 60.0, "s4": 600.0}
+    (slow,) = told["slow"]
+    assert slow["who"] == ["5"]
+    assert [one["action"] for one in slow["actions"]] == ["s2"]
+    assert slow["actions"][0]["lost_gpu_seconds"] >= slow["actions"][0]["overhead_gpu_seconds"] == 40
+    assert told["now"] == {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
+
+
+def test_a_remedy_that_is_due_at_the_end_is_exit_status_1(capsys: Captured, folder: Path, tmp_path: Path) -> None:
+    rows = (folder / "gang.csv").read_text().splitlines()
+    cut = [row for row in rows if re.match(r"rank|\d+,[^,]*,(\d|\d\d|[12]\d\d),", row)]  # until step 300
+    (tmp_path / "now.csv").write_text("\n".join(cut) + "\n")
+    status, out, _ = ran(capsys, "plan", str(tmp_path / "now.csv"), "--index", "step", "--gpus", "8")
+    assert status == 1
+    assert "now: S2, move micro-batches; then S3, change the topology, when" in out
+
+
+def test_nothing_slow_is_nothing_to_do(capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("step_time\n" + "1.5\n" * 100)
+    status, out, _ = ran(capsys, "plan", str(tmp_path / "steps.csv"), "--gpus", "8")
+    assert status == 0
+    assert "nothing is slow in 100 samples" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("--gpus", "0"), 64, '--gpus: must be a whole number from 1 to 1,000,000, is "0"'),
+        (("--gpus", "1000001"), 64, "--gpus: must be"),
+        (("--gpus", "x\x1b"), 64, 'is "x?"'),
+        ((), 64, "--gpus"),
+        (("--gpus", "8", "--overhead", "s5=3"), 64, "--overhead: must be seconds from 0 to 604,800 like s2=5"),
+        (("--gpus", "8", "--overhead", "s2=-1"), 64, 'has "s2=-1"'),
+        (("--gpus", "8", "--overhead", "s2=nan"), 64, 'has "s2=nan"'),
+        (("--gpus", "8", "--overhead", "s2=1,s2=2"), 64, "each once"),
+        (("--gpus", "8", "--overhead", ""), 64, "--overhead"),
+        (("--gpus", "8", "--value", ""), 64, "healthd failslow plan: --value: is empty"),
+        (("--gpus", "8", "--value", "none"), 3, "healthd failslow plan:"),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_one_sentence(
+    capsys: Captured, folder: Path, words: tuple[str, ...], status: int, says: str
+) -> None:
+    got, out, err = ran(capsys, "plan", str(folder / "gang.csv"), *words)
+    assert (got, out) == (status, "")
+    assert says in err
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,189 @@
+"""The planner: never before its time, and never much dearer than one who knew how long the slowness would last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.failslow.mitigation.planner import (
+    CANDIDATES,
+    HEALTHY,
+    Action,
+    Due,
+    Look,
+    Overheads,
+    State,
+    due,
+    overhead_seconds,
+    step,
+)
+from healthd.failslow.model import Cause
+
+pytestmark = pytest.mark.one_python
+
+COMPUTE = Cause.COMPUTE_GPU
+COSTS = st.builds(Overheads, *[st.floats(0.0, 1000.0)] * 3)
+LOSSES = st.lists(st.floats(0.0, 50.0), max_size=200)
+
+
+def slow(lost: float, cause: Cause = COMPUTE, gpus: int = 8) -> Look:
+    return Look(True, lost, gpus, cause)
+
+
+def followed(looks: Iterable[Look], costs: Overheads, settles: int = 0) -> list[tuple[int, Action, float]]:
+    """When which remedy was applied, and what had been lost by then."""
+    state, applied = HEALTHY, []
+    for at, look in enumerate(looks):
+        state, action = step(state, look, costs, settles)
+        if action is not None:
+            applied.append((at, action, state.lost))
+    return applied
+
+
+def test_remedies_come_in_the_order_of_their_cost_each_when_the_loss_reached_it() -> None:
+    applied = followed([slow(1.0)] * 1000, Overheads(5, 60, 600))
+    assert applied == [
+        (4, Action.MICRO_BATCHES, 5 * 8),
+        (59, Action.TOPOLOGY, 60 * 8),
+        (599, Action.RESTART, 600 * 8),
+    ]
+
+
+def test_after_the_last_remedy_there_is_no_other() -> None:
+    state = State(COMPUTE, 1e9, CANDIDATES[COMPUTE])
+    assert due(state, 8, Overheads()) is None
+    assert step(state, slow(1e6), Overheads())[1] is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(-5, 50), st.sampled_from(list(Cause))), max_size=200),
+    COSTS,
+    st.integers(0, 5),
+    st.integers(1, 1024),
+)
+def test_nothing_is_applied_before_the_loss_has_reached_its_cost(
+    trace: list[tuple[bool, float, Cause]], costs: Overheads, settles: int, gpus: int
+) -> None:
+    state, lost = HEALTHY, 0.0
+    taken: list[Action] = []
+    for is_slow, seconds, cause in trace:
+        state, action = step(state, Look(is_slow, seconds, gpus, cause), costs, settles)
+        lost = max(0.0, lost + seconds * gpus) if is_slow else 0.0
+        taken = taken if is_slow else []
+        if action is not None:
+            assert lost >= overhead_seconds(action, costs) * gpus
+            assert action in CANDIDATES[state.cause]
+            assert action not in taken
+            assert action is not Action.IGNORE
+            taken.append(action)
+
+
+@settings(max_examples=400, deadline=None)
+@given(LOSSES, st.floats(0.001, 1000.0))
+def test_one_remedy_that_removes_the_slowness_is_at_most_twice_the_best_and_one_iteration(
+    losses: list[float], cost: float
+) -> None:
+    """The best one knows the whole trace: it acts at once or never. Of an unknown cause only a restart is left."""
+    spent, iteration = 0.0, 0.0
+    state = HEALTHY
+    for lost in losses:
+        spent += lost
+        iteration = lost
+        state, action = step(state, slow(lost, Cause.UNKNOWN, 1), Overheads(s4=cost))
+        if action is not None:
+            assert action is Action.RESTART
+            spent += cost
+            break  # it is removed
+    best = min(sum(losses), cost)
+    assert spent <= 2 * best + iteration + 1e-6
+
+
+def cost_of(
+    losses: Sequence[float], remedies: Iterable[Action], costs: Overheads, leaves: dict[Action, float]
+) -> float:
+    """Of one who takes these at the onset."""
+    remedies = list(remedies)
+    share = min([1.0, *(leaves[one] for one in remedies)])
+    return sum(overhead_seconds(one, costs) for one in remedies) + share * sum(losses)
+
+
+@settings(max_examples=400, deadline=None)
+@given(LOSSES, COSTS, st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), st.sampled_from((0, 0, 3)))
+def test_with_several_the_bound_is_one_more_than_were_applied_times_the_best_and_one_iteration(
+    losses: list[float], costs: Overheads, shares: list[float], settles: int
+) -> None:
+    """leaves: what share of the slowness each remedy leaves. The best takes any of them, at the onset."""
+    leaves = dict(zip(CANDIDATES[COMPUTE], shares, strict=True))
+    state, spent, share, iterations = HEALTHY, 0.0, 1.0, [0.0]
+    for lost in losses:
+        iterations.append(lost * share)
+        spent += lost * share
+        state, action = step(state, slow(lost * share, COMPUTE, 1), costs, settles)
+        if action is not None:
+            spent += overhead_seconds(action, costs)
+            share = min(share, leaves[action])
+    best = min(
+        cost_of(losses, some, costs, leaves) for count in range(4) for some in combinations(CANDIDATES[COMPUTE], count)
+    )
+    overshoot = max(iterations) * (1 + settles * len(state.taken))
+    assert spent <= (1 + len(state.taken)) * (best + overshoot) + 1e-6
+
+
+def test_a_relief_begins_all_anew() -> None:
+    state = State(COMPUTE, 79.0, (Action.MICRO_BATCHES,), 3)
+    assert step(state, Look(False), Overheads()) == (HEALTHY, None)
+    applied = followed([*[slow(1.0)] * 4, Look(False), *[slow(1.0)] * 5], Overheads(5, 60, 600))
+    assert [(at, action) for at, action, _ in applied] == [(9, Action.MICRO_BATCHES)]
+
+
+def test_slow_communication_is_not_answered_with_micro_batches() -> None:
+    applied = followed([slow(1.0, Cause.COMMUNICATION_INTER_NODE)] * 700, Overheads(5, 60, 600))
+    assert [action for _, action, _ in applied] == [Action.TOPOLOGY, Action.RESTART]
+
+
+def test_what_the_job_does_to_itself_is_ignored_whatever_it_costs() -> None:
+    assert followed([slow(100.0, Cause.IMBALANCE)] * 700, Overheads()) == []
+    assert due(State(Cause.IMBALANCE), 8, Overheads()) is None
+
+
+def test_a_cause_that_is_known_later_opens_its_remedies() -> None:
+    looks = [*[slow(1.0, Cause.UNKNOWN)] * 10, slow(1.0)]
+    assert followed(looks, Overheads(5, 60, 600)) == [(10, Action.MICRO_BATCHES, 11 * 8)]
+
+
+def test_a_cause_that_was_known_is_kept_where_a_look_does_not_say_it() -> None:
+    state, _ = step(State(COMPUTE, 1.0), slow(1.0, Cause.UNKNOWN), Overheads())
+    assert state.cause is COMPUTE
+
+
+def test_after_a_remedy_as_many_iterations_pass_as_it_takes_to_see_what_it_did() -> None:
+    applied = followed([slow(1000.0)] * 100, Overheads(), settles=20)
+    assert [(at, action) for at, action, _ in applied] == [
+        (0, Action.MICRO_BATCHES),
+        (21, Action.TOPOLOGY),
+        (42, Action.RESTART),
+    ]
+
+
+def test_the_loss_is_that_of_the_whole_gang_and_so_is_the_cost() -> None:
+    """More GPUs lose more and cost more: when a remedy is due does not depend on how many there are."""
+    for gpus in (1, 8, 16_384):
+        applied = followed([slow(1.0, gpus=gpus)] * 100, Overheads(5, 60, 600))
+        assert [at for at, _, _ in applied] == [4, 59]
+    assert due(State(COMPUTE), 1024, Overheads(s2=5)) == Due(Action.MICRO_BATCHES, 5120)
+
+
+def test_a_site_whose_topology_is_cheaper_than_its_micro_batches_changes_that_first() -> None:
+    applied = followed([slow(1.0)] * 30, Overheads(s2=20, s3=10, s4=600))
+    assert [action for _, action, _ in applied] == [Action.TOPOLOGY, Action.MICRO_BATCHES]
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf, -1e308])
+def test_a_loss_that_is_none_applies_nothing(lost: float) -> None:
+    assert followed([slow(lost)] * 5, Overheads(5, 60, 600)) == []

@@ -1,0 +1,183 @@
+"""S3: who changes places with whom, against brute force."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import combinations
+from math import ceil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.failslow.mitigation.stages import MOST_LINKS, MOST_RANKS, Place, Topology, WrongTopology, rearranged
+
+pytestmark = pytest.mark.one_python
+
+
+def job(stages: int, dp: int, tp: int = 1) -> dict[int, Place]:
+    """As Megatron numbers its ranks: tensor-parallel ranks first, then data-parallel, then stages."""
+    return {
+        (stage * dp + group) * tp + rank: Place(stage, group, rank)
+        for stage in range(stages)
+        for group in range(dp)
+        for rank in range(tp)
+    }
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[dict[int, Place], set[int]]:
+    places = job(draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.sampled_from((1, 2))))
+    return places, draw(st.sets(st.sampled_from(sorted(places)), max_size=len(places)))
+
+
+def slow_groups(places: Mapping[int, Place], stragglers: Collection[int]) -> set[tuple[int, int]]:
+    return {places[rank][:2] for rank in stragglers}
+
+
+def swapped(places: Mapping[int, Place], told: Topology) -> dict[int, Place]:
+    after = dict(places)
+    for swap in told.swaps:
+        for a, b in zip(swap.a, swap.b, strict=True):
+            after[a], after[b] = after[b], after[a]
+    return after
+
+
+@settings(max_examples=300, deadline=None)
+@given(jobs())
+def test_every_place_is_taken_once_and_the_swaps_lead_there(made: tuple[dict[int, Place], set[int]]) -> None:
+    places, stragglers = made
+    told = rearranged(places, stragglers)
+    assert sorted(told.places.values()) == sorted(places.values())
+    assert told.places == swapped(places, told)
+
+
+@settings(max_examples=300, deadline=None)
+@given(jobs())
+def test_ranks_of_a_tensor_parallel_group_stay_together(made: tuple[dict[int, Place], set[int]]) -> None:
+    places, stragglers = made
+    told = rearranged(places, stragglers)
+    for rank, place in places.items():
+        together = [other for other, its in places.items() if its[:2] == place[:2]]
+        assert {told.places[other][:2] for other in together} == {told.places[rank][:2]}
+        assert told.places[rank].tp == place.tp
+
+
+@settings(max_examples=300, deadline=None)
+@given(jobs())
+def test_no_more_stages_hold_stragglers_than_must_and_interior_ones_first(
+    made: tuple[dict[int, Place], set[int]],
+) -> None:
+    places, stragglers = made
+    told = rearranged(places, stragglers)
+    stages, width = (1 + max(place[of] for place in places.values()) for of in (0, 1))
+    after = {stage for stage, _ in slow_groups(told.places, stragglers)}
+    must = ceil(len(slow_groups(places, stragglers)) / width)
+    assert after == set(told.stages)
+    assert len(after) == must
+    outer = after & {0, stages - 1}
+    assert len(outer) == max(0, must - max(0, stages - 2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs())
+def test_there_is_no_way_with_fewer_moves(made: tuple[dict[int, Place], set[int]]) -> None:
+    """Brute force: each choice of as few stages, as many of them interior; a move brings one slow group into them."""
+    places, stragglers = made
+    told = rearranged(places, stragglers)
+    stages, width = (1 + max(place[of] for place in places.values()) for of in (0, 1))
+    slow = slow_groups(places, stragglers)
+    must = ceil(len(slow) / width)
+    inner = set(range(1, stages - 1))
+    choices = [
+        set(some) for some in combinations(range(stages), must) if len(set(some) & inner) == min(must, len(inner))
+    ]
+    fewest = min(sum(stage not in choice for stage, _ in slow) for choice in choices)
+    assert len(told.swaps) == fewest
+
+
+def test_where_a_group_is_one_gpu_the_number_of_stages_is_the_papers() -> None:
+    """ceil(stragglers / GPUs of a stage): arXiv 2410.12588, S3."""
+    for count in range(1, 13):
+        told = rearranged(job(6, 2), range(count))
+        assert len(told.stages) == ceil(count / 2)
+
+
+def test_stragglers_in_two_stages_are_packed_into_one_interior_stage() -> None:
+    told = rearranged(job(4, 2), {0, 5})  # stages 0 and 2
+    assert told.stages == (2,)
+    assert [(swap.a, swap.b, swap.why) for swap in told.swaps] == [((0,), (4,), "straggler")]
+    assert told.remains == ("stage 2 of 4 stays slow: what is packed is not mended",)
+
+
+def test_where_nothing_is_slow_nobody_moves() -> None:
+    told = rearranged(job(4, 2, 2), ())
+    assert (told.stages, told.swaps, told.remains) == ((), (), ())
+
+
+def test_a_slow_link_carries_pipeline_traffic_rather_than_gradients() -> None:
+    places = job(4, 2)
+    told = rearranged(places, (), {(2, 3)})  # both in stage 1
+    assert len(told.swaps) == 1
+    a, b = told.places[2], told.places[3]
+    assert a.stage != b.stage
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(2, 4), st.integers(2, 3), st.data())
+def test_one_move_is_found_where_one_is_enough_for_the_links(stages: int, dp: int, data: st.DataObject) -> None:
+    places = job(stages, dp)
+    pairs = st.tuples(st.sampled_from(sorted(places)), st.sampled_from(sorted(places)))
+    links = data.draw(st.sets(pairs.filter(lambda pair: pair[0] != pair[1]), max_size=3))
+
+    def gradients(now: Mapping[int, Place]) -> int:
+        return len({frozenset(link) for link in links if now[link[0]].stage == now[link[1]].stage})
+
+    told = rearranged(places, (), links)
+    assert gradients(told.places) <= gradients(places)
+    assert told.places == swapped(places, told)
+    one_is_enough = any(
+        gradients({**places, a: places[b], b: places[a]}) == 0 for a, b in combinations(sorted(places), 2)
+    )
+    if not gradients(places):
+        assert not told.swaps
+    elif one_is_enough:
+        assert len(told.swaps) == 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs(), st.data())
+def test_moves_for_links_leave_the_stragglers_packed(
+    made: tuple[dict[int, Place], set[int]], data: st.DataObject
+) -> None:
+    places, stragglers = made
+    ranks = st.sampled_from(sorted(places))
+    links = data.draw(st.sets(st.tuples(ranks, ranks), max_size=4))
+    told = rearranged(places, stragglers, links)
+    assert {stage for stage, _ in slow_groups(told.places, stragglers)} == set(told.stages)
+
+
+def test_a_link_within_a_tensor_parallel_group_is_told_to_remain() -> None:
+    told = rearranged(job(2, 2, 2), (), {(0, 1)})
+    assert told.swaps == ()
+    assert told.remains == ("the link of ranks 0 and 1 lies within a tensor-parallel group",)
+
+
+@pytest.mark.parametrize(
+    ("places", "stragglers", "links", "says"),
+    [
+        ({}, (), (), "there is no rank"),
+        ({0: Place(0, 0, 0), 1: Place(1, 1, 0)}, (), (), "2 ranks do not fill 2 stages x 2 data-parallel groups"),
+        ({0: Place(0, 0, 0), 1: Place(0, 0, 0)}, (), (), "2 ranks do not fill 1 stages"),
+        ({0: Place(-1, 0, 0)}, (), (), "1 ranks do not fill"),
+        (job(2, 2), {9}, (), "rank 9 has no place in the job"),
+        (job(2, 2), (), {(0, 7)}, "rank 7 has no place in the job"),
+        (job(1, MOST_RANKS + 1), (), (), "at most 65,536 can be placed"),
+        (job(30, 30), (), {(0, one) for one in range(1, MOST_LINKS + 2)}, "257 slow links are too many"),
+    ],
+)
+def test_what_is_no_job_is_refused_with_a_sentence(
+    places: dict[int, Place], stragglers: set[int], links: set[tuple[int, int]], says: str
+) -> None:
+    with pytest.raises(WrongTopology, match=says):
+        rearranged(places, stragglers, links)

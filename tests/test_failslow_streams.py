@@ -1,0 +1,270 @@
+"""What is read of records of operations, and what they tell: iterations, waiting, and who stands still."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from streams import calls, gang, inspector_lines
+
+from healthd.cli.main import main
+from healthd.failslow.readers import hook_log, inspector, recorder
+from healthd.failslow.readers.streams import is_record, rank_of, read_streams
+from healthd.failslow.stream import StreamError, gathered, period_of
+
+# An entry of PyTorch 2.x, as a test of NVIDIA/nvidia-resiliency-ext (Apache-2.0) has it, without its stack.
+ENTRY = {
+    "record_id": 86709,
+    "pg_id": 5,
+    "process_group": ("35", "TENSOR_MODEL_PARALLEL_GROUP"),
+    "collective_seq_id": 39416,
+    "p2p_seq_id": 0,
+    "op_id": 39416,
+    "profiling_name": "nccl:_all_gather_base",
+    "time_created_ns": 1758610505947721376,
+    "input_sizes": [[4096, 1, 5120]],
+    "input_dtypes": ["BFloat16"],
+    "output_sizes": [[8192, 1, 5120]],
+    "output_dtypes": ["BFloat16"],
+    "state": "scheduled",
+    "time_discovered_started_ns": None,
+    "time_discovered_completed_ns": None,
+    "retired": False,
+    "timeout_ms": 180000,
+    "is_p2p": False,
+}
+PATTERN = ["all_gather"] * 3 + ["reduce_scatter"] * 2
+
+
+def dump(made):
+    entries = [
+        ENTRY | {"profiling_name": f"nccl:{name}", "time_created_ns": int(time * 1e9), "collective_seq_id": at}
+        for at, (name, time) in enumerate(made)
+    ]
+    return {"version": "2.9", "pg_config": {"35": {"name": "35", "ranks": "[0, 1]"}}, "entries": entries}
+
+
+def log(made):
+    return "".join(f"{time:.6f} {name} 0x7f\n" for name, time in made)
+
+
+def records(kind):
+    made, _ = calls(PATTERN, 60)
+    if kind == "pickle":
+        return "dump_rank3", pickle.dumps(dump(made), 2)
+    if kind == "json":
+        return "dump_rank3.json", json.dumps(dump(made)).encode()
+    if kind == "log":
+        return "rank3.log", log(made).encode()
+    if kind == "json log":
+        return "rank3.jsonl", "".join(json.dumps({"time": t, "operation": n}) + "\n" for n, t in made).encode()
+    if kind == "csv":
+        return "rank3.csv", ("ts,op\n" + "".join(f"{time},{name}\n" for name, time in made)).encode()
+    return "gpu-0-pid103.log", inspector_lines(3, 8, [(name, time, 0.001) for name, time in made]).encode()
+
+
+@pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "csv", "inspector"])
+def test_the_period_is_told_of_each_kind_of_record(tmp_path, capsys, kind):
+    name, data = records(kind)
+    (tmp_path / name).write_bytes(data)
+    assert main(["failslow", "period", str(tmp_path / name), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["period"] == 5
+    assert told["iteration_seconds"] == pytest.approx(1.0, rel=0.02)
+    assert told["confidence"] == pytest.approx(1.0)
+    assert main(["failslow", "period", str(tmp_path / name)]) == 0
+    assert "an iteration has 5 operations" in capsys.readouterr().out
+
+
+def test_a_period_that_is_doubtful_is_told_with_the_other_one(tmp_path, capsys):
+    made, _ = calls(["all_gather", "all_gather", "reduce_scatter"] * 32 + ["all_reduce"], 12)
+    (tmp_path / "rank3.log").write_text(log(made))
+    assert main(["failslow", "period", str(tmp_path / "rank3.log"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["period"], told["series"][0]["other"]["period"]) == (3, 97)
+    assert told["confidence"] < 0.5
+    assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
+    assert "note: doubtful: an iteration may have 97 operations and take" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "inspector"])
+def test_a_record_is_judged_in_place_of_a_table(tmp_path, capsys, kind):
+    name, data = records(kind)
+    (tmp_path / name).write_bytes(data)
+    assert main(["failslow", str(tmp_path / name), "--json"]) == 0
+    [one] = json.loads(capsys.readouterr().out)["series"]
+    assert (one["series"], one["kind"], one["samples"]) == ("3", "rank", 59)
+
+
+class Made:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("a.pkl", pickle.dumps({"entries": [Made()]}, 2), "names a class"),
+        ("a.pkl", b"\x80\x02]", "breaks off"),
+        ("a.pkl", pickle.dumps({"entries": [{"process_group": 1}]}, 2), "entry 1 is not"),
+        ("a.json", b'{"entries": [\n{"process_group": ', "line 2: is damaged JSON"),
+        ("a.log", b"1.0 all_reduce\nnonsense\n2.0 all_reduce\n", "line 2"),
+        ("a.log", inspector_lines(0, 8, [("A", 1.0, 1.0)] * 3).replace("}\n", "\n", 1).encode(), "line 1"),
+        ("a.log", inspector_lines(0, 8, [("A", 1.0, 1.0)]).replace("1048576", '"many"').encode(), "line 1"),
+        ("a.log", inspector_lines(0, 8, [("A", 1.0, 1.0)] * 50, verbose=False).encode(), "no event_trace_ts"),
+        ("a.log", b"", "is empty"),
+        ("a.csv", b"ts,op\n1,a\nnow,b\n", "line 3"),
+        ("a.csv", b"x,y\n1,a\n", "which column has the operations"),
+        ("missing", None, "cannot be read"),
+    ],
+)
+def test_a_record_that_is_wrong_ends_with_one_sentence(tmp_path, capsys, name, data, why):
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    assert main(["failslow", "period", str(path)]) == 3
+    said = capsys.readouterr().err
+    assert why in said
+    assert str(path) in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["log", "json log", "inspector"])
+def test_a_last_line_that_breaks_off_is_told_and_left_out(tmp_path, capsys, kind):
+    name, data = records(kind)
+    (tmp_path / name).write_bytes(data[:-20])
+    assert main(["failslow", "period", str(tmp_path / name)]) == 0
+    assert "line 300 breaks off and was left out" in capsys.readouterr().out
+
+
+def test_header_and_metadata_stand_before_the_records_of_a_dump_from_v4_3_on():
+    first, *rest = (json.loads(line) for line in inspector_lines(2, 4, [("A", 9.0, 1.0)] * 3).splitlines())
+    marker = {"header": first["header"], "metadata": first["metadata"], "dump_stats": {"coll_records": 3}}
+    lines = [json.dumps(marker), *(json.dumps({"coll_perf": one["coll_perf"]}) for one in (first, *rest))]
+    [stream] = inspector.read(lines, "a.log", [])
+    assert (stream.rank, stream.node, len(stream.operations)) == ("2", "gpu-0", 3)
+    with pytest.raises(StreamError, match="line 1: has no header"):
+        inspector.read(lines[1:], "a.log", [])
+
+
+def test_a_rank_that_computes_longer_is_suspected_though_all_become_slower(tmp_path, capsys):
+    for rank, made in enumerate(gang(8, 300, slow=3, slow_from=150)):
+        (tmp_path / f"gpu-{rank // 4}-pid{100 + rank}.log").write_text(inspector_lines(rank, 8, made))
+    assert main(["failslow", str(tmp_path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [one["subject"] for one in told["suspects"]] == ["3"]
+    assert told["suspects"][0]["cause"].startswith("compute")
+    assert told["fail_stop"] == []
+
+
+def test_transfer_is_what_the_last_rank_took_and_wait_what_others_took_longer():
+    read = []
+    for rank, made in enumerate(gang(4, 60)):
+        read += inspector.read(inspector_lines(rank, 4, made).splitlines(), f"{rank}.log", [])
+    for series in gathered(read).series:
+        assert series.transfer
+        assert series.wait
+        assert series.busy
+        assert sum(series.transfer) / len(series.transfer) == pytest.approx(5 * 0.003, rel=0.05)
+        whole = [sum(parts) for parts in zip(series.busy, series.wait, series.transfer, strict=True)]
+        assert whole == pytest.approx(list(series.value), rel=1e-6)
+    [alone] = gathered(read[:1]).series
+    assert alone.transfer is None
+    assert alone.wait is None
+    assert alone.busy is None
+
+
+def test_plain_records_of_all_ranks_tell_how_long_a_communicator_took():
+    read = []
+    for rank, made in enumerate(gang(4, 60)):
+        read += inspector.read(inspector_lines(rank, 4, made, verbose=False).splitlines(), f"{rank}.log", [])
+    assert {one.kind_of for one in gathered(read).series} == {"communicator"}
+    with pytest.raises(StreamError, match="event_trace_ts"):
+        gathered(read[:3])
+
+
+def test_a_rank_whose_last_operation_is_the_same_in_two_dumps_stands_still(tmp_path, capsys):
+    made, _ = calls(PATTERN, 60)
+    for poll, rank, count in ((1, 0, 250), (2, 0, 300), (1, 1, 280), (2, 1, 280)):
+        (tmp_path / f"{poll}").mkdir(exist_ok=True)
+        (tmp_path / f"{poll}/dump_rank{rank}").write_bytes(pickle.dumps(dump(made[:count]), 2))
+    assert main(["failslow", str(tmp_path), "--json"]) == 1
+    [stop] = json.loads(capsys.readouterr().out)["fail_stop"]
+    assert (stop["series"], stop["since"]) == ("1", pytest.approx(made[279][1]))
+    assert main(["failslow", str(tmp_path)]) == 1
+    assert "rank 1" in (said := capsys.readouterr().out)
+    assert "stands still" in said
+
+
+def test_a_rank_that_ended_long_before_the_others_stands_still():
+    made, _ = calls(PATTERN, 100)
+    read = [hook_log.read(log(made).splitlines(), f"{rank}.log", str(rank), [])[0] for rank in range(3)]
+    read += hook_log.read(log(made[:300]).splitlines(), "3.log", "3", [])
+    assert [stop.series for stop in gathered(read).fail_stops] == ["3"]
+    assert gathered(read[:3]).fail_stops == ()
+
+
+def test_operations_of_one_kind_are_told_apart_by_their_size():
+    made = [(f"nccl:all_reduce {at % 4}", float(at)) for at in range(200)]
+    entries = [
+        ENTRY | {"profiling_name": "nccl:all_reduce", "time_created_ns": int(time * 1e9), "input_sizes": [[at % 4]]}
+        for at, (_, time) in enumerate(made, 1)
+    ]
+    assert period_of(recorder.read(json.dumps(entries).encode(), "a", "0")).operations == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("nccl_trace_rank_3.pkl", "3"), ("x/_dump_12", "12"), ("gpu-7_rank5.log.gz", "5"), ("calls.log", "calls")],
+)
+def test_the_rank_is_in_the_files_name(name, rank):
+    assert rank_of(name) == rank
+
+
+@given(st.sampled_from([1.7e9, 1.7e12, 1.7e15, 1.7e18]))
+def test_a_time_is_known_in_each_unit(time):
+    assert hook_log.seconds(time) == pytest.approx(1.7e9)
+
+
+@given(st.lists(st.text(max_size=40), max_size=5), st.integers(0, 2), st.text(max_size=20), st.integers(0, 400))
+def test_lines_of_others_are_read_or_told_in_one_sentence(lines, which, put, at):
+    good = inspector_lines(1, 2, [("A", 1.0, 1.0)]) if which else "1.5 all_reduce 0x1\n"
+    damaged = (good[: at % len(good)] + put + good[at % len(good) :]).splitlines()
+    for reader in (lambda one: inspector.read(one, "a", []), lambda one: hook_log.read(one, "a", "0", [])):
+        for some in ([*lines, *damaged], [*damaged, *lines], lines):
+            with suppress(StreamError):
+                assert reader(some)
+
+
+JSONS = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(ENTRY)), inner, max_size=4),
+)
+
+
+@given(st.sampled_from(sorted(ENTRY)), JSONS)
+def test_an_entry_of_others_is_read_or_told_in_one_sentence(field, value):
+    with suppress(StreamError):
+        stream = recorder.read(json.dumps({"entries": [ENTRY, ENTRY | {field: value}]}).encode(), "a", "0")
+        with suppress(StreamError):
+            gathered([stream])
+
+
+@given(st.sampled_from(["header", "metadata", "coll_perf"]), JSONS)
+def test_a_part_of_a_record_of_others_is_read_or_told_in_one_sentence(part, value):
+    record = json.loads(inspector_lines(1, 2, [("A", 1.0, 1.0)]))
+    for changed in (value, {**record[part], **value} if isinstance(value, dict) else value):
+        with suppress(StreamError):
+            inspector.read([json.dumps(record | {part: changed})], "a", [])
+
+
+def test_a_table_of_samples_is_no_record(tmp_path):
+    (tmp_path / "a.csv").write_text("worker,step_time\n1,2.5\n")
+    (tmp_path / "a.jsonl").write_text('{"event": "step", "time": 1, "step_time": 2.5}\n')
+    assert not is_record(str(tmp_path / "a.csv"))
+    assert not is_record(str(tmp_path / "a.jsonl"))
+    with pytest.raises(StreamError, match="is no record"):
+        read_streams(str(tmp_path / "a.csv"), [])

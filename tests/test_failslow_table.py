@@ -1,0 +1,341 @@
+"""What stands in a table of times is what the series have, whatever its kind; what is wrong is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.errors import HealthdError
+from healthd.failslow.model import Series
+from healthd.failslow.readers import chunks
+from healthd.failslow.readers.chunks import Unreadable
+from healthd.failslow.readers.columns import Columns
+from healthd.failslow.readers.table import read
+
+WORKER = Columns(series=("worker",), value="t")
+
+
+def table(folder: Path, text: str | bytes, name: str = "job.csv") -> str:
+    file = folder / name
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(file)
+
+
+def only(path: str, asked: Columns = Columns()) -> Series:  # noqa: B008
+    found = read(path, asked).series
+    assert len(found) == 1
+    return found[0]
+
+
+def wrong(path: str, asked: Columns = Columns()) -> str:  # noqa: B008
+    """The sentence, without the folder."""
+    with pytest.raises(Unreadable) as caught:
+        read(path, asked)
+    return str(caught.value).replace(f"{os.path.dirname(path)}/", "")
+
+
+def values(folder: Path, text: str, asked: Columns = Columns()) -> list[float]:  # noqa: B008
+    return list(only(table(folder, text), asked).value)
+
+
+# --- what was written is read
+
+CELLS = st.lists(
+    st.tuples(st.sampled_from(("0", "1", "gpu-2", "10")), st.floats(1e-6, 1e6), st.integers(0, 10**18)),
+    min_size=2,
+    max_size=60,
+)
+
+
+def told(path: str) -> dict[str, tuple[list[float], list[float]]]:
+    series = read(path, Columns(series=("worker",), value="t", index="at")).series
+    return {one.name: (list(one.value), list(one.index)) for one in series}
+
+
+def expected(rows: list[tuple[str, float, int]]) -> dict[str, tuple[list[float], list[float]]]:
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for place, (name, value, _) in enumerate(rows):
+        some = found.setdefault(name, ([], []))
+        some[0].append(value)
+        some[1].append(10**17 + place)  # more digits than a float has
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(CELLS, st.sampled_from(",;\t"), st.sampled_from(("\n", "\r\n")), st.booleans(), st.booleans(), st.booleans())
+def test_what_was_written_as_csv_is_read(tmp_path_factory, rows, delimiter, end, quoted, packed, bom):
+    def line(*cells: object) -> str:
+        return delimiter.join(f'"{cell}"' if quoted else str(cell) for cell in cells) + end
+
+    text = line("", "worker", "t", "at", "other")
+    text += "".join(line(place, name, value, 10**17 + place, "x") for place, (name, value, _) in enumerate(rows))
+    data = (b"\xef\xbb\xbf" if bom else b"") + text.encode()
+    path = table(tmp_path_factory.mktemp("csv"), gzip.compress(data) if packed else data)
+    if max(map(len, (some for some, _ in expected(rows).values()))) < 2:
+        return
+    assert told(path) == expected(rows)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CELLS)
+def test_what_was_written_as_json_lines_is_read(tmp_path_factory, rows):
+    text = "".join(
+        json.dumps({"worker": name, "t": value, "at": 10**17 + place}) + "\n"
+        for place, (name, value, _) in enumerate(rows)
+    )
+    path = table(tmp_path_factory.mktemp("json"), text, "job.jsonl")
+    if max(map(len, (some for some, _ in expected(rows).values()))) < 2:
+        return
+    assert told(path) == expected(rows)
+
+
+@pytest.mark.parametrize("kind", ["VARCHAR", "INTEGER", "BIGINT"])
+def test_what_was_written_as_parquet_is_read(tmp_path, kind):
+    import duckdb
+
+    path = str(tmp_path / "job[1].parquet")
+    duckdb.execute(
+        f"COPY (SELECT (i % 3)::{kind} AS worker, 1.5 + i AS t, {10**17} + i AS at FROM range(30) r(i)) TO '{path}' "
+        "(FORMAT parquet)"
+    )
+    rows = [(str(place % 3), 1.5 + place, 0) for place in range(30)]
+    assert told(path) == expected(rows)
+
+
+def test_a_time_of_parquet_is_an_index(tmp_path):
+    import duckdb
+
+    path = str(tmp_path / "job.parquet")
+    duckdb.execute(
+        "COPY (SELECT 1.5::DECIMAL(9, 3) AS t, TIMESTAMP '2026-11-22 10:00:00' + i * INTERVAL 1 SECOND AS at "
+        f"FROM range(30) r(i)) TO '{path}' (FORMAT parquet)"
+    )
+    assert [place - only(path, Columns(index="at")).index[0] for place in only(path, Columns(index="at")).index] == [
+        *range(30)
+    ]
+
+
+def test_blocks_of_a_long_file_are_put_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "BLOCK", 64)
+    monkeypatch.setattr(chunks, "ROWS_AT_ONCE", 7)
+    rows = [f"{place % 3},{place + 1.5}" for place in range(500)]
+    plain = table(tmp_path, "\n".join(["worker,t", *rows]))
+    quoted = table(tmp_path, "\n".join(["worker,t", *rows[:9], '"0\n",3', *rows[9:]]), "quoted.csv")
+    objects = [json.dumps({"worker": row.split(",")[0], "t": float(row.split(",")[1])}) for row in rows]
+    as_json = table(tmp_path, "\n\n".join(objects), "job.jsonl")
+    found = {one.name: list(one.value) for one in read(plain, WORKER).series}
+    assert found == {str(worker): [place + 1.5 for place in range(worker, 500, 3)] for worker in range(3)}
+    assert {one.name: list(one.value) for one in read(as_json, WORKER).series} == found
+    assert len(read(quoted, WORKER).series[0].value) == len(found["0"]) + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(CELLS, st.integers(0, 10**6))
+def test_the_order_of_rows_of_different_series_changes_nothing(tmp_path_factory, rows, seed):
+    folder = tmp_path_factory.mktemp("order")
+    lines = [(name, f"{name},{value},{10**17 + place}") for place, (name, value, _) in enumerate(rows)]
+    queues = {name: [line for of, line in lines if of == name] for name, _ in lines}
+    if max(map(len, queues.values())) < 2:
+        return
+    mixed, draw = [], random.Random(seed)
+    while queues:
+        name = draw.choice(sorted(queues))
+        mixed.append(queues[name].pop(0))
+        if not queues[name]:
+            del queues[name]
+    asked = Columns(series=("worker",), value="t")
+    first = read(table(folder, "\n".join(["worker,t,at", *(line for _, line in lines)])), asked)
+    second = read(table(folder, "\n".join(["worker,t,at", *mixed]), "mixed.csv"), asked)
+    assert first == second
+
+
+# --- whatever stands there
+
+HOSTILE = st.one_of(
+    st.binary(max_size=300),
+    st.text(alphabet='0123456789.,;\t\n\r"-enaif{}[]:wt _', max_size=300).map(str.encode),
+    st.text(max_size=200).map(lambda text: ("worker,t\n" + text).encode("utf-8", "replace")),
+    st.lists(st.dictionaries(st.sampled_from("wtx"), st.none() | st.floats() | st.text(max_size=5), max_size=3)).map(
+        lambda some: "\n".join(map(json.dumps, some)).encode()
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(HOSTILE, st.booleans(), st.sampled_from((Columns(), Columns(value="t"), Columns(value="1", index="2"))))
+def test_whatever_a_file_holds_it_is_series_or_one_sentence(tmp_path_factory, data, packed, asked):
+    path = table(tmp_path_factory.getbasetemp(), gzip.compress(data) if packed else data, "any.csv")
+    try:
+        found = read(path, asked, "any.csv")
+    except HealthdError as error:
+        sentence = str(error)
+    else:
+        sentence = ""
+    if sentence:
+        assert sentence.startswith("any.csv: ")
+        assert "\n" not in sentence
+        return
+    for one in found.series:
+        assert all(0 < value < float("inf") for value in one.value)
+        assert len(one.value) == len(one.index)
+
+
+def said(path: str) -> str:
+    """The sentence of a file, or that there is none."""
+    try:
+        read(path, Columns(value="t"), "damaged")
+    except HealthdError as error:
+        return str(error)
+    return "damaged: but it can be read"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_damaged_gzip_or_parquet_is_one_sentence_or_what_was_left(tmp_path_factory, place, byte):
+    import duckdb
+
+    folder = tmp_path_factory.getbasetemp()
+    whole = folder / "whole.parquet"
+    if not whole.exists():
+        duckdb.execute(f"COPY (SELECT i + 1.5 AS t FROM range(50) r(i)) TO '{whole}' (FORMAT parquet)")
+    text = "t\n" + "".join(f"{value}.5\n" for value in range(50))
+    for data in (whole.read_bytes(), gzip.compress(text.encode(), mtime=0)):
+        damaged = bytearray(data)
+        damaged[place % len(data)] = byte
+        for some in (bytes(damaged), data[: place % len(data)]):
+            assert said(table(folder, some, "damaged")).startswith("damaged: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "sentence"),
+    [
+        ("", Columns(), "job.csv: is empty"),
+        ("worker,t\n0,1\n", Columns(value="time"), 'job.csv: has no column "time"; it has worker and t'),
+        ("t,t\n0,1\n", Columns(value="t"), 'job.csv: has 2 columns "t"'),
+        ("worker,t\n0,1\n0,fast\n", WORKER, 'job.csv: line 3: column "t" has 4 characters, which is no number'),
+        ("worker,t\n0,1\n0,1;5\n", WORKER, 'job.csv: line 3: column "t" has 3 characters, which is no number'),
+        ('worker,t\n"0\n\n",1\n0,x\n', WORKER, 'job.csv: line 5: column "t" has 1 characters, which is no number'),
+        ("worker,t\n0,1\n0,1,2\n0,1\n", WORKER, "job.csv: line 3: has 3 cells, and the header 2"),
+        ("worker,t\n0,1\n0\n0,1\n", WORKER, "job.csv: line 3: has 1 cells, and the header 2"),
+        ('worker,t\n0,1\n0,"1"2\n', WORKER, "job.csv: line 3: is no CSV: ',' expected after '\"'"),
+        ("a,b\nx,y\n", Columns(), "job.csv: no column has numbers; it has a and b"),
+        (
+            "operation,timestamp\nall_reduce,1.5\nbroadcast,1.7\n",
+            Columns(),
+            "job.csv: no column of numbers is known to have times of iterations; it has operation and timestamp "
+            "(--value C; times of operations are for `healthd failslow period`)",
+        ),
+        ("a,b\n1,2\n1,3\n", Columns(), "job.csv: which of a and b are the times? Say it with --value"),
+        ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is one sample: slower than what? A series of them is "
+         "needed"),
+        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value: slower than what? A "
+         "series of them is needed"),
+        ("t\n", Columns(value="t"), "job.csv: has no row"),
+        ("t,at\n1,2026-01-01\n1,noon\n", Columns(value="t", index="at"), 'job.csv: line 3: column "at" has 4 '
+         "characters, which is no time as those before"),
+        ("[1]\n", Columns(), "job.csv: line 1: is a JSON array; one object a line is read: jq -c '.[]' makes that of "
+         "it"),
+        ('{"t": 1}\n{"t": 2\n{"t": 3}\n', Columns(), "job.csv: line 2: is damaged JSON: 7 characters"),
+        ('{"t": 1}\n\n7\n', Columns(), "job.csv: line 3: is no JSON object: '7'"),
+        ('{"t": 1}\n{"t": [1]}\n', Columns(value="t"), 'job.csv: line 2: column "t" has a list, which is no number'),
+        ('{"t": 1, "r": {}}\n', Columns(value="t", series=("r",)), 'job.csv: line 1: column "r" has a dict, which is '
+         "no name"),
+        ("step_time,busy_ms\n" + "1.5,1400\n" * 9, Columns(busy="busy_ms"), "job.csv: busy_ms together are far above "
+         "step_time in most samples: do they have the same unit?"),
+        ("t,b,w\n" + "1500,1.4,0.1\n" * 9, Columns(value="t", busy="b", wait="w"), "job.csv: b and w together are far "
+         "below t in most samples: do they have the same unit?"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_sentence_with_its_line(tmp_path, text, asked, sentence):
+    assert wrong(table(tmp_path, text), asked) == sentence
+
+
+def test_a_pipe_a_folder_and_nothing_are_one_sentence_each(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert wrong(str(tmp_path / "pipe")) == "pipe: is no regular file"
+    assert wrong(str(tmp_path / "none")) == "none: cannot be read: No such file or directory"
+    assert wrong(table(tmp_path, b"\x00\x01binary")) == "job.csv: is no text in UTF-8, and no Parquet"
+    assert (
+        wrong(table(tmp_path, b"t\n" + b"1" * (3 << 20)), Columns(value="t")) == "job.csv: line 2: is longer than 1 MiB"
+    )
+
+
+# --- columns, and cells that are no numbers
+
+
+def test_columns_that_are_not_named_are_found_and_told(tmp_path):
+    found = read(table(tmp_path, "step,Rank,hostname,Step Time (ms)\n0,3,n1,5\n1,3,n1,6\n"), Columns())
+    assert [(one.name, one.kind_of, one.node, list(one.value)) for one in found.series] == [
+        ("3", "Rank", "n1", [5.0, 6.0])
+    ]
+    assert found.notes[0] == "columns taken by their names: value Step Time (ms); series Rank; node hostname"
+
+
+def test_a_series_may_be_named_by_several_columns(tmp_path):
+    text = "node,gpu,stage,t\n" + "n1,3,a,1\nn1,10,a,2\nn2,3,b,3\n" * 2
+    found = read(table(tmp_path, text), Columns(series=("node", "gpu"), value="t", group=("stage",))).series
+    assert [(one.name, one.kind_of, one.group) for one in found] == [
+        ("n1/3", "node/gpu", "a"),
+        ("n1/10", "node/gpu", "a"),
+        ("n2/3", "node/gpu", "b"),
+    ]
+
+
+def test_without_a_series_column_the_file_is_the_series(tmp_path):
+    one = only(table(tmp_path, "1.5\n1.6\n1.7\n", "rank3.csv"))
+    assert (one.name, list(one.value), list(one.index)) == ("rank3", [1.5, 1.6, 1.7], [0, 1, 2])
+
+
+def test_rows_without_a_value_keep_their_places(tmp_path):
+    found = read(table(tmp_path, "t\n1\nnan\n\n-2\ninf\n0\nNA\n3\n"), Columns(value="t"))
+    one = found.series[0]
+    assert (list(one.value), list(one.index), list(one.rows or ())) == ([1.0, 3.0], [0, 6], [0, 6])
+    assert found.notes == [
+        "2 rows without a value: left out",
+        "1 row with an infinite value: left out",
+        "2 rows with a value of zero or less: left out",
+        "1 series with fewer than 20 samples: too few to be judged",
+    ]
+
+
+def test_a_last_line_that_breaks_off_is_left_out_and_told(tmp_path):
+    rows = read(table(tmp_path, "worker,t\n0,1\n0,2\n0"), WORKER)
+    objects = read(table(tmp_path, '{"worker": 0, "t": 1}\n{"worker": 0, "t": 2}\n{"work', "job.jsonl"), WORKER)
+    assert [list(one.value) for one in (*rows.series, *objects.series)] == [[1.0, 2.0], [1.0, 2.0]]
+    assert rows.notes[0] == "line 4 breaks off and was left out"
+    assert objects.notes[0] == "line 3 breaks off and was left out"
+
+
+def test_an_index_of_whole_numbers_may_go_on_with_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(chunks, "BLOCK", 8)
+    assert list(only(table(tmp_path, "t,at\n1,1\n1,2\n1,2.5\n1,3\n"), Columns(value="t", index="at")).index) == [
+        1.0,
+        2.0,
+        2.5,
+        3.0,
+    ]
+
+
+def test_digits_of_other_scripts_and_underscores_are_no_numbers(tmp_path):
+    assert "is no number" in wrong(table(tmp_path, "t\n1\n1_0\n"), Columns(value="t"))
+    assert "is no number" in wrong(table(tmp_path, "t\n1\n１２\n"), Columns(value="t"))
+
+
+def test_parts_and_regimes_go_with_their_samples(tmp_path):
+    text = "t,b,size\n" + "1.5,1.2,8\nnan,1.3,8\n1.6,-1,16\n" * 2
+    one = only(table(tmp_path, text), Columns(value="t", busy="b", regime=("size",)))
+    assert [round(part, 1) if part == part else None for part in one.busy or ()] == [1.2, None, 1.2, None]
+    assert list(one.regimes or ()) == ["8", "16", "8", "16"]
+
+
+def test_standard_input_is_read_too():
+    data = io.BufferedReader(io.BytesIO(b"t\n1\n2\n"))  # type: ignore[arg-type]
+    assert list(read("-", Columns(value="t"), "standard input", data).series[0].value) == [1.0, 2.0]

@@ -1,0 +1,102 @@
+"""The callbacks and the TaskProlog that tell healthd of steps. The base classes here are stand-ins: neither Lightning
+nor transformers is installed for a test; the hooks are as in the sources of lightning 2.6.6 and transformers 5.23.0."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TASK_PROLOG = ROOT / "packaging/slurm/task-prolog"
+
+
+def loaded(name: str, monkeypatch, **modules: types.SimpleNamespace) -> types.ModuleType:
+    for module, content in modules.items():
+        parts = module.split("__")
+        for end in range(1, len(parts) + 1):
+            made = types.ModuleType(".".join(parts[:end]))
+            monkeypatch.setitem(sys.modules, made.__name__, made)
+        vars(made).update(vars(content))
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def told(monkeypatch):
+    from healthd import client
+
+    steps: list[float | None] = []
+    monkeypatch.setattr(client, "step", lambda busy=None, wait=None: steps.append(busy))
+    return steps
+
+
+def test_lightning_tells_each_batch(told, monkeypatch):
+    base = type("Callback", (), {})
+    module = loaded(
+        "lightning_callback", monkeypatch, lightning__pytorch__callbacks=types.SimpleNamespace(Callback=base)
+    )
+    steps = module.HealthdSteps()
+    assert isinstance(steps, base)
+    steps.on_train_batch_end(None, object(), None, None, 0)
+    steps.on_train_batch_end(None, types.SimpleNamespace(healthd_busy=0.25), None, None, 1)
+    assert told == [None, 0.25]
+
+
+def test_the_trainer_of_transformers_tells_each_step(told, monkeypatch):
+    base = type("TrainerCallback", (), {})
+    module = loaded("transformers_callback", monkeypatch, transformers=types.SimpleNamespace(TrainerCallback=base))
+    steps = module.HealthdSteps()
+    assert isinstance(steps, base)
+    steps.on_step_end(None, None, None, model=None)
+    assert told == [None]
+
+
+def variables(tmp_path: Path, **environment: str) -> dict[str, str]:
+    """What Slurm would set of what the script prints: lines of "export NAME=value"."""
+    script = TASK_PROLOG.read_text().replace("/etc/default/healthd-task-prolog", str(tmp_path / "default"))
+    done = subprocess.run(
+        ["/bin/sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={"SLURM_JOB_ID": "4711", **environment},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.removeprefix("export ").partition("=") for line in done.stdout.splitlines()]
+    return {name: value for name, _, value in lines}
+
+
+def test_the_task_prolog_sets_what_nccl_inspector_asks_for(tmp_path):
+    plugin = tmp_path / "inspector.so"
+    plugin.touch()
+    (tmp_path / "default").write_text(f"HEALTHD_INSPECTOR_PLUGIN={plugin}\n")
+    assert variables(tmp_path) == {
+        "NCCL_PROFILER_PLUGIN": str(plugin),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "1000000",
+        "NCCL_INSPECTOR_DUMP_DIR": f"{tmp_path}/nccl-inspector-4711",
+    }
+    assert variables(tmp_path, NCCL_INSPECTOR_DUMP_DIR="/mine")["NCCL_INSPECTOR_DUMP_DIR"] == "/mine"
+
+
+def test_the_task_prolog_leaves_a_users_own_profiler_alone(tmp_path):
+    plugin = tmp_path / "inspector.so"
+    plugin.touch()
+    (tmp_path / "default").write_text(f"HEALTHD_INSPECTOR_PLUGIN={plugin}\n")
+    assert variables(tmp_path, NCCL_PROFILER_PLUGIN="mine.so") == {}
+
+
+def test_the_task_prolog_sets_nothing_where_there_is_no_plugin(tmp_path):
+    (tmp_path / "default").write_text(f"HEALTHD_INSPECTOR_PLUGIN={tmp_path}/none.so\n")
+    assert variables(tmp_path) == {}

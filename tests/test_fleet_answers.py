@@ -1,0 +1,388 @@
+"""What holds for every answer of `healthd fleet`, as it is typed, over small made histories that are full of edges."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fleet_history import BEGIN, HOUR, NODES, History, history
+from fleet_rows import Row, made, put, row
+from test_fleet_cli import ROOT, fleet
+from test_fleet_query import HAS_A_TIME
+
+from healthd.cli.fleet_answers import COMMANDS
+from healthd.cli.main import main
+from healthd.cli.terminal import STEERS
+from healthd.fleet.answers.study import opened
+from healthd.fleet.store import StoreError, reading, writing
+from healthd.fleet.tables import TABLES
+from healthd.say.render import Page
+
+pytestmark = pytest.mark.one_python
+
+Document = dict[str, Any]
+UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # what Python says where a person should read "-"
+
+WITHOUT_A_STORE = {"nccl"}
+NAMES = sorted({name.removeprefix("fleet ") for name in COMMANDS} - WITHOUT_A_STORE)
+TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
+MODELS, SWITCHES, PARTITIONS, ACCOUNTS = ("H100", "A100"), ("leaf1", "leaf2"), ("train", "debug"), ("speech", "vision")
+# What an answer cannot do without, beside the store and its time.
+FLAGS: dict[str, tuple[str, ...]] = {
+    "compare": PARTITIONS,
+    "ettr": ("--gpus", "1024"),
+}
+CHOICES = (
+    ("--cluster", "c1"),
+    ("--partition", "train"),
+    ("--account", "speech"),
+    ("--model", "H100"),
+    ("--switch", "leaf2"),
+)
+
+
+def a_site(random: Random, size: int = 30) -> History:
+    """A history whose jobs and nodes have what can be chosen, and large jobs too."""
+    site = history(random, size)
+    for job in site["jobs"]:
+        job["partition"] = random.choice((*PARTITIONS, "train,debug", None))
+        job["account"] = random.choice((*ACCOUNTS, None))
+    for number, (cluster, node) in enumerate((c, n) for c in ("c1", "c2") for n in NODES):
+        site["nodes"] = [
+            *[one for one in site["nodes"] if (one["cluster"], one["node"]) != (cluster, node)],
+            {
+                **dict.fromkeys(TABLES["nodes"].columns),
+                "cluster": cluster,
+                "node": node,
+                "gpu_model": MODELS[number % 2],
+                "switch": SWITCHES[number // 2 % 2],
+                "gpus": 8,
+                "partitions": random.choice((*PARTITIONS, None)),
+                "rack": f"r{number}",
+            },
+        ]
+    # Every name that CHOICES has is there, whatever chance left out.
+    for job, (partition, account) in zip(site["jobs"], (("train", "speech"), ("debug", "vision")), strict=False):
+        job["partition"], job["account"] = partition, account
+    return site
+
+
+def stored(site: History, folder: Path, order: Random | None = None) -> Path:
+    """A store of it. `order`: of its rows, in two steps."""
+    rows: dict[str, list[Row]] = {table: [tuple(one.values()) for one in some] for table, some in site.items() if some}
+    if order is None:
+        return made(folder, rows)
+    mixed = {table: order.sample(some, len(some)) for table, some in rows.items()}
+    first = {table: some[: len(some) // 2] for table, some in mixed.items()}
+    # What is one thing in several rows comes at once: a later step replaces what an earlier one said of it.
+    whole = {table: some for table, some in mixed.items() if TABLES[table].rows_by}
+    return made(folder, {**first, **whole}, {t: some[len(some) // 2 :] for t, some in mixed.items() if t not in whole})
+
+
+def asked(name: str, db: Path, *flags: str) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of `healthd fleet NAME`, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["fleet", name, "--db", str(db), *FLAGS.get(name, ()), *flags])
+    return status, out.getvalue(), err.getvalue()
+
+
+def document(name: str, db: Path, *flags: str) -> Document | None:
+    """None: it cannot be answered, and one sentence says why."""
+    status, out, err = asked(name, db, "--json", *(flags if "--from" in flags else (*TIMES, *flags)))
+    if status == 3:
+        assert out == ""
+        assert re.fullmatch(r"healthd fleet: [^\n]+\n", err), err
+        return None
+    assert status in (0, 1), err
+    assert err == ""
+    told: Document = json.loads(out, parse_constant=not_json)
+    return told
+
+
+def not_json(word: str) -> None:
+    raise AssertionError(f"{word} is not JSON")
+
+
+def leaves(told: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(the key it stands below, value) of all that is no list and no object."""
+    if isinstance(told, dict):
+        for name, value in told.items():
+            yield from leaves(value, name)
+    elif isinstance(told, list):
+        for value in told:
+            yield from leaves(value, key)
+    else:
+        yield key, told
+
+
+def rounded(told: Any) -> Any:
+    """A fraction to nine digits: two threads sum it in no order."""
+    if isinstance(told, dict):
+        return {name: rounded(value) for name, value in told.items()}
+    if isinstance(told, list):
+        return [rounded(value) for value in told]
+    return float(f"{told:.9g}") if isinstance(told, float) else told
+
+
+def judge(name: str, told: Document) -> None:
+    """What holds for each document, its text and its chapter."""
+    module = importlib.import_module(f"healthd.fleet.answers.{name}")
+    assert list(told)[:6] == ["answer", "version", "from_time", "to_time", "chosen", "notes"]
+    assert (told["answer"], told["version"]) == (name, 1)
+    assert all(isinstance(note, str) and note.strip() for note in told["notes"])
+    for key, value in leaves(told):
+        if re.search(r"(^|_)share($|_)", key) and value is not None:
+            assert 0 <= value <= 1 + 1e-9, (key, value)
+    for columns in (40, 80, 120):
+        text = module.text(told, Page(columns))
+        assert text.endswith("\n")
+        assert not STEERS.search(text), STEERS.search(text)
+        assert not UNSAID.search(text), text
+    assert module.found(told) in (True, False)
+    chapter = importlib.import_module(f"healthd.fleet.chapters.{name}").chapter(told)
+    assert chapter.name == name
+    for table in chapter.tables:
+        assert {len(cells) for cells in table.rows} <= {len(table.columns)}
+        assert all(isinstance(cell, str) for cells in table.rows for cell in cells)
+    words = [chapter.title, *chapter.sentences, *chapter.notes, *(chart.words for chart in chapter.charts)]
+    assert not [one for one in words if STEERS.search(one) or not one.strip() or UNSAID.search(one)]
+    json.dumps([chart.spec for chart in chapter.charts], allow_nan=False)
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stored(a_site(Random(7)), tmp_path_factory.mktemp("answers") / "db")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_answer_is_json_and_has_a_text_and_a_chapter_whatever_the_history(
+    name: str, seed: int, tmp_path: Path
+) -> None:
+    size = (0, 1, 4, 12, 30)[seed % 5]
+    told = document(name, stored(a_site(Random(seed), size), tmp_path / "db"))
+    if told is not None:
+        judge(name, told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_usual_history_has_an_answer(name: str, db: Path) -> None:
+    """Else the tests here could compare nothing with nothing."""
+    told = document(name, db)
+    assert told is not None
+    assert [value for key, value in leaves(told) if value not in (None, 0, "", False) and key != "notes"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_does_not_change_with_the_order_of_rows_nor_with_threads(name: str, db: Path, tmp_path: Path) -> None:
+    other = stored(a_site(Random(7)), tmp_path / "db", Random(1))
+    first = rounded(document(name, db, "--threads", "1"))
+    assert rounded(document(name, other, "--threads", "1")) == first
+    assert rounded(document(name, other, "--threads", "2")) == first
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+@pytest.mark.parametrize("name", NAMES)
+def test_a_store_of_one_row_gets_an_answer_or_a_sentence(name: str, table: str, tmp_path: Path) -> None:
+    values = HAS_A_TIME.get(table, {"cluster": "c1", "node": "n", "db_index": 1})
+    one = row(table, **{key: value for key, value in values.items() if key in TABLES[table].columns})
+    told = document(name, made(tmp_path / "db", {table: [one]}))
+    if told is not None:
+        judge(name, told)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_without_nodes_a_node_without_jobs_and_an_end_before_its_start_are_no_error(
+    name: str, tmp_path: Path
+) -> None:
+    times = {"submit_time": BEGIN, "start_time": BEGIN + HOUR, "end_time": BEGIN + 2 * HOUR}
+    jobs = [
+        row("jobs", cluster="c1", db_index=1, job_id=1, state="NODE_FAIL", gpus=256, **times),
+        row("jobs", cluster="c1", db_index=2, job_id=2, state="FAILED", gpus=8, **{**times, "end_time": BEGIN}),
+        row("jobs", cluster="c1", db_index=3, job_id=3, state="COMPLETED", gpus=None, nodes=0, **times),
+        row("jobs", cluster="c1", db_index=4, job_id=3, state="", gpus=-8, **{**times, "start_time": None}),
+        row("jobs", cluster="c1", db_index=5, job_id=5, state="RUNNING", gpus=1, end_time=BEGIN + HOUR),
+    ]
+    nodes = [row("nodes", cluster="c1", node="\x1b[31mred\u202e", gpu_model="H\x07100", switch="\u2028")]
+    states = [row("node_states", cluster="c1", node="n", start_time=BEGIN + HOUR, end_time=BEGIN, state="DOWN")]
+    told = document(name, made(tmp_path / "db", {"jobs": jobs, "nodes": nodes, "node_states": states}))
+    if told is not None:
+        judge(name, told)
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice[0])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_choice_never_raises_what_is_counted(name: str, choice: tuple[str, str], db: Path) -> None:
+    whole, part = document(name, db), document(name, db, *choice)
+    assert whole is not None
+    if part is not None:
+        assert part["chosen"] == {choice[0].removeprefix("--"): choice[1]}
+        judge(name, part)
+        for total in TOTALS.get(name, ()):
+            assert total(part) <= total(whole) + 1e-6
+
+
+# What a choice leaves less of.
+Total = Callable[[Document], float]
+
+
+def summed(rows: str, key: str) -> Total:
+    return lambda told: sum(one[key] for one in told[rows] if one[key] is not None)
+
+
+def count(rows: str) -> Total:
+    return lambda told: len(told[rows])
+
+
+def value(key: str) -> Total:
+    return lambda told: float(told[key])
+
+
+TOTALS: dict[str, tuple[Total, ...]] = {
+    "attribution": (count("jobs"),),
+    "lemons": (summed("fleets", "nodes"),),
+    "states": (summed("by_state", "jobs"), summed("by_state", "gpu_seconds")),
+}
+# Of these rows the shares are of one whole.
+WHOLES = {"states": (("by_state", "share_of_jobs"), ("by_state", "share_of_gpu_time"))}
+
+
+@pytest.mark.parametrize(("name", "rows", "key"), [(n, *one) for n, some in WHOLES.items() for one in some])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shares_of_a_whole_sum_to_one(name: str, rows: str, key: str, seed: int, tmp_path: Path) -> None:
+    told = document(name, stored(a_site(Random(seed)), tmp_path / "db"))
+    assert told is not None
+    shares = [one[key] for one in told[rows]]
+    assert shares
+    assert sum(shares) == pytest.approx(1)
+
+
+# --- what cannot be asked, and what cannot be answered
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--partition", "trian"), 'nothing in the store has the partition "trian"; did you mean "train"?'),
+        (("--model", "B200"), 'nothing in the store has the model "B200"'),
+        (("--switch", "x"), 'nothing in the store has the switch "x"'),
+        (("--account", "'; DROP"), "nothing in the store has the account"),
+        (("--cluster", "c3"), 'nothing in the store has the cluster "c3"'),
+        (("--from", "2026-11-02", "--to", "2026-11-01"), "(--from) is not before"),
+        (("--from", "soon"), '--from: "soon" is no time: write 2026-11-01'),
+        (("--from", "2026-13-01"), '--from: "2026-13-01" is no time: write 2026-11-01'),
+        (("--switch", ""), "argument --switch: must be a name, is empty"),
+        (("--cluster", ""), "argument --cluster: must be a name, is empty"),
+        (("--from", "1970-01-01"), "is too long: at most 9999 days"),
+        (("--threads", "0"), "argument --threads: must be a whole number from 1 to 256"),
+        (("--threads", "257"), "argument --threads: must be a whole number from 1 to 256"),
+        (("--memory", "much"), "argument --memory: must be a whole number of MiB, from 256 on"),
+        (("--memory", "255"), "argument --memory: must be a whole number of MiB, from 256 on"),
+        (("--wrong",), "--wrong"),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...], says: str, db: Path) -> None:
+    status, out, err = asked(name, db, *flags)
+    assert (status, out, err.count("\n")) == (64, "", 1), err
+    assert err.startswith("healthd fleet")
+    assert says in err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_store_and_none_cannot_answer(name: str, tmp_path: Path) -> None:
+    for folder in (made(tmp_path / "empty"), tmp_path / "none"):
+        status, out, err = asked(name, folder)
+        assert (status, out, err.count("\n")) == (3, "", 1)
+        assert str(folder) in err
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", ["cut", "zeros"])
+def test_a_damaged_file_is_named(name: str, damage: str, tmp_path: Path) -> None:
+    folder = stored(a_site(Random(7)), tmp_path / "db")
+    for path in folder.glob("*/*/*.parquet"):
+        whole = path.read_bytes()
+        half = len(whole) // 2
+        # The end of a file tells where its columns lie, and what is in them at most.
+        path.write_bytes(whole[:half] if damage == "cut" else whole[:4] + bytes(half) + whole[half + 4 :])
+    status, out, err = asked(name, folder, *TIMES)
+    assert (status, out, err.count("\n")) == (3, "", 1), err
+    assert re.match(rf"healthd fleet: {re.escape(str(folder))}/[a-z_]+/month=[^/]+/\d+\.parquet: is damaged", err), err
+
+
+def test_an_answer_that_does_not_fit_in_memory_is_one_sentence(db: Path) -> None:
+    with reading(str(db)) as snapshot:
+        files = {table: snapshot.files(table) for table in TABLES}
+    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: --memory")
+    with needs, opened(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
+        study.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
+
+
+# --- how it ends, and what it reads
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reader_that_goes_away_is_no_error(name: str, db: Path) -> None:
+    reading, writing_end = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "healthd", "fleet", name, "--db", str(db), *FLAGS.get(name, ()), "--json"],
+            stdout=writing_end,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            timeout=120,
+        )
+    finally:
+        os.close(writing_end)
+    assert (done.returncode in (0, 1), done.stderr) == (True, b"")
+
+
+# The signal comes while DuckDB works, which has it for itself, on what would take for ever.
+INTERRUPTED = """
+import os, signal, threading
+from healthd.fleet.answers import study
+def _choose(self):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    self._execute("SELECT max(hash(a.n, b.n, c.n)) FROM numbers AS a, numbers AS b, numbers AS c")
+study.Study._choose = _choose
+"""
+
+
+def test_ctrl_c_ends_an_answer_quietly_while_it_is_computed(db: Path) -> None:
+    status, out, err = fleet("states", "--db", db, program=INTERRUPTED)
+    assert (status, out, err) == (130, "", "")
+
+
+def test_a_store_that_is_written_meanwhile_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from healthd.fleet.answers import study
+
+    site = a_site(Random(7))
+    folder = stored(site, tmp_path / "db")
+    before = {name: document(name, folder) for name in NAMES}
+    more = {"jobs": [row("jobs", cluster="c1", db_index=10_000 + n, job_id=1, submit_time=BEGIN) for n in range(50)]}
+    choose = study.Study._choose
+
+    def while_it_is_written(self: study.Study) -> None:
+        with writing(str(folder)) as store:  # its months anew: no manifest names the old files
+            put(store, more)
+        choose(self)
+
+    monkeypatch.setattr(study.Study, "_choose", while_it_is_written)
+    assert document(NAMES[0], folder) == before[NAMES[0]]
+    monkeypatch.undo()
+    assert document("states", folder) is not None

@@ -1,0 +1,67 @@
+"""What ended the jobs that failed, as a chapter of the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fleet_history import BEGIN, DAY
+from test_fleet_attribution import ENDED, Made, asked_of
+
+if TYPE_CHECKING:
+    from healthd.fleet.chapters.chapter import Chapter
+
+pytestmark = pytest.mark.one_python
+
+
+def chapter_of(made: Made) -> Chapter:
+    from healthd.fleet.chapters.attribution import chapter
+
+    return chapter(asked_of(made.history))
+
+
+def spiked() -> Made:
+    """One node loses its mount five times in a day, another once."""
+    made = Made("n1", "n2")
+    for number in range(6):
+        node, end = ("n1" if number else "n2"), ENDED + 7200 * number
+        made.job(number + 1, node, end=end, start_time=end - 7200)
+        made.seen(node, "mount/missing", end)
+    made.job(9, "n2", state="COMPLETED", end=BEGIN + DAY // 2, start_time=BEGIN)
+    for number, node in enumerate(("n1", "n2")):
+        made.line(node, ENDED + number, "check_enabled", check_name="mount", version="0.2")
+    return made
+
+
+def test_the_chapter_says_what_failed_and_draws_the_dates_of_checks():
+    told = chapter_of(spiked())
+    assert told.sentences[0].startswith(
+        "Of 6 jobs that failed or lost a node, 6 have a most likely cause: 0 hardware, 6"
+    )
+    assert "file systems of servers cost most: 24 GPU-hours, 100.0 % of it" in told.sentences[-1]
+    costs, weeks = told.charts
+    assert costs.words == "mount 24 GPU-hours"
+    assert "mount enabled" in weeks.words
+    assert "mount enabled" in str(weeks.spec)
+    tables = {table.title: table for table in told.tables}
+    assert tables["By cause"].rows[0][:4] == ("mount: file systems of servers", "system software", "6", "0")
+    assert [row[1:3] for row in tables["When checks came, went or changed"].rows] == [("mount", "enabled")]
+    assert all(len(row) == len(table.columns) for table in told.tables for row in table.rows)
+
+
+def test_a_chapter_of_nothing_has_a_sentence_and_no_charts():
+    made = Made("n1", observed=False)
+    made.job(1, "n1", state="COMPLETED")
+    told = chapter_of(made)
+    assert (told.sentences, told.charts, told.tables) == (("No job failed in this time.",), (), ())
+
+
+def test_a_spike_that_few_nodes_made_is_a_sentence_with_their_names():
+    from healthd.fleet.chapters.attribution import chapter
+
+    document = asked_of(spiked().history)
+    node = {"cluster": "c1", "node": "n1", "incidents": 6}
+    spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
+    told = chapter({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
+    assert told.sentences[-1].endswith("75.0 % of 8 mount incidents fell on n1 alone.")
+    assert "disk" not in " ".join(told.sentences)

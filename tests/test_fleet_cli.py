@@ -1,0 +1,71 @@
+"""`healthd fleet`, as it is typed: its sentences and exit statuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from healthd.fleet.all_sources import ALL
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+
+
+def fleet(*arguments: str | Path, program: str = "") -> tuple[int, str, str]:
+    """(exit status, standard output, standard error) of `healthd fleet ...`, in a Python that runs `program` first."""
+    start = f"{program}\nimport sys\nfrom healthd.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", start, "fleet", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path):
+    without = "import sys\nsys.modules['duckdb'] = None"
+    status, out, err = fleet("prune", "--db", tmp_path, "--before", "2026-01-01", program=without)
+    assert (status, out) == (3, "")
+    told = 'duckdb is not installed here: README.md, "The fleet, at the centre", says how to install it'
+    assert err == f"healthd fleet: {told}\n"
+
+
+def test_help_needs_no_extra():
+    status, out, err = fleet("ingest", "--help", program="import sys\nsys.modules['duckdb'] = None")
+    assert (status, err) == (0, "")
+    assert all(source.flag in out for source in ALL)
+
+
+def test_a_folder_that_is_no_store_is_not_pruned(tmp_path):
+    status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
+    assert status == 3
+    assert err == (
+        f'healthd fleet: {tmp_path}/db: no store: the folder is not there; "healthd fleet ingest --out" makes one\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "why"), [("2090-01-01", "in the future"), ("May", "no time"), ("Unknown", "is no time")]
+)
+def test_a_date_that_cannot_be_meant_prunes_nothing(tmp_path, before, why):
+    status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", before)
+    assert status == 64
+    assert why in err
+
+
+def test_an_ingest_of_nothing_is_wrong_use(tmp_path):
+    status, _, err = fleet("ingest", "--out", tmp_path / "db")
+    assert (status, (tmp_path / "db").exists()) == (64, False)
+    assert err.startswith("healthd fleet ingest: name a source:")
+
+
+def test_a_missing_file_is_exit_status_3_and_those_behind_it_are_read(tmp_path):
+    for number in (1, 2):
+        line = f"{number}|COMPLETED|1793500000|1793500000|1793500100"
+        (tmp_path / f"j{number}.txt").write_text(f"JobID|State|Submit|Start|End\n{line}\n")
+    files = [tmp_path / name for name in ("j1.txt", "missing.txt", "j2.txt")]
+    status, out, err = fleet("ingest", "--out", tmp_path / "db", "--cluster", "c1", "--sacct", *files)
+    assert (status, out) == (3, "sacct: 2 rows\n")
+    assert err == f"sacct: {files[1]}: cannot be read: No such file or directory\n"

@@ -1,0 +1,140 @@
+"""`healthd fleet states`, `goodput` and `availability`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_history import DAY, HOUR
+from fleet_rows import NOVEMBER, job, made, row
+from test_fleet_cli import fleet
+
+from healthd.cli.terminal import json_texts
+
+pytestmark = pytest.mark.one_python
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day of one node: it ended a job of 8 GPUs after an hour, and was down for two; its requeue went on."""
+    ran = {"start_time": NOVEMBER, "nodes": 1, "gpus": 8, "node_list": "a", "partition": "train"}
+    times = {"from_time": NOVEMBER, "to_time": NOVEMBER + DAY}
+    rows = {
+        "jobs": [
+            job(1, state="NODE_FAIL", end_time=NOVEMBER + HOUR, **ran),
+            job(2, state="COMPLETED", end_time=NOVEMBER + DAY - 1, **{**ran, "start_time": NOVEMBER + 3 * HOUR}),
+        ],
+        "nodes": [row("nodes", cluster="c1", node="a", gpu_model="H100", gpus=8, rack="r1")],
+        "node_states": [
+            row(
+                *("node_states",),
+                cluster="c1",
+                node="a",
+                start_time=NOVEMBER + HOUR,
+                end_time=NOVEMBER + 3 * HOUR,
+                state="DOWN*",
+                set_by="slurm",
+            )
+        ],
+        "ingests": [
+            row("ingests", cluster="c1", source=source, name=source, read_time=NOVEMBER + DAY, **times)
+            for source in ("sacct", "node_states")
+        ],
+    }
+    return made(tmp_path_factory.mktemp("costs") / "db", rows)
+
+
+def asked(db: Path, name: str, *flags: str) -> tuple[int, Any]:
+    status, out, err = fleet(name, "--db", db, "--from", "2026-11-01", "--to", "2026-11-02", "--json", *flags)
+    assert err == ""
+    return status, json.loads(out)
+
+
+def test_states_say_what_became_of_the_jobs(db: Path) -> None:
+    status, told = asked(db, "states", "--split", "2026-11-01T12:00:00", "--large", "8")
+    assert (status, told["answer"], told["infrastructure"]["jobs"]) == (0, "states", 1)
+    assert [told["split"][side]["jobs"] for side in ("before", "after")] == [1, 1]
+
+
+def test_goodput_says_what_was_lost_in_hours_and_money(db: Path) -> None:
+    status, told = asked(db, "goodput", "--checkpoint", "30m", "--price", "2.5")
+    assert (status, told["first_order"]["gpu_hours"], told["first_order"]["cost"]) == (0, 2.0, 5.0)
+
+
+def test_availability_ends_with_1_where_something_is_below_the_sla(db: Path) -> None:
+    assert asked(db, "availability")[0] == 0
+    assert asked(db, "availability", "--sla", "91")[0] == 0
+    status, told = asked(db, "availability", "--sla", "99.5")
+    assert (status, told["fleet"]["shares"]["down"]) == (1, pytest.approx(2 / 24))
+    assert told["fleet"]["repair"]["mean_seconds"] == 2 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "sentence"),
+    [
+        ("states", ("--split", "x"), '--split: "x" is no time: write 2026-11-01'),
+        ("states", ("--split", ""), '--split: "" is no time'),
+        ("states", ("--split", "2026-12-01"), "--split: 2026-12-01 00:00 does not lie between"),
+        ("states", ("--large", "0"), "must be a whole number from 1 on"),
+        ("goodput", ("--checkpoint", "often"), '--checkpoint: "often" is no time: write 60m or 1h30m'),
+        *(
+            (
+                "goodput",
+                ("--price", price),
+                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, is "{price}"',
+            )
+            for price in ("much", "-1", "nan", "inf", "1e308")
+        ),
+        ("availability", ("--sla", "101"), "--sla: 101 is no percentage from 1 to 100"),
+    ],
+)
+def test_wrong_use_is_one_sentence(db: Path, name: str, flags: tuple[str, ...], sentence: str) -> None:
+    status, out, err = fleet(name, "--db", db, "--from", "2026-11-01", "--to", "2026-11-02", *flags)
+    assert (status, out) == (64, "")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+def test_no_folder_of_dumps_is_said() -> None:
+    status, out, err = fleet("nccl", "")
+    assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is empty: which folder?\n")
+
+
+@pytest.mark.parametrize("name", ["states", "goodput", "availability"])
+def test_people_are_told_the_same_on_a_narrow_page(db: Path, name: str) -> None:
+    status, out, err = fleet(name, "--db", db)
+    assert (status, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("states", "no jobs"), ("goodput", "no jobs"), ("availability", "no node states")]
+)
+def test_a_store_that_lacks_what_the_answer_stands_on_cannot_answer(tmp_path: Path, name: str, sentence: str) -> None:
+    folder = made(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="a")], "tickets": [ticket_of_a()]})
+    status, out, err = fleet(name, "--db", folder)
+    assert (status, out) == (3, "")
+    assert f"the store has {sentence}" in err
+
+
+def ticket_of_a() -> Any:
+    return row("tickets", cluster="c1", node="a", opened_time=NOVEMBER)
+
+
+def test_a_number_that_json_has_no_word_for_becomes_null_wherever_it_is() -> None:
+    document = {"a": float("nan"), "b": [1, float("inf"), {"c": (-float("inf"), 2.5)}], "d": "nan", "e": True}
+    assert json.loads("".join(json_texts(document))) == {
+        "a": None,
+        "b": [1, None, {"c": [None, 2.5]}],
+        "d": "nan",
+        "e": True,
+    }
+
+
+def test_a_large_document_is_written_in_pieces_that_make_the_same_text() -> None:
+    document = {"jobs": [{"job_id": number, "state": "FAILED"} for number in range(20_000)]}
+    pieces = list(json_texts(document))
+    assert max(map(len, pieces)) < len("".join(pieces)) / 4
+    assert "".join(pieces) == json.dumps(document, indent=2) + "\n"

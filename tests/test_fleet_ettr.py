@@ -1,0 +1,181 @@
+"""`healthd fleet ettr`: as it is typed, and what the runs of a store had."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fleet_history import BEGIN, END, History, row, write
+from test_fleet_cli import fleet
+
+from healthd.fleet.answers.document import Unanswerable
+from healthd.fleet.answers.study import opened
+from healthd.fleet.tables import TABLES
+from healthd.say.render import Page
+
+pytestmark = pytest.mark.one_python
+
+try:  # only .venv has scipy; the marked tests run nowhere else
+    from healthd.fleet.answers import ettr, ettr_runs
+except ModuleNotFoundError as error:
+    if error.name not in ("numpy", "scipy"):
+        raise
+
+HOUR = 3600
+THE_COMMAND = ("ettr", "--gpus", "16384", "--checkpoint", "60m", "--restart", "5m", "--rate", "6.5")
+
+
+def test_the_command_of_the_readme_says_what_it_says():
+    status, out, _ = fleet(*THE_COMMAND)
+    assert status == 0
+    assert "ETTR 0.68" in out
+
+
+def test_all_parameters_are_said_and_come_back():
+    of_job = ("--gpus-per-node", "8", "--queue", "0", "--write", "0", "--productive", "30d", "--seed", "7")
+    status, out, _ = fleet(*THE_COMMAND, *of_job, "--json")
+    found = json.loads(out)
+    assert status == 0
+    assert found["parameters"] == {
+        "gpus": 16384,
+        "gpus_per_node": 8,
+        "rate": 6.5,
+        "checkpoint_seconds": 3600.0,
+        "restart_seconds": 300.0,
+        "queue_seconds": 0.0,
+        "write_seconds": 0.0,
+        "productive_seconds": 30 * 86400.0,
+        "seed": 7,
+    }
+    assert found["analytic"] == pytest.approx(0.676, abs=0.001)
+    assert found["approximate"] == pytest.approx(0.676, abs=0.001)
+    assert abs(found["simulated"] - found["exact"]) < 5 * found["simulation"]["standard_error"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("--gpus", value) for value in ("0", "-8", "1.5", "many", "1e9")),
+        *(("--rate", value) for value in ("-1", "nan", "inf", "1e308", "10000000", "", "6,5")),
+        *(("--checkpoint", value) for value in ("0", "60", "-5m", "nan", "200000d")),
+        *(("--queue", value) for value in ("-1m", "5", "inf")),
+        *(("--productive", value) for value in ("0", "0s")),
+        ("--seed", "-1"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_sentence(flag, value):
+    status, out, err = fleet("ettr", "--rate=6.5", f"{flag}={value}")
+    assert (status, out) == (64, "")
+    assert err.count("\n") == 1
+    assert flag in err
+
+
+def test_near_one_half_it_warns_and_far_from_it_it_does_not():
+    assert ettr.of_rate(2048, 6.5)["warnings"] == []
+    assert "believe the simulation" in ettr.of_rate(100_000, 6.5, checkpoint_seconds=420)["warnings"][0]
+    beyond = ettr.of_rate(131_072, 20)
+    assert len(beyond["warnings"]) == 2
+    assert "makes no progress" in ettr.text(beyond, Page()).replace("\n", " ")
+
+
+def test_the_grid_has_each_size_beside_each_interval_and_rate():
+    found = ettr.of_rate(16_384, 6.5)["grid"]
+    of_60_minutes = [one["ettr"] for one in found["by_checkpoint"] if one["checkpoint_seconds"] == 3600]
+    assert of_60_minutes == sorted(of_60_minutes, reverse=True)
+    assert {one["rate"] for one in found["by_rate"]} == set(ettr.GRID_RATES)
+
+
+def run_of(made: History, key: str, attempts: list[tuple[float, float, str]], *, gpus: int = 256) -> None:
+    """attempts: (hours in the queue, hours of running, how it ended), one after another."""
+    at = BEGIN
+    for queued, ran, state in attempts:
+        start = at + int(queued * HOUR)
+        number = len(made["jobs"])
+        times = {"submit_time": at, "eligible_time": at, "start_time": start, "end_time": start + int(ran * HOUR)}
+        made["jobs"].append(
+            row(
+                "jobs",
+                cluster="c1",
+                db_index=number,
+                job_id=number,
+                run_key=key,
+                state=state,
+                gpus=gpus,
+                nodes=gpus // 8,
+                **times,
+            )
+        )
+        at = start + int(ran * HOUR)
+
+
+def told(made: History, folder: Path, **given: float) -> dict:
+    with opened(write(made, folder), BEGIN, END) as study:
+        return ettr.ettr(study, **given)
+
+
+def test_a_run_loses_its_starts_and_half_an_interval_for_each_interruption(tmp_path):
+    made: History = {name: [] for name in TABLES}
+    run_of(made, "long", [(1, 20, "NODE_FAIL"), (2, 0.25, "PREEMPTED"), (0, 10, "COMPLETED")])
+    run_of(made, "short", [(0, 23, "COMPLETED")])
+    found = told(made, tmp_path)
+    (row_,) = found["measured"]
+    # 20 h lose 5 min + 30 min, 15 min lose all 15, 10 h lose 5 min; of 30.25 h that ran and 3 h in the queue
+    lost = (35 + 15 + 5) / 60
+    assert (row_["gpus_up_to"], row_["runs"], row_["attempts"], row_["interruptions"]) == (256, 1, 3, 2)
+    assert row_["mean"] == pytest.approx((30.25 - lost) / 33.25)
+    assert row_["queue_seconds"] == pytest.approx(HOUR)
+    assert 0 < row_["expected"] < 1
+    assert found["rate_interval"][0] < found["parameters"]["rate"] < found["rate_interval"][1]
+    assert found["interval"][0] <= found["analytic"] <= found["interval"][1]
+    assert "Measured, runs of 24 h or more" in ettr.text(found, Page())
+
+
+def test_jobs_of_one_name_that_ran_at_once_are_left_out_and_counted(tmp_path):
+    made: History = {name: [] for name in TABLES}
+    for _ in range(2):
+        run_of(made, "family", [(0, 30, "COMPLETED")])
+    found = told(made, tmp_path)
+    assert (found["measured"], found["families"]) == ([], 1)
+    assert any("1 run of 24 h or more is left out" in note for note in found["notes"])
+
+
+def test_a_store_without_a_large_job_has_no_rate_but_takes_one(tmp_path):
+    made: History = {name: [] for name in TABLES}
+    run_of(made, "small", [(0, 30, "COMPLETED")], gpus=8)
+    with pytest.raises(Unanswerable, match="--rate says one"):
+        told(made, tmp_path)
+    found = told(made, tmp_path, r_f=6.5)
+    assert (found["parameters"]["rate"], found["interval"]) == (6.5, None)
+    assert found["measured"][0]["runs"] == 1
+
+
+def test_the_ratio_of_a_run_is_a_share_whatever_was_lost():
+    for lost in (0, 50, 100):
+        run = {"runtime_seconds": 100, "queued_seconds": 20, "lost_seconds": lost}
+        assert ettr_runs.ettr_of(run) == pytest.approx((100 - lost) / 120)
+
+
+def test_a_store_without_a_failure_knows_only_the_lower_end_and_says_so(tmp_path):
+    made: History = {name: [] for name in TABLES}
+    run_of(made, "long", [(1, 30, "COMPLETED")])
+    found = told(made, tmp_path)
+    assert found["parameters"]["rate"] == 0
+    assert any("no failure was seen" in one for one in found["warnings"])
+    assert any("at the upper end of the rate's interval" in one for one in found["warnings"])
+    assert not any("no failure was seen" in one for one in told(made, tmp_path, r_f=0.0)["warnings"])
+
+
+def test_why_no_interval_is_advised_is_said():
+    status, out, _ = fleet("ettr", "--rate", "6.5", "--write", "500d")
+    assert status == 0
+    assert "to write a checkpoint takes more than half the time between two failures" in " ".join(out.split())
+    assert "Daly and Young's interval" not in out
+
+
+def test_of_a_job_that_ends_it_is_said_which_mean_is_which():
+    short = ettr.text(ettr.of_rate(16_384, 6.5, productive_seconds=4 * HOUR), Page())
+    assert "the two agree for long jobs only" in " ".join(short.split())
+    assert "productive time / expected time" in " ".join(short.split())
+    assert "exact" not in short
+    assert "long jobs only" not in ettr.text(ettr.of_rate(16_384, 6.5), Page())

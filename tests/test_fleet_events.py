@@ -1,0 +1,349 @@
+"""The nodes' event streams on their way into the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from event_lines import NOON, STREAM, line, lines
+from fleet_reading import live
+
+from healthd.fleet.ingest import Asked, Came, ingest
+from healthd.fleet.sources import events
+from healthd.fleet.tables import EVENTS
+from healthd.stream.line import Told, parse
+from healthd.stream.reader import Cursor, Tally, read
+
+pytestmark = pytest.mark.one_python
+
+AT = int(NOON)
+COVERED = ("cluster", "from_time", "to_time", "rows_read", "rows_unread")
+EVENTS_REST = list(EVENTS.columns).index("rest")
+
+
+def row(content: bytes, cluster: str = "c1") -> dict:
+    told = parse(content)
+    assert isinstance(told, Told)
+    return dict(zip(EVENTS.columns, events.row(told, cluster), strict=True))
+
+
+def known(content: bytes) -> dict:
+    """What of it is not None, but for the head of every line."""
+    head = ("cluster", "node", "boot_id", "stream_id", "seq", "time", "mono", "schema_version", "event")
+    return {name: value for name, value in row(content).items() if value is not None and name not in head}
+
+
+CONDITION = {
+    "condition": "9d1c-1763812800",
+    "check": "gpu_xid",
+    "instance": "",
+    "code": "gpu_xid/79",
+    "subject": "0000:1b:00.0",
+    "severity": "critical",
+    "kind": "edge",
+    "first": "2025-11-22T12:00:00.101Z",
+    "last": "2025-11-22T12:00:01.101Z",
+    "count": 2,
+    "jobs": ["4711", "12_3"],
+    "message": "Xid 79: GPU has fallen off the bus",
+}
+
+
+def test_a_condition_has_its_columns_and_what_has_none_is_kept():
+    assert known(line(5, "opened", **CONDITION, history=True)) == {
+        "condition_id": "9d1c-1763812800",
+        "check_name": "gpu_xid",
+        "check_instance": "",
+        "code": "gpu_xid/79",
+        "subject": "0000:1b:00.0",
+        "severity": "critical",
+        "kind": "edge",
+        "first_time": AT,
+        "last_time": AT + 1,
+        "times": 2,
+        "jobs": "4711 12_3",
+        "message": "Xid 79: GPU has fallen off the bus",
+        "observed": False,
+        "history": True,
+    }
+
+
+def test_the_head_of_a_line():
+    found = row(line(5, "alive", at=NOON + 0.9))
+    assert found["time"] == AT
+    assert (found["cluster"], found["node"], found["boot_id"], found["stream_id"], found["seq"]) == (
+        "c1",
+        "n1",
+        "b1",
+        STREAM,
+        5,
+    )
+    assert (found["mono"], found["schema_version"], found["event"]) == (1.5, 1, "alive")
+
+
+def test_dropped_lines_are_counted_apart_from_sights():
+    assert known(line(9, "dropped", count=4, from_seq=5, to_seq=8)) == {
+        "dropped": 4,
+        "rest": '{"from_seq":5,"to_seq":8}',
+    }
+    of_a_stream_before = known(line(9, "dropped", count=0, from_seq=0, to_seq=0, earlier=4))
+    assert of_a_stream_before["dropped"] == 0, "no hole of this stream is told by that"
+
+
+def test_a_start_has_its_times_and_no_time_is_none():
+    found = known(line(1, "started", version="0.1.0", mode="act", last_alive="2025-11-22T11:00:00.000Z", clean=False))
+    assert found == {"version": "0.1.0", "last_alive_time": AT - 3600, "rest": '{"mode":"act","clean":false}'}
+    assert "last_alive_time" not in known(line(1, "started", version="0.1.0", last_alive=None))
+
+
+@pytest.mark.parametrize("wrong", [{"count": "many"}, {"first": "noon"}, {"jobs": [1]}, {"code": 7}, {"count": 2**70}])
+def test_a_field_of_another_type_is_kept_and_not_made_into_something(wrong):
+    found = known(line(1, "alive", **wrong))
+    assert found == {"rest": json.dumps(wrong, separators=(",", ":"))}
+
+
+@pytest.mark.parametrize("event", ["opened", "seen_again", "worsened", "acknowledged", "cleared"])
+def test_a_flag_that_is_not_said_of_a_condition_is_false(event):
+    for observed, history in ((False, False), (True, False), (False, True)):
+        said = {**({"observed": True} if observed else {}), **({"history": True} if history else {})}
+        assert known(line(1, event, **said)) == {"observed": observed, "history": history}
+
+
+def test_a_flag_that_is_none_is_not_known_and_of_other_events_there_is_none():
+    assert known(line(1, "opened", observed="yes")) == {"history": False, "rest": '{"observed":"yes"}'}
+    assert known(line(1, "repaired", who="x")) == {"who": "x"}
+
+
+def test_how_slow_it_is_and_since_when_are_columns_and_what_is_no_number_stays_in_the_rest():
+    slow = {"history": False, "observed": False}
+    told = known(line(1, "opened", slowdown=0.26, onset="2025-11-22T12:00:00.000Z"))
+    assert told == {**slow, "slowdown": 0.26, "onset_time": int(NOON)}
+    assert known(line(1, "opened", slowdown="much")) == {**slow, "rest": '{"slowdown":"much"}'}
+
+
+def test_an_unknown_event_and_an_unknown_schema_are_kept_whole():
+    content = line(1, "melted", degrees=900)
+    assert (row(content)["event"], row(content)["rest"]) == ("melted", content.decode())
+    other = json.dumps({"schema": 2, "who": "n1"}).encode()
+    found = row(other)
+    assert (found["cluster"], found["node"], found["schema_version"], found["rest"]) == ("c1", None, 2, other.decode())
+    assert found["stream_id"] != row(json.dumps({"schema": 2, "who": "n2"}).encode())["stream_id"]
+
+
+@pytest.mark.parametrize(
+    ("text", "dropped", "hashed"),
+    [
+        ("alice (uid 1000)", None, "h(alice)"),
+        ("repaired by alice (uid 1000)", "repaired by somebody", "repaired by h(alice)"),
+        ("an operator in Slurm", "an operator in Slurm", "an operator in Slurm"),
+        ("pass", "pass", "pass"),
+    ],
+)
+def test_people_are_kept_as_users_are(text, dropped, hashed):
+    told = parse(line(1, "cleared", who=text, cleared_by=text))
+    assert isinstance(told, Told)
+    for user, kept in ((lambda name: name, text), (lambda name: None, dropped), (lambda name: f"h({name})", hashed)):
+        found = dict(zip(EVENTS.columns, events.row(told, "c1", user), strict=True))
+        assert (found["who"], found["cleared_by"]) == (kept, kept)
+
+
+def test_people_are_not_in_the_rest_of_a_line_that_is_not_known():
+    for content in (
+        line(1, "melted", who="alice (uid 1000)"),
+        b'{"schema":2,"cleared_by":"repaired by alice (uid 7)"}',
+    ):
+        told = parse(content)
+        assert isinstance(told, Told)
+        rest = {
+            name: events.row(told, "c1", user)[EVENTS_REST]
+            for name, user in {"keep": str, "drop": lambda name: None, "hash": lambda name: "h1"}.items()
+        }
+        assert rest["keep"] == content.decode()
+        assert "alice" not in rest["drop"] + rest["hash"]
+        assert "h1" in rest["hash"]
+        assert json.loads(rest["drop"])["schema"] == json.loads(content)["schema"]
+
+
+@pytest.mark.parametrize("users", ["drop", "hash"])
+def test_no_name_stands_in_the_manifest_in_any_form(tmp_path, users):
+    node, store = tmp_path / "srv" / "n1", tmp_path / "db"
+    node.mkdir(parents=True)
+    content = b"".join(line(seq, "repaired", who="alice (uid 1000)") + b"\n" for seq in range(1, 9))
+    (node / "events.jsonl").write_bytes(content)
+    wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
+    for rows in (8, 0):
+        came = ingest(str(store), wanted, Asked(AT + 86400, "c1", users=users))
+        assert came.unread.rows["events"] == rows
+    manifest = (store / "manifest.json").read_text()
+    assert "stream" in manifest
+    for form in ("alice", b"alice".hex(), hashlib.blake2b(content[-64:], digest_size=16).hexdigest()):
+        assert form not in manifest, "without the key nobody can try out names"
+
+
+def test_a_cursor_of_before_with_the_bytes_themselves_reads_the_file_anew_and_forgets_them(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(content := lines(1, 8))
+    cursor = Cursor(key=b"k")
+    assert len(list(read(str(tmp_path), cursor, Tally()))) == 8
+    ((name, mark),) = cursor.marks.items()
+    cursor.marks[name] = mark._replace(before=content[-64:])
+    tally = Tally()
+    assert list(read(str(tmp_path), cursor, tally)) == []
+    assert (tally.repeats, cursor.marks) == (8, {name: mark})
+
+
+def test_every_field_that_has_a_column_is_one_of_the_contract():
+    schema = json.loads((Path(__file__).parents[1] / "docs" / "events.schema.json").read_text())
+    assert {*events._FIELDS, *events._HEAD, "count"} <= set(schema["properties"])
+
+
+def test_a_line_that_does_not_know_its_cluster_yet_gets_the_one_that_was_said():
+    assert row(line(1, cluster=""))["cluster"] == "c1"
+    assert row(line(1, cluster="c7"))["cluster"] == "c7"
+
+
+def run(store: Path, *folders: Path, said: list[str] | None = None) -> Came:
+    wanted = [(events.SOURCE, [str(folder) for folder in folders])]
+    return ingest(str(store), wanted, Asked(AT + 86400, "c1"))
+
+
+def seqs(store: Path) -> list[int]:
+    return sorted(row["seq"] for row in live(store, "events"))
+
+
+def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path):
+    node, store = tmp_path / "srv" / "n1", tmp_path / "db"
+    node.mkdir(parents=True)
+    file = node / "events.jsonl"
+    file.write_bytes(lines(1, 20))
+    assert run(store, tmp_path / "srv").unread.rows["events"] == 20
+    assert run(store, tmp_path / "srv").unread.rows["events"] == 0
+    os.rename(file, node / "events.jsonl.1")
+    file.write_bytes(lines(19, 30))  # it begins with what was written again
+    assert run(store, tmp_path / "srv").unread.rows["events"] == 10
+    assert seqs(store) == list(range(1, 31))
+    shutil.copy(node / "events.jsonl.1", node / "events.jsonl.2")
+    assert run(store, tmp_path / "srv").unread.rows["events"] == 0
+
+
+def test_a_truncated_file_is_read_anew_and_adds_only_what_is_new(tmp_path):
+    node, store = tmp_path / "n1", tmp_path / "db"
+    node.mkdir()
+    (node / "events.jsonl").write_bytes(lines(1, 20))
+    run(store, tmp_path)
+    (node / "events.jsonl").write_bytes(lines(15, 22))
+    assert run(store, tmp_path).unread.rows["events"] == 2
+    assert seqs(store) == list(range(1, 23))
+
+
+def test_lines_that_are_missing_are_told(tmp_path, capsys):
+    node, store = tmp_path / "n1", tmp_path / "db"
+    node.mkdir()
+    (node / "events.jsonl").write_bytes(lines(1, 5))
+    run(store, tmp_path)
+    with open(node / "events.jsonl", "ab") as file:
+        file.write(lines(9, 10))
+    run(store, tmp_path)
+    assert "events: 3 lines of the streams are missing" in capsys.readouterr().err
+    run(store, tmp_path)
+    assert "missing" not in capsys.readouterr().err, "it is told once"
+
+
+def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp_path, capsys):
+    node, store = tmp_path / "n1", tmp_path / "db"
+    node.mkdir()
+    content = lines(1, 3) + b"{torn\n" + line(4, "melted") + b"\n" + b"\xff\n" + b"x" * (2 << 20) + b"\n" + line(5)[:40]
+    (node / "events.jsonl").write_bytes(content)
+    came = run(store, tmp_path)
+    assert came.unread.unread["events"] == 3
+    assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.shown] == ["4", "6", "7"]
+    assert "events: 1 lines of event melted, which is not known here, are kept" in capsys.readouterr().err
+    assert seqs(store) == [1, 2, 3, 4]
+
+
+def test_a_folder_without_streams_is_a_sentence(tmp_path):
+    assert run(tmp_path / "db", tmp_path / "gone").failed == [
+        f"events: {tmp_path}/gone: there is no such file or folder"
+    ]
+
+
+def test_many_streams_are_several_steps_and_a_killed_ingest_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "BATCH", 25)
+    store, srv = tmp_path / "db", tmp_path / "srv"
+    for number in range(5):
+        (srv / f"n{number}").mkdir(parents=True)
+        content = lines(1, 20, node=f"n{number}", stream_id=f"{number:016x}")
+        (srv / f"n{number}" / "events.jsonl").write_bytes(content)
+    real, calls = events.row, []
+
+    def killed(told, *how):
+        calls.append(told)
+        if len(calls) == 70:
+            raise KeyboardInterrupt
+        return real(told, *how)
+
+    monkeypatch.setattr(events, "row", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(store, srv)
+    assert len(seqs(store)) == 40, "the first step is kept, the second is not"
+    monkeypatch.setattr(events, "row", real)
+    assert run(store, srv).unread.rows["events"] == 60
+    assert len(seqs(store)) == 100
+
+
+def test_what_from_and_to_leave_out_is_read_by_the_next_ingest_and_is_not_counted(tmp_path):
+    node, store = tmp_path / "srv" / "n1", tmp_path / "db"
+    node.mkdir(parents=True)
+    content = b"".join(line(seq, at=NOON + 60 * seq) + b"\n" for seq in range(1, 11))
+    (node / "events.jsonl").write_bytes(content)
+
+    def read(**times: int) -> int:
+        wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
+        return ingest(str(store), wanted, Asked(AT + 86400, "c1", **times)).unread.rows["events"]
+
+    assert read(from_time=AT + 60 * 9) == 2
+    assert read(from_time=AT + 60 * 9) == 0
+    assert read(from_time=AT + 60 * 4, to_time=AT + 60 * 7) == 3
+    assert seqs(store) == [4, 5, 6, 9, 10]
+    assert read() == 5
+    assert seqs(store) == list(range(1, 11))
+    assert read() == 0
+
+
+def test_what_was_covered_is_told_of_each_cluster_by_the_times_of_its_lines_and_adds_up(tmp_path):
+    srv, store = tmp_path / "srv", tmp_path / "db"
+    for node in ("n1", "n2", "n3"):
+        (srv / node).mkdir(parents=True)
+    (srv / "n1" / "events.jsonl").write_bytes(b"".join(line(seq, at=NOON + seq) + b"\n" for seq in range(1, 5)))
+    clocks = (86_400.0, NOON + 60, NOON + 90, NOON + 9 * 86_400)
+    of_c2 = b"".join(line(seq, cluster="c2", at=at) + b"\n" for seq, at in enumerate(clocks, 1))
+    (srv / "n2" / "events.jsonl").write_bytes(of_c2 + b"{torn\n")
+    (srv / "n3" / "events.jsonl").write_bytes(b"{torn\n")
+
+    def covered() -> list[tuple]:
+        told = [tuple(row[name] for name in COVERED) for row in live(store, "ingests")]
+        return sorted(told)
+
+    run(store, srv)
+    first = [("c1", AT + 1, AT + 4, 4, 0), ("c2", AT + 60, AT + 90, 4, 1)]
+    assert covered() == first, "a clock that is not set, or ahead, says no time"
+    run(store, srv)
+    assert covered() == first, "nothing new was read"
+    with open(srv / "n1" / "events.jsonl", "ab") as file:
+        file.write(line(5, at=NOON + 50) + b"\n")
+    run(store, srv)
+    assert covered() == [first[0], ("c1", AT + 50, AT + 50, 1, 0), first[1]]
+
+
+def test_of_many_steps_each_tells_what_it_covered(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "BATCH", 5)
+    for number in range(3):
+        (tmp_path / "srv" / f"n{number}").mkdir(parents=True)
+        content = b"".join(line(seq, node=f"n{number}", at=NOON + 100 * number + seq) + b"\n" for seq in range(1, 6))
+        (tmp_path / "srv" / f"n{number}" / "events.jsonl").write_bytes(content)
+    run(tmp_path / "db", tmp_path / "srv")
+    told = [(row["from_time"] - AT, row["to_time"] - AT, row["rows_read"]) for row in live(tmp_path / "db", "ingests")]
+    assert sorted(told) == [(1, 5, 5), (101, 105, 5), (201, 205, 5)]

@@ -1,0 +1,497 @@
+"""Which nodes to take out: one event is one evidence, exclusions are none alone, and never too many."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fleet_history import BEGIN, CLUSTERS, DAY, END, HOUR, NODES, History, history, row, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.answers.document import Document, Unanswerable
+from healthd.fleet.answers.study import Chosen, opened
+from healthd.fleet.tables import TABLES
+from healthd.say.render import Page
+from healthd.slurm import lemon
+
+try:  # only .venv has numpy; the marked tests run nowhere else
+    from healthd.fleet.answers import lemons
+    from healthd.fleet.answers.lemon_evidence import (
+        Evidence,
+        Outage,
+        came_with_failures,
+        culprits,
+        in_service,
+        outages_of,
+    )
+    from healthd.fleet.answers.lemon_score import (
+        AFTER_SECONDS,
+        GAP_SECONDS,
+        Counted,
+        Record,
+        Sign,
+        counted,
+        fleet_of,
+        incidents,
+        probability,
+        score,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "numpy":
+        raise
+
+pytestmark = pytest.mark.one_python
+TO = BEGIN + 28 * DAY
+FLEET, GAP_HOURS = 100, 12
+
+signs = st.deferred(
+    lambda: st.lists(
+        st.builds(Sign, st.integers(0, 90 * DAY), st.integers(0, 90 * DAY), st.floats(0.1, 1.0)), max_size=20
+    )
+)
+counts = st.deferred(lambda: st.builds(Counted, st.integers(0, 9).map(float), st.floats(1.0, 60.0)))
+spells = st.deferred(
+    lambda: st.lists(st.builds(Outage, st.integers(0, 99), st.none() | st.integers(0, 120), *[st.just("")] * 3))
+)
+
+
+# --- a made fleet
+
+
+def empty() -> History:
+    return {name: [] for name in TABLES}
+
+
+def fleet(nodes: int = FLEET) -> History:
+    """So many nodes on which one job of each day ended well; every tenth failed once."""
+    made = empty()
+    for number in range(nodes):
+        name = f"g{number:03d}"
+        made["nodes"].append(row("nodes", cluster="c1", node=name, gpus=8))
+        job(made, [name], BEGIN, "COMPLETED")
+        if number % 10 == 9:
+            died(made, name, BEGIN + (number % 27) * DAY)
+    return made
+
+
+def job(made: History, nodes: list[str], end: int, state: str, job_id: int | None = None) -> int:
+    number = len(made["jobs"]) + 1
+    times = {"submit_time": end - HOUR, "start_time": end - HOUR, "end_time": end}
+    size = {"nodes": len(nodes), "gpus": 8 * len(nodes), "state": state, "job_id": job_id or number}
+    made["jobs"].append(row("jobs", cluster="c1", db_index=number, **times, **size))
+    made["job_nodes"] += [
+        row("job_nodes", cluster="c1", db_index=number, node=node, gpus=8.0, **times) for node in nodes
+    ]
+    return number
+
+
+def down(made: History, node: str, start: int, end: int | None = None) -> None:
+    state = {"state": "DOWN*", "reason": "Not responding", "set_by": "slurm"}
+    made["node_states"].append(
+        row("node_states", cluster="c1", node=node, start_time=start, end_time=end or start + HOUR, **state)
+    )
+
+
+def died(made: History, node: str, at: int, others: int = 0, job_id: int | None = None) -> None:
+    """A job ended NODE_FAIL on this node, and on others of the fleet."""
+    rest = [f"g{number:03d}" for number in range(FLEET) if f"g{number:03d}" != node][:others]
+    job(made, [node, *rest], at, "NODE_FAIL", job_id)
+    down(made, node, at)
+
+
+def seen(made: History, node: str, at: int, code: str, severity: str = "critical") -> None:
+    condition = {"check_name": code.partition("/")[0], "code": code, "severity": severity, "kind": "edge"}
+    number = len(made["events"]) + 1
+    its = {"seq": number, "stream_id": f"s{node}", "boot_id": "b", "time": at, "mono": float(at - BEGIN)}
+    made["events"].append(
+        row(
+            "events",
+            cluster="c1",
+            node=node,
+            event="opened",
+            condition_id=f"x{number}",
+            observed=False,
+            history=False,
+            first_time=at,
+            last_time=at,
+            times=1,
+            subject="gpu",
+            **its,
+            **condition,
+        )
+    )
+
+
+def told(made: History, folder: Path, chosen: Chosen | None = None, **given_to: Any) -> Document:
+    folder.mkdir(exist_ok=True)
+    with opened(write(made, folder), BEGIN - DAY, TO, chosen) as study:
+        return lemons.lemons(study, **given_to)
+
+
+def names(document: Document) -> list[str]:
+    return [one["node"] for one in document["nodes"]]
+
+
+# --- what is a lemon
+
+
+def test_a_node_by_which_jobs_fail_again_and_again_is_a_lemon_and_says_why(tmp_path: Path) -> None:
+    made = fleet()
+    for week in range(4):
+        died(made, "g005", BEGIN + (7 * week + 3) * DAY, others=63)
+    document = told(made, tmp_path)
+    assert names(document) == ["g005"]
+    (one,) = document["nodes"]
+    assert one["signals"] == {
+        **dict.fromkeys(lemons.SIGNALS, 0),
+        "multi_node_node_fails": 4,
+        "out_count": 4,
+        "single_node_node_failure_rate": 0.0,
+    }
+    assert one["score"] > 5
+    assert one["probability"] > 0.9
+    assert len(one["evidence"]) == 4
+    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down then" in one["evidence"][0]["words"]
+    text = lemons.text(document, Page())
+    assert "g005  4 multi-node failures (4 of 512 GPUs), out 4 times in" in text
+    assert "; fleet median 0\n" in text
+    assert 'scontrol update NodeName=g005 State=DRAIN Reason="lemon: 4 multi-node failures (4 of 512 GPUs), out' in text
+    assert document["gain"][0]["by_lemons"] == 4
+    assert document["gain"][0]["failures_without"] < 1
+    json.dumps(document, allow_nan=False)
+
+
+def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Path) -> None:
+    made = fleet()
+    at = BEGIN + 5 * DAY
+    seen(made, "g005", at, "gpu_xid/79")
+    job(made, ["g005", "g006"], at + 60, "FAILED")
+    job(made, ["g005"], at + 61, "FAILED")
+    made["node_states"].append(
+        row(
+            "node_states",
+            cluster="c1",
+            node="g005",
+            start_time=at + 3,
+            end_time=at + 2 * DAY,
+            state="DRAIN",
+            reason="healthd: gpu_xid/79 gpu: lost",
+            set_by="healthd",
+        )
+    )
+    made["tickets"].append(row("tickets", cluster="c1", node="g005", opened_time=at + HOUR, words="swap GPU"))
+    down(made, "g005", at + 3 * HOUR, at + 2 * DAY)
+    document = told(made, tmp_path)
+    assert names(document) == [], "however many signals: it is one event"
+    (one,) = [one for one in document["candidates"] if one["node"] == "g005"]
+    assert one["incidents"] == 1
+    assert one["signals"]["multi_node_node_fails"] == one["signals"]["single_node_node_fails"] == 1
+
+
+def test_what_users_exclude_makes_no_lemon(tmp_path: Path) -> None:
+    made = fleet()
+    for number in range(500):
+        made["exclusions"].append(
+            row("exclusions", cluster="c1", node="g005", job_id=number, submit_time=BEGIN + number, source="script")
+        )
+    document = told(made, tmp_path)
+    assert names(document) == []
+    assert document["cdfs"]["excl_jobid_count"][-1] == [500, 1.0]
+
+
+def test_a_users_mistake_is_no_nodes(tmp_path: Path) -> None:
+    made = fleet()
+    for day in range(20):
+        job(made, ["g005"], BEGIN + day * DAY, "FAILED")
+        seen(made, "g005", BEGIN + day * DAY - 5, "gpu_xid/31", "warning")
+    assert names(told(made, tmp_path)) == []
+
+
+def test_a_job_under_which_nodes_die_in_turn_makes_none_of_them_a_lemon(tmp_path: Path) -> None:
+    made = fleet()
+    for turn in range(24):
+        died(made, f"g00{turn % 6}", BEGIN + turn * DAY + 60 * turn, others=63, job_id=4711)
+    document = told(made, tmp_path)
+    assert not {f"g00{number}" for number in range(6)} & set(names(document))
+
+
+def test_no_more_than_two_percent_are_lemons_and_the_worst_of_them(tmp_path: Path) -> None:
+    made = fleet()
+    for number in range(6):
+        for time in range(3 + number):
+            died(made, f"g00{number}", BEGIN + (3 * time + 1) * DAY + number)
+    assert names(told(made, tmp_path)) == ["g005", "g004"]
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(0, 0), (1, 0), (2, 1), (49, 1), (99, 1), (100, 2), (149, 2), (2000, 40)])
+def test_the_most_is_two_percent_and_one_of_a_small_fleet(nodes: int, most: int) -> None:
+    assert lemons.most_lemons(nodes) == most
+
+
+def test_the_end_of_the_time_is_what_is_known_before_it_in_any_table(tmp_path: Path) -> None:
+    made = fleet()
+    job(made, ["g000"], TO + DAY, "COMPLETED")
+    made["failures"].append(row("failures", cluster="c1", node="g001", time=BEGIN + DAY, kind="hw"))
+    document = told(made, tmp_path)
+    assert document["window"]["to_time"] == max(one["end_time"] for one in made["jobs"][:-1]) + 1
+
+
+def test_jobs_that_ended_long_before_the_rest_make_what_is_known_old(tmp_path: Path) -> None:
+    made = fleet()
+    made["failures"].append(row("failures", cluster="c1", node="g001", time=TO - 1, kind="hw"))
+    document = told(made, tmp_path)
+    assert document["window"]["to_time"] == TO
+    assert document["window"]["known_until"] == max(one["end_time"] for one in made["jobs"])
+
+
+def test_another_clusters_news_say_nothing_of_the_chosen_one(tmp_path: Path) -> None:
+    made = fleet()
+    made["failures"].append(row("failures", cluster="far", node="f1", time=TO - 1, kind="hw"))
+    document = told(made, tmp_path, Chosen(cluster="c1"))
+    assert document["window"]["known_until"] == max(one["end_time"] for one in made["jobs"])
+
+
+def test_the_whole_cluster_is_counted_whatever_is_chosen_of_it(tmp_path: Path) -> None:
+    made = fleet()
+    for number, node in enumerate(made["nodes"]):
+        node["switch"] = f"leaf{number % 10}"
+    (one,) = told(made, tmp_path, Chosen(switch="leaf3"))["fleets"]
+    assert (one["nodes"], one["cluster_nodes"]) == (10, 100)
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_lines_of_what_is_long_past_come_after_how_old_it_is(tmp_path: Path, old: bool) -> None:
+    made = fleet()
+    for week in range(4):
+        died(made, "g005", BEGIN + (6 * week + 3) * DAY)
+    text = lemons.text(told(made, tmp_path) | {"old": old}, Page())
+    before, line, _ = text.partition("scontrol update")
+    assert line
+    assert ("What is known ends at " in before) == old
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (1, "job 10 (1 GPU on 1 node) ended NODE_FAIL: it ran on no other node"),
+        (2, "job 10 (1 GPU on 2 nodes) ended NODE_FAIL: which of its nodes failed is not known, 50.0 % of the blame"),
+    ],
+)
+def test_a_job_of_which_nothing_else_was_seen_is_told_in_whole_sentences(nodes: int, words: str) -> None:
+    failed = Evidence("failed", 5, 5, "", 1 / nodes, job_id=10, state="NODE_FAIL", gpus=1, nodes=nodes)
+    (incident,) = incidents([failed.sign])
+    assert lemons.told_of(incident, [failed])["words"] == words
+
+
+def test_a_node_that_is_out_already_is_said_to_be_and_gets_no_command(tmp_path: Path) -> None:
+    made = fleet()
+    for week in range(4):
+        died(made, "g005", BEGIN + (6 * week + 3) * DAY)
+    made["node_states"][-1] = {**made["node_states"][-1], "end_time": None}
+    document = told(made, tmp_path)
+    assert names(document) == ["g005"]
+    assert document["nodes"][0]["command"] is None
+    assert "it is out already, since " in lemons.text(document, Page())
+    assert any("1 of 100 nodes is out of service" in note for note in document["notes"])
+
+
+def test_a_hostile_name_is_shown_harmless_and_gets_no_command(tmp_path: Path) -> None:
+    name = "g1;$(reboot)\x1b[31m\nx"
+    made = fleet()
+    made["nodes"].append(row("nodes", cluster="c1", node=name))
+    for week in range(4):
+        died(made, name, BEGIN + (6 * week + 3) * DAY)
+    document = told(made, tmp_path)
+    assert names(document) == [name]
+    assert document["nodes"][0]["command"] is None
+    text = lemons.text(document, Page())
+    assert "its name is none that Slurm has" in text
+    assert "\x1b" not in text
+    assert "scontrol" not in text
+
+
+def test_failures_that_another_tool_told_are_evidence(tmp_path: Path) -> None:
+    made = empty()
+    for number in range(FLEET):
+        for day in range(1, 27, 4) if number == 7 else (number % 28,):
+            made["failures"].append(
+                row("failures", cluster="c1", node=f"g{number:03d}", time=BEGIN + day * DAY, kind="hw")
+            )
+    document = told(made, tmp_path)
+    assert names(document) == ["g007"]
+    assert document["nodes"][0]["words"].startswith("7 failures in ")
+    assert "another tool told of a failure (hw)" in document["nodes"][0]["evidence"][0]["words"]
+    assert any("never did are missing" in note for note in document["notes"])
+
+
+def test_what_comes_after_the_window_changes_nothing_and_what_is_before_it_does(tmp_path: Path) -> None:
+    made = fleet()
+    for week in range(4):
+        died(made, "g005", BEGIN + (6 * week + 3) * DAY)
+    job(made, ["g000"], TO - 1, "COMPLETED")
+    usual = told(made, tmp_path / "usual")
+    for day in (1, 2, 3):
+        died(made, "g006", TO + day * DAY)
+    assert told(made, tmp_path / "later") == usual
+    died(made, "g005", BEGIN - 20 * DAY)
+    assert told(made, tmp_path / "earlier")["nodes"][0]["score"] != usual["nodes"][0]["score"]
+
+
+def test_an_empty_store_says_what_to_ingest_and_one_row_is_no_fleet(tmp_path: Path) -> None:
+    with pytest.raises(Unanswerable, match="nothing that tells of failing nodes"):
+        told(empty(), tmp_path / "empty")
+    made = empty()
+    died(made, "g000", BEGIN)
+    document = told(made, tmp_path / "one")
+    assert names(document) == []
+    made = empty()
+    job(made, [], BEGIN, "NODE_FAIL")
+    document = told(made, tmp_path / "job")
+    assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
+    assert "No node stands out" in lemons.text(document, Page())
+    assert any("not 28 days: few lemons show" in note for note in document["notes"])
+    assert document["cdfs"]["tickets"] == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_of_the_rows_changes_nothing_and_the_caps_hold(tmp_path: Path, seed: int) -> None:
+    made = history(Random(seed), 30)
+    shuffled = {name: list(rows) for name, rows in made.items()}
+    for rows in shuffled.values():
+        Random(seed + 100).shuffle(rows)
+    documents = []
+    for number, one in enumerate((made, shuffled)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with opened(write(one, folder), BEGIN, END) as study:
+            documents.append(lemons.lemons(study, window_days=None))
+    assert documents[0] == documents[1]
+    json.dumps(documents[0], allow_nan=False)
+    assert len(documents[0]["nodes"]) <= len(CLUSTERS) * lemons.most_lemons(len(NODES))
+    for steps in documents[0]["cdfs"].values():
+        assert steps[-1][1] == 1.0
+        assert [share for _, share in steps] == sorted(share for _, share in steps)
+
+
+# --- the parts
+
+
+@given(signs, st.randoms(use_true_random=False))
+def test_incidents_lie_apart_and_hold_all_signs_in_any_order(of_node: list[Sign], random: Random) -> None:
+    found = incidents(of_node)
+    again = list(of_node)
+    random.shuffle(again)
+    assert incidents(again) == found
+    for before, after in pairwise(found):
+        assert after.start_time > before.start_time + GAP_SECONDS
+        assert after.start_time > before.end_time + AFTER_SECONDS
+    for sign in of_node:
+        assert any(one.start_time <= sign.start_time <= one.end_time and one.weight >= sign.weight for one in found)
+
+
+@pytest.mark.parametrize(("more", "events"), [(0, 1), (1, 2)])
+@pytest.mark.parametrize(("lasts", "until"), [(0, GAP_HOURS * HOUR), (3 * DAY, 3 * DAY + HOUR)])
+def test_two_signs_are_one_event_up_to_the_gap(lasts: int, until: int, more: int, events: int) -> None:
+    assert len(incidents([Sign(0, lasts, 1.0), Sign(until + more, until + more, 1.0)])) == events
+
+
+@given(st.lists(counts, min_size=2, max_size=40), st.floats(0.0, 5.0))
+def test_who_failed_more_scores_more_and_who_was_there_longer_less(nodes: list[Counted], more: float) -> None:
+    found = fleet_of(nodes)
+    if found is None:
+        assert not sum(node.failures for node in nodes)
+        return
+    assert sum(found.shares) == pytest.approx(1)
+    node = nodes[0]
+    worse, longer = Counted(node.failures + more, node.days), Counted(node.failures, node.days + more)
+    assert score(worse, found) >= score(node, found) - 1e-9 >= score(longer, found) - 2e-9
+    assert probability(worse, found, 3.0) >= probability(node, found, 3.0) - 1e-9
+    assert 0 <= probability(node, found, 3.0) <= 1 + 1e-9
+
+
+def test_what_other_fleets_are_like_counts_in_a_small_fleet_and_little_in_one_that_says_otherwise() -> None:
+    usual = fleet_of([Counted(0.0, 28.0)] * 30 + [Counted(1.0, 28.0)] * 5)
+    assert usual is not None
+    assert 24 / 2000 / 2 < probability(Counted(0.0, 0.0), usual, 3.0) < 24 / 2000 * 2
+    spread = fleet_of([Counted(0.0, 28.0)] * 1600 + [Counted(40.0, 28.0)] * 400)
+    assert spread is not None
+    assert probability(Counted(0.0, 0.0), spread, 3.0) > 0.1
+
+
+def test_a_fleet_that_never_failed_or_never_ran_has_no_rate() -> None:
+    assert fleet_of([]) is None
+    assert fleet_of([Counted(0.0, 28.0)] * 5) is None
+    assert fleet_of([Counted(3.0, 0.0)]) is None
+
+
+def test_what_is_older_counts_less_and_never_more_than_half() -> None:
+    record = Record(incidents([Sign(at * DAY, at * DAY, 1.0) for at in (0, 200, 390)]), [(0, 400 * DAY)])
+    known = counted(record, (372 * DAY, 400 * DAY))
+    assert 1.0 < known.failures < 2.0
+    assert 28 < known.days < 28 + 372 / 2
+    assert counted(record, (0, DAY)) == Counted(1.0, 1.0)
+
+
+def test_the_node_that_went_down_is_the_culprit_and_without_one_all_are(tmp_path: Path) -> None:
+    base = {"cluster": "c1", "db_index": 1, "job_id": 1, "state": "NODE_FAIL", "end_time": 1000, "gpus": 32, "nodes": 4}
+    fails = [{**base, "node": f"n{number}"} for number in range(4)]
+    found = culprits([{**base, "node": "n2", "time": 990, "code": "", "severity": "down", "kind": "slurm"}], fails)
+    assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {"n2": [1.0]}
+    found = culprits([], fails)
+    assert {node: [one.weight for one in of_node] for (_, node), of_node in found.items()} == {
+        f"n{number}": [0.25] for number in range(4)
+    }
+
+
+def test_what_never_comes_with_a_failure_weighs_little() -> None:
+    hits = [
+        {"cluster": "c", "node": f"n{number}", "time": 100, "code": code, "severity": "degraded", "kind": "condition"}
+        for number in range(18)
+        for code in ("pcie_link/slow", "gpu_xid/79")
+    ]
+    shares = came_with_failures(hits, [hit for hit in hits if hit["code"] == "gpu_xid/79"])
+    assert shares == {"pcie_link/slow": 1 / 20, "gpu_xid/79": 19 / 20}
+
+
+def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:
+    state = {"cluster": "c", "node": "n", "state": "DRAIN", "reason": "", "by_whom": "person"}
+    rows = [{**state, "start_time": start, "end_time": end} for start, end in ((0, 10), (10, 20), (30, 40), (50, None))]
+    planned = [{"cluster": "c", "node": "n", "start_time": 25, "end_time": 45}]
+    assert outages_of(rows, planned) == {
+        ("c", "n"): [Outage(0, 20, "person", "person", ""), Outage(50, None, "person", "person", "")]
+    }
+    assert in_service(5, 60, outages_of(rows, planned)["c", "n"]) == [(20, 50)]
+
+
+@given(spells, st.integers(0, 50))
+def test_service_and_outages_never_meet(outages: list[Outage], first: int) -> None:
+    for start, until in in_service(first, 100, outages):
+        assert first <= start < until <= 100
+        for outage in outages:
+            end = 100 if outage.end_time is None else outage.end_time
+            assert end <= start or outage.start_time >= until or end <= outage.start_time
+
+
+@given(st.text(max_size=80), st.lists(st.text(max_size=12), max_size=3))
+def test_a_command_is_safe_for_a_shell_whatever_the_name(name: str, words: list[str]) -> None:
+    line = lemon.line(name, ", ".join(words))
+    if line is None:
+        assert not name.isalnum() or not name.isascii() or len(name) > 64 or name.upper() in ("ALL", "NODESET")
+        return
+    assert not set("\n`$\\") & set(line)
+    first, *_, last = shlex.split(line)
+    assert (first, shlex.split(line)[2]) == ("scontrol", f"NodeName={name}")
+    assert last.startswith("Reason=lemon:")
+    assert len(last) <= 255 + len("Reason=")
+
+
+def test_evidence_of_equal_times_is_told_in_one_order() -> None:
+    both = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
+    (incident,) = incidents(one.sign for one in both)
+    assert lemons.told_of(incident, both)["words"].startswith("a ticket was opened; it went down, out for")

@@ -1,0 +1,44 @@
+"""The chapter of the lemons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_fleet_lemons import BEGIN, DAY, died, empty, fleet, job, told
+
+pytestmark = pytest.mark.one_python
+
+try:  # only .venv has altair; the marked tests run nowhere else
+    from healthd.fleet.chapters.lemons import chapter
+except ModuleNotFoundError as error:
+    if error.name not in ("altair", "numpy"):
+        raise
+
+
+def test_the_chapter_names_the_lemons_and_draws_each_signal_that_there_is(tmp_path: Path) -> None:
+    made = fleet()
+    for week in range(4):
+        died(made, "g005", BEGIN + (6 * week + 3) * DAY, others=63)
+    shown = chapter(told(made, tmp_path))
+    assert shown.sentences[0].startswith("1 of 100 nodes fails far more often")
+    assert "of the jobs of more than 128 GPUs would have failed" in shown.sentences[1]
+    (table,) = shown.tables
+    assert table.rows[0][0] == "g005"
+    (drawn,) = shown.charts
+    values = [value for part in drawn.spec["datasets"].values() for value in part]
+    assert {value["signal"] for value in values} == {
+        "times out of service",
+        "multi-node failures",
+        "single-node failures",
+        "single-node failures a job",
+    }
+    assert all(0 <= value["nodes"] <= 1 and 0 <= value["part"] <= 1 for value in values)
+
+
+def test_a_chapter_without_a_lemon_says_so_and_one_without_nodes_draws_nothing(tmp_path: Path) -> None:
+    assert chapter(told(fleet(), tmp_path / "a")).sentences == ("None of 100 nodes stands out in 26 days.",)
+    made = empty()
+    job(made, [], BEGIN, "FAILED")
+    shown = chapter(told(made, tmp_path / "b"))
+    assert (shown.charts, shown.tables) == ((), ())

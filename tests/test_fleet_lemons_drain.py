@@ -1,0 +1,161 @@
+"""What `healthd fleet lemons --apply` asks of Slurm for one node, and when it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healthd.cli import lemons_apply
+from healthd.cli.terminal import UNKNOWN, WRONG_USE, Stop
+from healthd.config import FleetLimits, Settings
+from healthd.slurm import commands, lemon
+from healthd.slurm.commands import Argv, CommandResult
+from healthd.slurm.lemon import Drained
+from healthd.slurm.output import SlurmTrouble, parse_lemons
+
+DAY = 86400
+NOW = 1_800_000_000.0
+
+
+def columns(widths: tuple[tuple[str, int], ...], *values: str) -> str:
+    return "".join(value.ljust(width) for value, (_, width) in zip(values, widths, strict=True)) + "\n"
+
+
+def node(name: str, state: str = "IDLE", reason: str = "none") -> str:
+    return columns(commands.NODE_COLUMNS, "gpu", "1", state, "Unknown", "Unknown", reason, "")
+
+
+def drained(name: str, held: str, most: int = 1, shown: str | None = None) -> tuple[Drained, list[Argv]]:
+    """How it ends, and what was asked, where sinfo prints these."""
+    asked: list[Argv] = []
+    steps = lemon.drain(name, "3 Xids in 28 d", most, FleetLimits(), 30.0)
+    fleet = columns(commands.FLEET_COLUMNS, "gpu", "idle", "Unknown", "none", "100")
+    state = node(name) if shown is None else shown
+    out: str | None = None
+    try:
+        command = next(steps)
+        while True:
+            asked.append(command.argv)
+            if command.changes:
+                state, out = node(name, "IDLE+DRAIN", "lemon: 3 Xids in 28 d"), ""
+            else:
+                out = {commands.node(name): state, commands.out(): held, commands.fleet(): fleet}[command.argv]
+            command = steps.send(CommandResult(0, out))
+    except StopIteration as end:
+        done: Drained = end.value
+        return done, asked
+
+
+def changes(asked: list[Argv]) -> list[Argv]:
+    return [argv for argv in asked if "update" in argv]
+
+
+def test_a_node_is_drained_where_there_is_room() -> None:
+    done, asked = drained("g1", columns(commands.OUT_COLUMNS, "g2", "healthd"))
+    assert done.done
+    assert changes(asked) == [commands.drain("g1", "lemon: 3 Xids in 28 d")]
+
+
+def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_their_partitions() -> None:
+    held = 3 * columns(commands.OUT_COLUMNS, "g2", "lemon: ")
+    done, asked = drained("g1", held, most=1)
+    assert not done.done
+    assert "1 of the cluster's nodes are out as lemons already, and at most 1 may be" in done.words
+    assert changes(asked) == []
+    assert drained("g1", held, most=2)[0].done
+
+
+def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
+    done, asked = drained("g1", "", shown="")
+    assert (done.done, done.words) == (False, 'left: Slurm has no node "g1" in any partition')
+    assert changes(asked) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["a[1-3]", "ALL", "all", "NODESET", "n1,n2", "n 1", "n1 ", "n1;reboot", "-n1", "", "n1\n", "n1=x", "ñ1"]
+)
+def test_what_is_no_name_of_one_node_is_never_asked_of_slurm(name: str) -> None:
+    assert drained(name, "") == (Drained(name, False, "left: this is no name of a node"), [])
+
+
+def test_a_table_of_lemons_that_was_cut_is_no_count() -> None:
+    with pytest.raises(SlurmTrouble, match="not whole"):
+        parse_lemons(columns(commands.OUT_COLUMNS, "g2", "lemon: ").rstrip("\n"))
+    assert parse_lemons("") == frozenset()
+
+
+# --- when it refuses
+
+
+def told(known_until: float | None, *clusters: str) -> dict[str, Any]:
+    return {
+        "window": {"known_until": None if known_until is None else round(known_until)},
+        "fleets": [{"cluster": cluster} for cluster in clusters],
+    }
+
+
+@pytest.mark.parametrize("known_until", [None, NOW - DAY - 1, NOW - 400 * DAY, NOW + DAY + 1])
+def test_nothing_is_drained_for_what_is_long_past_or_yet_to_come(known_until: float | None) -> None:
+    with pytest.raises(Stop, match="not within a day of now") as stop:
+        lemons_apply.require_now(told(known_until), None, NOW)
+    assert stop.value.status == UNKNOWN
+
+
+@pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
+def test_a_time_that_is_not_now_is_wrong_use(until: float) -> None:
+    with pytest.raises(Stop, match="leave --to out") as stop:
+        lemons_apply.require_now(told(NOW), round(until), NOW)
+    assert stop.value.status == WRONG_USE
+
+
+@pytest.mark.parametrize("until", [None, round(NOW), round(NOW) + 60])
+def test_what_ended_within_a_day_is_now(until: int | None) -> None:
+    lemons_apply.require_now(told(NOW - DAY + 1), until, NOW)
+
+
+def scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A Slurm that answers so."""
+    program = folder / "scontrol"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "said", "answer", "sentence", "status"),
+    [
+        (("near",), "", "BOOT_TIME = 1", "--cluster says which of the store's it is", WRONG_USE),
+        (("far",), "", "ClusterName             = near", "cluster far, and Slurm here is near", WRONG_USE),
+        (("far",), "far", "ClusterName             = near", "cluster far, and Slurm here is near", WRONG_USE),
+        (("far", "near"), "", "ClusterName             = near", "the store tells of far, near", WRONG_USE),
+        (("near",), "near", "", "", 0),
+        (("Near",), "", "ClusterName             = near", "", 0),
+        (("near",), "near", "ClusterName             = near", "", 0),
+    ],
+)
+def test_only_the_cluster_whose_slurm_is_asked_is_drained(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    clusters: tuple[str, ...],
+    said: str,
+    answer: str,
+    sentence: str,
+    status: int,
+) -> None:
+    scontrol(tmp_path, monkeypatch, f"echo '{answer}'")
+    if not sentence:
+        lemons_apply.require_this_cluster(told(NOW, *clusters), said, Settings())
+        return
+    with pytest.raises(Stop, match=sentence) as stop:
+        lemons_apply.require_this_cluster(told(NOW, *clusters), said, Settings())
+    assert stop.value.status == status
+
+
+def test_a_slurm_that_fails_to_say_its_name_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol(tmp_path, monkeypatch, "echo 'Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(Stop, match=r"scontrol show: Unable to contact .* \(drained so far: none\)") as stop:
+        lemons_apply.require_this_cluster(told(NOW, "near"), "near", Settings())
+    assert stop.value.status == UNKNOWN

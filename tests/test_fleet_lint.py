@@ -1,0 +1,148 @@
+"""What SQL a question may use: each construct that the engines answer differently, or that a large store drowns in, is
+refused with its line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet import lint
+
+TABLES = ("jobs", "events", "nodes")
+KNOWN = (*TABLES, "asked", "numbers")
+
+
+def why(sql: str) -> str:
+    """The first refusal, "" if there is none."""
+    found = lint.refusals(sql, KNOWN)
+    return f"{found[0].line}: {found[0].why}" if found else ""
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT state, count(*) FILTER (WHERE gpus > 8) AS large FROM jobs GROUP BY state ORDER BY state;",
+        "-- a comment with epoch( and ASOF in it\nSELECT 'epoch(1); ASOF JOIN, x::y' AS words FROM jobs",
+        "WITH a(n) AS (SELECT gpus FROM jobs), b AS (SELECT 1 AS n) SELECT a.n FROM a JOIN b ON b.n = a.n",
+        "SELECT a.x FROM (SELECT time - time % 3600 AS x FROM events) AS a",
+        "SELECT jobs.gpus / nullif(jobs.nodes, 0), jobs.gpus / 8, 1.5e0 FROM jobs CROSS JOIN asked CROSS JOIN numbers",
+        "SELECT 1 AS one FROM jobs JOIN events USING (cluster)",
+        "SELECT lag(time) OVER (PARTITION BY node ORDER BY seq ROWS BETWEEN 1 PRECEDING AND CURRENT ROW) FROM events",
+        "SELECT jobs.state FROM jobs WHERE jobs.state IS NOT DISTINCT FROM 'FAILED' AND jobs.gpus IN (1, 2)",
+        "SELECT jobs.state FROM jobs WHERE EXISTS (SELECT 1 AS one FROM nodes WHERE nodes.cluster = jobs.cluster)",
+        "SELECT DISTINCT cluster FROM jobs UNION ALL SELECT CAST(NULL AS VARCHAR) FROM nodes",
+        "SELECT e.code FROM jobs AS j JOIN events AS e ON e.time_bin = j.time_bin AND e.time BETWEEN j.a AND j.b",
+        "SELECT b.x FROM jobs AS a LEFT JOIN jobs AS b ON b.job_id = a.job_id AND b.start >= a.y WHERE a.x > 1",
+    ],
+)
+def test_plain_sql_is_taken(sql):
+    assert why(sql) == ""
+
+
+@pytest.mark.parametrize(
+    ("sql", "line", "says"),
+    [
+        ("SELECT epoch(x) FROM jobs", 1, "epoch() gives others in Spark"),
+        ("SELECT x\nFROM jobs\nASOF JOIN events ON events.node = jobs.node", 3, "ASOF: an ASOF JOIN is DuckDB's"),
+        ("SELECT *\nFROM jobs PIVOT (count(*) FOR state IN ('A'))", 2, "PIVOT: say count(*) FILTER"),
+        ("SELECT time_bucket(1, x) FROM jobs", 1, "time_bucket(): say time - time % 3600"),
+        ("SELECT x FROM read_parquet('a.parquet')", 1, "FROM read_parquet: only tables are read"),
+        ("SELECT x FROM 'a.parquet'", 1, "FROM 'a.parquet': only tables are read"),
+        ('SELECT x FROM "a.parquet"', 1, "names are written without quotes"),
+        ("SELECT x FROM jobs\nJOIN LATERAL (SELECT 1) ON 1 = 1", 2, "LATERAL: say what is meant with a JOIN"),
+        ("SELECT x FROM jobs, nodes", 1, "a comma between tables"),
+        ("SELECT x FROM jobs, unnest(jobs.list)", 1, "a comma between tables"),
+        ("SELECT unnest(jobs) FROM jobs", 1, "unnest(): join `numbers`"),
+        ("SELECT x FROM range(3)", 1, "only tables are read"),
+        ("SELECT x FROM jobs JOIN generate_series(1, 2) ON 1 = 1", 1, "JOIN generate_series: only tables are read"),
+        ("SELECT x FROM information_schema.tables", 1, "only tables are read"),
+        ("SELECT x FROM job", 1, 'there is no table "job"; there are asked, events, jobs'),
+        ("SELECT x::BIGINT FROM jobs", 1, "::: say CAST"),
+        ("SELECT x // 2 FROM jobs", 1, "//: whole numbers"),
+        ("SELECT x -> 'a' FROM events", 1, "->: neither JSON nor"),
+        ("SELECT list[1] FROM jobs", 1, "[: the engines do not both know it"),
+        ("SELECT x / y FROM jobs", 1, "/: where the divisor may be 0"),
+        ("SELECT x % y FROM jobs", 1, "%: where the divisor may be 0"),
+        ("SELECT x / 0 FROM jobs", 1, "/: where the divisor may be 0"),
+        ("SELECT CAST(x AS TIMESTAMP) FROM jobs", 1, "CAST: the types are BIGINT, BOOLEAN, DOUBLE, VARCHAR"),
+        ("SELECT x + INTERVAL 1 DAY FROM jobs", 1, "INTERVAL: times are whole seconds"),
+        ("SELECT x * 1.5 FROM jobs", 1, "1.5: a DECIMAL, which each engine rounds in its own way: say 1.5e0"),
+        ("SELECT round(x) FROM jobs", 1, "round(): the engines round halves"),
+        ("SELECT strftime(x) FROM jobs", 1, "strftime(): allowed are abs, avg"),
+        ("SELECT DISTINCT ON (a) a FROM jobs", 1, "DISTINCT ON is not in Spark"),
+        ("SELECT a FROM jobs GROUP BY ALL", 1, "ALL: name the columns"),
+        ("SELECT * EXCLUDE (a) FROM jobs", 1, "EXCLUDE: name the columns"),
+        ("SELECT a FROM jobs QUALIFY row_number() OVER () = 1", 1, "QUALIFY: filter in a SELECT around it"),
+        ("WITH RECURSIVE t AS (SELECT 1 AS a) SELECT a FROM t", 1, "RECURSIVE: join `numbers`"),
+        ("SELECT a FROM jobs TABLESAMPLE 10", 1, "TABLESAMPLE: what is picked by chance"),
+        ("SELECT '\\n' FROM jobs", 1, "a backslash in a text"),
+        ("SELECT a /* b */ FROM jobs", 1, "/*: comments begin with --"),
+        ("SELECT 1;\nDROP TABLE jobs", 2, "something stands behind its end"),
+        ("DELETE FROM jobs", 1, "a question is one SELECT"),
+        ("COPY jobs TO 'x'", 1, "a question is one SELECT"),
+        ("", 1, "there is no SQL in it"),
+        ("-- nothing\n", 1, "there is no SQL in it"),
+        ("SELECT (a FROM jobs", 1, "the brackets do not match"),
+        ("SELECT a) FROM jobs", 1, "the brackets do not match"),
+        ("SELECT 'a FROM jobs", 1, "': the engines do not both know it"),
+        ("SELECT a FROM jobs CROSS JOIN nodes", 1, "CROSS JOIN is for asked and numbers only"),
+        ("SELECT a FROM jobs JOIN nodes WHERE jobs.a = nodes.a", 1, "JOIN: the condition is missing"),
+        ("SELECT a FROM jobs JOIN nodes", 1, "JOIN: the condition is missing"),
+        ("SELECT a FROM jobs JOIN nodes ON 1 = 1", 1, "JOIN: one equality of two columns at least"),
+        ("SELECT a FROM jobs JOIN nodes ON jobs.a = jobs.b", 1, "JOIN: one equality of two columns at least"),
+        ("SELECT a FROM jobs\nJOIN events ON events.node = jobs.node AND events.time < jobs.time", 2, "bins of time"),
+        (
+            "SELECT a FROM jobs JOIN events ON events.node = jobs.node AND events.time BETWEEN 1 AND 2",
+            1,
+            "bins of time",
+        ),
+    ],
+)
+def test_what_the_engines_do_differently_is_refused_with_its_line(sql, line, says):
+    found = lint.refusals(sql, KNOWN)
+    assert any(refusal.line == line and says in f"{refusal.why}" for refusal in found), found
+
+
+def test_the_tables_that_a_question_stands_on_are_those_that_it_does_not_make():
+    sql = "WITH a AS (SELECT 1 AS x FROM jobs) SELECT a.x FROM a JOIN (SELECT x FROM sights) AS s ON s.x = a.x"
+    assert lint.tables_of(sql) == {"jobs", "sights"}
+
+
+@given(st.text(alphabet="SELECTFROMJOIN()'\"--;,.*/%:[]{}\\\n =<>x1 é\x00", max_size=60))
+def test_any_text_is_taken_or_refused(text):
+    assert all(1 <= refusal.line <= text.count("\n") + 1 for refusal in lint.refusals(text, KNOWN))
+    lint.tables_of(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "SELECT",
+                "FROM",
+                "JOIN",
+                "ON",
+                "WITH",
+                "AS",
+                "(",
+                ")",
+                ",",
+                "jobs",
+                "a",
+                ".",
+                "x",
+                "=",
+                "<",
+                "CAST",
+                "BIGINT",
+                "UNION",
+                "ALL",
+            ]
+        ),
+        max_size=20,
+    )
+)
+def test_any_words_are_taken_or_refused(words):
+    lint.refusals("\n".join(words), KNOWN)
+    lint.tables_of(" ".join(words))

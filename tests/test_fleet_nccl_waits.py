@@ -1,0 +1,172 @@
+"""Who holds up a stuck job: on made jobs of which it is known."""
+
+from __future__ import annotations
+
+import stuck_jobs
+from hypothesis import given
+from hypothesis import strategies as st
+from stuck_jobs import Job
+
+from healthd.fleet.collectives import dump
+from healthd.fleet.collectives.waits import Judgement, judge
+
+
+def judged(dumps, gone=()) -> Judgement:
+    views = []
+    for rank, plain in dumps.items():
+        if rank not in gone:
+            view = dump.view(plain, f"dump_{rank}")
+            view.rank = rank
+            views.append(view)
+    return judge(views)
+
+
+def suspects(judgement: Judgement) -> list[int]:
+    return [blame.rank for blame in judgement.suspects]
+
+
+@st.composite
+def jobs(draw, most_stops=1):
+    """Groups as tensor, data and pipeline parallel jobs have them: rows and columns of a grid, all, and odd ones."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(2, 4))
+    ranks = list(range(rows * columns))
+    groups = [tuple(ranks)]
+    groups += [tuple(ranks[at * columns : (at + 1) * columns]) for at in range(rows)]
+    groups += [tuple(ranks[at::columns]) for at in range(columns) if rows > 1]
+    odd = st.lists(st.sampled_from(ranks), min_size=2, unique=True).map(lambda some: tuple(sorted(some)))
+    groups += draw(st.lists(odd, max_size=2))
+    steps = st.tuples(st.integers(0, len(groups) - 1), st.integers(0, len(stuck_jobs.NAMES) - 1))
+    program = draw(st.lists(steps, min_size=5, max_size=60))
+    stopped = draw(st.lists(st.sampled_from(ranks), min_size=1, max_size=most_stops, unique=True))
+    stops = {}
+    for rank in stopped:
+        own = sum(rank in groups[group] for group, _ in program)
+        stops[rank] = draw(st.integers(0, own))
+    return Job(groups, program, stops, draw(st.integers(1, 8)))
+
+
+HOW = st.fixed_dictionaries(
+    {"buffer": st.sampled_from([12, 30, 2000]), "only_waiting": st.booleans(), "status": st.booleans()}
+)
+
+
+@given(jobs(), HOW)
+def test_the_rank_that_stopped_is_the_only_suspect_wherever_another_one_waits(job, how):
+    state = stuck_jobs.run(job)
+    judgement = judged(stuck_jobs.dumps(job, state, **how))
+    waiting = stuck_jobs.waits(job, state)
+    if waiting:
+        assert suspects(judgement) == list(job.stops)
+        assert judgement.kind == "missing"
+        assert judgement.held_up == len(waiting - set(job.stops))
+    else:
+        assert (judgement.kind, suspects(judgement)) == ("none", [])
+
+
+@given(jobs(most_stops=3), HOW)
+def test_no_rank_that_merely_waits_is_a_suspect(job, how):
+    state = stuck_jobs.run(job)
+    found = suspects(judged(stuck_jobs.dumps(job, state, **how)))
+    assert set(found) <= set(job.stops)
+    assert bool(found) == bool(stuck_jobs.waits(job, state))
+
+
+@given(jobs(), HOW)
+def test_the_rank_that_stopped_is_a_suspect_without_its_dump(job, how):
+    state = stuck_jobs.run(job)
+    judgement = judged(stuck_jobs.dumps(job, state, **{**how, "status": False}), gone=set(job.stops))
+    if stuck_jobs.waits(job, state) - set(job.stops):
+        assert suspects(judgement) == list(job.stops)
+        assert judgement.unseen == tuple(job.stops)
+        assert judgement.held_up == len(stuck_jobs.waits(job, state) - set(job.stops))
+
+
+@given(jobs(), HOW, st.data())
+def test_a_rank_whose_gpu_stopped_did_not_leave_what_others_left(job, how, data):
+    """Its program goes on to enter; of the last ones that are done its GPU never told."""
+    (rank,) = job.stops
+    how["status"] = how["status"] or how["only_waiting"]  # PyTorch writes both: else nobody knows who has left what
+    state = stuck_jobs.run(job)
+    late = data.draw(st.integers(1, 3))
+    shared = state.mine[rank][max(0, state.done[rank] - late) : state.done[rank]]
+    if not shared or not any(len(job.groups[job.program[at][0]]) > 1 for at in shared):
+        return
+    found = suspects(judged(stuck_jobs.dumps(job, state, late={rank: late}, **how)))
+    assert found == [rank]
+
+
+@given(jobs(), HOW)
+def test_the_answer_is_the_same_in_whatever_order_the_files_come(job, how):
+    dumps = stuck_jobs.dumps(job, stuck_jobs.run(job), **how)
+    one, other = judged(dumps), judged(dict(reversed(dumps.items())))
+    assert (one.kind, one.suspects, one.difference) == (other.kind, other.suspects, other.difference)
+    assert [stall.place.sequence for stall in one.stalls] == [stall.place.sequence for stall in other.stalls]
+
+
+@given(jobs())
+def test_all_entered_and_none_left_is_the_network(job):
+    """The last collective of the job, in the group of all, is entered by all, and done for nobody."""
+    job.stops = {}
+    job.program.append((0, 0))
+    state = stuck_jobs.run(job)
+    for rank in job.ranks:
+        state.done[rank] -= 1
+    judgement = judged(stuck_jobs.dumps(job, state))
+    assert (judgement.kind, suspects(judgement)) == ("network", [])
+
+
+@given(jobs(), st.data())
+def test_a_rank_whose_gpu_alone_did_not_come_to_what_all_entered_is_the_suspect(job, data):
+    """All programs entered the last collective; the GPU of one is in a kernel before it."""
+    job.stops = {}
+    job.program.append((0, 0))
+    state = stuck_jobs.run(job)
+    for rank in job.ranks:
+        state.done[rank] -= 1
+    slow = data.draw(st.sampled_from(job.ranks))
+    judgement = judged(stuck_jobs.dumps(job, state, started=set(job.ranks) - {slow}))
+    assert [(blame.rank, blame.why) for blame in judgement.suspects] == [(slow, "behind")]
+    assert (judgement.kind, judgement.held_up) == ("missing", len(job.ranks) - 1)
+    assert judged(stuck_jobs.dumps(job, state, started=job.ranks)).kind == "network"
+
+
+@given(jobs(), st.data())
+def test_ranks_whose_collectives_differ_are_a_mismatch(job, data):
+    """One rank calls another collective, another size or another type as the job's last one."""
+    job.stops = {}
+    job.program.append((0, 0))
+    state = stuck_jobs.run(job)
+    for rank in job.ranks:
+        state.done[rank] -= 1
+    odd = data.draw(st.sampled_from(job.ranks))
+    dumps = stuck_jobs.dumps(job, state)
+    last = dumps[odd]["entries"][-1]
+    last.update(
+        data.draw(
+            st.sampled_from(
+                [
+                    {"profiling_name": "nccl:_reduce_scatter_base"},
+                    {"input_sizes": [[63, 1]], "output_sizes": [[63, 1]]},
+                    {"input_dtypes": ["Float"], "output_dtypes": ["Float"]},
+                ]
+            )
+        )
+    )
+    judgement = judged(dumps)
+    assert (judgement.kind, suspects(judgement)) == ("mismatch", [])
+    assert (odd,) in judgement.difference.said.values()
+
+
+@given(jobs(), st.sampled_from(range(len(stuck_jobs.NAMES))), st.data())
+def test_a_type_of_one_rank_alone_is_a_mismatch_in_every_collective(job, kind, data):
+    job.stops = {}
+    job.program.append((0, kind))
+    state = stuck_jobs.run(job)
+    for rank in job.ranks:
+        state.done[rank] -= 1
+    odd = data.draw(st.sampled_from(job.ranks))
+    dumps = stuck_jobs.dumps(job, state)
+    dumps[odd]["entries"][-1].update(input_dtypes=["Float"], output_dtypes=["Float"])
+    judgement = judged(dumps)
+    assert judgement.kind == "mismatch"
+    assert (odd,) in judgement.difference.said.values()

@@ -1,0 +1,193 @@
+"""What nodes are: a site's table, scontrol and sinfo, topology.conf, squeue's exclusions."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from fleet_reading import Noted, live, numbered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.sources import exclusions, node_facts, topology
+from healthd.fleet.sources.node_facts import Facts, gpus_of, merged
+
+
+def told(parse, text: str) -> tuple[list[tuple], Noted]:
+    noted = Noted()
+    return list(parse(numbered(text), noted.reading)), noted
+
+
+def test_a_table_names_nodes_as_host_lists():
+    found, noted = told(
+        node_facts.any_of,
+        "Node;GPU_model;gpus;partitions;rack\nn[1-2];H100;8;gpu,long;r1\nn3;;;;\n;H100;8;;\nn4;;eight;;\n",
+    )
+    same = Facts("H100", 8, "gpu,long", None, "r1")
+    assert found == [("n1", same), ("n2", same), ("n3", Facts())]
+    assert noted.lines == [4, 5]
+
+
+# src/api/node_info.c of Slurm 22.05 to 26.05 prints these fields in this order.
+SCONTROL = """\
+NodeName=gpu-1 Arch=x86_64 CoresPerSocket=16
+   CPUAlloc=0 CPUEfctv=16 CPUTot=16 CPULoad=0.10
+   AvailableFeatures=(null)
+   ActiveFeatures=(null)
+   Gres=gpu:h100:8(S:0-1),shard:32
+   NodeAddr=10.0.0.1 NodeHostName=gpu-1 Version=22.05.8
+   Partitions=gpu,long
+   Comment=was Gres=gpu:a100:4 Partitions=old
+
+NodeName=cpu-1 Arch=x86_64 CoresPerSocket=16 Gres=(null) NodeAddr=10.0.0.2 State=IDLE
+"""
+
+
+def test_scontrol_is_read_with_lines_and_with_one_line_a_node():
+    found, noted = told(node_facts.any_of, SCONTROL)
+    assert found == [("gpu-1", Facts("h100", 8, "gpu,long")), ("cpu-1", Facts())]
+    assert noted.unread == []
+    one_line = SCONTROL.replace("\n   ", " ").replace("\n\n", "\n")
+    assert told(node_facts.any_of, one_line)[0] == found
+
+
+def test_what_is_no_node_is_unread():
+    found, noted = told(node_facts.of_scontrol, "slurm_load_node error\n\nNodeName=n1 Arch=x\n")
+    assert (found, noted.lines) == ([], [1, 3])
+
+
+def test_sinfo_names_a_node_once_for_each_partition():
+    found, _ = told(
+        node_facts.any_of, "NODELIST|GRES|PARTITION\nn[1-2]|gpu:h100:4|gpu*\nn2|gpu:h100:4|long\nn3|(null)|cpu\n"
+    )
+    assert found == [
+        ("n1", Facts("h100", 4, "gpu")),
+        ("n2", Facts("h100", 4, "gpu,long")),
+        ("n3", Facts(None, None, "cpu")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [
+        ("gpu:h100:8(S:0-1)", ("h100", 8)),
+        ("gpu:8", (None, 8)),
+        ("gpu", (None, 1)),
+        ("gpu:a100:4,gpu:v100:2", (None, 6)),
+        ("gpu:h100:4(S:0,2),nic:2", ("h100", 4)),
+        ("(null)", (None, None)),
+        ("shard:h100:8,gpu_mem:80", (None, None)),
+    ],
+)
+def test_the_gpus_of_a_gres(gres, gpus):
+    assert gpus_of(gres) == gpus
+
+
+def test_what_one_source_does_not_say_keeps_what_another_said():
+    known = {"n1": Facts("h100", 8, "gpu"), "n9": Facts("a100")}
+    more = [("n1", Facts(switch="leaf1")), ("n2", Facts(rack="r2")), ("n1", Facts(gpus=7))]
+    assert merged(known, more) == {"n1": Facts("h100", 7, "gpu", "leaf1"), "n2": Facts(rack="r2")}
+
+
+def test_a_table_of_switches_says_where_the_nodes_on_them_stand():
+    found, noted = told(node_facts.any_of, "switch,rack\nleaf[1-2],r1\nleaf3,\n,r9\nleaf[2,r1\n")
+    assert found == [("", Facts(switch="leaf1", rack="r1")), ("", Facts(switch="leaf2", rack="r1"))]
+    assert noted.lines == [3, 4, 5]
+    known = {"n1": Facts(switch="leaf1"), "n2": Facts(switch="leaf9"), "n3": Facts(switch="leaf2", rack="old")}
+    assert merged(known, found) == {"n1": Facts(switch="leaf1", rack="r1"), "n3": Facts(switch="leaf2", rack="r1")}
+
+
+TREE = """\
+# leaves   (topology.conf(5))
+SwitchName=s0 Nodes=dev[0-1] LinkSpeed=100
+switchname=s1 \\
+   nodes=dev[2-3]  # the second
+SwitchName=s3 Switches=s[0-1]
+"""
+# slurm_print_topo_record() of src/api/topo_info.c: a higher switch has all nodes below it.
+SHOWN = """\
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=dev[0-1]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=dev[2-3]
+SwitchName=s3 Level=1 LinkSpeed=1 Nodes=dev[0-3] Switches=s[0-1]
+"""
+BLOCKS = "BlockName=b1 BlockIndex=0 Nodes=dev[0-1] BlockSize=2\nBlockName=b2 Nodes=dev[2-3]\nBlockSizes=2,4\n"
+
+
+@pytest.mark.parametrize(("text", "leaves"), [(TREE, "s0 s1"), (SHOWN, "s0 s1"), (BLOCKS, "b1 b2")])
+def test_each_node_has_its_leaf(text, leaves):
+    found, noted = told(topology.parse, text)
+    first, second = leaves.split()
+    assert {node: facts.switch for node, facts in found} == {
+        "dev0": first,
+        "dev1": first,
+        "dev2": second,
+        "dev3": second,
+    }
+    assert noted.unread == []
+
+
+def test_a_line_of_another_file_is_unread():
+    assert told(topology.parse, "NodeName=n1 CPUs=4\nSwitchName=s1 Nodes=n[2-1]\n")[1].lines == [1, 2]
+
+
+# `squeue -o '%A|%V|%x'` and `squeue -O JobID,SubmitTime,ExcNodes:30`, src/squeue/print.c
+SQUEUE = "JOBID|SUBMIT_TIME|EXC_NODES\n7|1700000000|n[1-2]\n8|1700000000|\n9|1700000000|(null)\n10_2|1700000000|n1\n"
+
+
+def test_squeue_names_what_a_job_excluded():
+    found, noted = told(exclusions.parse, SQUEUE)
+    assert found == [("c1", None, 1700000000, node, "squeue", 7) for node in ("n1", "n2")]
+    assert noted.lines == [5]
+
+
+def test_padded_columns_are_read_unless_something_may_be_cut():
+    def padded(*cells: str) -> str:
+        return f"{cells[0]:20}{cells[1]:20}{cells[2]:30}\n"
+
+    text = padded("JOBID", "SUBMIT_TIME", "EXC_NODES") + padded("7", "2026-11-22T12:00:00", "n1,n5")
+    found, noted = told(exclusions.parse, text + padded("8", "2026-11-22T12:00:00", "n" * 30))
+    assert found == [("c1", None, 1795348800, node, "squeue", 7) for node in ("n1", "n5")]
+    assert noted.lines == [3]
+
+
+@given(st.text(max_size=200), st.sampled_from([node_facts.any_of, topology.parse, exclusions.parse]))
+def test_any_text_is_read_counted_or_a_sentence(text, parse):
+    with suppress(IngestError):
+        told(parse, text)
+
+
+NAME = st.text("abcxyz019-", min_size=1, max_size=8).filter(lambda name: name[0] not in "-")
+
+
+@given(st.dictionaries(NAME, st.lists(NAME, min_size=1, max_size=5, unique=True), max_size=5))
+def test_any_tree_comes_back(leaves):
+    text = "".join(f"SwitchName={leaf} Nodes={','.join(nodes)}\n" for leaf, nodes in leaves.items())
+    found, _ = told(topology.parse, text)
+    assert [(node, facts.switch) for node, facts in found] == [
+        (n, leaf) for leaf, nodes in leaves.items() for n in nodes
+    ]
+
+
+@pytest.mark.one_python
+def test_facts_of_several_sources_join_in_the_store_in_any_order(tmp_path):
+    (tmp_path / "nodes.csv").write_text("node,gpu_model,gpus\ndev[0-3],H100,8\n")
+    (tmp_path / "topology.conf").write_text(TREE)
+    rows = []
+    for order in (1, -1):
+        wanted = [
+            (node_facts.SOURCE, [str(tmp_path / "nodes.csv")]),
+            (topology.SOURCE, [str(tmp_path / "topology.conf")]),
+        ][::order]
+        store = tmp_path / f"db{order}"
+        came = ingest(str(store), wanted, Asked(1795400000, "c1"))
+        assert (came.failed, came.unread.unread) == ([], {})
+        rows.append(live(store, "nodes"))
+        assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}, "nothing is new"
+    assert rows[0] == rows[1]
+    assert [(row["node"], row["gpus"], row["switch"]) for row in rows[0]] == [
+        ("dev0", 8, "s0"),
+        ("dev1", 8, "s0"),
+        ("dev2", 8, "s1"),
+        ("dev3", 8, "s1"),
+    ]

@@ -1,0 +1,84 @@
+"""No node needs what the centre needs: the daemon and all that is not the fleet's live without its packages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+# What the extras healthd[fleet], healthd[failslow] and healthd[spark] bring.
+PACKAGES = ("altair", "duckdb", "numpy", "pyspark", "scipy", "sqlglot", "tqdm", "vl_convert")
+
+
+@pytest.fixture
+def without(tmp_path: Path) -> dict[str, str]:
+    """The environment of a Python in which none of them can be imported; each try is noted in the file `tried`."""
+    for name in PACKAGES:
+        package = tmp_path / "path" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(
+            f"open({str(tmp_path / 'tried')!r}, 'a').write('{name}\\n')\nraise ImportError('{name} is not on a node')\n"
+        )
+    path = f"{tmp_path / 'path'}:{ROOT}"
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": path, "LC_ALL": "C.UTF-8", "HOME": str(tmp_path)}
+
+
+def test_the_packages_are_shut_out_where_they_are_installed(without, tmp_path):
+    assert find_spec("duckdb") is not None, "else the tests here would show nothing"
+    done = subprocess.run([sys.executable, "-c", "import duckdb"], env=without, capture_output=True, text=True)
+    assert "duckdb is not on a node" in done.stderr
+    assert (tmp_path / "tried").read_text() == "duckdb\n"
+
+
+def test_every_module_that_is_not_the_fleets_can_be_imported_without_them(without, tmp_path):
+    program = (
+        "import importlib, pkgutil, healthd\n"
+        "names = [m.name for m in pkgutil.walk_packages(healthd.__path__, 'healthd.')]\n"
+        "others = ('healthd.fleet.', 'healthd.failslow.many', 'healthd.__main__')\n"
+        "names = [n for n in names if not n.startswith(others)]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=without, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 100
+    assert not (tmp_path / "tried").exists()
+
+
+def test_a_daemon_looks_judges_and_stops_without_them(without, tmp_path):
+    (tmp_path / "healthd.toml").write_text("[checks.processes]\nenabled = false\n")
+    (tmp_path / "kernel.log").write_text("")
+    argv = [sys.executable, "-m", "healthd", "run", "--config", "healthd.toml", "--fake-nvml", "dgx-h100"]
+    argv += ["--kernel-log", "kernel.log", "--runtime-dir", "run", "--state-dir", "state", "--listen", "off"]
+
+    def status() -> int:
+        asked = [sys.executable, "-m", "healthd", "status", "--runtime-dir", str(tmp_path / "run")]
+        return subprocess.run(asked, env=without, capture_output=True, timeout=240).returncode
+
+    with open(tmp_path / "out", "wb") as out:
+        daemon = subprocess.Popen(argv, env=without, cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        until(lambda: status() in (0, 1), "a round is over")
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(240) == 0, (tmp_path / "out").read_text()
+    assert not (tmp_path / "tried").exists()
+
+
+def test_the_fleet_as_it_is_now_is_asked_without_them(without, tmp_path):
+    argv = [sys.executable, "-m", "healthd", "fleet", "status", "--prometheus", "http://127.0.0.1:9"]
+    done = subprocess.run(argv, env=without, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "healthd fleet status: http://127.0.0.1:9: cannot be asked: Connection refused\n",
+    )
+    assert not (tmp_path / "tried").exists()

@@ -1,0 +1,146 @@
+"""The five sentences that a report opens with: from the numbers, and true where there are none."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.opening import opening
+
+DAY = 86400
+TOLD: dict[str, Any] = {
+    "states": {
+        "by_state": [
+            {"state": "COMPLETED", "jobs": 900, "gpu_seconds": 3600 * 6000},
+            {"state": "FAILED", "jobs": 100, "gpu_seconds": 3600 * 4000},
+        ]
+    },
+    "goodput": {
+        "checkpoint_seconds": 3600.0,
+        "price_per_gpu_hour": 2.0,
+        "first_order": {"jobs": 12, "gpu_hours": 80.0},
+        "second_order": {"jobs": 7, "gpu_hours": 20.0},
+    },
+    "rate": {"failures": 13, "node_days": 2000.0, "r_f": 6.5, "interval": [3.5, 11.1]},
+    "attribution": {
+        "causes": [
+            {"cause": "user", "domain": "user_program", "jobs": 50},
+            {"cause": "gpu_memory", "domain": "hardware", "jobs": 3},
+            {"cause": "ib_link", "domain": "hardware", "jobs": 9},
+            {"cause": "mount", "domain": "system_software", "jobs": 0},
+        ],
+        "unattributed": 4,
+        "unattributed_node_fails": 0,
+    },
+    "lemons": {"nodes": [{"node": "n0007"}, {"node": "n0042"}]},
+}
+
+
+def changed(name: str, **values: Any) -> dict[str, Any]:
+    told = copy.deepcopy(TOLD)
+    told[name] |= values
+    return told
+
+
+def test_it_says_what_ran_what_was_lost_how_often_what_breaks_and_what_to_do() -> None:
+    assert opening(TOLD, {}) == (
+        "1,000 jobs ended, after 10,000 GPU-hours; 60.0 % of these hours were of jobs that completed.",
+        "The infrastructure ended 12 jobs and made 7 others give way: about 100 GPU-hours of work were lost, 1.0 % of "
+        "what ran, 200 in money (a checkpoint every 60 min assumed).",
+        "At the rate that was measured, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: 17 "
+        "h to 2.2 d).",
+        "What breaks most is InfiniBand, which ended 9 of the 12 jobs that a fault is known to have ended; 4 jobs "
+        "failed with no fault seen on their nodes.",
+        "Take out n0007 and n0042 for repair: they keep failing far more often than the others.",
+    )
+
+
+@given(st.sets(st.sampled_from(sorted(TOLD))), st.booleans())
+def test_what_is_not_known_is_said_to_be_and_there_are_always_five(names: set[str], with_reasons: bool) -> None:
+    left = {name: TOLD[name] for name in TOLD if name not in names}
+    untold = (
+        dict.fromkeys(names, "the store has no jobs: healthd fleet ingest --sacct or --jobs") if with_reasons else {}
+    )
+    sentences = opening(left, untold)
+    assert len(sentences) == 5
+    assert [one for one in sentences if not one.endswith(".") or one.endswith("..")] == []
+    assert sum("not known" in one for one in sentences) == len(names)
+    assert sum("no job's records were read" in one for one in sentences) == len(untold)
+    assert not any("healthd fleet" in one or "--" in one for one in sentences)
+
+
+@pytest.mark.parametrize(
+    ("told", "place", "sentence"),
+    [
+        (changed("states", by_state=[]), 0, "No job ended in this time."),
+        (
+            changed("states", by_state=[{"state": "COMPLETED", "jobs": 1, "gpu_seconds": 0}]),
+            0,
+            "1 job ended; none of them used a GPU.",
+        ),
+        (
+            changed("goodput", first_order={"jobs": 0, "gpu_hours": 0.0}, second_order={"jobs": 0, "gpu_hours": 0.0}),
+            1,
+            "No job is known to have been ended by the infrastructure, so no work is known to be lost to it.",
+        ),
+        (
+            changed("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),
+            2,
+            "How often a large job is interrupted is not known: no job on more than 128 GPUs ran in this time.",
+        ),
+        (
+            changed("rate", failures=0, node_days=1000.0, r_f=0.0, interval=[0.0, 3.69]),
+            2,
+            "No large job was ended by its nodes in 1,000 node-days, so a job on 1,024 GPUs runs 2.1 d or longer "
+            "between two (97.5 % confidence).",
+        ),
+        (
+            changed("rate", interval=[1e-9, 11.1]),
+            2,
+            "At the rate that was measured, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: "
+            "17 h or longer).",
+        ),
+        (
+            changed("attribution", causes=[], unattributed=1),
+            3,
+            "What breaks most is not known: 1 job failed with no fault seen on its nodes.",
+        ),
+        (
+            changed("attribution", causes=[{"cause": "user", "domain": "user_program", "jobs": 50}], unattributed=0),
+            3,
+            "No job is known to have failed by a fault.",
+        ),
+        (
+            changed("attribution", unattributed=20, unattributed_node_fails=18),
+            3,
+            "Most often a node was lost without a word: 18 of the 30 jobs that faults ended or whose node was lost; of "
+            "what was seen, InfiniBand broke most and ended 9.",
+        ),
+        (
+            changed("attribution", causes=[], unattributed=20, unattributed_node_fails=18),
+            3,
+            "Nodes were lost without a word, which ended 18 jobs; 20 jobs failed with no fault seen on their nodes.",
+        ),
+        (
+            changed("lemons", nodes=[]),
+            4,
+            "No node stands out from the others as one to take out.",
+        ),
+        (
+            changed("lemons", nodes=[{"node": f"n{n}"} for n in range(1, 8)]),
+            4,
+            "Take out n1, n2, n3 and 4 more for repair: they keep failing far more often than the others.",
+        ),
+        (
+            changed("lemons", nodes=[{"node": "n1\n\x1b[31m"}]),
+            4,
+            "Take out n1??[31m for repair: it keeps failing far more often than the others.",
+        ),
+    ],
+)
+def test_it_is_true_for_little_and_for_nothing(told: dict[str, Any], place: int, sentence: str) -> None:
+    assert opening(told, {})[place] == sentence

@@ -1,0 +1,259 @@
+"""A command of Slurm that we run ourselves, and what is told of a file as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from fleet_reading import Noted, live
+
+from healthd.fleet import times
+from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.sources import (
+    calls,
+    failures_file,
+    jobs_file,
+    node_facts,
+    node_states,
+    pieces,
+    preemptions,
+    sacct,
+    tickets,
+)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is first in PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def printed(*argv: str) -> list[str]:
+    return [line for _, line in pieces.called(argv, Noted().reading)]
+
+
+def test_a_command_is_asked_for_epoch_seconds_and_what_is_set_for_people_does_not_reach_it(slurm, monkeypatch):
+    for name in ("SQUEUE_FORMAT", "SLURM_CLUSTERS", "SLURM_TOPO_LEN", "SINFO_FORMAT", "SACCTMGR_X"):
+        monkeypatch.setenv(name, "xyzzy")
+    monkeypatch.setenv("SLURM_CONF", "/etc/other/slurm.conf")
+    program(slurm, "squeue", 'env | grep -c xyzzy; echo "$SLURM_TIME_FORMAT $SLURM_CONF $LC_ALL"; cat')
+    assert printed("squeue") == ["0", "%s /etc/other/slurm.conf C.UTF-8"]
+
+
+def test_a_command_that_fails_is_one_sentence_and_what_it_printed_is_not_all(slurm):
+    complaint = r"sacctmgr: error: \033[31mslurmdbd\n is away"
+    program(slurm, "sacctmgr", f'echo "Cluster|NodeName"; printf "{complaint}" >&2; exit 1')
+    lines = pieces.called(["sacctmgr", "show", "event"], Noted().reading)
+    assert next(lines) == (1, "Cluster|NodeName")
+    with pytest.raises(IngestError) as error:
+        next(lines)
+    assert str(error.value) == "sacctmgr failed: sacctmgr: error: ?[31mslurmdbd is away"
+
+
+def test_a_command_that_is_missing_or_hangs_is_one_sentence(slurm, monkeypatch):
+    with pytest.raises(IngestError, match="nosuchcommand: cannot be run: No such file or directory"):
+        printed("nosuchcommand")
+    monkeypatch.setattr(calls, "SILENT_SECONDS", 0.2)
+    program(slurm, "squeue", "sleep 60")
+    with pytest.raises(IngestError, match=r"squeue: said nothing for 0\.2 s, and was killed"):
+        printed("squeue")
+
+
+def test_a_command_whose_output_nobody_reads_on_is_ended(slurm, tmp_path):
+    program(slurm, "squeue", f"echo $$ > {tmp_path}/pid; while :; do echo line || exit; done")
+    lines = pieces.called(["squeue"], Noted().reading)
+    assert next(lines) == (1, "line")
+    lines.close()
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+def test_a_command_that_prints_very_much_and_complains_very_much_does_not_stand_still(slurm):
+    program(slurm, "squeue", "seq 200000; seq 200000 >&2")
+    assert len(printed("squeue")) == 200000
+
+
+@pytest.mark.one_python
+def test_slurm_here_is_not_taken_for_another_cluster(slurm, tmp_path):
+    program(slurm, "scontrol", 'echo "ClusterName             = here"; echo "NodeName=n1 Gres=gpu:h100:8"')
+    store = str(tmp_path / "db")
+    came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000, "there"))
+    assert came.failed == [
+        "nodes: scontrol --all --oneliner show node: would tell of the cluster here here, not of there: "
+        "run it there, into a file"
+    ]
+    came = ingest(store, [(node_facts.SOURCE, [])], Asked(1795400000))
+    assert [(row["cluster"], row["node"], row["gpus"]) for row in live(tmp_path / "db", "nodes")] == [("here", "n1", 8)]
+    assert came.unread.unread["nodes"] == 1, "the line of the configuration is no node"
+
+
+NOON = "2026-11-01T12:00:00"
+JOBS = f"JobID|State|Submit|Start|End\n7|COMPLETED|{NOON}|{NOON}|2026-11-01T13:00:00\n"
+TAKEN = f"[{NOON}.000] preempted JobId=7 has been requeued to reclaim resources for JobId=9\n"
+WITHOUT_A_ZONE = {
+    "tickets": (tickets.SOURCE, f"node,opened,words\nn1,{NOON},fan\n"),
+    "failures": (failures_file.SOURCE, f"node,time,kind\nn1,{NOON},gpu\n"),
+    "jobs": (sacct.SOURCE, JOBS),
+    "preemptions": (preemptions.SOURCE, TAKEN * 60),
+}
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("table", list(WITHOUT_A_ZONE))
+def test_a_file_is_not_read_in_two_time_zones_and_never_twice_beside_itself(tmp_path, table):
+    source, text = WITHOUT_A_ZONE[table]
+    file, db = tmp_path / "file", tmp_path / "db"
+    file.write_text(text)
+
+    def came(zone: str) -> list[str]:
+        asked = Asked(1795400000, "c1", times.zone(zone) if zone else None)
+        return ingest(str(db), [(source, [str(file)])], asked).failed
+
+    assert came("") == []
+    assert live(db, table) == [], "a time without its zone is unread"
+    assert came("Europe/Rome") == []
+    kept = live(db, table)
+    assert len(kept) == 1
+    for zone, words in (("UTC", "with UTC"), ("", "without one")):
+        assert came(zone) == [
+            f"{source.name}: {file}: was read with --timezone Europe/Rome; {words} its rows would be there twice: say "
+            "Europe/Rome again, or, if it was wrong, read everything into a new store"
+        ]
+        assert live(db, table) == kept
+        file.write_text(text + text)  # also when it has grown
+    assert came("Europe/Rome") == []
+    assert live(db, table) == kept
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("table", ["tickets", "jobs"])
+def test_of_a_wrong_time_zone_no_file_is_read_not_those_that_are_new_either(tmp_path, table):
+    source, text = WITHOUT_A_ZONE[table]
+    for name in ("before", "old", "behind"):
+        (tmp_path / name).write_text(text)
+
+    def came(zone: str, *names: str) -> list[str]:
+        wanted = [(source, [str(tmp_path / name) for name in names])]
+        return ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", times.zone(zone))).failed
+
+    assert came("Europe/Rome", "old") == []
+    kept = [live(tmp_path / "db", name) for name in (table, "ingests")]
+    (sentence,) = came("UTC", "before", "old", "behind")
+    assert sentence.startswith(f"{source.name}: {tmp_path}/old: was read with --timezone Europe/Rome; ")
+    assert [live(tmp_path / "db", name) for name in (table, "ingests")] == kept
+
+
+@pytest.mark.one_python
+def test_nodes_that_the_cluster_has_not_are_kept_and_told(tmp_path, capsys):
+    (tmp_path / "nodes.csv").write_text("node,gpus\nn[1-2],8\n")
+    (tmp_path / "tickets.csv").write_text("node,opened\nn1,1795348800\nN2.example.org,1795348800\nn[3-9],1795348800\n")
+    wanted = [(tickets.SOURCE, [str(tmp_path / "tickets.csv")])]
+    ingest(str(tmp_path / "first"), wanted, Asked(1795400000, "c1"))
+    assert capsys.readouterr().err == "", "the store knows no nodes yet"
+    ingest(str(tmp_path / "db"), [(node_facts.SOURCE, [str(tmp_path / "nodes.csv")]), *wanted], Asked(1795400000, "c1"))
+    told = "tickets: nodes that are not known in their cluster are kept, 8: N2.example.org, n3, n4, n5, n6, ...\n"
+    assert capsys.readouterr().err == told
+    assert len(live(tmp_path / "db", "tickets")) == 9
+
+
+SACCTMGR = """for word; do case "$word" in
+start=*) begin=${word#start=uts};; end=*) end=${word#end=uts};; clusters=*) cluster=${word#clusters=};;
+esac; done
+echo "$cluster $begin $end" >> "$(dirname "$0")/calls"
+echo 'Cluster|NodeName|TimeStart|TimeEnd|State|User|Reason'
+echo "$cluster|n1|$((end - 10))|Unknown|DOWN|root(0)|x"
+"""
+
+
+@pytest.mark.one_python
+def test_slurmdbd_is_asked_for_what_is_new_of_each_cluster_and_for_what_an_earlier_from_adds(slurm, tmp_path, capsys):
+    program(slurm, "sacctmgr", SACCTMGR)
+    program(slurm, "scontrol", 'echo "ClusterName = c1"')
+    now, hour = 1795400000, 3600
+
+    def asked(at=now, **values):
+        came = ingest(str(tmp_path / "db"), [(node_states.SOURCE, [])], Asked(at, **values))
+        assert came.failed == []
+        if not (slurm / "calls").exists():
+            return []
+        lines = [line.split() for line in (slurm / "calls").read_text().splitlines()]
+        (slurm / "calls").unlink()
+        return [(cluster, int(begin) - now, int(end) - now) for cluster, begin, end in lines]
+
+    assert asked(from_time=now - 50 * hour) == [("c1", -50 * hour, 0)]
+    assert asked(now + hour, from_time=now - 50 * hour) == [("c1", -hour, hour)]
+    assert asked(now + hour, from_time=now - 60 * hour) == [("c1", -60 * hour, -50 * hour), ("c1", 0, hour)]
+    assert asked(now + hour, cluster="c2", from_time=now - 50 * hour) == [("c2", -50 * hour, hour)]
+    assert asked(now + hour, from_time=now - 9 * hour, to_time=now - 8 * hour) == []
+    assert capsys.readouterr().err == ""
+    assert asked() == [("c1", -61 * hour + 1, 0)], "a clock was ahead: the stretch is read anew"
+    assert "a clock was ahead" in capsys.readouterr().err
+    manifest = json.loads((tmp_path / "db" / "manifest.json").read_text())
+    manifest["cursors"] = {"node_states until c1": str(now)}
+    (tmp_path / "db" / "manifest.json").write_text(json.dumps(manifest))
+    assert asked(now + hour) == [("c1", -hour, hour)], "a store of before"
+
+
+@pytest.mark.one_python
+def test_what_slurmdbd_was_asked_for_is_told_and_adds_up(slurm, tmp_path):
+    program(slurm, "sacctmgr", SACCTMGR)
+    program(slurm, "scontrol", 'echo "ClusterName = c1"')
+    now, hour = 1795400000, 3600
+
+    def covered(at: int, **values: int) -> list[tuple]:
+        assert ingest(str(tmp_path / "db"), [(node_states.SOURCE, [])], Asked(at, **values)).failed == []
+        return sorted((row["cluster"], row["from_time"], row["to_time"]) for row in live(tmp_path / "db", "ingests"))
+
+    first = ("c1", pieces.EARLIEST, now)
+    assert covered(now) == [first], "without --from everything is asked for"
+    assert covered(now + hour) == [first, ("c1", now - hour, now + hour)]
+    assert covered(now + 9 * hour, from_time=now + 5 * hour)[-1] == ("c1", now + 5 * hour, now + 9 * hour)
+
+
+FILES = {
+    "node_states": (node_states.SOURCE, "Cluster|NodeName|TimeStart|TimeEnd|State\n{c}|n1|{a}|{b}|DOWN\n"),
+    "tickets": (tickets.SOURCE, "cluster,node,opened,closed\n{c},n1,{a},{b}\n"),
+    "failures": (failures_file.SOURCE, "cluster,node,time,kind\n{c},n1,{a},x\n{c},n1,{b},x\n"),
+    "jobs": (jobs_file.SOURCE, "cluster,job_id,nodes,submit,start,end,state\n{c},1,n1,{a},{a},{b},FAILED\n"),
+}
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("table", FILES)
+def test_a_file_covers_the_times_and_the_cluster_of_its_rows_and_not_what_was_left_out(tmp_path, table):
+    source, text = FILES[table]
+    begin, end = 1795000000, 1795009000
+    file = tmp_path / "file"
+    file.write_text(text.format(c="c7", a=begin, b=end))
+
+    def covered(now: int = end + 60, **values: int) -> list[tuple]:
+        assert ingest(str(tmp_path / "db"), [(source, [str(file)])], Asked(now, **values)).failed == []
+        names = ("cluster", "from_time", "to_time")
+        return [tuple(row[name] for name in names) for row in live(tmp_path / "db", "ingests")]
+
+    assert covered() == [("c7", begin, end)]
+    asked = covered(from_time=begin + 10, to_time=end - 10)
+    if table == "failures":
+        assert asked == [("", None, None), ("c7", begin, end)], "no row of it is of that time"
+        return
+    assert asked == [("c7", begin + 10, end - 10)]
+    assert covered(now=end - 60) == [("c7", begin, end - 60)], "nothing is read of what is not yet"
+
+
+@pytest.mark.one_python
+def test_what_lasts_has_only_a_beginning_and_rows_of_several_clusters_are_of_none_alone(tmp_path):
+    file = tmp_path / "tickets.csv"
+    file.write_text("cluster,node,opened,closed\nc1,n1,1795000500,\nc2,n1,1795000000,1795000100\nc2,n2,3600,\n")
+    assert ingest(str(tmp_path / "db"), [(tickets.SOURCE, [str(file)])], Asked(1795400000)).failed == []
+    (row,) = live(tmp_path / "db", "ingests")
+    assert (row["cluster"], row["from_time"], row["to_time"], row["rows_read"]) == ("", 1795000000, 1795000500, 3)

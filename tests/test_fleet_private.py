@@ -1,0 +1,107 @@
+"""What is kept of users, and the key that their hashes are made with."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+
+import pytest
+
+from healthd.fleet.manifest import StoreError
+from healthd.fleet.private import DROP, FEWEST_BYTES, HASH, KEEP, Private, site_key
+
+KEY = b"0123456789abcdef"
+
+
+def test_users_are_kept_dropped_or_hashed():
+    assert Private(KEEP, KEY).user("alice") == "alice"
+    assert Private(DROP, KEY).user("alice") is None
+    expected = hmac.new(KEY, b"user\0alice", hashlib.sha256).hexdigest()[:32]
+    assert Private(HASH, KEY).user("alice") == expected
+
+
+@pytest.mark.parametrize("users", [KEEP, DROP, HASH])
+def test_no_user_stays_none(users):
+    assert Private(users, KEY).user(None) is None
+    assert Private(users, KEY).user("") is None
+
+
+@pytest.mark.parametrize("users", [KEEP, DROP, HASH])
+def test_jobs_of_one_name_and_work_directory_have_one_run_key_without_the_names(users):
+    private = Private(users, KEY)
+    assert private.run_key("train", "/home/alice/llm") == private.run_key("train", "/home/alice/llm")
+    different = {
+        private.run_key(*names)
+        for names in (
+            ("train", "/a"),
+            ("train", "/b"),
+            ("tune", "/a"),
+        )
+    }
+    assert len(different) == 3
+    assert all(key is not None and len(key) == 32 and "train" not in key for key in different)
+
+
+@pytest.mark.parametrize("names", [(None, None), ("", ""), ("train", ""), ("bash", None), ("", "/a"), (None, "/a")])
+def test_jobs_of_which_the_name_or_the_work_directory_is_not_known_are_of_no_run(names):
+    assert Private(HASH, KEY).run_key(*names) is None
+
+
+def test_another_key_gives_other_hashes():
+    one, other = Private(HASH, KEY), Private(HASH, KEY[::-1])
+    assert one.user("alice") != other.user("alice")
+    assert one.run_key("a", "/a") != other.run_key("a", "/a")
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_name_that_is_no_utf8_has_a_hash():
+    assert Private(HASH, KEY).user(os.fsdecode(b"\xff")) is not None
+
+
+def test_the_key_is_not_shown():
+    assert KEY.decode() not in repr(Private(HASH, KEY))
+
+
+def test_the_key_is_made_once_for_its_owner_alone(tmp_path):
+    key = site_key(str(tmp_path), None)
+    assert (len(key), site_key(str(tmp_path), None)) == (64, key)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+
+
+def test_a_key_can_lie_elsewhere(tmp_path):
+    file = tmp_path / "site.key"
+    file.write_bytes(KEY + b"\n")
+    file.chmod(0o400)
+    assert site_key(str(tmp_path / "db"), str(file)) == KEY
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_that_others_can_read_or_change_is_refused(tmp_path, mode):
+    file = tmp_path / "key"
+    file.write_bytes(KEY)
+    file.chmod(mode)
+    with pytest.raises(StoreError, match=f"{file}: others than its owner can read or change the key: chmod 600"):
+        site_key(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("size", [0, FEWEST_BYTES - 1, 4097])
+def test_a_key_of_another_size_is_refused(tmp_path, size):
+    file = tmp_path / "key"
+    file.write_bytes(b"k" * size)
+    file.chmod(0o600)
+    with pytest.raises(StoreError, match="a key has 16 to 4096 bytes"):
+        site_key(str(tmp_path), None)
+
+
+def test_a_key_that_is_not_there_is_not_made_elsewhere(tmp_path):
+    with pytest.raises(StoreError, match="the key cannot be read: No such file"):
+        site_key(str(tmp_path), str(tmp_path / "site.key"))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_key_that_is_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(StoreError, match="the key cannot be read: is no file"):
+        site_key(str(tmp_path), None)

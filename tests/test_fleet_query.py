@@ -1,0 +1,348 @@
+"""`healthd fleet query`, as it is typed, and what its engine may do."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from random import Random
+
+import duckdb
+import pytest
+from fleet_history import BEGIN, END, history
+from fleet_rows import NOVEMBER, made, row
+from hypothesis import given
+from hypothesis import strategies as st
+from test_fleet_cli import fleet
+
+from healthd.fleet import engine, questions
+from healthd.fleet.lint import FUNCTIONS
+from healthd.fleet.questions import WrongQuestion
+from healthd.fleet.store import StoreError
+from healthd.fleet.table import table
+from healthd.fleet.tables import TABLES
+from healthd.say.render import Page
+
+pytestmark = pytest.mark.one_python
+
+THERE = questions.built_in()
+TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
+
+
+@pytest.fixture(scope="module")
+def db(tmp_path_factory) -> Path:
+    rows = {table: [tuple(one.values()) for one in some] for table, some in history(Random(0), 60).items() if some}
+    return made(tmp_path_factory.mktemp("fleet") / "db", rows)
+
+
+def query(*arguments: str | Path) -> tuple[int, str, str]:
+    return fleet("query", *arguments)
+
+
+def test_without_a_name_it_lists_the_questions_also_where_nothing_is_installed():
+    status, out, err = fleet("query", program="import sys\nsys.modules['duckdb'] = None")
+    assert (status, err) == (0, "")
+    listed = [line.split(" ", 1) for line in out.partition("\n\n")[0].splitlines()]
+    assert [name for name, _ in listed] == sorted(THERE)
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+@pytest.mark.parametrize("name", sorted(THERE))
+def test_an_answer_fits_the_page(db, name, columns, monkeypatch):
+    with engine.connected(files_of(db), 1, 512) as connection:
+        needed = questions.needed(THERE[name], THERE)
+        answer = engine.ask(connection, needed, engine.Asked(BEGIN, END, questions.parameters(needed, {})))
+        lines = table(answer.columns, list(answer.rows), Page(columns)).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert len(lines) > 1
+
+
+def files_of(db: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in sorted(db.glob("*/*/*.parquet")):
+        found.setdefault(path.parts[-3], []).append(str(path))
+    return found
+
+
+def test_a_table_says_once_what_is_the_same_and_names_what_does_not_fit():
+    rows = [("gpu-1", 1793491200, 5, "c1", None, "x" * 60), ("gpu-12", 1793491261, None, "c1", None, "y")]
+    assert table(("node", "end_time", "jobs", "cluster", "mode", "words"), rows, Page(80)) == (
+        "in all rows: cluster c1\n"
+        "node    end_time             jobs  words\n"
+        f"gpu-1   2026-11-01 00:00:00     5  {'x' * 37}...\n"
+        "gpu-12  2026-11-01 00:01:01        y\n"
+    )
+    names = [f"column_{number}" for number in range(9)]
+    text = table(names, [range(9), range(1, 10)], Page(80))
+    assert text.endswith("not shown here: column_8 (--csv and --json have them)\n")
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
+def test_any_values_are_shown_on_a_line_each(rows):
+    shown = table(("name", "some_time", "share", "told", "mode"), rows, Page(80)).splitlines()
+    assert len([line for line in shown if not line.startswith(("in all rows", " ")) or line.strip()]) >= 2
+
+
+def test_the_same_rows_come_as_a_table_as_json_and_as_csv(db):
+    status, out, err = query("states", "--db", db, *TIMES)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"{THERE['states'].title}\nfrom 2026-10-30 22:00:00 to 2026-11-03 05:00:00 UTC\n\n")
+    document = json.loads(query("states", "--db", db, *TIMES, "--json")[1])
+    rows = list(csv.DictReader(io.StringIO(query("states", "--db", db, *TIMES, "--csv")[1])))
+    assert {name: document[name] for name in ("question", "engine", "from_time", "to_time", "parameters")} == {
+        "question": "states",
+        "engine": "duckdb",
+        "from_time": BEGIN,
+        "to_time": END,
+        "parameters": {},
+    }
+    as_text = [{n: "" if v is None else str(v) for n, v in row.items()} for row in document["rows"]]
+    assert as_text == rows
+    assert list(rows[0]) == document["columns"]
+    assert len(out.splitlines()) == len(rows) + 4
+
+
+def test_without_times_it_is_asked_of_all_that_is_known(db):
+    document = json.loads(query("runs", "--db", db, "--json", "--param", "gap_seconds=5")[1])
+    with engine.connected(files_of(db)) as connection:
+        least = connection.execute("SELECT min(submit_time) FROM jobs").fetchone()
+    assert document["from_time"] <= least[0] < document["to_time"]
+    assert document["parameters"] == {"gap_seconds": 5}
+
+
+def test_no_rows_are_said(db):
+    status, out, _ = query("states", "--db", db, "--from", "2020-01-01", "--to", "2020-01-02", "--threads", "1")
+    assert (status, out.splitlines()[-1]) == (0, "no rows")
+    document = json.loads(query("states", "--db", db, "--from", "2020-01-01", "--to", "2020-01-02", "--json")[1])
+    assert document["rows"] == []
+
+
+def test_a_file_of_ones_own_may_stand_on_the_questions_and_have_parameters(db, tmp_path):
+    own = tmp_path / "own.sql"
+    own.write_text(
+        "-- How many conditions of a code.\n-- asked\n--   code VARCHAR = gpu_xid/79  which\n\n"
+        "SELECT conditions.code, count(*) AS conditions FROM conditions CROSS JOIN asked\n"
+        "WHERE conditions.code = asked.code GROUP BY conditions.code -- the end\n"
+    )
+    status, out, err = query(own, "--db", db, "--csv")
+    assert (status, err) == (0, "")
+    assert out.startswith("code,conditions\ngpu_xid/79,")
+    assert query(own, "--db", db, "--csv", "--param", "code=none")[1] == "code,conditions\n"
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: an ASOF JOIN is DuckDB's"),
+        ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: say CAST(... AS BIGINT) (and 1 more)"),
+        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables are read"),
+        ("SELECT nothing FROM jobs", 'own.sql: Binder Error: Referenced column "nothing" not found in FROM clause!'),
+        (
+            "SELECT CAST('x' AS BIGINT) AS x FROM jobs",
+            "own.sql: Conversion Error: Could not convert string 'x' to INT64",
+        ),
+        (
+            "-- asked\n--   x INT = 1\nSELECT 1 AS x FROM jobs",
+            "own.sql:2: a parameter is written NAME BIGINT|DOUBLE|VAR",
+        ),
+        ("-- asked\n--   x BIGINT = one\nSELECT 1 AS x FROM jobs", 'own.sql:2: x must be a BIGINT, is "one"'),
+        ("", "own.sql:1: there is no SQL in it"),
+        (b"SELECT 1\n\xff", "own.sql:2: is not UTF-8"),
+        (b"-" * ((1 << 20) + 1), "own.sql: more than 1048576 bytes are no question"),
+    ],
+)
+def test_a_file_that_is_no_question_is_told_with_its_line(db, tmp_path, sql, says):
+    own = tmp_path / "own.sql"
+    own.write_bytes(sql if isinstance(sql, bytes) else sql.encode())
+    status, out, err = query(own, "--db", db)
+    assert (status, out, err.count("\n")) == (64, "", 1)
+    assert err.startswith(f"healthd fleet query: {tmp_path}/{says}"), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("stats", "--db", "DB"), 'there is no question "stats"; did you mean "states"?'),
+        (("states",), "--db DB is missing: which store?"),
+        (("./none.sql", "--db", "DB"), "./none.sql: No such file or directory"),
+        (
+            ("states", "--db", "DB", "--engine", "sprak"),
+            '--engine: "sprak" is none of duckdb, spark, spark://HOST:PORT',
+        ),
+        (("states", "--db", "DB", "--param", "x"), '--param: "x" is no NAME=VALUE'),
+        (("states", "--db", "DB", "--param", "x=1"), "--param x: the question has no such parameter (there are: none)"),
+        (("runs", "--db", "DB", "--param", "gap_second=1"), '(there are: gap_seconds); did you mean "gap_seconds"?'),
+        (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, is "1d"'),
+        (
+            ("states", "--db", "DB", "--from", "2026-01-02", "--to", "2026-01-02"),
+            "2026-01-02 00:00:00 (--from) is not before",
+        ),
+        (("states", "--db", "DB", "--from", "1970-01-01"), "is too long: at most 9999 days"),
+        (("states", "--db", "DB", "--threads", "0"), "argument --threads: must be a whole number from 1 to 256"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(db, arguments, says):
+    status, out, err = query(*(str(db) if word == "DB" else word for word in arguments))
+    assert (status, out, err.count("\n")) == (64, "", 1)
+    assert err.startswith("healthd fleet query: ")
+    assert says in err
+
+
+def test_an_empty_store_and_none_cannot_answer(tmp_path):
+    made(tmp_path / "db")
+    status, out, err = query("states", "--db", tmp_path / "db")
+    assert (status, out) == (3, "")
+    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: healthd fleet ingest --out fills it\n"
+    assert query("states", "--db", tmp_path / "none")[0] == 3
+
+
+HAS_A_TIME = {
+    "jobs": {"cluster": "c1", "db_index": 1, "job_id": 1, "submit_time": NOVEMBER},
+    "events": {"cluster": "c1", "node": "n", "stream_id": "s", "seq": 1, "time": NOVEMBER, "event": "alive"},
+    "node_states": {"cluster": "c1", "node": "n", "start_time": NOVEMBER},
+    "reservations": {"cluster": "c1", "name": "r", "node": "n", "start_time": NOVEMBER},
+    "preemptions": {"cluster": "c1", "time": NOVEMBER, "job_id": 1},
+    "exclusions": {"cluster": "c1", "job_id": 1, "submit_time": NOVEMBER, "node": "n", "source": "squeue"},
+    "tickets": {"cluster": "c1", "node": "n", "opened_time": NOVEMBER},
+    "failures": {"cluster": "c1", "node": "n", "time": NOVEMBER, "kind": "x"},
+    "scraped_conditions": {
+        "cluster": "c1",
+        "node": "n",
+        "code": "gpu_xid/79",
+        "subject": "",
+        "severity": "critical",
+        "first_time": NOVEMBER,
+        "last_time": NOVEMBER,
+    },
+    "ingests": {"cluster": "c1", "source": "sacct", "name": "f", "from_time": NOVEMBER, "to_time": NOVEMBER + 1},
+}
+
+
+def test_every_table_with_times_of_its_own_tells_of_a_time():
+    assert {*HAS_A_TIME} == {*TABLES} - {"nodes", "job_nodes"} == {*engine.MOMENTS}
+
+
+@pytest.mark.parametrize("name", sorted(HAS_A_TIME))
+def test_a_store_of_one_table_is_not_empty(tmp_path, name):
+    db = made(tmp_path / "db", {name: [row(name, **HAS_A_TIME[name])]})
+    assert engine.times_known(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
+
+
+def test_a_store_without_a_time_can_be_asked_of_one(tmp_path):
+    db = made(tmp_path / "db", {"nodes": [row("nodes", cluster="c1", node="n")]})
+    assert query("observed", "--db", db, *TIMES)[0] == 0
+    status, out, err = query("observed", "--db", db, *TIMES[:2])
+    assert (status, out) == (3, "")
+    assert err == f"healthd fleet query: {db}: nothing in the store has a time: say --from and --to\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", [0, 946_684_800, 999_999_999, NOVEMBER + 2 * 86_400, 4_102_444_799], ids=lambda time: f"at {time}"
+)
+def test_a_node_whose_clock_is_wrong_does_not_say_which_time_is_asked_for(tmp_path, wrong):
+    line = HAS_A_TIME["events"]
+    read = {"cluster": "c1", "source": "events", "name": "ev", "read_time": NOVEMBER + 86_399}
+    rows = {
+        "events": [row("events", **line), row("events", **{**line, "seq": 2, "time": wrong})],
+        "ingests": [row("ingests", **read)],
+    }
+    db = made(tmp_path / "db", rows)
+    assert engine.times_known(files_of(db)) == (NOVEMBER, NOVEMBER + 1)
+    assert query("lines", "--db", db)[0] == 0
+
+
+def test_what_is_planned_begins_and_has_no_end_yet(tmp_path):
+    rows = {
+        "reservations": [row("reservations", **{**HAS_A_TIME["reservations"], "end_time": NOVEMBER + 30 * 86_400})],
+        "ingests": [row("ingests", cluster="c1", source="reservations", name="r", read_time=NOVEMBER + 5)],
+    }
+    assert engine.times_known(files_of(made(tmp_path / "db", rows))) == (NOVEMBER, NOVEMBER + 1)
+
+
+def test_without_the_extra_for_spark_one_sentence_says_what_to_install(db):
+    without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
+    status, out, err = fleet("query", "states", "--db", db, "--engine", "spark", program=without)
+    assert (status, out, err.count("\n")) == (3, "", 1)
+    assert err.endswith("is not installed here: pip install pyspark sqlglot\n")
+
+
+# --- what the engine may do
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "COPY numbers TO '{folder}/written.csv'",
+        "ATTACH '{folder}/other.duckdb'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SELECT * FROM 'https://example.com/x.parquet'",
+        "SET enable_external_access = true",
+        "SET memory_limit = '1TB'",
+    ],
+)
+def test_the_engine_reads_the_store_and_nothing_else_whatever_the_lint_let_pass(db, tmp_path, sql):
+    refused = (duckdb.PermissionException, duckdb.InvalidInputException, duckdb.CatalogException)
+    with engine.connected(files_of(db), 1, 512) as connection:
+        assert connection.execute("SELECT count(*) > 0 FROM jobs").fetchone() == (True,)
+        with pytest.raises(refused):
+            connection.execute(sql.format(folder=tmp_path)).fetchall()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engine_fetches_no_extension_and_keeps_to_its_threads_and_memory(db):
+    with engine.connected(files_of(db), 1, 512) as connection:
+        rows = connection.execute("SELECT name, value FROM duckdb_settings()").fetchall()
+    found = dict(rows)
+    assert found["autoinstall_known_extensions"] == found["autoload_known_extensions"] == "false"
+    assert (found["threads"], found["memory_limit"]) == ("1", "384.0 MiB"), "three quarters: the rest is not counted"
+
+
+def test_what_does_not_fit_in_memory_lies_on_the_disk_and_goes(db, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with engine.connected(files_of(db), 1, 64) as connection:
+        many = "SELECT repeat('x', 200) || a.n || b.n AS x FROM numbers AS a JOIN numbers AS b ON b.n < 60 ORDER BY x"
+        assert connection.execute(f"SELECT max(length(x)) FROM ({many})").fetchone() == (206,)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_of_the_store_is_named(tmp_path, db):
+    files = files_of(db)
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 nothing")
+    with (
+        pytest.raises(StoreError, match=r"damaged\.parquet: is damaged"),
+        engine.connected({**files, "jobs": [str(tmp_path / "damaged.parquet")]}),
+    ):
+        pass  # pragma: no cover
+
+
+def test_a_question_that_stands_on_itself_is_refused():
+    first = questions.parse("first", "first.sql", "SELECT x FROM second")
+    second = questions.parse("second", "second.sql", "SELECT x FROM first")
+    with pytest.raises(WrongQuestion, match=r'second\.sql:1: there is no table "first"'):
+        questions.needed(first, {"first": first, "second": second})
+
+
+# --- what docs/fleet.md says of it
+
+PAGE = (Path(__file__).parents[1] / "docs/fleet.md").read_text("utf-8")
+
+
+def test_the_page_has_every_question_and_every_function():
+    assert sorted(re.findall(r"(?m)^\| `([a-z_]+)` \|", PAGE)) == sorted(THERE)
+    listed = re.findall(r"(?m)^- Functions: (.*)\.$", PAGE)[0].split(", ")
+    assert listed == sorted(FUNCTIONS)
+
+
+def test_the_question_of_ones_own_on_the_page_is_answered(db, tmp_path):
+    (tmp_path / "codes.sql").write_text(re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)[0])
+    status, out, err = query(tmp_path / "codes.sql", "--db", db, "--param", "least=degraded")
+    assert (status, err) == (0, "")
+    assert out.startswith("On how many nodes each code was seen.\n")
+    assert "no rows" not in out

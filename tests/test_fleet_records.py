@@ -1,0 +1,164 @@
+"""Records of delimited text: put together where there is one way, else counted with their line."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from healthd.fleet.sources import records as records_module
+from healthd.fleet.sources.records import MOST_BYTES, records
+from healthd.text import regex
+
+
+class Form:
+    """Columns "N..." hold digits, all others any text; N and A are used."""
+
+    def is_header(self, names: Sequence[str]) -> bool:
+        return "N" in names
+
+    def free(self, name: str) -> bool:
+        return not name.startswith("N")
+
+    def wanted(self, name: str) -> bool:
+        return name in ("N", "A", "N2")
+
+    def fits(self, name: str, text: str) -> bool:
+        return bool(regex(r"\d+").fullmatch(text))
+
+
+def read(text: bytes | str, delimiter: str = "") -> tuple[list[tuple[int, list[str]]], list[tuple[int, str]]]:
+    """(line, fields) of what is read, (line, why) of what is not."""
+    unread: list[tuple[int, str]] = []
+    raw = text if isinstance(text, bytes) else text.encode()
+    batches = records(io.BytesIO(raw), Form(), lambda line, why: unread.append((line, why)), delimiter)
+    return [row for batch in batches for row in batch.rows], unread
+
+
+@pytest.mark.parametrize("delimiter", ["|", "|#", "\x1f", ";;", "\t"])
+def test_the_header_says_what_stands_between_fields(delimiter: str) -> None:
+    text = "N|A|N2\n1|x|2\n3|y z|4\n".replace("|", delimiter)
+    assert read(text) == ([(2, ["1", "x", "2"]), (3, ["3", "y z", "4"])], [])
+
+
+def test_lines_above_the_header_are_a_comment_or_told_once() -> None:
+    assert read("# from somewhere\n\nN|A|N2\n1|x|2\n") == ([(4, ["1", "x", "2"])], [])
+    rows, unread = read("1|x|2\n3|y|4\nN|A|N2\n5|z|6\n")
+    assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no line above it names the columns")])
+
+
+def test_files_that_were_joined_have_a_header_each_in_an_order_of_their_own() -> None:
+    unread: list[int] = []
+    text = b"N|A|N2\n1|x|2\nN|A|N2\n3|y|4\nA|N\nz|5\n"
+    batches = list(records(io.BytesIO(text), Form(), lambda line, why: unread.append(line)))
+    assert [(batch.header, row) for batch in batches for row in batch.rows] == [
+        (("N", "A", "N2"), (2, ["1", "x", "2"])),
+        (("N", "A", "N2"), (4, ["3", "y", "4"])),
+        (("A", "N"), (6, ["z", "5"])),
+    ]
+    assert unread == []
+
+
+def test_a_line_end_within_a_field_is_part_of_it() -> None:
+    assert read("N|A|N2\n1|two\nlines|2\n3|y|4\n") == ([(2, ["1", "two lines", "2"]), (4, ["3", "y", "4"])], [])
+    assert read("N|A|N2\n1|\n\n\n|2\n") == ([(2, ["1", "   ", "2"])], [])
+
+
+def test_lines_that_end_as_on_windows_are_read_as_others() -> None:
+    text = "N|A|N2\n1|x|2\n3|two\nlines|4\n\n5|a|b|6\nA|N\ny|7\nN|A|N2\n8|z\n"
+    rows, unread = read(text)
+    assert (len(rows), len(unread)) == (4, 1)
+    assert read(text.replace("\n", "\r\n")) == (rows, unread)
+    assert read("A|N\r\n1|a\rb\r\n".replace("A|N", "N|A"))[0] == [(2, ["1", "a\rb"])]
+
+
+def test_lines_that_end_as_on_windows_are_read_where_a_chunk_ends_between_the_two_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for size in range(1, 9):
+        monkeypatch.setattr(records_module, "CHUNK", size)
+        assert read("N|A|N2\r\n1|x|2\r\n3|y|4\r\n") == ([(2, ["1", "x", "2"]), (3, ["3", "y", "4"])], []), size
+
+
+def test_a_record_that_was_cut_takes_no_other_with_it() -> None:
+    assert read("N|A|N2\n1|x\n3|y|4\n") == ([(3, ["3", "y", "4"])], [(2, "2 fields where the header names 3")])
+    assert read("N|A|N2\nrest|2\n3|y|4\n")[1] == [(2, "2 fields where the header names 3")]
+
+
+def test_a_delimiter_within_text_is_part_of_it_where_there_is_one_way() -> None:
+    assert read("N|A|N2\n1|a|b|2\n") == ([(2, ["1", "a|b", "2"])], [])
+    assert read("N|A|N2\n1|a\nb|c|2\n") == ([(2, ["1", "a b|c", "2"])], [])
+
+
+def test_a_delimiter_within_text_is_never_guessed() -> None:
+    assert read("N|A|B|N2\n1|a|b|c|2\n") == ([], [(2, "5 fields where the header names 4")])
+    # both ways give the same in what is used
+    assert read("N|B|C|N2\n1|a|b|c|2\n")[0][0][1][0] == "1"
+    # only a digit fits between
+    assert read("N|A|N2|B\n1|a|b|2|c\n") == ([(2, ["1", "a|b", "2", "c"])], [])
+
+
+def test_a_file_that_ends_in_a_line_ends_with_an_unread_one() -> None:
+    assert read("N|A|N2\n1|x|2\n3|y|4") == ([(2, ["1", "x", "2"])], [(3, "the file ends in this line: it may be cut")])
+
+
+def test_too_few_fields_at_the_end_are_told() -> None:
+    assert read("N|A|N2\n1|x\n") == ([], [(2, "2 fields where the header names 3")])
+
+
+def test_bytes_that_are_no_text_are_kept_visible() -> None:
+    assert read(b"N|A|N2\n1|\xff\xfe|2\n") == ([(2, ["1", "\\xff\\xfe", "2"])], [])
+
+
+def test_a_line_of_any_length_costs_bounded_memory() -> None:
+    class Endless(io.RawIOBase):
+        """A header, a line of 64 MiB, a row."""
+
+        def __init__(self) -> None:
+            self.parts = [b"N|A|N2\n", *[b"x" * (1 << 20)] * 64, b"\n", b"1|x|2\n"]
+
+        def read(self, size: int = -1) -> bytes:
+            return self.parts.pop(0) if self.parts else b""
+
+        def readline(self, size: int | None = -1) -> bytes:
+            return self.read()
+
+    unread: list[tuple[int, str]] = []
+    tracemalloc.start()
+    try:
+        found = list(records(Endless(), Form(), lambda line, why: unread.append((line, why))))  # type: ignore[arg-type]
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert unread == [(2, f"the line is longer than {MOST_BYTES} bytes")]
+    assert [batch.rows for batch in found] == [[(3, ["1", "x", "2"])]]
+
+
+TEXT = st.text(st.characters(exclude_characters="\n|", codec="utf-8"), max_size=12).filter(lambda t: t.strip() == t)
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), TEXT, st.integers(0, 999)), max_size=30))
+def test_what_was_written_is_read(rows: list[tuple[int, str, int]]) -> None:
+    text = "N|A|N2\n" + "".join(f"{one}|{words}|{two}\n" for one, words, two in rows)
+    found, unread = read(text)
+    assert [fields for _, fields in found] == [[str(one), words, str(two)] for one, words, two in rows]
+    assert unread == []
+
+
+@settings(max_examples=200)
+@given(
+    st.binary(max_size=300) | st.lists(st.sampled_from([b"1", b"|", b"\n", b"x", b"N|A|N2\n", b"\xff"])).map(b"".join)
+)
+@example(b"N\x00\x00\n\x00\x00\n")  # a header of its own, of two columns
+def test_any_bytes_are_records_or_told_and_every_line_at_most_once(raw: bytes) -> None:
+    unread: list[int] = []
+    batches = list(records(io.BytesIO(b"N|A|N2\n" + raw), Form(), lambda line, why: unread.append(line)))
+    found = [(line, fields, batch.header) for batch in batches for line, fields in batch.rows]
+    lines = [line for line, _, _ in found] + unread
+    assert len(set(lines)) == len(lines)
+    assert all(2 <= line <= raw.count(b"\n") + 2 for line in lines)
+    assert all(len(fields) == len(header) for _, fields, header in found)

@@ -1,0 +1,249 @@
+"""The report's page and its file: one file that fetches nothing, escaped, and never in the place of another's."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from fleet_history import BEGIN, END, History, history, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.cli.main import main
+from healthd.fleet.answers.study import opened
+from healthd.fleet.tables import TABLES
+
+pytestmark = pytest.mark.one_python
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page, as a browser would find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._in_script = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+        if self._in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def elements(page: str) -> Elements:
+    parsed = Elements()
+    parsed.feed(page)
+    return parsed
+
+
+@given(JSON)
+def test_json_in_the_page_is_the_same_value_and_cannot_end_its_element(value: Any) -> None:
+    from healthd.fleet.report_page import inlined
+
+    text = inlined(value)
+    assert json.loads(text) == value
+    assert not set("<>&\u2028\u2029") & set(text)
+
+
+def test_a_chart_with_a_number_that_is_none_is_refused() -> None:
+    from healthd.fleet.report_page import inlined
+
+    with pytest.raises(ValueError, match="JSON compliant"):
+        inlined({"n": float("nan")})
+
+
+@given(st.text(min_size=1, max_size=60))  # a longer one moves a chart's words into its details
+def test_no_name_becomes_an_element(name: str) -> None:
+    from fleet_page import made
+
+    plain, named = elements(made(("a", "b"))), elements(made((name, name)))
+    assert [tag for tag, _ in named.found] == [tag for tag, _ in plain.found]
+    assert len(named.scripts) == len(plain.scripts)
+
+
+def test_the_page_has_no_address_and_runs_its_own_two_scripts_alone() -> None:
+    from fleet_page import made
+
+    page = elements(made())
+    loads = [
+        (tag, name) for tag, attributes in page.found for name in attributes if name in ("src", "srcset", "action")
+    ]
+    assert loads == []
+    assert [a["href"] for _, a in page.found if not str(a.get("href", "#")).startswith("#")] == ["data:,"]
+    (policy,) = [str(a["content"]) for _, a in page.found if a.get("http-equiv") == "Content-Security-Policy"]
+    digests = re.findall(r"'sha256-([^']+)'", policy)
+    programs = page.scripts[-2:]
+    assert digests == [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in programs]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe-eval" not in policy
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2].partition(";")[0]
+
+
+def test_the_table_behind_a_chart_has_the_numbers_that_it_draws() -> None:
+    from fleet_page import drawings
+
+    from healthd.fleet.chapters.chapter import chart
+    from healthd.fleet.report_page import behind
+
+    for drawing in drawings(("gpu-1", "gpu-2")).values():
+        table = behind(chart("Failures", "Few.", drawing))
+        assert table is not None
+        assert table.columns == ("name", "n", "of")
+        assert table.rows == (("gpu-1", "1", "of 1"), ("gpu-2", "2", "of 0"))
+        assert table.numbers == {1}
+
+
+def test_what_a_chart_says_of_its_look_holds_and_the_rest_is_the_pages() -> None:
+    from healthd.fleet.chapters.chapter import Chart
+    from healthd.fleet.report_page import drawn
+
+    spec = drawn(
+        Chart("Failures", "Few.", {"mark": "bar", "config": {"axis": {"labelLimit": 999}, "view": {"step": 9}}})
+    )
+    assert spec["description"] == "Failures. Few."
+    assert spec["config"]["axis"]["labelLimit"] == 999
+    assert spec["config"]["axis"]["labelFontSize"] == 12
+    assert spec["config"]["view"] == {"stroke": None, "step": 9}
+
+
+# --- the file
+
+
+def test_a_report_is_replaced_and_keeps_who_may_read_it(tmp_path: Path) -> None:
+    from fleet_page import made
+
+    from healthd.fleet.report import write as write_report
+
+    path = Path(write_report(str(tmp_path / "new/folder"), made()))
+    assert (path.name, path.stat().st_mode & 0o777) == ("report.html", 0o600)
+    path.chmod(0o644)
+    write_report(str(path.parent), made(("again",)))
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert "again" in path.read_text("utf-8")
+    assert os.listdir(path.parent) == ["report.html"]
+
+
+@pytest.mark.parametrize("there", ["file", "empty file", "folder", "link"])
+def test_what_is_no_report_is_left_as_it_is(there: str, tmp_path: Path) -> None:
+    from fleet_page import made
+
+    from healthd.fleet.report import NotOurs
+    from healthd.fleet.report import write as write_report
+
+    path = tmp_path / "report.html"
+    if there == "folder":
+        path.mkdir()
+    elif there == "link":
+        (tmp_path / "other").write_text(made())
+        path.symlink_to("other")
+    else:
+        path.write_text("<!doctype html><p>mine" if there == "file" else "")
+    with pytest.raises(NotOurs, match=r"report\.html is there and is no"):
+        write_report(str(tmp_path), made())
+    assert path.is_dir() or path.read_text("utf-8")[:25] in ("<!doctype html><p>mine", "", made()[:25])
+    assert path.is_symlink() == (there == "link")
+
+
+# --- of a store
+
+
+def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
+    """The documents and the page of a store."""
+    from healthd.fleet import report
+    from healthd.fleet.report_page import Assets
+
+    folder.mkdir(exist_ok=True)
+    those = report.parts(2.0, 99.0)
+    with opened(write(made, folder), BEGIN, END) as study:
+        documents = report.document(study, *report.answers(study, those))
+    return documents, report.html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_each_answer_has_its_chapter_or_says_why_not_for_any_store(seed: int, tmp_path: Path) -> None:
+    """A store without a row at first."""
+    from healthd.fleet import report
+
+    made = history(Random(seed), 4 * seed) if seed else {name: [] for name in TABLES}
+    documents, page = told(made, tmp_path)
+    parsed = elements(page)
+    chapters = [str(a["id"]).removeprefix("chapter-") for _, a in parsed.found if "chapter-" in str(a.get("id"))]
+    assert chapters == [part.name for part in report.parts()]
+    assert len(documents["report"]["opening"]) == 5
+    for name, why in documents["report"]["unanswered"].items():
+        assert name not in documents
+        reason, _, flags = why.partition(": healthd ")
+        assert f"Not known: {reason}." in parsed.text
+        assert not flags or f"The answer to {name} needs what healthd {flags} reads." in parsed.text
+    json.dumps(documents, allow_nan=False)
+
+
+def test_the_order_of_the_stores_rows_changes_nothing(tmp_path: Path) -> None:
+    made = history(Random(5), 20)
+    first = told(made, tmp_path / "a")
+    assert first == told({name: rows[::-1] for name, rows in made.items()}, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "healthd fleet report: say where to: --out DIR (or --json)"),
+        *(
+            (
+                ("--out", "o", "--price", price),
+                f'--price: must be what a GPU-hour costs, a number from 0 to 1,000,000,000, is "{price}"',
+            )
+            for price in ("-1", "nan", "1e308")
+        ),
+        (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, is "0.99"'),
+    ],
+)
+def test_wrong_use_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "report", *flags]) == 64
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == ""
+
+
+def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fleet_rows import job, made
+
+    db = made(tmp_path / "db", {"jobs": [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/report.html").write_text("mine")
+    assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err == (
+        f"healthd fleet: {tmp_path}/out/report.html is there and is no report of healthd: name another folder\n"
+    )
+    assert main(["fleet", "report", "--db", str(db), "--json"]) == 0
+    documents = json.loads(capsys.readouterr().out)
+    assert documents["report"]["answer"] == "report"
+    assert documents["states"]["by_state"][0]["jobs"] == 1

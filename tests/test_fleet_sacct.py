@@ -1,0 +1,605 @@
+"""Jobs from files of sacct: each a row that says what its fields said, or counted with its line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_rows import content
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from healthd.fleet import times
+from healthd.fleet.ingest import Asked, ingest
+from healthd.fleet.private import Private
+from healthd.fleet.sources import pieces, sacct
+from healthd.fleet.sources.job_row import FIELDS, JobRows, hashed
+from healthd.fleet.tables import TABLES
+from healthd.fleet.unread import Unread
+
+pytestmark = pytest.mark.one_python
+
+DATA = Path(__file__).parent / "data" / "sacct"
+KEY = b"0123456789abcdef0123456789abcdef"
+NOW = 1_800_000_000
+JOB = {
+    "JobIDRaw": "100",
+    "JobID": "100",
+    "DBIndex": "5001",
+    "Cluster": "c1",
+    "State": "COMPLETED",
+    "ExitCode": "0:0",
+    "Submit": "1793500000",
+    "Eligible": "1793500000",
+    "Start": "1793500100",
+    "End": "1793503700",
+    "Suspended": "00:00:00",
+    "NNodes": "2",
+    "NodeList": "n[1-2]",
+    "AllocCPUS": "192",
+    "AllocTRES": "billing=192,cpu=192,gres/gpu=16,gres/gpu:h100=16,mem=2T,node=2",
+    "Partition": "train",
+    "Account": "physics",
+    "QOS": "high",
+    "Priority": "4294901759",
+    "User": "ada",
+    "Reservation": "",
+    "TimelimitRaw": "60",
+    "Restarts": "0",
+    "JobName": "llm",
+    "WorkDir": "/home/ada",
+    "SubmitLine": "sbatch --exclude=n[7-8] run.sh",
+}
+
+
+def text(*jobs: dict[str, str], columns: Sequence[str] = tuple(JOB), delimiter: str = "|") -> str:
+    lines = [columns, *([{**JOB, **job}[name] for name in columns] for job in jobs)]
+    return "".join(delimiter.join(line) + "\n" for line in lines)
+
+
+def asked(**values: Any) -> Asked:
+    return Asked(NOW, **{"cluster": "", "users": "keep", **values})
+
+
+def read(tmp_path: Path, *texts: str | bytes, **values: Any) -> tuple[dict[str, list[dict[str, Any]]], Unread]:
+    """Every row of a new store, as dicts, and what could not be read."""
+    paths = []
+    for number, its in enumerate(texts):
+        path = tmp_path / f"{number}.txt"
+        path.write_bytes(its if isinstance(its, bytes) else its.encode())
+        paths.append(str(path))
+    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], asked(**values))
+    return rows(tmp_path / "db"), came.unread
+
+
+def rows(db: Path) -> dict[str, list[dict[str, Any]]]:
+    found = content(db)
+    return {table: [dict(zip(TABLES[table].columns, row, strict=True)) for row in its] for table, its in found.items()}
+
+
+def one(tmp_path: Path, **job: str) -> dict[str, Any]:
+    """The row of `jobs` of a job."""
+    found, unread = read(tmp_path, text(job))
+    assert not unread.shown
+    (row,) = found["jobs"]
+    return row
+
+
+def why_not(tmp_path: Path, **job: str) -> str:
+    """Why a job was not read."""
+    found, unread = read(tmp_path, text(job))
+    assert "jobs" not in found
+    (words,) = unread.shown
+    return words.removeprefix(f"sacct: {tmp_path / '0.txt'}:2: ")
+
+
+def test_a_job_is_a_row_its_nodes_are_rows_and_so_are_those_it_did_without(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, text(JOB))
+    assert found["jobs"] == [
+        {
+            "cluster": "c1",
+            "db_index": 5001,
+            "job_id": 100,
+            "array_job_id": None,
+            "array_task_id": None,
+            "restarts": 0,
+            "state": "COMPLETED",
+            "exit_code": 0,
+            "exit_signal": 0,
+            "submit_time": 1793500000,
+            "eligible_time": 1793500000,
+            "start_time": 1793500100,
+            "end_time": 1793503700,
+            "nodes": 2,
+            "gpus": 16,
+            "cpus": 192,
+            "node_list": "n[1-2]",
+            "partition": "train",
+            "account": "physics",
+            "qos": "high",
+            "priority": 4294901759,
+            "user_name": "ada",
+            "run_key": found["jobs"][0]["run_key"],
+            "reservation": None,
+            "time_limit_seconds": 3600,
+            "suspended_seconds": 0,
+            "exclusions_known": True,
+            "source": "sacct",
+        }
+    ]
+    about = {"cluster": "c1", "db_index": 5001, "submit_time": 1793500000}
+    ran = {**about, "start_time": 1793500100, "end_time": 1793503700, "gpus": 8.0}
+    assert found["job_nodes"] == [{**ran, "node": "n1"}, {**ran, "node": "n2"}]
+    excluded = {**about, "source": "submit_line", "job_id": 100}
+    assert found["exclusions"] == [{**excluded, "node": "n7"}, {**excluded, "node": "n8"}]
+    (told,) = found["ingests"]
+    assert (told["cluster"], told["from_time"], told["to_time"]) == ("c1", 1793500000, 1793503700)
+    assert (told["rows_read"], told["rows_unread"], unread.shown) == (1, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"State": "CANCELLED by 1000"}, {"state": "CANCELLED"}),
+        ({"State": "OUT_OF_MEMORY", "ExitCode": "0:125"}, {"exit_code": 0, "exit_signal": 125}),
+        ({"State": "FAILED", "ExitCode": "0:9"}, {"state": "FAILED", "exit_code": 0, "exit_signal": 9}),
+        ({"State": "REQUEUED"}, {"state": "REQUEUED"}),
+        ({"State": "RESIZING"}, {"state": "RESIZING"}),
+        ({"JobID": "90_7"}, {"job_id": 100, "array_job_id": 90, "array_task_id": 7}),
+        ({"JobID": "100_[3-9%2]"}, {"job_id": 100, "array_job_id": 100, "array_task_id": None}),
+        ({"JobID": "99+1"}, {"job_id": 100, "array_job_id": None, "array_task_id": None}),
+        ({"AllocTRES": "cpu=4,gres/gpu:h100=3,gres/gpu:a100=1"}, {"gpus": 4}),
+        ({"AllocTRES": "cpu=4,mem=1G"}, {"gpus": 0}),
+        ({"AllocTRES": ""}, {"gpus": None}),
+        ({"TimelimitRaw": "UNLIMITED"}, {"time_limit_seconds": None}),
+        ({"Suspended": "1-00:00:30"}, {"suspended_seconds": 86430}),
+        ({"Eligible": "Unknown"}, {"eligible_time": None}),
+        ({"Restarts": ""}, {"restarts": None}),
+        ({"User": ""}, {"user_name": None}),
+        ({"SubmitLine": ""}, {"exclusions_known": False}),
+        ({"SubmitLine": "sbatch run.sh"}, {"exclusions_known": False}),
+        ({"SubmitLine": "srun hostname"}, {"exclusions_known": True}),
+        ({"DBIndex": str(2**64 - 1)}, {"db_index": -1}),
+        ({"DBIndex": str(2**63)}, {"db_index": -(2**63)}),
+        ({"DBIndex": "0"}, {"db_index": hashed("c1", "100", 1793500000)}),
+        ({"State": "RUNNING", "End": "Unknown"}, {"end_time": None, "start_time": 1793500100, "gpus": 16}),
+        ({"Partition": 'a "b"\tc'}, {"partition": 'a "b"?c'}),
+    ],
+)
+def test_a_field_says(tmp_path: Path, said: dict[str, str], expected: dict[str, Any]) -> None:
+    row = one(tmp_path, **said)
+    assert {name: row[name] for name in expected} == expected
+
+
+def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> None:
+    """sacct 22.05 says that it started when it was cancelled."""
+    never = {"State": "CANCELLED by 0", "NodeList": "None assigned", "Start": JOB["End"], "AllocTRES": ""}
+    found, _ = read(tmp_path, text(never))
+    (row,) = found["jobs"]
+    assert (row["start_time"], row["end_time"], row["nodes"], row["gpus"], row["cpus"]) == (
+        *(None, 1793503700, None, None, None),
+    )
+    assert "job_nodes" not in found
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"End": "1793500099"}, "End is 1 s before Start"),
+        ({"State": "RUNNING"}, "RUNNING with an End: was sacct asked to cut times (--truncate)?"),
+        ({"State": "completed"}, "State: no state of a job: 9 characters"),
+        ({"Submit": "Unknown"}, "Submit: a job without it"),
+        ({"Submit": "soon"}, "no time: 4 characters"),
+        (
+            {"Submit": "2026-11-01T00:00:00"},
+            "a time without its zone: '2026-11-01T00:00:00'; --timezone says which it is",
+        ),
+        ({"JobIDRaw": "x"}, "JobIDRaw: no number: 1 characters"),
+        ({"JobID": "100_x"}, "JobID: no job: 5 characters"),
+        ({"DBIndex": str(2**64)}, f"DBIndex: no number of 64 bits: '{2**64}'"),
+        ({"ExitCode": "9"}, "ExitCode: not of the form 0:0: '9'"),
+        ({"AllocTRES": "gpus"}, "AllocTRES: not of the form cpu=1,gres/gpu=8: 4 characters"),
+        ({"NodeList": "n[1-99999999]"}, "more than 65536 names in one list"),
+        ({"Priority": "high"}, "no number where one belongs: 4 characters"),
+        ({"Suspended": "long"}, "no duration: 4 characters"),
+        ({"ExitCode": "TOKEN=hf_secret123"}, "ExitCode: not of the form 0:0: 18 characters"),
+        ({"AllocTRES": "cpu=8,gres/gpu=1.3K"}, "AllocTRES: no number of GPUs: 4 characters"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, said: dict[str, str], why: str) -> None:
+    assert why_not(tmp_path, **said) == why
+
+
+@pytest.mark.parametrize(
+    ("said", "column", "value"),
+    [
+        ({"AllocTRES": "cpu=8,gres/gpu=1K"}, "gpus", 1024),
+        ({"AllocTRES": "cpu=8,gres/gpu:h100=1.50K"}, "gpus", 1536),
+        ({"Priority": "4294967294"}, "priority", None),
+        ({"Priority": "4294967295"}, "priority", None),
+        ({"Priority": "4294967293"}, "priority", 4294967293),
+        ({"Suspended": "INVALID"}, "suspended_seconds", None),
+    ],
+)
+def test_how_slurm_writes_what_is_large_or_has_no_value(
+    tmp_path: Path, said: dict[str, str], column: str, value: int | None
+) -> None:
+    found, _ = read(tmp_path, text({**JOB, **said}))
+    assert [row[column] for row in found["jobs"]] == [value]
+
+
+def test_steps_are_no_jobs_and_not_counted(tmp_path: Path) -> None:
+    steps = [{"JobIDRaw": f"100.{step}", "JobID": f"100.{step}"} for step in ("batch", "extern", "0", "interactive")]
+    found, unread = read(tmp_path, text(JOB, *steps))
+    assert len(found["jobs"]) == 1
+    assert (unread.rows["sacct"], unread.unread["sacct"]) == (1, 0)
+
+
+def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
+    columns = list(JOB)
+    random.Random(1).shuffle(columns)
+    (tmp_path / "a").mkdir()
+    whole, _ = read(tmp_path / "a", text(JOB, columns=columns, delimiter="|#"))
+    assert whole["jobs"][0]["end_time"] == 1793503700
+    (tmp_path / "b").mkdir()
+    few, _ = read(tmp_path / "b", text(JOB, columns=("State", "JobID", "Submit")), cluster="c9")
+    (row,) = few["jobs"]
+    assert {name: value for name, value in row.items() if value is not None} == {
+        "cluster": "c9",
+        "db_index": hashed("c9", "100", 1793500000),
+        "job_id": 100,
+        "state": "COMPLETED",
+        "submit_time": 1793500000,
+        "exclusions_known": False,
+        "source": "sacct",
+    }
+
+
+def refused(tmp_path: Path, its: str) -> str:
+    """Why nothing of a file was read."""
+    path = tmp_path / "refused.txt"
+    path.write_text(its)
+    (words,) = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked()).failed
+    assert rows(tmp_path / "db") == {}
+    return words.removeprefix(f"sacct: {path}: ")
+
+
+def test_a_file_that_cannot_be_jobs_is_one_sentence(tmp_path: Path) -> None:
+    assert refused(tmp_path, text(JOB, columns=("State", "JobID"))) == (
+        "has no column Submit: ask sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
+        "Start,End,..."
+    )
+    without = text(JOB, columns=("State", "JobID", "Submit"))
+    assert refused(tmp_path, without) == "a job does not name its cluster: say --cluster NAME"
+    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "nowhere")])], asked())
+    assert came.failed == [f"sacct: {tmp_path / 'nowhere'}: cannot be read: No such file or directory"]
+
+
+def test_the_id_of_a_task_without_its_raw_id_is_not_guessed(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, text({"JobID": "90_7"}, columns=("State", "JobID", "Submit", "Cluster")))
+    assert "jobs" not in found
+    assert unread.shown[0].endswith(":2: JobIDRaw: is not there, and JobID '90_7' does not tell it")
+
+
+def test_times_of_a_zone_are_read_and_the_hour_that_is_twice_is_named(tmp_path: Path) -> None:
+    berlin = {"Submit": "2026-10-25T01:30:00", "Eligible": "2026-10-25T01:30:00", "Start": "2026-10-25T01:59:59"}
+    good = {**berlin, "End": "2026-10-25T03:00:00"}
+    twice = {**berlin, "End": "2026-10-25T02:30:00", "DBIndex": "5002"}
+    found, unread = read(tmp_path, text(good, twice), zone=times.zone("Europe/Berlin"))
+    (row,) = found["jobs"]
+    assert (row["submit_time"], row["start_time"], row["end_time"]) == (1792884600, 1792886399, 1792893600)
+    assert row["end_time"] - row["start_time"] == 7201
+    assert unread.shown[0].endswith(":3: 2026-10-25T02:30:00 is twice in Europe/Berlin, as clocks are set back")
+
+
+def test_more_than_one_row_in_a_hundred_that_cannot_be_read_is_too_many(tmp_path: Path) -> None:
+    good = [{"DBIndex": str(number), "JobIDRaw": str(number), "JobID": str(number)} for number in range(1, 100)]
+    _, unread = read(tmp_path, text(*good, {"State": "?"}))
+    assert (unread.rows["sacct"], unread.unread["sacct"], unread.too_many()) == (100, 1, False)
+    (tmp_path / "more").mkdir()
+    assert read(tmp_path / "more", text(*good[1:], {"State": "?"}))[1].too_many() is True
+
+
+def test_an_end_replaces_a_running_job_whichever_is_read_first(tmp_path: Path) -> None:
+    runs = text({"State": "RUNNING", "End": "Unknown"})
+    for name, texts in (("before", (runs, text(JOB))), ("after", (text(JOB), runs)), ("together", (runs + text(JOB),))):
+        (tmp_path / name).mkdir()
+        found, _ = read(tmp_path / name, *texts)
+        assert [row["end_time"] for row in found["jobs"]] == [1793503700], name
+        assert [row["end_time"] for row in found["job_nodes"]] == [1793503700] * 2, name
+
+
+@pytest.mark.parametrize("last", ["DBIndex", "User", "State", "Start", "AllocTRES"])
+def test_a_file_with_the_line_ends_of_windows_is_the_same_jobs(tmp_path: Path, last: str) -> None:
+    columns = [*(name for name in JOB if name != last), last]
+    for name, end in (("unix", "\n"), ("windows", "\r\n")):
+        (tmp_path / name).mkdir()
+        found, unread = read(tmp_path / name, text(JOB, columns=columns).replace("\n", end), users="keep")
+        assert unread.shown == []
+        (row,) = found["jobs"]
+        assert (row["user_name"], row["db_index"], row["state"], row["gpus"]) == ("ada", 5001, "COMPLETED", 16), name
+
+
+def test_jobs_of_one_name_whose_work_directory_is_not_known_are_of_no_run(tmp_path: Path) -> None:
+    columns = [name for name in JOB if name != "WorkDir"]
+    bob = {"User": "bob", "DBIndex": "5002", "JobIDRaw": "101", "JobID": "101"}
+    found, _ = read(tmp_path, text(JOB, bob, columns=columns))
+    assert [(row["user_name"], row["run_key"]) for row in found["jobs"]] == [("ada", None), ("bob", None)]
+
+
+def test_a_requeued_job_has_a_row_for_each_time_that_it_ran(tmp_path: Path) -> None:
+    again = {"DBIndex": "5002", "Submit": "1793503800", "Start": "1793503900", "End": "1793504000", "Restarts": "1"}
+    found, _ = read(tmp_path, text({"State": "REQUEUED"}, again))
+    assert [(row["job_id"], row["restarts"], row["state"]) for row in found["jobs"]] == [
+        (100, 0, "REQUEUED"),
+        (100, 1, "COMPLETED"),
+    ]
+    keys = {row["run_key"] for row in found["jobs"]}
+    assert len(keys) == 1
+    assert None not in keys
+
+
+def test_a_file_that_did_not_change_is_not_read_again_and_a_changed_one_is(tmp_path: Path) -> None:
+    _, unread = read(tmp_path, text(JOB))
+    assert unread.rows["sacct"] == 1
+    again = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(tmp_path / "0.txt")])], asked())
+    assert again.unread.rows["sacct"] == 0
+    found, unread = read(tmp_path, text(JOB, {"DBIndex": "5002", "JobIDRaw": "101", "JobID": "101"}))
+    assert (unread.rows["sacct"], len(found["jobs"])) == (2, 2)
+
+
+@pytest.mark.parametrize("together", [1, 1 << 30])
+def test_files_are_committed_together_and_a_broken_one_does_not_keep_the_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(pieces, "TOGETHER", together)
+    paths = [str(tmp_path / f"{number}.txt") for number in range(4)]
+    gone = str(tmp_path / "gone.txt")
+    for number, path in enumerate(paths):
+        said = text({"DBIndex": str(6000 + number), "JobIDRaw": str(number + 1), "JobID": str(number + 1)})
+        Path(path).write_text(said if number != 2 else "State|JobID\nCOMPLETED|1\n")
+    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [paths[0], gone, *paths[1:]])], asked())
+    assert came.failed[0] == f"sacct: {gone}: cannot be read: No such file or directory"
+    assert came.failed[1].startswith(f"sacct: {paths[2]}: has no column Submit")
+    assert (len(came.failed), came.sources, came.unread.rows["sacct"]) == (2, ["sacct"], 3)
+    found = rows(tmp_path / "db")
+    assert [row["job_id"] for row in found["jobs"]] == [1, 2, 4]
+    assert {row["name"]: row["rows_read"] for row in found["ingests"]} == dict.fromkeys((*paths[:2], paths[3]), 1)
+    Path(paths[2]).write_text(text({"DBIndex": "6002", "JobIDRaw": "3", "JobID": "3"}))
+    assert ingest(str(tmp_path / "db"), [(sacct.SOURCE, paths)], asked()).unread.rows["sacct"] == 1
+    assert [row["job_id"] for row in rows(tmp_path / "db")["jobs"]] == [1, 2, 3, 4]
+
+
+def test_only_the_time_that_was_asked_for_is_kept(tmp_path: Path) -> None:
+    early = {"DBIndex": "1", "Submit": "1793400000", "Start": "1793400000", "End": "1793400100"}
+    late = {"DBIndex": "2", "Submit": "1793600000", "Start": "1793600000", "End": "1793600100"}
+    found, unread = read(tmp_path, text(early, JOB, late), from_time=1793500000, to_time=1793600000)
+    assert [row["db_index"] for row in found["jobs"]] == [5001]
+    assert unread.rows["sacct"] == 3
+
+
+def test_a_packed_file_is_read_and_one_that_is_cut_is_told(tmp_path: Path) -> None:
+    jobs = [{"DBIndex": str(n), "JobIDRaw": str(n), "JobID": str(n)} for n in range(1, 4000)]
+    packed = gzip.compress(text(*jobs).encode())
+    found, unread = read(tmp_path, packed)
+    assert (len(found["jobs"]), unread.shown) == (3999, [])
+    (tmp_path / "cut").mkdir()
+    found, unread = read(tmp_path / "cut", packed[: len(packed) // 2])
+    assert any("the compressed file goes no further" in words for words in unread.shown)
+
+
+def test_nothing_that_a_job_was_submitted_with_is_kept_but_the_nodes(tmp_path: Path) -> None:
+    secret = "hf_SECRETTOKEN0123456789"
+    line = f"sbatch --exclude=n7 --export=TOKEN={secret} --comment={secret} run.sh --token {secret}"
+    hidden = {"SubmitLine": line, "JobName": f"train-{secret}", "WorkDir": f"/home/ada/{secret}", "User": secret}
+    broken = {"SubmitLine": line, "State": "?", "DBIndex": "5002"}
+    job = json_job(submit_line=line, name=secret, working_directory=secret, user={"name": secret}["name"])
+    found, _ = read(tmp_path, text(hidden, broken), json.dumps({"jobs": [job]}), users="hash")
+    assert [row["node"] for row in found["exclusions"]] == ["n7"]
+    for path in (tmp_path / "db").rglob("*"):
+        if path.is_file():
+            assert secret.encode() not in path.read_bytes(), path
+    assert all(secret not in str(value) for its in found.values() for row in its for value in row.values())
+
+
+@pytest.mark.parametrize("users", ["keep", "drop", "hash"])
+def test_users_are_kept_dropped_or_hashed_and_runs_hold_together(tmp_path: Path, users: str) -> None:
+    other = {"DBIndex": "5002", "JobIDRaw": "101", "JobID": "101", "WorkDir": "/home/bob"}
+    found, _ = read(tmp_path, text(JOB, {**other}), users=users)
+    names = {row["user_name"] for row in found["jobs"]}
+    assert len(names) == 1
+    assert (names == {"ada"}) == (users == "keep")
+    assert (names == {None}) == (users == "drop")
+    assert len({row["run_key"] for row in found["jobs"]}) == 2
+
+
+def test_lists_of_very_many_nodes_are_not_remembered() -> None:
+    reader = JobRows(Private("hash", KEY), None, "c1", "sacct")
+    job = {**dict.fromkeys(FIELDS, ""), **JOB}
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            row = reader.read(tuple({**job, "NodeList": f"n[{number}-{number + 9999}]"}[name] for name in FIELDS))
+            assert row is not None
+        assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+# --- captured files
+
+
+def test_the_file_with_line_ends_in_fields_is_two_jobs(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, (DATA / "multiline.txt").read_bytes(), zone=times.zone("UTC"))
+    assert [(row["job_id"], row["state"], row["nodes"], row["gpus"]) for row in found["jobs"]] == [
+        (201729, "FAILED", 128, 1024),
+        (201844, "REQUEUED", 32, 256),
+    ]
+    assert len(found["job_nodes"]) == 160
+    assert unread.shown == []
+
+
+def test_the_file_with_bytes_that_are_no_text_is_all_its_jobs(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, (DATA / "invalid_utf8.txt").read_bytes(), zone=times.zone("UTC"))
+    assert [(row["job_id"], row["exit_signal"]) for row in found["jobs"]] == [(3557891, 9), (3557892, 0)]
+    assert unread.shown == []
+
+
+def test_the_file_with_the_rest_of_a_line_tells_it(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, (DATA / "invalid_lines.txt").read_bytes(), zone=times.zone("UTC"))
+    assert "jobs" not in found
+    assert unread.shown == [f"sacct: {tmp_path / '0.txt'}:3: 93 fields where the header names 109"]
+    assert unread.too_many()
+
+
+def test_a_file_of_steps_only_has_no_job(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, (DATA / "steps.txt").read_bytes(), zone=times.zone("UTC"))
+    assert "jobs" not in found
+    assert unread.shown == []
+
+
+# --- JSON
+
+
+def json_job(**values: Any) -> dict[str, Any]:
+    """As data_parser/v0.0.45 writes JOB, in part."""
+
+    def number(value: int) -> dict[str, Any]:
+        return {"set": True, "infinite": False, "number": value}
+
+    return {
+        "job_id": 100,
+        "sluid": "s00000000004W9",
+        "array": {"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0}},
+        "het": {"job_id": 0, "job_offset": {"set": False, "infinite": False, "number": 0}},
+        "cluster": "c1",
+        "state": {"current": ["COMPLETED"], "reason": "None"},
+        "exit_code": {"status": ["SUCCESS"], "return_code": number(0), "signal": {"id": number(0), "name": ""}},
+        "time": {
+            "submission": 1793500000,
+            "eligible": 1793500000,
+            "start": 1793500100,
+            "end": 1793503700,
+            "suspended": 0,
+            "limit": number(60),
+        },
+        "allocation_nodes": 2,
+        "nodes": "n[1-2]",
+        "tres": {
+            "allocated": [
+                {"type": "cpu", "name": "", "id": 1, "count": 192},
+                {"type": "energy", "name": "", "id": 3, "count": -2},
+                {"type": "gres", "name": "gpu", "id": 1001, "count": 16},
+                {"type": "gres", "name": "gpu:h100", "id": 1002, "count": 16},
+            ]
+        },
+        "partition": "train",
+        "account": "physics",
+        "qos": "high",
+        "priority": number(4294901759),
+        "user": "ada",
+        "reservation": {"id": 0, "name": ""},
+        "restart_cnt": 0,
+        "name": "llm",
+        "working_directory": "/home/ada",
+        "submit_line": "sbatch --exclude=n[7-8] run.sh",
+        "steps": [],
+        **values,
+    }
+
+
+def test_json_says_the_same_as_text(tmp_path: Path) -> None:
+    for name, its in (
+        ("text", text(JOB)),
+        ("json", json.dumps({"meta": {}, "jobs": [json_job()], "errors": []}, indent=1)),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "db").mkdir()
+        (tmp_path / name / "db" / "key").write_text("0" * 64)
+        (tmp_path / name / "db" / "key").chmod(0o600)
+        read(tmp_path / name, its)
+    as_text, as_json = (rows(tmp_path / name / "db") for name in ("text", "json"))
+    assert as_json["jobs"] == [{**as_text["jobs"][0], "source": "sacct_json"}]
+    assert as_json["job_nodes"] == as_text["job_nodes"]
+    assert as_json["exclusions"] == as_text["exclusions"]
+
+
+OLD_EXIT = {"status": "SUCCESS", "return_code": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"sluid": None}, {"db_index": hashed("c1", "100", 1793500000)}),
+        ({"state": {"current": "FAILED"}, "exit_code": OLD_EXIT}, {"state": "FAILED", "exit_code": None}),
+        ({"state": {"current": "COMPLETED"}, "exit_code": OLD_EXIT}, {"exit_code": 0, "exit_signal": 0}),
+        (
+            {"exit_code": {"status": "SIGNALED", "return_code": -127, "signal": {"signal_id": 9, "name": "Killed"}}},
+            {"exit_code": 0, "exit_signal": 9},
+        ),
+        ({"state": {"current": ["PENDING", "REQUEUED"]}}, {"state": "REQUEUED"}),
+        ({"array": {"job_id": 90, "task_id": 7}}, {"job_id": 100, "array_job_id": 90, "array_task_id": 7}),
+        ({"array": {"job_id": 90, "task_id": 4294967294}}, {"array_job_id": 90, "array_task_id": None}),
+        ({"reservation": {"id": 0, "name": 0}}, {"reservation": None}),
+        (
+            {"time": {**json_job()["time"], "limit": {"set": True, "infinite": True, "number": 0}}},
+            {"time_limit_seconds": None},
+        ),
+        ({"nodes": "None assigned", "tres": {"allocated": []}}, {"start_time": None, "nodes": None, "gpus": None}),
+        ({"submit_line": "sbatch run.sh", "script": "#SBATCH -x n3\nhostname\n"}, {"exclusions_known": True}),
+    ],
+)
+def test_json_of_each_version_says(tmp_path: Path, said: dict[str, Any], expected: dict[str, Any]) -> None:
+    found, unread = read(tmp_path, json.dumps({"jobs": [json_job(**said)]}))
+    (row,) = found["jobs"]
+    assert {name: row[name] for name in expected} == expected
+    assert unread.shown == []
+
+
+def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
+    whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
+    found, unread = read(tmp_path, whole[: len(whole) - 400])
+    assert [row["job_id"] for row in found["jobs"]] == [100]
+    assert "the document goes no further here" in unread.shown[0]
+
+
+def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -> None:
+    assert refused(tmp_path, "{}") == 'has no list of "jobs" as sacct --json prints it'
+    assert refused(tmp_path, '{"jobs": 5}') == 'has no list of "jobs" as sacct --json prints it'
+    assert refused(tmp_path, '{"meta": [1').startswith("line 1: no JSON: ")
+    found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
+    assert len(found["jobs"]) == 1
+    assert len(unread.shown) == 2
+
+
+# --- anything
+
+
+LINES = st.lists(
+    st.sampled_from([*text(JOB).splitlines(), "", "x", "||", JOB["SubmitLine"]]) | st.text(max_size=40), max_size=12
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400) | LINES.map(lambda lines: "\n".join(lines).encode("utf-8", "replace")))
+def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
+    told: list[int] = []
+    reader = JobRows(Private("hash", KEY), None, "c1", "sacct")
+    found = list(sacct.text_rows(io.BytesIO(raw), reader, lambda line, why: told.append(line)))
+    assert len(told) + len(found) <= raw.count(b"\n") + 1
+    for row in found:
+        if row is not None:
+            line = f"{row.head}\t{row.known}\t{row.tail}"
+            assert line.count("\t") == len(TABLES["jobs"].columns)
+            assert "\n" not in line
+
+
+def test_every_field_that_is_read_has_its_place() -> None:
+    assert len(set(FIELDS)) == len(FIELDS) == 28

@@ -1,0 +1,546 @@
+"""All nodes as a Prometheus server tells of them now: who counts as what, what people read, and servers that answer
+nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.now.asked import AT_ONCE, CONDITIONS, NAMED, OLD_CONDITIONS, STARTED, VALUES, read
+from healthd.fleet.now.node import Group
+from healthd.fleet.now.text import FEW, chosen, document, status, summary, text
+from healthd.fleet.sources.prometheus_server import ServerError, TooMuch
+from healthd.say.render import Page
+
+NOW = 1_800_000_000.0
+HOUR = 3600
+
+
+class Server:
+    """A made server: `add` gives it samples; it is the `ask` of read()."""
+
+    def __init__(self, *names: str) -> None:
+        self.samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+        self.asked: list[str] = []
+        for name in names:
+            self.node(name)
+
+    def add(self, metric: str, name: str, value: float = 1, /, **labels: str) -> None:
+        where = {"job": "healthd", "instance": f"{name}:9478"}
+        self.samples.setdefault(metric, []).append(({**where, **labels}, value))
+
+    def node(self, name: str, health: str = "healthy", mode: str = "act", version: str = "0.2.0") -> None:
+        self.add("up", name)
+        self.add(NAMED["node"], name, node=name)
+        self.add(NAMED["version"], name, version=version)
+        self.add(NAMED["mode"], name, mode=mode)
+        self.add(NAMED["health"], name, state=health)
+
+    def old_node(self, name: str, health: str, severity: str = "", state: str = "open") -> None:
+        """Of a healthd before 0.2: no node_info, one series a condition."""
+        self.add("up", name)
+        self.add(NAMED["version"], name, version="0.1.0")
+        self.add(NAMED["health"], name, state=health)
+        if severity:
+            labels = {"check": "gpu_xid", "code": "gpu_xid/79", "subject": "61", "severity": severity, "state": state}
+            self.add(OLD_CONDITIONS, name, **labels)
+
+    def down(self, name: str, last_seen: float = 0.0) -> None:
+        self.add("up", name, 0)
+        if last_seen:
+            self.add("last seen", name, last_seen, node=name.partition(".")[0])
+
+    def drained(self, name: str, owner: str, reason: str, since: float) -> None:
+        self.add(NAMED["owner"], name, owner=owner)
+        self.add(NAMED["drain"], name, owner=owner, reason=reason)
+        self.add(VALUES["drained_since"], name, since)
+
+    def condition(self, name: str, code: str, subject: str, severity: int, since: float = NOW - HOUR) -> None:
+        labels = {"check": code.partition("/")[0], "code": code, "subject": subject}
+        self.add(CONDITIONS["severity"], name, severity, **labels)
+        self.add(CONDITIONS["since"], name, since, **labels)
+
+    def __call__(self, path: str, parameters: Any) -> Any:
+        assert path == "query"
+        query = parameters["query"]
+        self.asked.append(query)
+        if query == "time()":
+            return {"resultType": "scalar", "result": [NOW, str(NOW)]}
+        name = "up" if query.startswith("up{") else "last seen" if query.startswith("max_over_time") else query
+        of_job = re.search(r'\{job="(\w+)"\}', query)
+        name = name if name in ("up", "last seen") else re.sub(r'\{job="\w+"\}', "", query)
+        rows = [row for row in self.samples.get(name, []) if not of_job or row[0]["job"] == of_job[1]]
+        return {
+            "resultType": "vector",
+            "result": [{"metric": labels, "value": [NOW, str(value)]} for labels, value in rows],
+        }
+
+
+def groups(server: Server) -> dict[str, str]:
+    return {node.node: node.group.value for node in read(server).nodes}
+
+
+def told(server: Server, width: int = 100, **how: Any) -> str:
+    fleet = read(server)
+    return text(fleet, chosen(fleet, **how), Page(width))
+
+
+def a_fleet() -> Server:
+    """One node of each group."""
+    server = Server("gpu1")
+    server.node("gpu2", "unhealthy")
+    server.condition("gpu2", "gpu_xid/79", "0000:61:00.0", 3)
+    server.condition("gpu2", "gpu_count/missing", "0000:61:00.0", 3)
+    server.add(VALUES["drain_wanted"], "gpu2")
+    server.drained("gpu2", "ours", "healthd: gpu_xid/79 0000:61:00.0: off the bus", NOW - 3 * HOUR)
+    server.node("gpu3", "unhealthy")
+    server.condition("gpu3", "mount/stale", "/data", 3)
+    server.add(VALUES["drain_wanted"], "gpu3")
+    server.add(NAMED["held"], "gpu3", partition="train", kind="shared")
+    server.add(VALUES["waits_since"], "gpu3", NOW - 60)
+    server.down("gpu4", NOW - 2 * HOUR)
+    server.node("gpu5")
+    server.drained("gpu5", "foreign", "DIMM swap, Anna", NOW - 100 * HOUR)
+    server.node("gpu6", "warning")
+    server.condition("gpu6", "gpu_ecc/corrected", "0000:1b:00.0", 1)
+    server.node("gpu7", "unknown")
+    server.node("gpu8", "unhealthy")
+    server.condition("gpu8", "ib_link/down", "mlx5_0/1", 2)
+    labels = {"check": "ib_link", "code": "ib_link/down", "subject": "mlx5_0/1"}
+    server.add(CONDITIONS["acknowledged"], "gpu8", **labels)
+    return server
+
+
+def test_each_node_counts_once_and_the_most_urgent_stands_first():
+    assert groups(a_fleet()) == {
+        "gpu1": "healthy",
+        "gpu2": "drained",
+        "gpu3": "held",
+        "gpu4": "not_seen",
+        "gpu5": "drained_by_others",
+        "gpu6": "warning",
+        "gpu7": "unknown",
+        "gpu8": "broken",
+    }
+    fleet = read(a_fleet())
+    assert summary(fleet) == (
+        "8 nodes: 1 healthy, 1 broken and in service, 1 not seen for 2 h, 1 drained by healthd, "
+        "1 broken, which somebody knows, 1 unknown, 1 warning, 1 drained by others"
+    )
+    assert [node.node for node in chosen(fleet)][:3] == ["gpu3", "gpu4", "gpu2"]
+    assert [node.node for node in chosen(fleet, order="node")] == [f"gpu{n}" for n in range(1, 9)]
+    assert next(node.node for node in chosen(fleet, order="since")) == "gpu5"
+
+
+def test_a_row_says_what_to_know_of_a_node():
+    lines = told(a_fleet(), 140).splitlines()
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[5:]}
+    assert rows == {
+        "gpu1": "healthy in service",
+        "gpu2": "unhealthy drained 3 h gpu_xid/79 0000:61:00.0: off the bus; +1 more",
+        "gpu3": "unhealthy in service 60 min mount/stale /data; not drained: it waits for the fleet limit of train",
+        "gpu4": "unknown not seen 2 h does not answer Prometheus",
+        "gpu5": "healthy by others 4 days DIMM swap, Anna",
+        "gpu6": "warning in service 60 min gpu_ecc/corrected 0000:1b:00.0",
+        "gpu7": "unknown in service a check could not look",
+        "gpu8": "unhealthy in service 60 min 1 known to somebody",
+    }
+
+
+def test_only_what_is_asked_for_is_shown_and_all_are_counted():
+    fleet = read(a_fleet())
+    assert {node.node for node in chosen(fleet, drained=True)} == {"gpu2", "gpu5"}
+    assert {node.node for node in chosen(fleet, problems=True)} == {f"gpu{n}" for n in range(2, 9)}
+    assert document(fleet, chosen(fleet, drained=True))["counts"]["nodes"] == 8
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "words"),
+    [
+        (NAMED["mode"], {"mode": "observe"}, "mode observe"),
+        (VALUES["paused_until"], {}, "paused"),
+        (VALUES["waits_since"], {}, "it waits for the fleet limit"),
+        (VALUES["slurm_trouble"], {}, "Slurm does not answer it"),
+        ("nothing", {}, "healthd status there says why"),
+    ],
+)
+def test_what_keeps_a_drain_from_being_set_is_said(metric, labels, words):
+    server = Server("n1")
+    server.add(VALUES["drain_wanted"], "n1")
+    server.add(metric, "n1", NOW + 60, **labels)
+    assert f"not drained: {words}\n" in told(server)
+
+
+def test_the_exit_status_is_that_of_the_worst_node():
+    assert status(read(Server("n1", "n2"))) == 0
+    server = Server("n1")
+    server.node("n2", "warning")
+    assert status(read(server)) == 1
+    server.down("n3")
+    assert status(read(server)) == 2
+
+
+def test_suspected_forgeable_and_known_conditions_are_not_why():
+    server = Server("n1")
+    for name in ("suspected", "forgeable", "acknowledged"):
+        server.condition("n1", f"x/{name}", "p", 3)
+        server.add(CONDITIONS[name], "n1", check="x", code=f"x/{name}", subject="p")
+    (node,) = read(server).nodes
+    assert {c.code: c.acts for c in node.conditions} == {
+        "x/suspected": False,
+        "x/forgeable": False,
+        "x/acknowledged": False,
+    }
+    assert node.group is Group.HEALTHY
+    assert "x/" not in told(server)
+
+
+def test_a_node_that_was_never_seen_is_listed_by_the_name_of_its_address():
+    server = Server("n1")
+    server.down("gpu-9.example.org")
+    (node,) = [node for node in read(server).nodes if not node.seen]
+    assert (node.node, node.last_seen) == ("gpu-9", 0.0)
+    assert "does not answer Prometheus, not once in the last 7 days" in told(server)
+    assert "1 not seen\n" in told(server), "nobody knows for how long"
+
+
+def test_metrics_of_a_textfile_are_nodes_without_a_target_of_healthds_own():
+    server = Server()
+    server.add(NAMED["node"], "n1", node="n1")
+    server.add(NAMED["health"], "n1", state="healthy")
+    assert groups(server) == {"n1": "healthy"}
+
+
+def test_rounds_that_ended_and_a_pause_are_said_of_a_healthy_node():
+    server = Server("n1", "n2")
+    server.add(VALUES["stale_seconds"], "n1", 7200)
+    server.add(VALUES["paused_until"], "n2", NOW + 600)
+    assert groups(server) == {"n1": "unknown", "n2": "healthy"}
+    assert "looked at nothing for 2 h" in told(server)
+    assert "paused, ends in 10 min" in told(server)
+    assert "1 paused" in told(server)
+
+
+def test_two_clusters_are_told_apart_and_their_modes_and_versions_counted():
+    server = Server()
+    for cluster, version in (("a", "0.1.0"), ("b", "0.2.0")):
+        for metric, labels in (("up", {}), (NAMED["node"], {"node": "n1"}), (NAMED["version"], {"version": version})):
+            server.add(metric, "n1", 1, cluster=cluster, **labels)
+    said = told(server)
+    assert "a/n1" in said
+    assert "b/n1" in said
+    assert "healthd 0.1.0 on 1, 0.2.0 on 1" in said
+
+
+def test_two_thousand_nodes_take_as_many_queries_as_two_and_fit_a_screen():
+    small, large = Server("n1", "n2"), Server(*(f"gpu{n:04d}" for n in range(1, 2001)))
+    large.down("gpu2001", NOW - HOUR)
+    small.down("n3", NOW - HOUR)
+    said = told(large, 80)
+    read(small)
+    assert len(large.asked) == len(small.asked) < 25
+    assert "2,000 healthy: gpu[0001-2000]" in " ".join(said.split())
+    assert len(said.splitlines()) < 12
+    every = read(large)
+    assert len(text(every, chosen(every), Page(80), every=True).splitlines()) > 2000
+
+
+def test_many_that_are_down_are_asked_of_in_few_queries():
+    server = Server("n0")
+    for n in range(3 * AT_ONCE):
+        server.down(f"n{n + 1}", NOW - HOUR)
+    fleet = read(server)
+    assert sum(query.startswith("max_over_time") for query in server.asked) == 3
+    assert all(node.last_seen for node in fleet.nodes if not node.seen)
+
+
+def test_where_nobody_knows_when_they_were_last_seen_all_else_is_told():
+    server = Server("n1")
+    server.down("n2")
+
+    def ask(path: str, parameters: Any) -> Any:
+        if parameters["query"].startswith("max_over_time"):
+            raise TooMuch("answers with status 422: too many samples")
+        return server(path, parameters)
+
+    fleet = read(ask)
+    assert len(fleet.nodes) == 2
+    assert fleet.notes == ("when nodes were last seen is not known: it answers with status 422: too many samples",)
+
+
+def test_few_healthy_nodes_have_a_row_each():
+    assert "healthy:" not in told(Server(*(f"n{n}" for n in range(FEW))))
+    assert f"{FEW + 1} healthy: n[0-{FEW}]" in told(Server(*(f"n{n}" for n in range(FEW + 1))))
+
+
+def test_many_with_one_cause_are_one_host_list_among_the_rows_of_others():
+    server = a_fleet()
+    for n in range(100, 300):
+        server.node(f"gpu{n}", "unhealthy")
+        server.condition(f"gpu{n}", "mount/stale", "/home", 3)
+    said = told(server, 200)
+    assert "- 200 unhealthy, in service, mount/stale /home: gpu[100-299]\n" in said
+    assert "gpu3      unhealthy" in said or "gpu3  unhealthy" in said
+    assert len(told(server, 200, order="node").splitlines()) < 20
+
+
+def test_a_reason_cannot_steer_a_terminal_nor_fill_it():
+    server = Server("n1")
+    server.drained("n1", "foreign", f"\x1b[2Jgone\n{'x' * 5000}", NOW)
+    said = told(server)
+    assert "?[2Jgone xxx" in said
+    assert "\x1b" not in said
+    assert len(said) < 1000
+
+
+def test_an_older_healthd_is_asked_by_the_names_that_it_has():
+    server = Server()
+    server.old_node("n1.example.org", "unhealthy", "critical")
+    server.old_node("n2", "unhealthy", "critical", state="acknowledged")
+    server.old_node("n3", "unhealthy", "critical")
+    server.add(NAMED["owner"], "n3", owner="ours")
+    server.old_node("n4", "healthy")
+    server.add(NAMED["owner"], "n4", owner="foreign")
+    server.old_node("n5", "warning", "critical", state="pending")
+    server.old_node("n6", "unhealthy", "worse than ever")
+    said = told(server, 160)
+    assert said.startswith("6 nodes: 1 drained by healthd, 3 broken, 1 of which somebody knows, 1 warning, ")
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in said.splitlines() if re.match(r"n\d ", line)}
+    assert rows == {
+        "n1": "unhealthy in service gpu_xid/79 61; an older healthd",
+        "n2": "unhealthy in service 1 known to somebody",
+        "n3": "unhealthy drained an older healthd does not say its Reason; gpu_xid/79 61",
+        "n4": "healthy by others an older healthd does not say its Reason",
+        "n5": "warning in service",
+        "n6": "unhealthy in service an older healthd",
+    }
+    fleet = read(server)
+    assert fleet.notes[0].startswith("6 of an older healthd (before 0.2), which does not say the Reason of a drain")
+    assert fleet.notes[1] == "1 series of the answers are none, and are left out"
+    (condition,) = next(n for n in document(fleet, fleet.nodes)["nodes"] if n["node"] == "n1")["conditions"]
+    assert (condition["severity"], condition["enforced"], condition["since"]) == ("critical", None, None)
+
+
+def test_broken_is_known_to_somebody_only_if_it_is():
+    server = Server()
+    server.node("n1", "unhealthy")
+    assert summary(read(server)) == "1 node: 1 broken"
+    assert "healthd status there says why" in told(server)
+
+
+def by_two_jobs(*names: str, health: str = "unhealthy") -> Server:
+    """Each scraped at its own target, and as node_exporter's textfile collector tells of it."""
+    server = Server()
+    for name in names:
+        server.node(name, health)
+        server.add(STARTED, name, NOW - 100.25)
+        textfile = {"job": "node", "instance": f"{name}:9100"}
+        server.add(NAMED["node"], name, node=name, **textfile)
+        server.add(NAMED["health"], name, state="healthy", **textfile)
+        server.add(STARTED, name, NOW - 9.5, **textfile)
+    return server
+
+
+def test_a_node_that_two_jobs_show_is_one_by_healthds_own_target():
+    fleet = read(by_two_jobs("n1", "n2"))
+    assert [(node.node, node.instance, node.health) for node in fleet.nodes] == [
+        ("n1", "n1:9478", "unhealthy"),
+        ("n2", "n2:9478", "unhealthy"),
+    ]
+    assert fleet.notes == ()
+
+
+def test_a_job_that_is_named_is_the_only_one_that_is_asked_of():
+    server = by_two_jobs("n1", "n2")
+    fleet = read(server, "node")
+    assert [(node.instance, node.health) for node in fleet.nodes] == [("n1:9100", "healthy"), ("n2:9100", "healthy")]
+    assert all('job="node"' in query for query in server.asked[1:])
+    with pytest.raises(ServerError, match='no target of the job "other"'):
+        read(server, "other")
+
+
+def test_a_textfile_does_not_speak_for_a_healthd_that_does_not_answer():
+    server = by_two_jobs("n1")
+    for metric, rows in server.samples.items():
+        server.samples[metric] = [row for row in rows if row[0]["job"] != "healthd"]
+    server.down("n1.example.org")
+    server.samples["up"][0][0]["instance"] = "n1:9478"
+    assert groups(server) == {"n1": "not_seen"}
+
+
+def test_of_two_jobs_that_are_not_healthds_the_one_that_started_last_counts():
+    server = Server()
+    for job, started in (("a", NOW - 500), ("b", NOW - 100), ("c", NOW - 300)):
+        server.add(NAMED["node"], "n1", node="n1", job=job)
+        server.add(NAMED["mode"], "n1", mode=job, job=job)
+        server.add(STARTED, "n1", started, job=job)
+    (node,) = read(server).nodes
+    assert node.mode == "b"
+
+
+def test_two_targets_of_one_job_are_one_if_they_are_the_same_healthd_and_else_two_that_are_told():
+    server = Server()
+    for instance, started in (("n1:9478", 5.25), ("10.0.0.1:9478", 5.25), ("10.1.0.1:9478", 7.5)):
+        server.add(NAMED["node"], "n1", node="n1", instance=instance)
+        server.add(STARTED, "n1", NOW - started, instance=instance)
+    fleet = read(server)
+    assert [node.instance for node in fleet.nodes] == ["10.0.0.1:9478", "10.1.0.1:9478"]
+    assert fleet.notes == (
+        "several targets of one job have the same name (1: n1): give each cluster's targets a label cluster",
+    )
+
+
+def test_an_address_that_does_not_answer_is_the_node_that_the_same_host_names_in_another_job():
+    server = Server()
+    server.down("10.0.0.1")
+    server.add(NAMED["node"], "n1", node="n1", job="node", instance="10.0.0.1:9100")
+    assert groups(server) == {"n1": "not_seen"}
+
+
+@pytest.mark.parametrize("number", [-1e308, 1e300, -1, float("nan"), float("inf"), float("-inf"), 1e13])
+@pytest.mark.parametrize("metric", ["drained_since", "paused_until", "waits_since", "stale_seconds"])
+def test_a_time_that_can_be_none_is_not_known(metric, number):
+    server = Server("n1")
+    server.condition("n1", "mount/stale", "/data", 3, since=number)
+    server.add(NAMED["owner"], "n1", owner="ours")
+    server.add(VALUES[metric], "n1", number)
+    fleet = read(server)
+    (node,) = fleet.nodes
+    assert (node.drained_since, node.paused_until, node.waits_since) == (0, 0, 0)
+    assert node.conditions[0].since == 0
+    assert max(map(len, told(server, 400).splitlines())) < 120
+    assert "series of the answers are none" in fleet.notes[-1]
+
+
+def test_a_server_whose_time_is_none_is_told():
+    def ask(path: str, parameters: Any) -> Any:
+        return {"resultType": "scalar", "result": [NOW, "-1e308"]}
+
+    with pytest.raises(ServerError, match="does not know the time"):
+        read(ask)
+
+
+TEXTS = st.text(max_size=20)
+SAMPLE = st.fixed_dictionaries(
+    {"metric": st.dictionaries(st.sampled_from(["instance", "job", "node", "code", "cluster", "owner"]), TEXTS)},
+    optional={
+        "value": st.one_of(st.tuples(st.floats(), st.one_of(TEXTS, st.floats().map(str))), st.none(), st.just([]))
+    },
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.floats() | TEXTS | SAMPLE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+ANSWER = ANYTHING | st.fixed_dictionaries(
+    {"resultType": st.sampled_from(["vector", "scalar"]), "result": st.lists(SAMPLE | ANYTHING, max_size=4)}
+)
+
+
+@given(st.lists(ANSWER, min_size=1, max_size=30), st.booleans())
+def test_whatever_is_answered_is_a_fleet_or_one_sentence(answers, knows_the_time):
+    left = list(answers)
+
+    def ask(path: str, parameters: Any) -> Any:
+        if knows_the_time and parameters["query"] == "time()":
+            return {"resultType": "scalar", "result": [NOW, str(NOW)]}
+        return left.pop() if left else {"resultType": "vector", "result": []}
+
+    try:
+        fleet = read(ask)
+    except ServerError:
+        return
+    said = text(fleet, chosen(fleet), Page(80))
+    assert said.replace("\n", "").isprintable()
+    json.dumps(document(fleet, chosen(fleet)), allow_nan=False)
+
+
+# --- the command
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def run(*arguments: str, **environment: str) -> Done:
+    command = [sys.executable, "-m", "healthd", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def serving(ask: Server) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            (query,) = parse_qs(urlsplit(self.path).query)["query"]
+            body = json.dumps({"status": "success", "data": ask("query", {"query": query})}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def test_the_command_tells_people_and_programs_the_same():
+    with serving(a_fleet()) as url:
+        done = run("fleet", "status", "--prometheus", url)
+        assert (done.status, done.err) == (2, "")
+        assert done.out.startswith("8 nodes: 1 healthy, ")
+        told = run("fleet", "status", "--prometheus", url, "--json", "--drained")
+        assert told.status == 2
+        assert [node["node"] for node in json.loads(told.out)["nodes"]] == ["gpu2", "gpu5"]
+        assert run("fleet", "status", HEALTHD_PROMETHEUS=url).status == 2
+
+
+def test_without_healthd_or_without_a_server_the_status_is_3():
+    with serving(Server()) as url:
+        done = run("fleet", "status", "--prometheus", url)
+        assert (done.status, done.out) == (3, "")
+        assert 'has no target of the job "healthd"' in done.err
+    done = run("fleet", "status", "--prometheus", url)
+    assert (done.status, done.err) == (3, f"healthd fleet status: {url}: cannot be asked: Connection refused\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prometheus", "ftp://x"), "is no address of a server"),
+        (("--prometheus", "http://[x"), "is no address of a server"),
+        (("--prometheus", "http://x:99999"), "is no address of a server"),
+        (("--prometheus", "http://\u00fc.example"), "is no address of a server"),
+        (("--prometheus", "http://al:secret@x"), "name a file with it"),
+        (("--basic-file", "/none"), "/none cannot be read"),
+        (("--drained", "--problems"), "not allowed with"),
+    ],
+)
+def test_wrong_use_is_one_sentence(arguments, words):
+    done = run("fleet", "status", *arguments)
+    assert (done.status, done.err.count("\n")) == (64, 1)
+    assert words in done.err

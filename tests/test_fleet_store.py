@@ -1,0 +1,283 @@
+"""The store: what is committed stays whole, what is damaged is named, what is somebody else's is left."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fleet_rows import DECEMBER, NOVEMBER, content, files, job, made, put, ticket
+
+from healthd.fleet import step as steps
+from healthd.fleet import store as stores
+from healthd.fleet.manifest import SCHEMA, StoreError
+from healthd.fleet.private import site_key
+from healthd.fleet.step import step
+from healthd.fleet.store import Store, connect, reading, select, writing
+
+pytestmark = pytest.mark.one_python
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def test_a_new_store_is_empty_and_can_be_read(tmp_path):
+    assert content(made(tmp_path / "db")) == {}
+
+
+def test_rows_lie_in_a_file_for_each_month_in_utc(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a", DECEMBER - 1), ticket("b", DECEMBER), ticket("c", None)]})
+    assert files(db) == {f"tickets/month={month}/1.parquet" for month in ("2026-11", "2026-12", "unknown")}
+    with reading(str(db)) as snapshot:
+        assert snapshot.files("tickets") == [
+            str(db / f"tickets/month={month}/1.parquet") for month in ("2026-11", "2026-12", "unknown")
+        ]
+        assert snapshot.files("jobs") == []
+
+
+def test_a_step_writes_only_the_months_that_it_touches(tmp_path):
+    db = made(
+        tmp_path / "db",
+        {"tickets": [ticket("a", NOVEMBER), ticket("b", DECEMBER)]},
+        {"tickets": [ticket("c", DECEMBER)]},
+    )
+    assert files(db) == {"tickets/month=2026-11/1.parquet", "tickets/month=2026-12/2.parquet"}
+
+
+def ending(store: Store) -> None:
+    with step(store) as one:
+        one.cursor("read", "to here")
+        one.stage("tickets", (ticket(str(1 / left)) for left in (2, 1, 0)))
+
+
+def test_an_error_in_a_step_leaves_the_store_as_it_was(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    before = content(db), manifest(db), files(db)
+    with writing(str(db)) as store:
+        with pytest.raises(ZeroDivisionError):
+            ending(store)
+        assert not store.cursors
+    assert (content(db), manifest(db), files(db)) == before
+    assert not (db / "temporary").exists()
+
+
+def failing(store: Store) -> None:
+    with step(store) as one:
+        one.stage("tickets", [ticket("b")])
+        one.stage("failures", [("c1", "a", NOVEMBER, "gpu")])
+        one.execute("ALTER TABLE staging.tickets DROP COLUMN words")  # it is merged after the failures
+
+
+def test_an_error_while_the_files_are_written_leaves_no_file_behind(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    with writing(str(db)) as store, pytest.raises(StoreError, match="Binder Error"):
+        failing(store)
+    assert files(db) == {"tickets/month=2026-11/1.parquet"}
+
+
+def test_rows_and_cursors_are_committed_together(tmp_path):
+    db = tmp_path / "db"
+    with writing(str(db), make=True) as store:
+        with step(store, "mine ") as one:
+            one.stage("tickets", [ticket("a")])
+            one.cursor("file", "12")
+            one.cursor("other", "x")
+        with step(store, "mine ") as one:
+            one.cursor("other", None)
+    with writing(str(db)) as store:
+        assert store.cursors == {"mine file": "12"}
+    assert content(db) == {"tickets": [ticket("a")]}
+
+
+def test_a_step_without_rows_changes_nothing(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    before = manifest(db)
+    made(db, {}, {"tickets": []})
+    assert manifest(db) == before
+
+
+def modes(db: Path) -> set[tuple[bool, int]]:
+    return {(path.is_dir(), path.stat().st_mode & 0o7777) for path in [db, *db.rglob("*")]}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_a_store_that_is_made_is_for_its_owner_alone(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+        assert os.umask(umask) == umask, "the umask is as it was"
+    finally:
+        os.umask(before)
+    assert modes(db) == {(True, 0o700), (False, 0o600)}
+
+
+def test_a_folder_of_the_site_keeps_its_mode_and_opens_nothing_in_it(tmp_path):
+    db = tmp_path / "db"
+    db.mkdir()
+    db.chmod(0o755)
+    made(db, {"tickets": [ticket("a")]})
+    assert db.stat().st_mode & 0o7777 == 0o755
+    assert (db / "manifest.json").stat().st_mode & 0o7777 == 0o600
+    assert modes(db / "tickets") == {(True, 0o700), (False, 0o600)}
+
+
+def test_a_folder_with_the_setgid_bit_is_open_to_its_group_but_for_the_key(tmp_path):
+    db = tmp_path / "db"
+    db.mkdir()
+    db.chmod(0o2750)
+    made(db, {"tickets": [ticket("a")]})
+    site_key(str(db), None)
+    assert modes(db / "tickets") == {(True, 0o2750), (False, 0o640)}
+    assert {name: (db / name).stat().st_mode & 0o777 for name in ("manifest.json", "lock", "key")} == {
+        "manifest.json": 0o640,
+        "lock": 0o600,
+        "key": 0o600,
+    }
+
+
+def test_a_second_writer_is_told_who_writes(tmp_path):
+    db = made(tmp_path / "db")
+    with (
+        writing(str(db)),
+        pytest.raises(StoreError, match=rf"{db}: another ingest is writing there \(process {os.getpid()}\)"),
+        writing(str(db)),
+    ):
+        pass
+    with writing(str(db)):
+        pass
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_is_somebody_elses_is_not(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    left = ["tickets/month=2026-11/2.parquet", "jobs/month=2026-12/2.parquet", "nodes/month=all/1.parquet"]
+    others = [
+        *("notes.txt", "tickets/README", "tickets/month=2026-11/mine.parquet", "tickets/month=2026-11/9.parquet"),
+        *("tickets/month=2026-11/2.csv", "tickets/mine/1.parquet", "mine/month=2026-11/1.parquet"),
+    ]
+    for name in (*left, *others):
+        (db / name).parent.mkdir(parents=True, exist_ok=True)
+        (db / name).write_text("x")
+    (db / "manifest.json.new").write_text("half of")
+    made(db, {"tickets": [ticket("b", DECEMBER)]})
+    assert [name for name in left if (db / name).exists()] == []
+    assert [name for name in others if not (db / name).exists()] == []
+    assert content(db) == {"tickets": [ticket("a"), ticket("b", DECEMBER)]}
+
+
+def test_a_folder_with_other_files_is_not_made_a_store(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(StoreError, match=f"{tmp_path}: has other files in it and is no store"), made_in(tmp_path):
+        pass
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+def made_in(folder: Path):
+    return writing(str(folder), make=True)
+
+
+def test_a_file_goes_when_nobody_reads_it_any_more(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    with reading(str(db)) as snapshot:
+        made(db, {"tickets": [ticket("b")]})
+        assert files(db) == {"tickets/month=2026-11/1.parquet", "tickets/month=2026-11/2.parquet"}
+        with connect() as connection:
+            query = select(connection, "tickets", snapshot.files("tickets"))
+            assert connection.execute(query).fetchall() == [ticket("a")]
+    made(db)
+    assert files(db) == {"tickets/month=2026-11/2.parquet"}
+
+
+# --- what cannot be used
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(StoreError) as caught:
+        content(folder)
+    with pytest.raises(StoreError) as also:
+        made(folder, {"tickets": [ticket("b")]})
+    assert str(also.value) == str(caught.value)
+    return str(caught.value)
+
+
+def test_a_store_of_a_newer_healthd_is_refused(tmp_path):
+    db = made(tmp_path / "db")
+    (db / "manifest.json").write_text(json.dumps({"schema": SCHEMA + 1, "shards": 3}))
+    assert refused(db) == f"{db}/manifest.json: is of a newer healthd (schema {SCHEMA + 1}, this one knows {SCHEMA})"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1, "tables": []}', '{"schema": "1"}', "[" * 100_000])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    (db / "manifest.json").write_text(text)
+    assert refused(db).startswith(f"{db}/manifest.json: is damaged: ")
+    assert files(db) == {"tickets/month=2026-11/1.parquet"}  # it may be all that is left
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "tickets/month=2026-10/1.parquet", "jobs/1.parquet"]
+)
+def test_a_manifest_that_names_files_elsewhere_is_damaged(tmp_path, name):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    document = manifest(db)
+    document["tables"]["tickets"]["2026-11"]["name"] = name
+    (db / "manifest.json").write_text(json.dumps(document))
+    assert f'is damaged: "{name}" is no file of table tickets, month 2026-11' in refused(db)
+
+
+def test_a_file_that_is_missing_or_cut_is_named(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a")]})
+    file = db / "tickets/month=2026-11/1.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert refused(db) == f"{file}: is damaged: it has {len(whole) - 1:,} bytes, {len(whole):,} were written"
+    file.unlink()
+    assert refused(db) == f"{file}: cannot be read: No such file or directory; the manifest names it"
+
+
+def test_a_file_that_became_other_bytes_is_named_among_its_neighbours(tmp_path):
+    db = made(tmp_path / "db", {"tickets": [ticket("a"), ticket("b", DECEMBER)], "failures": [("c1", "a", 0, "gpu")]})
+    file, other = db / "tickets/month=2026-11/1.parquet", db / "tickets/month=2026-12/1.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(bytes(len(whole)))
+    assert refused(db).startswith(f"{file}: is damaged: ")
+    assert other.exists()
+    file.write_bytes(whole[:8] + bytes(40) + whole[48:])  # the footer is as it was, the rows are not
+    assert refused(db).startswith(f"{file}: is damaged: ")
+
+
+def test_a_folder_that_others_can_write_into_is_refused_to_root(tmp_path):
+    db = made(tmp_path / "db")
+    db.chmod(0o777)
+    if os.geteuid() != 0:
+        pytest.skip("the rule is for root: docs/adr/0019")
+    with pytest.raises(StoreError, match=f"{db} \\(the store\\): refused: {db} is writable by anybody"):
+        made(db)
+
+
+def test_a_column_that_an_older_store_does_not_have_is_null(tmp_path, monkeypatch):
+    new = stores.TABLES["tickets"]
+    older = replace(new, columns={name: kind for name, kind in new.columns.items() if name != "words"})
+    old_tables = {**stores.TABLES, "tickets": older}
+    with monkeypatch.context() as patched:
+        for module in (stores, steps):
+            patched.setattr(module, "TABLES", old_tables)
+        with writing(str(tmp_path / "db"), make=True) as store:
+            put(store, {"tickets": [("c1", "a", NOVEMBER, None), ("c1", "b", DECEMBER, None)]})
+    db = made(tmp_path / "db", {"tickets": [ticket("c", DECEMBER, words="new")]})
+    assert content(db)["tickets"] == [ticket("a"), ticket("b", DECEMBER), ticket("c", DECEMBER, words="new")]
+
+
+def test_nothing_is_downloaded(tmp_path):
+    with writing(str(tmp_path / "db"), make=True) as store:
+        put(store, {"jobs": [job(1)]})
+        installed = store.connection.execute(
+            "SELECT extension_name FROM duckdb_extensions() "
+            "WHERE install_mode NOT IN ('STATICALLY_LINKED', 'NOT_INSTALLED')"
+        ).fetchall()
+        settings = store.connection.execute(
+            "SELECT DISTINCT value FROM duckdb_settings() WHERE name LIKE 'auto%known_extensions'"
+        ).fetchall()
+    assert (settings, [name for (name,) in installed]) == ([("false",)], [])

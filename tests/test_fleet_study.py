@@ -1,0 +1,129 @@
+"""A store, open for one time and one choice of jobs and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+from fleet_history import BEGIN, END, History, history, row, write
+
+from healthd.fleet.answers import states
+from healthd.fleet.answers.document import Unanswerable, WrongChoice
+from healthd.fleet.answers.study import Chosen, Study, opened
+from healthd.fleet.tables import TABLES
+from healthd.say.render import Page
+
+pytestmark = pytest.mark.one_python
+PARTITIONS = {1: "train", 2: "train,debug", 3: "debug", 4: None}
+
+
+def two_models() -> History:
+    """Four jobs that ended: 1 and 2 on a, 3 on a and b, 4 on b; a is an H100 in train, b an A100 of which less is
+    known."""
+    made: History = {name: [] for name in TABLES}
+    for number, nodes in ((1, "a"), (2, "a"), (3, "ab"), (4, "b")):
+        times = {"submit_time": BEGIN, "start_time": BEGIN, "end_time": BEGIN + 3600 * number}
+        who = {"partition": PARTITIONS[number], "account": "vision" if number == 4 else "speech"}
+        made["jobs"].append(
+            row("jobs", cluster="c1", db_index=number, state="COMPLETED", gpus=8 * len(nodes), **times, **who)
+        )
+        made["job_nodes"] += [row("job_nodes", cluster="c1", db_index=number, node=node, **times) for node in nodes]
+    made["nodes"] = [
+        row("nodes", cluster="c1", node="a", gpu_model="H100", partitions="train,idle", switch="leaf1"),
+        row("nodes", cluster="c1", node="b", gpu_model="A100", switch="leaf2"),
+        row("nodes", cluster="c2", node="a", gpu_model="A100", partitions="other", switch="leaf1"),
+    ]
+    return made
+
+
+@contextmanager
+def study(made: History, folder: Path, chosen: Chosen | None = None) -> Iterator[Study]:
+    folder.mkdir(exist_ok=True)
+    with opened(write(made, folder), BEGIN, END, chosen) as opened_study:
+        yield opened_study
+
+
+@pytest.mark.parametrize(
+    ("chosen", "jobs", "nodes"),
+    [
+        (Chosen(), [1, 2, 3, 4], ["c1/a", "c1/b", "c2/a"]),
+        (Chosen(cluster="c1"), [1, 2, 3, 4], ["c1/a", "c1/b"]),
+        (Chosen(partition="train"), [1, 2], ["c1/a"]),
+        (Chosen(partition="debug"), [2, 3], ["c1/b"]),
+        (Chosen(account="vision"), [4], ["c1/b"]),
+        (Chosen(model="H100"), [1, 2, 3], ["c1/a"]),
+        (Chosen(switch="leaf2"), [3, 4], ["c1/b"]),
+        (Chosen(model="A100", account="speech"), [3], ["c1/b"]),
+        (Chosen(partition="idle"), [], ["c1/a"]),
+    ],
+)
+def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
+    tmp_path: Path, chosen: Chosen, jobs: list[int], nodes: list[str]
+) -> None:
+    with study(two_models(), tmp_path, chosen) as asked:
+        assert [one["db_index"] for one in asked.rows("SELECT db_index FROM chosen_jobs ORDER BY ALL")] == jobs
+        found = asked.rows("SELECT cluster, node FROM chosen_nodes ORDER BY ALL")
+        assert [f"{one['cluster']}/{one['node']}" for one in found] == nodes
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        (
+            Chosen(partition="trian"),
+            '--partition: nothing in the store has the partition "trian"; did you mean "train"?',
+        ),
+        (Chosen(model="B200"), '--model: nothing in the store has the model "B200"; known here: A100, H100'),
+        (Chosen(account="o'"), '--account: nothing in the store has the account "o\'"; known here: speech, vision'),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Chosen, sentence: str) -> None:
+    with pytest.raises(WrongChoice) as refused, study(two_models(), tmp_path, chosen):
+        pass
+    assert str(refused.value) == sentence
+
+
+def test_a_store_without_what_an_answer_stands_on_says_what_to_ingest(tmp_path: Path) -> None:
+    empty: History = {name: [] for name in TABLES}
+    with (
+        study(empty, tmp_path) as asked,
+        pytest.raises(Unanswerable, match="the store has no jobs: healthd fleet ingest --sacct"),
+    ):
+        states.states(asked)
+
+
+def test_a_question_is_a_table_whatever_stood_on_it_before_and_its_answer_is_the_same(tmp_path: Path) -> None:
+    for seed in range(5):
+        made = history(Random(seed))
+        with study(made, tmp_path / f"{seed}a") as once, study(made, tmp_path / f"{seed}b") as twice:
+            once.need("conditions")
+            twice.need("seen_with_failures", "sights", "conditions")
+            whole = "SELECT * FROM conditions ORDER BY ALL"
+            assert once.rows(whole) == twice.rows(whole)
+
+
+def test_a_question_with_other_parameters_stands_beside_the_usual_one(tmp_path: Path) -> None:
+    more = 0
+    for seed in range(8):
+        with study(history(Random(seed), 20), tmp_path / str(seed)) as asked:
+            asked.table("wide", "seen_with_failures", before_seconds=2 * 86400)
+            asked.need("seen_with_failures")
+            usual, wide = (
+                {tuple(one.items()) for one in asked.rows(f"SELECT DISTINCT db_index, node, code FROM {name}")}
+                for name in ("seen_with_failures", "wide")
+            )
+            assert usual <= wide
+            more += len(wide - usual)
+            with pytest.raises(ValueError, match="no parameter gap_seconds"):
+                asked.table("wrong", "seen_with_failures", gap_seconds=1)
+    assert more > 0
+
+
+def test_the_shares_of_the_states_sum_to_one_and_the_text_has_each(tmp_path: Path) -> None:
+    with study(two_models(), tmp_path) as asked:
+        told = states.states(asked)
+    assert sum(one["share_of_jobs"] for one in told["by_state"]) == pytest.approx(1)
+    assert "COMPLETED  4     100.0 %" in states.text(told, Page())

@@ -1,0 +1,217 @@
+"""Tables that a site or another tool writes: tickets, failures, jobs."""
+
+from __future__ import annotations
+
+import pytest
+from fleet_reading import Noted, live, numbered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.ingest import Asked, IngestError, ingest
+from healthd.fleet.sources import failures_file, jobs_file, node_facts, tickets
+from healthd.fleet.tables import JOBS
+
+NOON = 1795348800  # 2026-11-22 12:00:00 UTC
+
+
+def told(parse, text: str) -> tuple[list[tuple], Noted]:
+    noted = Noted()
+    return list(parse(numbered(text), noted.reading)), noted
+
+
+def test_a_ticket_is_of_each_node_that_it_names():
+    found, noted = told(
+        tickets.parse, "node,opened,closed,words\nn[1-2],2026-11-22T12:00:00Z,,fan\nn3,1795348800,1795348801,\n"
+    )
+    assert found == [
+        ("c1", "n1", NOON, None, "fan"),
+        ("c1", "n2", NOON, None, "fan"),
+        ("c1", "n3", NOON, NOON + 1, None),
+    ]
+    assert (noted.unread, noted.read) == ([], [1, 1])
+
+
+def test_tickets_that_cannot_be_are_counted():
+    text = "node,opened,closed\nn1,,\n,1795348800,\nn1,1795348800,1795348799\nn1,soon,\nn[1,1795348800,\nn1,-5,\n"
+    found, noted = told(tickets.parse, text)
+    assert (found, noted.lines) == ([], [2, 3, 4, 5, 6, 7])
+
+
+def test_a_failure_is_a_node_a_time_and_a_kind():
+    found, noted = told(failures_file.parse, "kind;node;time\ngpu;n[1-2];1795348800\n;n3;1795348800\ngpu;;1795348800\n")
+    assert found == [("c1", "n1", NOON, "gpu"), ("c1", "n2", NOON, "gpu"), ("c1", "n3", NOON, "")]
+    assert noted.lines == [4]
+
+
+def test_a_cluster_in_the_table_goes_before_the_one_that_was_said():
+    assert told(failures_file.parse, "cluster,node,time,kind\nc9,n1,1795348800,x\n")[0][0][0] == "c9"
+
+
+HEADER = "job_id,nodes,gpus,submit,start,end,state,restarts,user\n"
+
+
+def jobs(text: str) -> tuple[list[dict], Noted]:
+    noted = Noted()
+    lines = numbered(text)
+    found = jobs_file._rows(jobs_file.rows(lines, jobs_file.COLUMNS, noted.reading), noted.reading)
+    return [dict(zip(JOBS.columns, row, strict=True)) for row in found], noted
+
+
+def test_a_job_of_another_tool_has_what_it_says_and_nothing_else():
+    (job,), _ = jobs(HEADER + '7,"n[1-2],n9",24,1795348800,1795348860,,running,2,alice\n')
+    assert {name: value for name, value in job.items() if value is not None} == {
+        "cluster": "c1",
+        "db_index": jobs_file.db_index("c1", 7, NOON, 2),
+        "job_id": 7,
+        "restarts": 2,
+        "state": "RUNNING",
+        "submit_time": NOON,
+        "start_time": NOON + 60,
+        "nodes": 3,
+        "gpus": 24,
+        "node_list": "n[1-2],n9",
+        "user_name": "alice",
+        "exclusions_known": False,
+        "source": "jobs_file",
+    }
+    assert 0 <= job["db_index"] < 2**62
+
+
+def test_jobs_that_cannot_be_are_counted():
+    bad = [
+        "x,n1,,1,2,3,F,,",
+        ",n1,,1,2,3,F,,",
+        "7,n1,,,2,3,F,,",
+        "7,n1,,1,3,2,F,,",
+        "7,n1,,1,2,3,,,",
+        "7,n[,,1,2,3,F,,",
+    ]
+    bad += ["7,n1,many,1,2,3,F,,", "7,n1,,1,2,3,F,once,"]
+    found, noted = jobs(HEADER + "\n".join(bad) + "\n8,None assigned,,1,,,CANCELLED by 0,,\n")
+    assert noted.lines == list(range(2, 10))
+    assert [(job["job_id"], job["state"], job["nodes"]) for job in found] == [(8, "CANCELLED", None)]
+
+
+@given(st.integers(0, 2**60), st.integers(0, 2**40), st.integers(0, 9))
+def test_a_rows_number_is_a_bigint_and_its_own(job, submit, restarts):
+    number = jobs_file.db_index("c1", job, submit, restarts)
+    assert 0 <= number < 2**62
+    assert number != jobs_file.db_index("c2", job, submit, restarts)
+    assert number != jobs_file.db_index("c1", job, submit, restarts + 1)
+
+
+@given(st.text(max_size=200), st.sampled_from([tickets.parse, failures_file.parse]))
+def test_any_text_is_read_counted_or_a_sentence(text, parse):
+    header = "node,opened,closed,time,kind\n"
+    found, noted = told(parse, header + text)
+    assert len(noted.unread) + len(noted.read) <= len(text.splitlines()) + 1
+    assert all(row[0] == "c1" for row in found)
+
+
+@pytest.mark.one_python
+def test_csv_and_parquet_of_the_same_jobs_are_the_same_rows(tmp_path):
+    import duckdb
+
+    (tmp_path / "jobs.csv").write_text(
+        HEADER + "7,n[1-2],16,1795348800,1795348860,1795352400,failed,0,al\n8,n3,,1795348801,,,PENDING,,\n"
+    )
+    kinds = {
+        "numbers": "job_id BIGINT, nodes VARCHAR, gpus DOUBLE, submit BIGINT, start BIGINT, end BIGINT",
+        "times": "job_id INT, nodes VARCHAR[], gpus INT, submit TIMESTAMP, start TIMESTAMPTZ, end TIMESTAMP_S",
+    }
+    stores = {"csv": tmp_path / "jobs.csv"}
+    for name, columns in kinds.items():
+        columns = columns.replace("end ", '"end" ')
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'Europe/Berlin'")
+            connection.execute(f'CREATE TABLE jobs ({columns}, state VARCHAR, restarts INT, "user" VARCHAR, more INT)')
+            as_time = "make_timestamp({0}000000)" if name == "times" else "{0}"
+            start = "to_timestamp({0})" if name == "times" else "{0}"
+            nodes = ("['n1', 'n2']", "['n3']") if name == "times" else ("'n[1-2]'", "'n3'")
+            connection.execute(
+                f"INSERT INTO jobs VALUES (7, {nodes[0]}, 16, {as_time.format(NOON)}, {start.format(NOON + 60)}, "
+                f"{as_time.format(NOON + 3600)}, 'failed', 0, 'al', 1), "
+                f"(8, {nodes[1]}, NULL, {as_time.format(NOON + 1)}, NULL, NULL, 'PENDING', NULL, NULL, 1)"
+            )
+            stores[name] = tmp_path / f"{name}.parquet"
+            connection.execute(f"COPY jobs TO '{stores[name]}' (FORMAT parquet)")
+    found = []
+    for name, path in stores.items():
+        from datetime import timezone
+
+        came = ingest(
+            str(tmp_path / name), [(jobs_file.SOURCE, [str(path)])], Asked(1795400000, "c1", timezone.utc, users="keep")
+        )
+        assert (came.failed, came.unread.unread) == ([], {})
+        rows = live(tmp_path / name, "jobs")
+        for row in rows:
+            row["node_list"] = row["node_list"].replace("n[1-2]", "n1,n2")
+        found.append((rows, live(tmp_path / name, "job_nodes")))
+    assert found[0] == found[1] == found[2]
+    nodes_of = sorted((row["node"], row["gpus"], row["end_time"]) for row in found[0][1])
+    assert nodes_of == [
+        ("n1", 8.0, NOON + 3600),
+        ("n2", 8.0, NOON + 3600),
+        ("n3", None, None),
+    ]
+
+
+@pytest.mark.one_python
+def test_what_is_no_parquet_and_a_missing_column_are_one_sentence(tmp_path):
+    import duckdb
+
+    (tmp_path / "bad").write_bytes(b"PAR1 and nothing more")
+    duckdb.connect().execute(f"COPY (SELECT 1 AS job_id) TO '{tmp_path}/few' (FORMAT parquet)")
+    for name, words in (
+        ("bad", "bad: cannot be read as Parquet: "),
+        ("few", 'few: has no column "nodes"'),
+        ("gone", "No such file"),
+    ):
+        came = ingest(str(tmp_path / "db"), [(jobs_file.SOURCE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+        assert [words in sentence for sentence in came.failed] == [True], came.failed
+
+
+@pytest.mark.one_python
+def test_a_file_is_read_again_when_it_changed_and_not_else(tmp_path):
+    path, store = tmp_path / "tickets.csv", tmp_path / "db"
+    wanted = [(tickets.SOURCE, [str(path)])]
+    path.write_text("node,opened,closed,words\nn1,1795348800,,fan\n")
+    assert ingest(str(store), wanted, Asked(1795400000, "c1")).unread.rows == {"tickets": 1}
+    assert ingest(str(store), wanted, Asked(1795400001, "c1")).unread.rows == {}
+    path.write_text("node,opened,closed,words\nn1,1795348800,1795348900,fan\n")
+    assert ingest(str(store), wanted, Asked(1795400002, "c1")).unread.rows == {"tickets": 1}
+    assert [row["closed_time"] for row in live(store, "tickets")] == [1795348900]
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    ("source", "text", "bad"),
+    [
+        (tickets.SOURCE, "node,opened\nn1,1795348800\n", 'has no column "node"'),
+        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
+        (jobs_file.SOURCE, HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n", 'has no column "job_id"'),
+    ],
+)
+def test_a_file_that_is_missing_or_bad_does_not_keep_those_behind_it_from_the_store(tmp_path, source, text, bad):
+    gone, wrong, good = paths = [str(tmp_path / name) for name in ("gone.csv", "wrong.csv", "good.csv")]
+    (tmp_path / "wrong.csv").write_text("colour,shape\nred,round\n")
+    (tmp_path / "good.csv").write_text(text)
+    came = ingest(str(tmp_path / "db"), [(source, paths)], Asked(1795400000, "c1"))
+    assert came.failed[0] == f"{source.name}: {gone}: cannot be read: No such file or directory"
+    assert came.failed[1].startswith(f"{source.name}: {wrong}: {bad}")
+    assert (len(came.failed), came.unread.rows[source.name]) == (2, 1)
+    assert [row["name"] for row in live(tmp_path / "db", "ingests")] == [good]
+
+
+@pytest.mark.one_python
+def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path):
+    path = tmp_path / "tickets.csv"
+    path.write_text("node,opened\nn1,1795348800\n")
+    came = ingest(str(tmp_path / "db"), [(tickets.SOURCE, [str(path)])], Asked(1795400000))
+    assert came.failed == [f"tickets: {path}: does not tell the cluster: say --cluster NAME"]
+    assert live(tmp_path / "db", "tickets") == []
+
+
+def test_a_missing_column_is_named_with_the_file():
+    with pytest.raises(IngestError, match='file: has no column "kind": the first line must name node, time, kind'):
+        told(failures_file.parse, "node,time\n")

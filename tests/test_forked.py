@@ -1,0 +1,177 @@
+"""A command's worker is a copy of it: it has no more of the command than a program has, and ends as one does."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stub_nvml
+from test_runner import CHECKS, HEADER
+from waiting import until
+
+HANG_SECONDS = 600.0
+
+# A command: it has what a copy must not have, asks its worker, and says how it went. Words: how the worker is started
+# ("copy", "program"), the site's checks, a lock, then "CHECK RESOURCE SECONDS" of each request.
+COMMAND = """
+import fcntl, json, os, signal, socket, sys, time
+from functools import partial
+from healthd.settings import registry
+from healthd.work import forked, once, runner
+from healthd.work.worker import Setup
+how, checks_dir, lock, *requests = sys.argv[1:]
+checks = registry.built_in()
+sys.stdout.write("")
+for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD, signal.SIGUSR1):
+    signal.signal(number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+woken, wakes = socket.socketpair()
+wakes.setblocking(False)
+signal.set_wakeup_fd(wakes.fileno())
+held = os.open(lock, os.O_RDWR | os.O_CREAT)
+os.set_inheritable(held, True)
+fcntl.flock(held, fcntl.LOCK_EX)
+if how == "program":  # it would keep this
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
+begin = partial(forked.start, checks) if how == "copy" else None
+runner.END_SECONDS = 10.0  # how a worker ended shows later on a busy machine
+asked = runner.Runner(Setup(checks_dir=checks_dir), "", time.monotonic, begin=begin)
+told = []
+for each in requests:
+    check, resource, seconds = each.split()
+    table = {"op": "run", "check": check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
+    reply = once.ask(asked, runner.Request(resource, float(seconds), table))
+    told.append([check, reply.outcome.value, reply.error, reply.table.get("observations", "")])
+print(json.dumps({"told": told, "pids": asked.pids, "driver": "libnvidia-ml" in open("/proc/self/maps").read()}))
+sys.stdout.flush()
+asked.close(5.0)
+"""
+
+
+@pytest.fixture
+def checks_dir(tmp_path: Path) -> str:
+    directory = tmp_path / "checks"
+    directory.mkdir(mode=0o755)
+    bodies = {**CHECKS, "tells_itself": f"print('words', file=sys.stderr, flush=True)\ntime.sleep({HANG_SECONDS})"}
+    for name, body in bodies.items():
+        (directory / f"{name}.py").write_text(f"{HEADER}{textwrap.indent(body, '    ')}\n")
+        (directory / f"{name}.py").chmod(0o644)
+    return str(directory)
+
+
+def command(how: str, checks_dir: str, tmp_path: Path, *requests: str, env: dict[str, str] | None = None) -> Any:
+    """What it said. Its streams are pipes: this ends when the last process that holds one has ended."""
+    argv = [sys.executable, "-c", COMMAND, how, checks_dir, str(tmp_path / "lock"), *requests]
+    with open(tmp_path / "words", "wb") as words:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=words, timeout=300, check=False, env=env)
+    assert done.returncode == 0, (tmp_path / "words").read_text()
+    return json.loads(done.stdout)
+
+
+ENDS = (
+    "fine",
+    "raises",
+    "exits",
+    "crashes",
+    "faults",
+    "babbles",
+    "pretends",
+    "hangs_up",
+    "prints",
+    "reads",
+    "another_name",
+)
+
+
+def test_a_copy_that_goes_wrong_ends_as_a_program_does(checks_dir: str, tmp_path: Path) -> None:
+    requests = [f"{name} {name} 60" for name in ENDS]
+    copied, executed = (command(how, checks_dir, tmp_path, *requests)["told"] for how in ("copy", "program"))
+    assert copied == executed
+    assert {outcome for _, outcome, _, _ in copied} == {"completed", "failed"}
+    assert ["exits", "failed", "the worker died (exit status 3)", ""] in copied
+    assert ["faults", "failed", "the worker died (signal 11)", ""] in copied
+
+
+def status(pid: int, *names: str) -> list[str]:
+    rows = dict(row.split(":", 1) for row in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return [rows[name].strip() for name in names]
+
+
+@pytest.fixture
+def left(checks_dir: str, tmp_path: Path) -> Iterator[tuple[int, int]]:
+    """The pids of a copy and of a program that hang in the driver, whose command has ended."""
+    pids = []
+    try:
+        for how in ("copy", "program"):
+            told = command(how, checks_dir, tmp_path, "tells_itself nvml 5")
+            ((_, outcome, _, _),) = told["told"]
+            assert outcome == "timed_out"
+            pids += told["pids"]
+            until(lambda: (tmp_path / "words").read_text() == "words\n", "what it says on standard error is kept")
+        yield pids[0], pids[1]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_copy_that_hangs_is_left_and_holds_nothing_of_the_command(left: tuple[int, int], tmp_path: Path) -> None:
+    copy, program = left
+    files = [
+        sorted(os.readlink(f"/proc/{pid}/fd/{name}").split(":")[0] for name in os.listdir(f"/proc/{pid}/fd"))
+        for pid in left
+    ]
+    assert files[0] == files[1] == sorted(["/dev/null"] * 3 + [str(tmp_path / "words"), "socket"])
+    with open(tmp_path / "lock", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert [os.getsid(pid) for pid in left] == [copy, program]
+    assert [os.readlink(f"/proc/{pid}/cwd") for pid in left] == ["/", "/"]
+    names = ("SigBlk", "SigIgn", "SigCgt", "Threads")
+    assert status(copy, *names) == status(program, *names)
+    scores = [Path(f"/proc/{pid}/oom_score_adj").read_text() for pid in left]
+    assert scores[0] == scores[1]
+
+
+def test_the_driver_is_never_in_the_command(checks_dir: str, tmp_path: Path) -> None:
+    env = stub_nvml.environment(tmp_path)
+    told = command("copy", checks_dir, tmp_path, "gpu_access nvml 120", env=env)
+    ((_, outcome, error, observed),) = told["told"]
+    assert (outcome, error) == ("completed", "")
+    assert "gpu" in observed
+    assert told["driver"] is False
+
+
+WHERE = """
+import sys, threading
+from healthd.settings import registry
+from healthd.work import forked
+what, checks_dir = sys.argv[1:]
+registry.built_in()
+end = threading.Event()
+if what == "a thread":
+    threading.Thread(target=end.wait).start()
+elif what:
+    try:
+        registry.load_site(f"{checks_dir}/{what}.py")
+    except Exception as error:
+        assert "no run(" in str(error), error
+print(forked.can_serve())
+end.set()
+"""
+
+
+@pytest.mark.parametrize(("what", "copied"), [("", True), ("fine", False), ("refused", False), ("a thread", False)])
+def test_only_where_nothing_of_others_ran_a_copy_serves(checks_dir: str, what: str, copied: bool) -> None:
+    (Path(checks_dir) / "refused.py").write_text("import threading\n")  # it may have started one
+    (Path(checks_dir) / "refused.py").chmod(0o644)
+    argv = [sys.executable, "-c", WHERE, what, checks_dir]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == f"{copied}\n"

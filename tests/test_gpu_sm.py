@@ -1,0 +1,153 @@
+"""Xid 13 of different jobs on one processor of a GPU: a warning that names it."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from cpu_time import cpu_seconds
+from fakes import BOOT, NOW
+from kernel_lines import event, findings_of
+
+from healthd.checks import gpu_sm, gpu_xid
+from healthd.checks.gpu_sm import Config, correlate
+from healthd.judge import intake
+from healthd.judge.ledger import KEEP_EVENTS, Ledger
+from healthd.kernel.coalesce import MOST_SMS, coalesce_events
+from healthd.kernel.file import counted_lines
+from healthd.kernel.repeats import head
+from healthd.kernel.source import RawLine, unrepeated
+from healthd.model import Clears, Gpu, Inventory, Severity
+from healthd.settings import registry
+
+BUS, PCI = "0000:cb:00", "0000:cb:00.0"
+NODE = Inventory(gpus=(Gpu(PCI, 5, "GPU-8a47641b"),))
+HOUR = 3600.0
+WINDOW = Config().window_seconds
+
+
+def line(sm="GPC 7, TPC 7, SM 0", bus=BUS, pid=""):
+    who = pid and f"pid={pid}, name=python3, "
+    return f"NVRM: Xid (PCI:{bus}): 13, {who}Graphics SM Warp Exception on ({sm}): Out Of Range Address"
+
+
+def seen(*told):
+    """Findings in (line, job, time)."""
+    events = [event(text, at) for text, _, at in told]
+    jobs = {number: job for number, (_, job, _) in enumerate(told, 1) if job}
+    recent, _, _ = coalesce_events((), events, 1)
+    return list(correlate(intake.with_jobs(recent, jobs), NODE, Config()))
+
+
+def test_one_sm_in_two_jobs_warns_and_is_named():
+    (finding,) = seen((line(), "12", 0.0), (line(), "13", HOUR))
+    assert (finding.code, finding.subject) == ("gpu_sm/several_jobs", PCI)
+    assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.WARNING, Clears.WINDOW, WINDOW)
+    assert finding.events == (1, 2)
+    assert finding.message == "Xid 13 of different jobs (jobs 12, 13) on (GPC 7, TPC 7, SM 0) of GPU 5 (GPU-8a47641b)"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [(line(), "12", 0.0), (line(), "12", HOUR)],  # one job, twice
+        [(line(), "12", 0.0), (line("GPC 7, TPC 7, SM 1"), "13", HOUR)],
+        [(line(), "12", 0.0), (line(bus="0000:cc:00"), "13", HOUR)],
+        [(line(), "12", 0.0), (line(), "", HOUR)],  # whose it is, nobody knows
+        [(line(), "12,13", 0.0), (line(), "13", HOUR)],  # it may be job 13's both times
+        [(line(), "12", 0.0), (line(), "13", WINDOW + 1)],
+        [(line(), "12", 0.0), (line().replace(": 13,", ": 31,"), "13", HOUR)],
+    ],
+)
+def test_what_is_not_two_jobs_on_one_sm_is_silent(told):
+    assert seen(*told) == []
+
+
+def test_jobs_that_share_a_gpu_are_different_ones_where_no_one_of_them_can_have_raised_all():
+    assert seen((line(), "12,13", 0.0), (line(), "13,14", HOUR), (line(), "13", 2 * HOUR)) == []
+    (finding,) = seen((line(), "12,13", 0.0), (line(), "13,14", HOUR), (line(), "12,14", 2 * HOUR))
+    assert "jobs 12, 13, 14" in finding.message
+
+
+@pytest.mark.parametrize("count", [KEEP_EVENTS, 10 * KEEP_EVENTS])
+@pytest.mark.parametrize("others", [1, KEEP_EVENTS])
+def test_exceptions_of_one_processor_are_judged_in_linear_time(count, others):
+    """Each pair compared: 0.7 s for one job's KEEP_EVENTS, a minute for ten times that, at each further line."""
+    events = [replace(event(line(), NOW), sequence=n) for n in range(count)]
+    events = intake.with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
+    assert list(correlate(events, NODE, Config())) == []
+    linear = 0.1 * count / KEEP_EVENTS
+    assert cpu_seconds(lambda: list(correlate(events, NODE, Config())), linear) < linear
+
+
+def test_the_window_is_counted_from_the_newest_one():
+    assert seen((line(), "12", 0.0), (line(), "13", WINDOW))
+
+
+def test_older_gpus_name_no_sm():
+    (finding,) = seen((line("GPC 1, TPC 0"), "12", 0.0), (line("GPC 1, TPC 0"), "13", HOUR))
+    assert "(GPC 1, TPC 0)" in finding.message
+
+
+def test_an_instance_of_mig_has_processors_of_its_own():
+    one = line().replace(f"{BUS})", f"{BUS} GPU-I:05)")
+    other = line().replace(f"{BUS})", f"{BUS} GPU-I:06)")
+    assert seen((one, "12", 0.0), (other, "13", HOUR)) == []
+    assert "MIG instance 05" in seen((one, "12", 0.0), (one, "13", HOUR))[0].message
+
+
+def burst(count, at=0.0):
+    """Lines of one incident, each of another SM."""
+    return [event(line(f"GPC {n // 9}, TPC {n % 9}, SM 0"), at) for n in range(count)]
+
+
+@pytest.mark.parametrize(("count", "names"), [(MOST_SMS, MOST_SMS), (MOST_SMS + 1, 0), (144, 0)])
+def test_an_exception_on_most_of_a_gpu_accuses_no_processor_and_takes_no_room(count, names):
+    recent, _, _ = coalesce_events((), [*burst(count), *burst(count, HOUR)], 1)
+    assert len(recent) == 2
+    named = recent[0].field("sm").split()
+    assert len(named) == (names or 1)
+    found = list(correlate(intake.with_jobs(recent, {1: "12", 2: "13"}), NODE, Config()))
+    assert bool(found) is bool(names)
+    assert len(str(recent[0].fields)) < 200
+
+
+def test_lines_that_are_counted_before_they_are_read_keep_their_processors():
+    lines = [line(f"GPC 7, TPC {n}, SM {m}", pid=4711) for n in range(2) for m in range(2) for _ in range(500)]
+    registers = [
+        f"NVRM: Xid (PCI:{BUS}): 13, pid=4711, name=python3, Graphics Exception: ESR 0x{n:x}=0x1" for n in range(9)
+    ]
+    kept = unrepeated(RawLine(NOW, text) for text in [*lines, *registers])
+    assert len(kept) == 5
+    assert sum(each.lines for each in kept) == 2009
+    assert head(lines[0]) != head(lines[-1])
+    bulk, _, _ = counted_lines("".join(f"{text}\n" for text in [*lines, *registers]).encode(), 10_000, False)
+    assert sorted(count for _, count in bulk) == [9, 500, 500, 500, 500]
+    recent, _, _ = coalesce_events((), [event(text.decode()) for text, _ in bulk], 1)
+    assert [each.field("sm") for each in recent] == ["7.0.0 7.0.1 7.1.0 7.1.1"]
+
+
+LISTENERS = [(check, check.config()) for name, check in registry.built_in().items() if name in ("gpu_sm", "gpu_xid")]
+
+
+def test_an_exception_that_was_forgotten_counts_and_a_job_that_is_named_late_does_too():
+    """The condition of the Xid itself ends after an hour. Without cgroups Slurm names the job a moment later."""
+    ledger = Ledger(boot_id=BOOT, inventory=NODE)
+    ledger = intake.heard(ledger, [event(line(), NOW, BOOT)], LISTENERS, NOW).ledger
+    ledger = intake.told_of_jobs(ledger, {1: "12"}, LISTENERS)
+    assert [c.code for c in ledger.conditions] == ["gpu_xid/13"]
+    ended = [
+        c.__class__(**{**{f: getattr(c, f) for f in c.__slots__}, "cleared_at": NOW + HOUR}) for c in ledger.conditions
+    ]
+    ledger = Ledger(**{**{f: getattr(ledger, f) for f in ledger.__slots__}, "conditions": (), "cleared": tuple(ended)})
+    later = NOW + 2 * HOUR
+    ledger = intake.heard(ledger, [event(line(), later, BOOT)], LISTENERS, later).ledger
+    assert [c.code for c in ledger.conditions] == ["gpu_xid/13"]
+    ledger = intake.told_of_jobs(ledger, {2: "13"}, LISTENERS)
+    assert sorted(c.code for c in ledger.conditions) == ["gpu_sm/several_jobs", "gpu_xid/13"]
+    assert max(c.severity for c in ledger.conditions) is Severity.WARNING
+
+
+def test_the_xid_itself_is_judged_as_ever():
+    (finding,) = partial(findings_of, gpu_xid, node=NODE)(line())
+    assert (finding.code, finding.severity) == ("gpu_xid/13", Severity.WARNING)
+    assert findings_of(gpu_sm, line(), line(), node=NODE) == []

@@ -1,0 +1,266 @@
+"""What Slurm says of GPUs, as 22.05.8, 24.11.5 and 26.05.5 print it, and which GPUs of the inventory that are."""
+
+from __future__ import annotations
+
+import pytest
+from cpu_time import cpu_seconds
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_text import ANY_TEXT
+
+from healthd.model import Gpu
+from healthd.slurm.gres import (
+    given_in,
+    gpus_of_node,
+    gpus_of_one_type,
+    in_hostlist,
+    in_slurms_order,
+    parents,
+    pci_of,
+    told_by_prolog,
+)
+
+BUSES = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+EIGHT = tuple(Gpu(f"0000:{bus}:00.0", i, f"GPU-{i}", minor=i) for i, bus in enumerate(BUSES))
+
+
+def shown(detail: str, job: str = "12", more: str = "") -> str:
+    """`scontrol -d -o show job`, shortened."""
+    return (
+        f"JobId={job} JobName=wrap{more} UserId=root(0) JobState=RUNNING NodeList=n[1-2] BatchHost=n1 NumNodes=2 "
+        f"JOB_GRES=gpu:h100:2   {detail} MinCPUsNode=1 MinMemoryNode=0 Command=(null) TresPerNode=gres:gpu:2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("gpu:h100:8", 8),
+        ("gpu:h100:8(S:0-1)", 8),
+        ("gpu:8", 8),
+        ("gpu:h100:8(S:0-1),shard:h100:32(S:0-1)", 8),
+        ("gpu:a100_3g.20gb:2(S:0),gpu:a100_7g.80gb:1(S:1),mps:400", 3),
+        ("nic:2", 0),
+        ("(null)", 0),
+        ("gpu:0", 0),
+        ("", None),
+        ("gpu", None),
+        ("gpu:h100:no_consume:8", None),
+        ("gpu:h100:", None),
+        ("gpu:h100:8(S:0-1),", None),
+        ("gpu:" + "9" * 5, None),
+    ],
+)
+def test_a_node_has_as_many_gpus_as_its_gres_says(text: str, number: int | None) -> None:
+    assert gpus_of_node(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("gpu:h100:8(S:0-1),shard:32", 8),
+        ("gpu:8,nic:2", 8),
+        ("gpu:a:4,gpu:b:4", None),
+        ("gpu:a:4,gpu:4", None),
+        ("nic:2", None),
+        ("(null)", None),
+        ("gpu:8,", None),
+    ],
+)
+def test_of_several_types_it_is_not_known_which_slurm_numbers_first(text: str, number: int | None) -> None:
+    assert gpus_of_one_type(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu:h100:2(IDX:0-1)", ("0", "1")),
+        ("gpu:h100:1(IDX:10)", ("10",)),
+        ("gpu:4(IDX:0,2-4)", ("0", "2", "3", "4")),
+        ("gpu:a:1(IDX:0),gpu:b:2(IDX:4-5),nic:1(IDX:7)", ("0", "4", "5")),
+        ("shard:2(IDX:3)", ("3",)),
+        ("shard:2(0/4,0/4,0/4,2/4)", ("3",)),
+        ("mps:h100:50(0/100,50/100)", ("1",)),
+        ("gpu:0(IDX:),shard:1(1/4,0/4)", ("0",)),
+        ("nic:1(IDX:0)", ()),
+        ("", ()),
+        ("(null)", ()),
+        ("gpu:2(CNT:2)", None),  # gres/gpu without a device file
+        ("gpu:2", None),
+        ("gpu:2(IDX:)", None),
+        ("gpu:2(IDX:1-0)", None),
+        ("gpu:2(IDX:1023)", ("1023",)),
+        ("gpu:2(IDX:1024)", None),
+        ("gpu:2(IDX:0-999999999)", None),
+        ("shard:2(0/4,0/4)", None),
+        ("gpu:1(IDX:0),shard:2(x)", None),
+        ("gpu(IDX:0", None),
+    ],
+)
+def test_a_job_was_given_what_its_gres_says(text: str, expected: tuple[str, ...] | None) -> None:
+    assert given_in(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1") == expected
+
+
+def test_of_a_job_over_several_nodes_this_nodes_line_counts() -> None:
+    text = shown("Nodes=n[1-2,9] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:4)   Nodes=n10 CPU_IDs=0-3 Mem=8 GRES=gpu:1(IDX:0)")
+    assert given_in(text, "12", "n2") == ("4",)
+    assert given_in(text, "12", "n10") == ("0",)
+    assert given_in(text, "12", "n3") is None
+
+
+def test_of_an_array_and_of_a_heterogeneous_job_the_record_of_this_job_counts() -> None:
+    text = "".join(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:{i})", str(10 + i)) for i in range(3))
+    assert given_in(text, "11", "n1") == ("1",)
+    assert given_in(text, "1", "n1") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [" Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)", "\nJobId=12 JobName=x Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:7)"],
+)
+def test_a_jobs_name_that_reads_like_its_gpus_makes_them_unknown(name: str) -> None:
+    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", more=name), "12", "n1") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("12 0,3 \n", ("0", "3")),
+        ("12 0 GPU-2f3a-11\n", ("GPU-2f3a-11",)),
+        ("12 0,1 MIG-aa,MIG-GPU-bb/1/0\n", ("MIG-aa", "MIG-GPU-bb/1/0")),
+        ("12 0,1 GPU-aa\n", ("0", "1")),  # not as many
+        ("12 0,1 0,1\n", ("0", "1")),
+        ("13 0\n", None),  # another job wrote over it
+        ("12 \n", None),
+        ("12\n", None),
+        ("", None),
+        ("12 0,\n", None),
+        ("12 0;1\n", None),
+        ("12 0 0 0\n", None),
+        ("12 00000\n", None),
+    ],
+)
+def test_what_the_prolog_wrote_down_is_read_back(text: str, expected: tuple[str, ...] | None) -> None:
+    assert told_by_prolog(text, "12") == expected
+
+
+@given(ANY_TEXT | st.text("gpu:()IDX-,0123456789/[]n = ", max_size=60))
+def test_any_text_gives_an_answer(text: str) -> None:
+    numbers = gpus_of_node(text)
+    assert numbers is None or numbers >= 0
+    for found in (told_by_prolog(text, "12"), given_in(shown(f"Nodes=n1 CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")):
+        assert found is None or all(word.isdecimal() or word.startswith(("GPU-", "MIG-")) for word in found)
+    assert in_hostlist("n1", text) in (True, False)
+
+
+# --- host lists
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "is_in"),
+    [
+        ("n1", "n1", True),
+        ("n1", "n[1-2]", True),
+        ("n3", "n[1-2]", False),
+        ("n10", "n[1-2]", False),
+        ("n10", "n1,n10", True),
+        ("n5", "m[5],n[1-2,5]", True),
+        ("n05", "n[01-10]", True),
+        ("n5", "n[01-10]", False),
+        ("n100", "n[01-100]", True),
+        ("n01", "n[1-10]", False),
+        ("r1n02", "r[1-2]n[01-03]", True),
+        ("r3n02", "r[1-2]n[01-03]", False),
+        ("gpu-1-ib", "gpu-[1-4]-ib", True),
+        ("n", "n[1-2]", False),
+        ("n.1", "n.[1-2]", True),
+        ("nx1", "n.[1-2]", False),
+        ("n1", "", False),
+        ("n1", "(null)", False),
+    ],
+)
+def test_a_host_is_found_in_slurms_lists(name: str, hosts: str, is_in: bool) -> None:
+    assert in_hostlist(name, hosts) is is_in
+
+
+@given(st.integers(0, 120), st.integers(0, 120), st.integers(1, 4), st.integers(0, 130))
+def test_a_range_has_the_hosts_that_slurm_counts_up(first: int, length: int, digits: int, number: int) -> None:
+    names = {f"n{i:0{digits}d}" for i in range(first, first + length + 1)}
+    hosts = f"n[{first:0{digits}d}-{first + length:0{digits}d}]"
+    name = f"n{number:0{digits}d}"
+    assert in_hostlist(name, hosts) == (name in names)
+
+
+# --- which GPUs these are
+
+
+def test_slurms_numbers_are_pci_order_where_all_orders_are_one() -> None:
+    order = tuple(gpu.pci for gpu in EIGHT)
+    assert in_slurms_order(8, EIGHT) == in_slurms_order(8, EIGHT[::-1]) == order
+    assert pci_of(("0", "3"), order, {}) == {"0000:1b:00.0", "0000:61:00.0"}
+
+
+def changed(number: int, **changes: object) -> tuple[Gpu, ...]:
+    values = [{f: getattr(gpu, f) for f in ("pci", "index", "uuid", "minor", "mig")} for gpu in EIGHT]
+    values[number] |= changes
+    return tuple(Gpu(**value) for value in values)
+
+
+@pytest.mark.parametrize(
+    ("slurms", "gpus"),
+    [
+        (7, EIGHT),
+        (9, EIGHT),
+        (0, EIGHT),
+        (None, EIGHT),
+        (8, EIGHT[:7]),  # one is lost
+        (0, ()),
+        (8, changed(3, minor=None)),
+        (8, changed(0, minor=9)),  # device files are in another order
+        (8, changed(3, minor=2)),
+        (8, changed(7, minor=8)),  # SLURM_JOB_GPUS would have 8
+        (8, changed(0, index=7)),  # NVML counts otherwise
+        (8, changed(0, mig=("MIG-1",))),  # whole GPUs beside MIG devices
+    ],
+)
+def test_a_number_that_can_mean_several_gpus_counts_for_none(slurms: int | None, gpus: tuple[Gpu, ...]) -> None:
+    assert in_slurms_order(slurms, gpus) is None
+    assert pci_of(("0",), None, parents(gpus)) is None
+
+
+def test_mig_devices_are_their_gpus() -> None:
+    gpus = tuple(Gpu(f"0000:{i}1:00.0", i, f"GPU-{i}", minor=i, mig=(f"MIG-{i}a", f"MIG-{i}b")) for i in range(2))
+    order = in_slurms_order(4, gpus)
+    assert order == ("0000:01:00.0", "0000:01:00.0", "0000:11:00.0", "0000:11:00.0")
+    assert in_slurms_order(2, gpus) is None
+    by_uuid = parents(gpus)
+    assert pci_of(("1", "2"), order, by_uuid) == {"0000:01:00.0", "0000:11:00.0"}
+    assert pci_of(("MIG-1b",), None, by_uuid) == {"0000:11:00.0"}
+    assert pci_of(("MIG-GPU-1/7/0",), None, by_uuid) == {"0000:11:00.0"}, "as drivers before R470 name it"
+    assert pci_of(("GPU-0",), None, by_uuid) == {"0000:01:00.0"}
+
+
+def test_of_a_job_of_which_one_gpu_is_not_known_none_is() -> None:
+    order = in_slurms_order(8, EIGHT)
+    assert pci_of(("0", "8"), order, {}) is None
+    assert pci_of(("GPU-0", "GPU-new"), order, parents(EIGHT)) is None
+    assert pci_of((), order, {}) == frozenset()
+
+
+def test_other_scripts_digits_are_no_numbers() -> None:
+    assert gpus_of_node("gpu:\u0663") is None
+    assert told_by_prolog("12 \u0663\n", "12") is None
+    assert given_in(shown("Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:\u0663)"), "12", "n1") is None
+
+
+@pytest.mark.parametrize("pump", ["[", "n[1", "[1]", "n[1-2],", "gpu:1(IDX:0),", ":", "(", " Nodes=n1", "0,", "0/4,"])
+def test_long_text_of_a_jobs_owner_takes_no_time(pump: str) -> None:
+    text = pump * ((64 << 10) // len(pump))
+
+    def read() -> None:
+        in_hostlist("n1", text)
+        gpus_of_node(text)
+        given_in(shown(f"Nodes={text} CPU_IDs=0 Mem=0 GRES={text}"), "12", "n1")
+        told_by_prolog(f"12 {text}", "12")
+
+    assert cpu_seconds(read, 5) < 5  # a quadratic pattern takes minutes

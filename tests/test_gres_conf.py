@@ -1,0 +1,124 @@
+"""Whether gres.conf numbers the GPUs of a node in the order of their device files, as real gres.confs are written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from cpu_time import cpu_seconds
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_text import ANY_TEXT
+
+from healthd.slurm.commands import gres_conf
+from healthd.slurm.gres_conf import MOST_BYTES, ascends
+
+LISTED = "Name=gpu File=/dev/nvidia[0-7]\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LISTED,
+        "AutoDetect=nvml\n",
+        "AutoDetect=NVML # all of them\n",
+        "AutoDetect=nvidia\n",
+        "AutoDetect=off\n" + LISTED,
+        "AutoDetect=nvml\n" + LISTED,
+        "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File=/dev/nvidia[0-7]\n",
+        "AutoDetect=nvml\nName=shard Count=32\n",
+        "NodeName=n[1-8] Name=gpu Type=h100 File=/dev/nvidia[0-7] Cores=0-63\n",
+        'nodename = n1 name = GPU file = "/dev/nvidia[0-3],/dev/nvidia[4-7]"\n',
+        "".join(f"Name=gpu Type=a100 File=/dev/nvidia{i} Cores={i}\n" for i in range(8)),
+        "Name=gpu File=/dev/nvidia[0,1-6,7]\nName=mps Count=800\n",
+        "NodeName=m[1-4] Name=gpu File=/dev/nvidia[7,6,5-0]\n\n" + LISTED,
+        "NodeName=m1 AutoDetect=rsmi\n" + LISTED,
+    ],
+)
+def test_the_usual_lists_are_in_order(text: str) -> None:
+    assert ascends(text, "n1", 8)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "AutoDetect=off\n",
+        "AutoDetect=rsmi\n",
+        "AutoDetect=full\n",
+        "AutoDetect=nvml\nNodeName=n1 AutoDetect=off\n",
+        "NodeName=m1 AutoDetect=nvml\n",
+        "NodeName=m1 Name=gpu File=/dev/nvidia[0-7]\n",
+        "Name=gpu File=/dev/nvidia[0-6]\n",
+        "Name=gpu File=/dev/nvidia[0-8]\n",
+        "Name=gpu File=/dev/nvidia[1-8]\n",
+        "Name=gpu File=/dev/nvidia[7,6,5,4,3,2,1,0]\n",
+        "Name=gpu File=/dev/nvidia[1,0,2-7]\n",
+        "Name=gpu File=/dev/nvidia[4-7]\nName=gpu File=/dev/nvidia[0-3]\n",
+        "".join(f"Name=gpu File=/dev/nvidia{i}\n" for i in range(7, -1, -1)),
+        "AutoDetect=nvml\nName=gpu File=/dev/nvidia[4-7,0-3]\n",
+        # which of two types comes first is slurm.conf's word
+        "Name=gpu Type=a File=/dev/nvidia[0-3]\nName=gpu Type=b File=/dev/nvidia[4-7]\n",
+        "Name=gpu Type=a File=/dev/nvidia[4-7]\nName=gpu Type=b File=/dev/nvidia[0-3]\n",
+        "Name=gpu Count=8\n",
+        "AutoDetect=nvml\nName=gpu Count=8\n",
+        "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia1\n" + LISTED,
+        "Name=gpu File=/dev/nvidia-caps/nvidia-cap[0-7]\n",
+        "Name=gpu File=/dev/dri/renderD[128-135]\n",
+        "Name=gpu File=/dev/nvidia[0-7\n",
+        "Name=gpu File=/dev/nvidia[0-7],\n",
+        "Name=gpu File=/dev/nvidia[]\n",
+        "include /etc/slurm/more.conf\n" + LISTED,
+        "Name=gpu \\\nFile=/dev/nvidia[0-7]\n",
+        "Name+=gpu File=/dev/nvidia[0-7]\n",
+        LISTED * 2,
+        "rubbish\n" + LISTED,
+    ],
+)
+def test_another_order_and_what_is_not_understood_is_none(text: str) -> None:
+    assert not ascends(text, "n1", 8)
+
+
+def test_from_eleven_gpus_on_slurm_sorts_those_that_it_finds_otherwise() -> None:
+    assert ascends("AutoDetect=nvml\n", "n1", 10)
+    assert not ascends("AutoDetect=nvml\n", "n1", 11)
+    assert not ascends("AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
+    assert ascends("Name=gpu File=/dev/nvidia[0-15]\n", "n1", 16)
+
+
+def test_a_file_that_may_be_cut_off_tells_nothing() -> None:
+    assert ascends(LISTED.ljust(MOST_BYTES - 1, "\n"), "n1", 8)
+    assert not ascends(LISTED.ljust(MOST_BYTES, "\n"), "n1", 8)
+
+
+@given(ANY_TEXT | st.text('NodeName=Name=gpuFile/dev/nvidia[0-7], ="\\\n#', max_size=80))
+def test_any_text_gives_an_answer(text: str) -> None:
+    assert ascends(text, "n1", 8) in (True, False)
+
+
+@pytest.mark.parametrize("pump", ["[", "/a", "A=", "A=b ", " ", "/nvidia[0-7],", "n[1-2],", '"', "0,"])
+def test_a_long_line_takes_no_time(pump: str) -> None:
+    text = pump * ((64 << 10) // len(pump))
+    lines = (text, f"Name=gpu File={text}", f"NodeName={text} Name=gpu")
+    assert cpu_seconds(lambda: [ascends(line, "n1", 8) for line in lines], 5) < 5  # a quadratic pattern takes minutes
+
+
+def test_gres_conf_lies_beside_slurm_conf(tmp_path: Path) -> None:
+    (tmp_path / "gres.conf").write_text(LISTED)
+    environment = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    done = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, LISTED[:8])
+    environment["SLURM_CONF"] = str(tmp_path / "none" / "slurm.conf")
+    done = subprocess.run(gres_conf(8), env=environment, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_without_slurm_conf_nothing_but_gres_confs_is_read() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "SLURM_CONF"}
+    done = subprocess.run(gres_conf(MOST_BYTES), env=environment, capture_output=True, text=True, timeout=240)
+    found = [path for path in ("/etc/slurm", "/run/slurm/conf", "/usr/local/etc") if Path(path, "gres.conf").exists()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == bool(found)

@@ -1,0 +1,131 @@
+"""Slurm's host lists: what they name, and what no list can do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.hostlist import MAX_NODES, HostListError, expand, fold
+
+PREFIXES = st.text("abcxyz-._", min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n1,n2", ["n1", "n2"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[01-03,7]", ["n01", "n02", "n03", "n7"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[8-0011]", ["n8", "n9", "n10", "n11"]),
+        ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+        ("rack[1-2]n[01-02,7]", ["rack1n01", "rack1n02", "rack1n7", "rack2n01", "rack2n02", "rack2n7"]),
+        ("n[1-2], login1\tlogin2", ["n1", "n2", "login1", "login2"]),
+        ("n1,n[1-2],n1", ["n1", "n2"]),
+        ("a[1][2]", ["a12"]),
+        ("[1-2]n", ["1n", "2n"]),
+    ],
+)
+def test_a_list_names_its_nodes_once_and_in_order(text: str, names: list[str]) -> None:
+    assert list(expand(text)) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("n[1-2", "n1-2]", "n[[1-2]]", "n[1-2]]", "n[]", "n[a-b]", "n[1-]", "n[-1]", "n[2-1]", "n[1--2]", "n[1-2-3]"),
+        *("n[1,,2]", "n[٣-٤]", "n\x1b[1]", "n[1234567890123456789]", "[", "]", "n[1-2][", "x" * 2000 + "[1]"),
+    ],
+)
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(HostListError):
+        expand(text)
+
+
+def test_a_list_of_as_many_names_as_a_cluster_can_have_is_taken_and_one_more_refused() -> None:
+    assert len(expand(f"n[1-{MAX_NODES}]")) == MAX_NODES
+    for text in (f"n[0-{MAX_NODES}]", "n[0-255]x[0-255],m", "n[1-65536],n[1-65536]", "n1," * MAX_NODES + "n[1-2]"):
+        with pytest.raises(HostListError, match="more than 65536 names"):
+            expand(text)
+    with pytest.raises(HostListError):
+        expand(",".join(f"n{i}" for i in range(MAX_NODES + 1)))
+
+
+@pytest.mark.parametrize("text", ["n[0-999999999999999999]", "a[1-9999]b[1-9999]c[1-9999]", "a" + "[0-9]" * 400])
+def test_a_hostile_range_costs_no_memory(text: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(HostListError):
+            expand(text)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A list in Slurm's writing, and its names by the definition."""
+    text, names = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        pieces, choices = [], []
+        for _ in range(draw(st.integers(1, 3))):
+            prefix = draw(PREFIXES)
+            width = draw(st.integers(1, 5))
+            ranges = draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 4)), min_size=1, max_size=3))
+            written = [
+                (f"{low:0{width}d}" if more == 0 else f"{low:0{width}d}-{low + more:0{width}d}") for low, more in ranges
+            ]
+            pieces.append(f"{prefix}[{','.join(written)}]")
+            choices.append(
+                [
+                    prefix + str(n).rjust(len(f"{low:0{width}d}"), "0")
+                    for low, more in ranges
+                    for n in range(low, low + more + 1)
+                ]
+            )
+        text.append("".join(pieces))
+        names.extend("".join(parts) for parts in itertools.product(*choices))
+    return ",".join(text), list(dict.fromkeys(names))
+
+
+@given(lists())
+def test_a_list_that_was_made_of_names_gives_them_again(made: tuple[str, list[str]]) -> None:
+    text, names = made
+    assert list(expand(text)) == names
+    assert list(expand(",".join(names))) == names
+
+
+@given(st.text("n01[]-, ,\x00é٣", max_size=40))
+def test_any_text_is_a_list_or_refused(text: str) -> None:
+    with contextlib.suppress(HostListError):
+        names = expand(text, limit=1000)
+        assert len(set(names)) == len(names) <= 1000
+        assert not any(c in name for name in names for c in "[], \n")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["gpu7"], "gpu7"),
+        (["gpu9", "gpu10", "gpu11", "gpu13"], "gpu[9-11,13]"),
+        (["gpu09", "gpu10", "gpu11"], "gpu[09-11]"),
+        (["n1-ib", "n2-ib", "login"], "n[1-2]-ib,login"),
+        (["n1", "n01"], "n[1,01]"),
+        (["a b", "n[1]"], "a b,n[1]"),
+    ],
+)
+def test_names_become_a_host_list(names, text):
+    assert fold(names) == text
+
+
+@given(st.sets(st.from_regex(r"[a-c._-]{1,3}[0-9]{0,4}[a-c]{0,2}", fullmatch=True), max_size=60))
+def test_a_folded_list_names_the_same_nodes(names):
+    assert set(expand(fold(names))) == names

@@ -1,0 +1,125 @@
+"""`healthd check NAME` of what only listens says what the daemon has heard, and never "healthy" without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from status_daemon import StatusDaemon
+from test_next_steps import condition
+
+from healthd.cli import flags, listening
+from healthd.cli.main import main
+from healthd.settings import registry
+
+ROOT = Path(__file__).parents[1]
+LISTENERS = sorted(name for name, check in registry.built_in().items() if check.listens and not check.runs)
+ROUND = {"health": "healthy", "unknown": [], "conditions": [], "results": []}
+
+
+def check(folder: Path, *names: str) -> tuple[int, dict[str, Any]]:
+    settings = folder / "healthd.toml"
+    settings.write_text(f'runtime_dir = "{folder}"\nstate_dir = "{folder}"\n[kernel_log]\nsource = "{folder}/log"\n')
+    argv = [sys.executable, "-m", "healthd", "check", *names, "--json", "--config", str(settings)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def stands(severity: str = "critical", **changes: Any) -> dict[str, Any]:
+    return condition(severity=severity, **changes)
+
+
+def together(*conditions: dict[str, Any], health: str = "healthy", trouble: str = "") -> dict[str, Any]:
+    heard = {"checks": ["gpu_xid"], "since": 1.0, "kernel_log": {}, "conditions": [*conditions], "trouble": trouble}
+    return listening.together({**ROUND, "health": health}, heard)
+
+
+def test_there_are_checks_that_only_listen():
+    assert {"gpu_xid", "sxid", "kernel", "mlx5", "filesystem"} <= set(LISTENERS)
+
+
+def test_without_a_daemon_each_of_them_is_unknown(tmp_path):
+    status, document = check(tmp_path, *LISTENERS)
+    assert (status, document["health"], document["listening"]["checks"]) == (3, "unknown", LISTENERS)
+    assert document["unknown"] == [
+        f"{name} only listens to the kernel log: healthd does not answer: there is no {tmp_path}/healthd.sock"
+        for name in LISTENERS
+    ]
+
+
+def test_the_daemons_conditions_of_that_check_and_no_others_count(tmp_path):
+    with StatusDaemon(tmp_path, conditions=[stands(), stands(check="mount", code="mount/missing")]) as daemon:
+        status, document = check(tmp_path, "gpu_xid")
+        assert (status, [c["code"] for c in document["listening"]["conditions"]]) == (2, ["gpu_xid/79"])
+        status, document = check(tmp_path, "sxid")
+        assert (status, document["health"], document["listening"]["conditions"]) == (0, "healthy", [])
+        daemon.document["kernel_log"] |= {"alive": False, "trouble": "Operation not permitted"}
+        status, document = check(tmp_path, "sxid")
+        assert (status, document["listening"]["trouble"]) == (
+            3, "the daemon reads no kernel log: Operation not permitted"
+        )  # fmt: skip
+
+
+def test_a_round_of_all_checks_asks_nobody(tmp_path):
+    with StatusDaemon(tmp_path, conditions=[stands()]) as daemon:
+        _, document = check(tmp_path, "clock")
+        assert ("listening" in document, daemon.asked) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "health"),
+    [
+        ([], "healthy"),
+        ([stands("info")], "healthy"),
+        ([stands("warning")], "warning"),
+        ([stands("degraded")], "degraded"),
+        ([stands("degraded"), stands("critical")], "unhealthy"),
+        ([stands("critical", state="acknowledged")], "warning"),
+        ([stands("critical", observed=True)], "warning"),
+    ],
+)
+def test_health_follows_what_the_daemon_has_heard_as_its_own_does(conditions, health):
+    assert together(*conditions)["health"] == health
+
+
+def test_the_worse_of_what_was_looked_at_and_what_was_heard_counts():
+    assert together(stands("warning"), health="degraded")["health"] == "degraded"
+    assert together(health="warning", trouble="no daemon")["health"] == "unknown"
+    assert together(health="unhealthy", trouble="no daemon")["health"] == "unhealthy"
+
+
+def test_an_answer_of_another_version_is_trouble_and_no_traceback(tmp_path):
+    with StatusDaemon(tmp_path) as daemon:
+        daemon.document = {"conditions": 7}
+        heard = listening.ask_daemon(["gpu_xid"], str(tmp_path))
+    assert heard["trouble"] == "the daemon is of another version, and answers what this one cannot read"
+
+
+@pytest.mark.parametrize("words", [["status", "--json"], ["check", "gpu_xid", "--json"]])
+def test_a_typo_in_the_settings_takes_no_daemon_away_and_is_told(tmp_path, capsys, monkeypatch, words):
+    file = tmp_path / "healthd.toml"
+    file.write_text("mode = \n")
+    monkeypatch.setattr(flags.runtime_dir, "__defaults__", (str(tmp_path),))
+    with StatusDaemon(tmp_path) as daemon:
+        assert main([*words, "--config", str(file)]) < 3
+    assert daemon.asked == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"healthd: {file}: not TOML: ")
+    assert told.endswith(f": the default runtime_dir is taken, {tmp_path}")
+
+
+def test_a_file_that_is_not_there_and_a_wrong_runtime_dir_are_wrong_use(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    assert main(["status", "--config", str(file)]) == 64
+    file.write_text("runtime_dir = 7\n")
+    assert main(["status", "--config", str(file)]) == 64
+    missing, wrong = capsys.readouterr().err.splitlines()
+    assert missing.endswith("there is no such file")
+    assert "runtime_dir: must be text" in wrong

@@ -1,0 +1,70 @@
+"""docs/metrics.md: every metric that a page can have stands there, as the code has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from healthd.say.metric_names import FAMILIES, PREFIX
+from healthd.say.metrics import render
+from healthd.settings import registry
+from tests.test_metrics import healthy, troubled
+
+pytestmark = pytest.mark.one_python
+
+ROOT = Path(__file__).parents[1]
+PAGES = (healthy, troubled)  # fixtures: what a DGX H100's checks read, and everything that can be wrong at once
+ROW = re.compile(r"(?m)^\| `(healthd_\w+)` \| (gauge|counter) \| ([^|]*) \| [^|]* \| [^|]+ \|$")
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("metrics_page", ROOT / "scripts/metrics_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = script.PAGE.read_text("utf-8")
+    assert text == script.page(text), "run scripts/metrics_page.py: a metric or a check's OBSERVATIONS changed"
+
+
+@pytest.mark.parametrize("name", ["healthy", "troubled"])
+def test_each_series_of_a_page_has_its_row_with_its_type_and_its_labels(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    listed = {
+        metric: (kind, set(re.findall(r"`(\w+)`", labels)))
+        for metric, kind, labels in ROW.findall((ROOT / "docs/metrics.md").read_text("utf-8"))
+    }
+    page = render(request.getfixturevalue(name)).decode()
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name == "healthd_mount_stalls_total":  # of test_metrics.py's own
+                continue
+            kind, labels = listed[sample.name]
+            assert family.type == kind, sample.name
+            assert set(sample.labels) <= labels, sample.name
+
+
+def test_what_no_code_makes_any_more_is_in_no_table() -> None:
+    made = (ROOT / "healthd/say/metrics.py").read_text("utf-8")
+    assert {name for name in FAMILIES if f'"{name}"' not in made} == set()
+
+
+def test_each_text_says_the_unit_that_the_name_has() -> None:
+    told = {name: family.text for name, family in FAMILIES.items()}
+    for check in registry.built_in().values():
+        told |= {name: meaning.text for name, meaning in check.declares.OBSERVATIONS.items()}
+    for name, text in told.items():
+        plain = name.removesuffix("_total")
+        if plain.endswith("_timestamp_seconds"):
+            assert "since the epoch" in text, name
+        elif plain.endswith(("_seconds", "_bytes", "_celsius", "_watts")):
+            unit = {"celsius": "Celsius"}.get(plain.rpartition("_")[2], plain.rpartition("_")[2])
+            assert unit in text, name
+        assert text.endswith("."), name
+        assert not text.startswith("Whether"), f"{name}: which of 0 and 1 is it?"
+        assert PREFIX not in name

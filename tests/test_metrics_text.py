@@ -1,0 +1,116 @@
+"""Families written one by one are the page that prometheus-client makes of all, in both formats; compressed in parts it
+is one text."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as TheirMetric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as read_plain
+
+from healthd.say.metrics_text import END, TOTAL, Metric, Written, deflated, gzipped, text
+
+NAMES = st.from_regex(r"\Ahealthd_[a-z]{1,8}(_total)?\Z").filter(lambda name: name != "healthd__total")
+LABEL_NAMES = st.from_regex(r"\A[a-z]{1,5}\Z").filter(lambda name: name not in ("le", "quantile"))
+WORDS = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12)
+LABELS = st.dictionaries(LABEL_NAMES, WORDS, max_size=3).map(lambda labels: tuple(sorted(labels.items())))
+VALUES = st.floats() | st.integers(-(2**70), 2**70) | st.booleans()
+SERIES = st.dictionaries(LABELS, VALUES, min_size=1, max_size=5)
+FAMILIES = st.lists(
+    st.builds(Metric, NAMES, WORDS, SERIES), max_size=5, unique_by=lambda metric: metric.name.removesuffix(TOTAL)
+)
+
+
+class Theirs:
+    """The same families as prometheus-client has them."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = metrics
+
+    def collect(self) -> Iterator[TheirMetric]:
+        for metric in self.metrics:
+            make = CounterMetricFamily if metric.name.endswith(TOTAL) else GaugeMetricFamily
+            family = make(metric.name, metric.help)
+            for labels, value in sorted(metric.series.items()):
+                family.add_sample(metric.name, dict(labels), value)
+            yield family
+
+
+@given(FAMILIES)
+@settings(deadline=None, max_examples=200)
+def test_the_text_is_that_of_prometheus_client(metrics: list[Metric]) -> None:
+    assert text(metrics, openmetrics=False).encode() == generate_latest(Theirs(metrics))  # type: ignore[arg-type]
+    assert (text(metrics, openmetrics=True) + END).encode() == openmetrics_latest(Theirs(metrics))
+
+
+@given(st.lists(FAMILIES, max_size=4), st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]], openmetrics: bool) -> None:
+    kept: Written = {}
+    for metrics in pages:
+        assert text(metrics, openmetrics, kept) == text(metrics, openmetrics)
+        assert kept.keys() == {metric.name for metric in metrics}
+
+
+@given(FAMILIES)
+@settings(deadline=None, max_examples=100)
+def test_its_parser_reads_what_was_written(metrics: list[Metric]) -> None:
+    written = {(metric.name, labels): float(value) for metric in metrics for labels, value in metric.series.items()}
+    found = {
+        (sample.name, tuple(sorted(sample.labels.items()))): float(sample.value)
+        for family in read_plain(text(metrics, openmetrics=False))
+        for sample in family.samples
+    }
+    assert found.keys() == written.keys()
+    assert all(value == written[series] or value != value for series, value in found.items())
+
+
+def test_its_strict_parser_of_openmetrics_reads_it_too() -> None:
+    """What it is given: a counter below 0, or not a number, is none."""
+    metrics = [
+        Metric("healthd_gauge", 'a "text"\nof \\ two lines', {(): 1.5, (("a", 'x"\n\\é🔥'), ("b", "")): -1e300}),
+        Metric("healthd_counter_total", "counted", {(("a", "1"),): 12345678.0}),
+    ]
+    counter_last = list(read_openmetrics(text(metrics, openmetrics=True) + END))
+    assert [(family.name, family.type) for family in counter_last] == [
+        ("healthd_gauge", "gauge"),
+        ("healthd_counter", "counter"),
+    ]
+    assert counter_last[0].documentation == metrics[0].help
+    assert [sample.labels for sample in counter_last[0].samples] == [{}, {"a": 'x"\n\\é🔥', "b": ""}]
+
+
+@given(st.binary(max_size=5000), st.lists(st.binary(max_size=5000), max_size=3))
+@settings(deadline=None)
+def test_two_parts_are_one_gzip_member(first: bytes, rests: list[bytes]) -> None:
+    kept = deflated(first)
+    for rest in rests:
+        whole = gzipped(kept, rest)
+        assert gzip.decompress(whole) == first + rest
+        reader = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        assert reader.decompress(whole) == first + rest
+        assert (reader.eof, reader.unused_data) == (True, b""), "no second member, which not every client reads"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (1, "1.0"),
+        (True, "1.0"),
+        (1234567.0, "1.234567e+06"),
+        (1.8e9, "1.8e+09"),
+        (-1e7, "-10000000.0"),
+        (1e22, "1e+22"),
+    ],
+)
+def test_numbers_are_as_go_writes_them(value: float, written: str) -> None:
+    assert text([Metric("healthd_x", "x", {(): value})], openmetrics=False).splitlines()[-1] == f"healthd_x {written}"

@@ -1,0 +1,126 @@
+"""One round on our own libnvidia-ml (stub_nvml.c), and on the fake: answers of NVML that must not pass in silence.
+
+The stub goes the real way: `healthd check`, its worker, loader, ctypes, pynvml.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stub_nvml
+
+SECOND = "0000:43:00.0"
+Checked = Callable[..., dict[str, Any]]
+
+# What makes the stub's GPUs healthy ones.
+WELL = "link5=1,fabric_health=0"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the compiled stub, with a node that has nothing else."""
+    folder = tmp_path_factory.mktemp("stub")
+    (folder / "node" / "proc").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(params=["stub", "fake"])
+def checked(request: pytest.FixtureRequest, library: Path, tmp_path: Path) -> Checked:
+    """The document of a round of the named checks: checked("gpu_ecc", stub="answers@1=1", fake="gpu.1.lost = true").
+    On the stub all is well but for `stub` (STUB_VALUES) and `settings`; the fake is a DGX H100."""
+
+    def run(*names: str, stub: str = "", fake: str = "", config: str = "", **settings: str) -> dict[str, Any]:
+        scenario, file = tmp_path / "scenario.toml", tmp_path / "healthd.toml"
+        scenario.write_text(f'profile = "dgx-h100"\n{fake}\n')
+        file.write_text(f'checks_dir = "{tmp_path}/none"\nprofile = "none"\n{config}')
+        values = ",".join(filter(None, (stub, WELL)))
+        environment = stub_nvml.environment(library, STUB_VALUES=values, **settings)
+        nvml = ["--fake-nvml", str(scenario)] if request.param == "fake" else []
+        arguments = ["--config", str(file), "--root", str(library / "node"), *nvml, *names]
+        done = subprocess.run(
+            [sys.executable, "-m", "healthd", "check", "--json", *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            timeout=240,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def conditions(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return sorted((found["code"], found["subject"], found["message"]) for found in document["conditions"])
+
+
+def outcomes(document: dict[str, Any]) -> dict[str, str]:
+    return {result["check"]: result["outcome"] for result in document["results"]}
+
+
+@pytest.mark.one_python
+def test_one_gpu_that_is_in_no_fabric_beside_those_that_have_joined_is_found(checked: Checked) -> None:
+    ((code, part, _),) = conditions(checked("gpu_fabric", stub="fabric@1=0", fake="gpu.1.fabric_state = 0"))
+    assert (code, part) == ("gpu_fabric/left_out", SECOND)
+
+
+@pytest.mark.one_python
+def test_a_gpu_at_91_degrees_without_any_limit_of_the_driver_is_not_healthy(checked: Checked) -> None:
+    errors = "nvmlDeviceGetTemperatureThreshold=3,nvmlDeviceGetMarginTemperature=3,field194=3"
+    fake = '[gpu.1]\ntemperature = 91\nunsupported = ["nvmlDeviceGetMarginTemperature"]\nunsupported_fields = [194]\n'
+    found = checked("gpu_temperature", stub="temperature@1=91", fake=fake, STUB_ERRORS=errors)
+    ((code, part, message),) = conditions(found)
+    assert (code, part, message[:30]) == ("gpu_temperature/hot", SECOND, "91 C; the driver tells no limi")
+    assert found["health"] == "warning"
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize(
+    ("stub", "fake", "message"),
+    [
+        ("link7@1=0", "nvlink_inactive = [7]", "1 NVLink is down, active on other GPUs; down: 7"),
+        (
+            "link7@1=0,link17@1=0",
+            "nvlink_inactive = [7, 17]",
+            "2 NVLinks are down, active on other GPUs; down: 7, 17",
+        ),
+        ("link7@1=-1", "nvlink_untold = [7]", "1 NVLink is down, active on other GPUs; down: 7"),
+    ],
+)
+def test_links_that_are_down_are_told_by_number_and_name(checked: Checked, stub: str, fake: str, message: str) -> None:
+    assert conditions(checked("gpu_nvlink", stub=stub, fake=f"[gpu.1]\n{fake}")) == [
+        ("gpu_nvlink/inactive", SECOND, message)
+    ]
+
+
+FIVE = ("gpu_access", "gpu_ecc", "gpu_nvlink", "gpu_recovery_action", "gpu_row_remap")
+
+
+def test_a_gpu_that_is_lost_in_the_middle_of_a_round_is_found_in_that_round(checked: Checked) -> None:
+    """One question it answers, when it is looked for; the next one not."""
+    found = checked(*FIVE, stub="answers@1=1", fake="gpu.1.lost_after = 1")
+    ((code, part, message),) = [each for each in conditions(found) if each[0].startswith("gpu_access")]
+    assert (code, part) == ("gpu_access/lost", SECOND)
+    assert message == f"GPU {SECOND} is lost, nvmlDeviceGetEccMode says: GPU is lost"
+    assert found["health"] == "unhealthy"
+    assert outcomes(found) == {**dict.fromkeys(FIVE, "completed"), "gpu_ecc": "failed"}, "the others look at the others"
+
+
+def test_a_gpu_that_must_be_reset_from_the_middle_of_a_round_on_is_found_in_that_round(checked: Checked) -> None:
+    fake = '[gpu.1.errors]\nnvmlDeviceGetEccMode = "ResetRequired"\n'
+    found = checked(*FIVE, fake=fake, STUB_ERRORS="nvmlDeviceGetEccMode@1=16")
+    assert ("gpu_access/reset_required", SECOND) in [each[:2] for each in conditions(found)]
+
+
+def test_a_call_that_hangs_in_another_check_is_told_as_a_hang_of_the_driver(checked: Checked) -> None:
+    hang, quick = 'hang = "nvmlDeviceGetEccMode"\nhang_seconds = 6', "[checks.gpu_ecc]\ntimeout_seconds = 1\n"
+    found = checked(*FIVE, fake=hang, config=quick, STUB_HANG_CALL="nvmlDeviceGetEccMode", STUB_HANG_SECONDS="6")
+    assert conditions(found) == [("gpu_access/hang", "", "NVML has not answered for 1 s")]
+    told = outcomes(found)
+    assert (told["gpu_access"], told["gpu_ecc"], told["gpu_nvlink"]) == ("stuck", "timed_out", "stuck")
+    assert len(found["results"]) == len(FIVE), "one result of each check, also of the one that looked twice"

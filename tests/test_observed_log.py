@@ -1,0 +1,252 @@
+"""What a followed file says is observed: any user can forge a line of it, so it is shown and decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import BOOT, NOW
+from kernel_lines import event
+
+from healthd.config import only_observes_kernel_log
+from healthd.daemon import Daemon
+from healthd.judge import intake, verdict
+from healthd.judge.bounds import MOST_OF_A_CODE
+from healthd.judge.ledger import Ledger
+from healthd.judge.ledger_file import decode, encode
+from healthd.kernel.journal import line_of
+from healthd.kernel.listener import Listener
+from healthd.model import CheckResult, Clears, ConditionState, Finding, Health, KernelEvent, Mode, Outcome, Severity
+from healthd.say.metrics import render
+from healthd.say.status import status_json
+from healthd.settings import registry
+from healthd.settings.settle import settle
+from healthd.slurm.policy import Policy, decide
+
+GPU = "0000:61:00.0"
+XID_79 = "NVRM: Xid (PCI:0000:61:00): 79, pid=7, name=x, GPU has fallen off the bus."
+XID_48 = "NVRM: Xid (PCI:0000:61:00): 48, pid=7, name=x, DBE (double bit error) detected"
+LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+EMPTY = Ledger(boot_id=BOOT)
+
+
+def said(line: str, at: float = NOW) -> KernelEvent:
+    """A line of a source that cannot be forged."""
+    return event(line, at, BOOT)
+
+
+def forged(line: str, at: float = NOW) -> KernelEvent:
+    return replace(said(line, at), observed=True)
+
+
+def heard(ledger: Ledger, *events: KernelEvent, now: float = NOW) -> Ledger:
+    found = intake.heard(ledger, events, LISTENERS, now)
+    assert not found.mistakes
+    return found.ledger
+
+
+def judged(ledger: Ledger) -> verdict.Verdict:
+    return verdict.judge(ledger.by_key(), {}, [], 0.0)
+
+
+# --- which log it is
+
+
+@pytest.mark.parametrize(
+    ("table", "flags", "observed"),
+    [
+        ({"source": "kmsg"}, {}, False),
+        ({}, {}, False),
+        ({"source": "journal"}, {}, False),
+        ({"source": "off"}, {}, False),
+        ({"source": "/var/log/kern.log"}, {}, True),
+        ({"source": "/var/log/kern.log", "trust_file": False}, {}, True),
+        ({"source": "/var/log/kern.log", "trust_file": True}, {}, False),
+        ({}, {"kernel_log.source": ("--kernel-log", "/tmp/log")}, False),
+        ({"source": "/var/log/kern.log"}, {"kernel_log.source": ("--kernel-log", "/tmp/log")}, False),
+        ({"source": "/var/log/kern.log"}, {"mode": ("--mode", "act")}, True),
+    ],
+)
+def test_a_file_is_observed_unless_it_is_trusted_or_a_drills_flag(
+    table: dict[str, Any], flags: dict[str, tuple[str, Any]], observed: bool
+) -> None:
+    loaded = settle({"kernel_log": table}, "/etc/healthd/healthd.toml", flags, registry.built_in())
+    assert only_observes_kernel_log(loaded) is observed
+
+
+@pytest.mark.parametrize("observed", [True, False])
+def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: Path, observed: bool) -> None:
+    log = tmp_path / "kern.log"
+    listener = Listener(str(log), "/", BOOT, None, False, time.time, time.monotonic, observed)
+    assert listener.status.trouble == f"{log} is not there yet"
+    log.write_text(f"{XID_79}\n")
+    (event,) = listener.read()
+    listener.close()
+    assert (event.observed, listener.status.observed, listener.status.alive) == (observed, observed, True)
+    assert ("only observed" in listener.status.trouble) is observed
+    assert next(listener.sources).trouble == listener.status.trouble
+
+
+@pytest.mark.parametrize("transport", ["kernel", "syslog", "journal", "stdout", "audit", "driver", None])
+def test_of_the_journal_only_what_journald_has_from_the_kernel_is_a_line(transport: str | None) -> None:
+    """A client may set any field but those that begin with "_"."""
+    written = SimpleNamespace(timestamp=timedelta(seconds=12.5))
+    entry = {
+        "MESSAGE": XID_79,
+        "SYSLOG_IDENTIFIER": "kernel",
+        "SYSLOG_FACILITY": 0,
+        "__MONOTONIC_TIMESTAMP": written,
+        "__REALTIME_TIMESTAMP": datetime.fromtimestamp(NOW),
+        "__CURSOR": "s=1",
+        **({"_TRANSPORT": transport} if transport else {}),
+    }
+    line = line_of(entry, accept_injected=False)
+    assert (line is not None) is (transport == "kernel")
+    assert line is None or (line.text, line.usec, line.time) == (XID_79, 12_500_000, NOW)
+
+
+# --- what it may decide
+
+
+def test_what_is_observed_is_shown_as_bad_as_it_is_and_never_drains() -> None:
+    ledger = heard(EMPTY, forged(XID_79))
+    (condition,) = ledger.conditions
+    assert (condition.code, condition.severity, condition.state) == (
+        "gpu_xid/79",
+        Severity.CRITICAL,
+        ConditionState.OPEN,
+    )
+    found = judged(ledger)
+    assert (found.conditions, found.causes, found.fault_time) == ((condition,), (), 0.0)
+    assert (found.health, found.may_resume) == (Health.WARNING, True)
+    decision = decide(found, None, ledger.slurm, Policy(Mode.ACT), NOW)
+    assert getattr(decision, "would", None) == ""
+
+
+def test_a_proven_line_of_the_same_fault_counts_as_if_the_forged_one_had_not_been() -> None:
+    ledger = heard(heard(EMPTY, forged(XID_79)), said(XID_79, NOW + 1))
+    (condition,) = ledger.conditions
+    assert (condition.observed, condition.count, condition.first_seen) == (False, 1, NOW + 1)
+    assert [cause.code for cause in judged(ledger).causes] == ["gpu_xid/79"]
+    alone = heard(EMPTY, said(XID_79, NOW + 1))
+    assert replace(condition, last_sequence=1) == alone.conditions[0]
+
+
+def test_forged_lines_change_nothing_of_a_proven_fault() -> None:
+    before = heard(EMPTY, said(XID_79))
+    after = heard(before, forged(XID_79.replace("name=x", "name=other"), NOW + 1), now=NOW + 1)
+    assert after.conditions == before.conditions
+    assert len(after.events) == 2, "two sources' lines are no one event"
+
+
+def test_a_forged_line_is_no_repetition_of_a_proven_one() -> None:
+    """A second Xid 74 within a day is worse than the first."""
+    xid = "NVRM: Xid (PCI:0000:61:00): 74, pid=7, name=x, NVLink: fatal error detected on link 3(0x0, 0x0, 0x0, 0x0)"
+    (alone,) = heard(EMPTY, said(xid, NOW + 60)).conditions
+    (after,) = heard(heard(EMPTY, forged(xid)), said(xid, NOW + 60)).conditions
+    (twice,) = heard(heard(EMPTY, said(xid)), said(xid, NOW + 60)).conditions
+    assert twice.severity > alone.severity
+    assert after.severity == alone.severity
+
+
+def test_a_forged_all_clear_ends_only_what_was_forged() -> None:
+    lost, back = "nfs: server fs1 not responding, timed out", "nfs: server fs1 OK"
+    proven = heard(EMPTY, said(lost))
+    assert proven.conditions
+    assert heard(proven, forged(back, NOW + 1)).conditions == proven.conditions
+    assert heard(proven, said(back, NOW + 1)).conditions == ()
+    assert heard(heard(EMPTY, forged(lost)), forged(back, NOW + 1)).conditions == ()
+
+
+def test_a_level_check_that_sees_the_fault_proves_it() -> None:
+    ledger = heard(EMPTY, forged("NVRM: GPU 0000:61:00.0: GPU has fallen off the bus."))
+    (known,) = ledger.conditions
+    finding = Finding(Severity.DEGRADED, known.code, known.subject, "it is gone", Clears.PASS, confirm_seconds=0.0)
+    result = CheckResult(known.check, "", Outcome.COMPLETED, NOW + 5, 0.1, (finding,))
+    after = intake.looked(ledger, result, LISTENERS[0][1], NOW + 5)
+    (condition,) = after.conditions
+    assert (condition.observed, condition.severity, condition.clears, condition.message) == (
+        False,
+        Severity.DEGRADED,
+        Clears.PASS,
+        "it is gone",
+    )
+    assert judged(after).causes == (condition,)
+
+
+def test_a_forged_fault_that_was_repaired_makes_a_true_one_no_relapse() -> None:
+    ledger = heard(EMPTY, forged(XID_79))
+    gone = replace(ledger.conditions[0], state=ConditionState.CLEARED, cleared_at=NOW + 5, cleared_by="reboot")
+    (condition,) = heard(replace(ledger, conditions=(), cleared=(gone,)), said(XID_79, NOW + 9), now=NOW + 9).conditions
+    assert condition.clears is Clears.REBOOT
+
+
+def test_any_number_of_forged_parts_folds_no_proven_fault_away() -> None:
+    parts = [forged(f"NVRM: Xid (PCI:{n:04x}:01:00): 79, pid=7, name=x, GPU has fallen") for n in range(1, 300)]
+    ledger = heard(EMPTY, *parts, said(XID_48.replace("48", "79"), NOW + 1), *parts)
+    assert len(ledger.conditions) == MOST_OF_A_CODE
+    assert [cause.subject for cause in judged(ledger).causes] == [GPU]
+
+
+def test_it_is_kept_across_a_restart() -> None:
+    ledger = heard(EMPTY, forged(XID_79))
+    again = decode(encode(ledger), "ledger.json")
+    assert (again.conditions[0].observed, again.events[0].observed) == (True, True)
+
+
+# --- in the daemon
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    checks = registry.built_in()
+    log = tmp_path / "kern.log"
+    log.touch()
+    table = {
+        **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
+        "mode": "act" if not request.param else "observe",  # else scontrol would be asked for the job
+        "profile": "none",
+        "baseline_file": "",
+        "nvml": {"fake": "dgx-h100"},
+        "metrics": {"listen": "off"},
+        "kernel_log": {"source": str(log), **request.param},
+        "checks": {name: {"enabled": False} for name in checks if name != "gpu_xid" and not checks[name].per},
+    }
+    made = Daemon(lambda _running: (settle(table, "test", {}, checks), checks))
+    made.memory.change(trusted_since=0.0)
+    made.hearing.listen()
+    with open(log, "a") as file:
+        file.write(f"{XID_79}\n")
+    made.hearing.listen()
+    made.judge()
+    yield made
+    made.shut_down()
+
+
+@pytest.mark.parametrize("daemon", [{}], indirect=True)
+def test_a_daemon_that_follows_a_file_says_that_it_only_observes_it(daemon: Daemon, tmp_path: Path) -> None:
+    assert daemon.verdict.causes == ()
+    ((trouble, _command),) = daemon.troubles()
+    assert trouble.startswith(f"kernel log: what {tmp_path}/kern.log says is only observed")
+    assert "kernel_log.trust_file = true" in trouble
+    assert b"\nhealthd_kernel_log_observed_only 1.0\n" in render(daemon.snapshot())
+    assert b'healthd_condition{check="gpu_xid",code="gpu_xid/79"' in render(daemon.snapshot())
+    document = status_json(daemon.snapshot())
+    assert [(c["code"], c["severity"], c["observed"]) for c in document["conditions"]] == [
+        ("gpu_xid/79", "critical", True)
+    ]
+    assert document["kernel_log"]["observed"] is True
+    assert document["kernel_log"]["alive"] is True
+
+
+@pytest.mark.parametrize("daemon", [{"trust_file": True}], indirect=True)
+def test_a_daemon_that_trusts_its_file_acts_on_it(daemon: Daemon) -> None:
+    assert [cause.code for cause in daemon.verdict.causes] == ["gpu_xid/79"]
+    assert daemon.troubles() == ()
+    assert b"\nhealthd_kernel_log_observed_only 0.0\n" in render(daemon.snapshot())

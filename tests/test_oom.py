@@ -1,0 +1,63 @@
+"""The daemon is spared when memory is short, what it starts is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from healthd.machine.child import Child
+from healthd.machine.oom import SCORE, raise_score, then_become
+from healthd.machine.program import run_program
+
+READ = ("cat", SCORE)
+REPOSITORY = Path(__file__).parents[1]
+
+
+def with_score(score: int, *argv: str) -> str:
+    """What a process says that begins with this score. A lower one than 0 is not for everybody to give."""
+    set_it = f"open({SCORE!r}, 'w').write({str(score)!r}); import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", set_it, *argv], capture_output=True, text=True, timeout=240, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+OURS = "from healthd.machine.oom import raise_score; raise_score(300); print(open('/proc/self/oom_score_adj').read())"
+
+
+@pytest.mark.parametrize(
+    "argv", [(*then_become(300), *READ), (sys.executable, "-c", OURS)], ids=["a command", "a worker"]
+)
+@pytest.mark.parametrize(("before", "then"), [(100, "300"), (300, "300"), (700, "700")])
+def test_a_score_is_raised_to_that_of_others_and_a_higher_one_stays(
+    argv: tuple[str, ...], before: int, then: str
+) -> None:
+    assert with_score(before, *argv).strip() == then
+
+
+def test_a_command_gets_its_words_as_they_are_and_its_status_is_told() -> None:
+    child = Child(("printf", "%s|", "a b", "$HOME", "-n", "'"), time.monotonic() + 60, time.monotonic)
+    while not child.step():
+        time.sleep(0.01)
+    assert (child.status, child.output()) == (0, ("a b|$HOME|-n|'|", ""))
+
+
+def test_a_command_that_is_not_there_has_the_status_127() -> None:
+    child = Child(("no-such-program-of-ours",), time.monotonic() + 60, time.monotonic)
+    while not child.step():
+        time.sleep(0.01)
+    assert child.status == 127
+    assert "no-such-program-of-ours" in child.output()[1]
+    assert "No such file or directory" in child.output()[1]
+
+
+def test_a_score_of_nobodys_choice_stays() -> None:
+    before = Path(SCORE).read_text()
+    raise_score()
+    assert Path(SCORE).read_text() == (before if int(before) >= 0 else "0\n")
+    assert run_program(READ, 60).stdout == Path(SCORE).read_text()

@@ -1,0 +1,94 @@
+"""healthd's own files may be removed or replaced under a daemon that runs: it knows, and needs none of them late."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_design import IMPORTS
+
+from healthd.work import own_files
+from healthd.work.own_files import identities, trouble
+
+pytestmark = pytest.mark.one_python
+
+# A daemon as `healthd run` makes it, once it is ready; what it has in memory then.
+READY = """
+import sys
+from types import SimpleNamespace
+from healthd.cli.flags import load_settings
+from healthd.daemon import Daemon
+from healthd.text import compile_patterns
+args = SimpleNamespace(config=sys.argv[1])
+daemon = Daemon(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
+daemon.keep_in_memory()
+print(*sys.modules, f"uncompiled={compile_patterns()}")
+daemon.shut_down()
+"""
+SETTINGS = """\
+runtime_dir = "{0}/run"
+state_dir = "{0}/state"
+profile = "none"
+baseline_file = ""
+nvml.fake = "dgx-h100"
+metrics.listen = "127.0.0.1:0"
+kernel_log.source = "{0}/log"
+"""
+# A module that a daemon has -> why what it imports late is not needed by the daemon, or not then.
+NOT_NEEDED = {
+    "work.worker": "the worker's operations",
+    "host": "the worker asks NVML",
+    "nvml": "the worker's, like host",
+    "convert": "Python's own, which does not lie in the venv",
+    "toml": "the library of one Python or the other",
+    "machine.inventory": "the worker asks udev",
+    "kernel.open": "its source was opened at the start, or is of another kind",
+    "kernel.journal": "the worker reads the journal",
+    "say.service": "the log was set up at the start",
+    "settings.registry": "a reload is refused then",
+    "kernel.prefix": "Python's own, which does not lie in the venv",
+    "machine.system": "Python's own, which does not lie in the venv",
+    "checks.validation": "the worker reads what the last validation left",
+    "checks.gpu_xid": "texts of `healthd explain`",
+    "say.metrics_page": "TLS and passwords: at the start, where a site has them",
+    "say.web_config": "TLS and passwords: at the start, where a site has them",
+    "cli.flags": "read at the start; a reload is refused then",
+    "cli.terminal": "what a command says that ends",
+}
+
+
+def test_what_a_daemon_needs_late_is_in_its_memory_once_it_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    file = tmp_path / "healthd.toml"
+    file.write_text(SETTINGS.format(tmp_path))
+    done = subprocess.run([sys.executable, "-c", READY, str(file)], capture_output=True, text=True, timeout=120)
+    loaded = set(done.stdout.split())
+    assert "healthd.daemon" in loaded, done.stderr
+    assert "uncompiled=0" in loaded
+    late = [i for i in IMPORTS if not i.at_top and f"healthd.{i.module}" in loaded and i.module not in NOT_NEEDED]
+    assert [str(i) for i in late if i.what not in loaded] == []
+    assert set(NOT_NEEDED) <= {i.module for i in IMPORTS if not i.at_top}
+
+
+def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:
+    file, link = tmp_path / "healthd.py", tmp_path / "python"
+    file.write_text("1")
+    link.symlink_to("/usr/bin/python3")
+    paths = [str(file), str(link)]
+    before = identities(paths)
+    assert set(before) == set(paths)
+    assert trouble(before, identities(paths)) == ""
+    (tmp_path / "new").write_text("1")
+    os.replace(tmp_path / "new", file)
+    assert trouble(before, identities(paths)).startswith(
+        f"healthd's files were replaced ({file}) while it runs: restart"
+    )
+    file.unlink()
+    assert trouble(before, identities(paths)).startswith(f"healthd's files are gone ({file}): ")
+
+
+def test_the_files_of_this_process_are_there() -> None:
+    assert set(identities()) == set(own_files.FILES)

@@ -1,0 +1,121 @@
+"""Files that others hand to our sockets on a kernel that cannot refuse them (before Linux 6.16)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from healthd.live.receiver import Receiver
+from healthd.machine import passing, wakeup
+from healthd.say.control_server import ControlServer
+
+LINGERS_SECONDS = 600
+FILES = 20
+
+
+@pytest.fixture(autouse=True)
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A socket option that no kernel knows; what SIGALRM is for in this process is put back."""
+    monkeypatch.setattr(passing, "SO_PASSRIGHTS", 9999)
+    before, timer = signal.getsignal(signal.SIGALRM), signal.setitimer(signal.ITIMER_REAL, 0)
+    yield
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@pytest.fixture
+def hand_over() -> Iterator[object]:
+    """hand_over(stream, data): with files of which nobody but the reader holds any, and each of which lingers."""
+    with ExitStack() as peers:
+
+        def send(stream: socket.socket, data: bytes) -> None:
+            files = []
+            for _ in range(FILES):
+                with socket.create_server(("127.0.0.1", 0)) as listening:
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                    file = socket.create_connection(listening.getsockname())
+                    peers.enter_context(listening.accept()[0])  # which never reads
+                file.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, LINGERS_SECONDS))
+                file.setblocking(False)
+                with suppress(BlockingIOError):
+                    while True:
+                        file.send(bytes(1 << 16))
+                file.setblocking(True)
+                files.append(file)
+            socket.send_fds(stream, [data], [file.fileno() for file in files])
+            for file in files:
+                file.close()  # the message holds it: this is not its end
+
+        yield send
+
+
+def connected(path: str, kind: int) -> socket.socket:
+    stream = socket.socket(socket.AF_UNIX, kind)
+    stream.connect(path)
+    return stream
+
+
+@pytest.fixture
+def began() -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < LINGERS_SECONDS / 2
+
+
+def test_a_request_with_files_that_linger_is_answered_at_once(tmp_path, hand_over, began):
+    server = ControlServer(str(tmp_path / "sock"), lambda *_: {"done": "yes"}, time.monotonic)
+    with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
+        hand_over(stream, b'{"command": "status"}\n')
+        server.step()
+        assert stream.recv(100) == b'{"done": "yes"}\n'
+    server.close()
+
+
+def test_who_leaves_files_unread_does_not_hold_up_the_end(tmp_path, hand_over, began):
+    server = ControlServer(str(tmp_path / "sock"), lambda *_: {}, time.monotonic)
+    with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
+        server.step()
+        hand_over(stream, b"x")
+        server.close()
+
+
+@pytest.mark.parametrize("in_a_job", [False, True])
+def test_a_rank_with_files_that_linger_holds_up_no_other(tmp_path, hand_over, began, in_a_job):
+    place = tmp_path / f"proc/{os.getpid()}"
+    place.mkdir(parents=True)
+    if in_a_job:
+        Path(place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
+    receiver = Receiver(str(tmp_path / "sock"), str(tmp_path), 4, 4)
+    with connected(str(tmp_path / "sock"), socket.SOCK_SEQPACKET) as stream:
+        hand_over(stream, b"x")
+        for look in range(3):
+            assert list(receiver.step(float(look))) == []
+        dropped = receiver.said_dropped()
+        assert (dropped.malformed, dropped.strangers) == ((1, 0) if in_a_job else (0, 1))
+    receiver.close()
+
+
+def test_the_signal_that_ends_such_a_wait_stops_no_daemon():
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    try:
+        woken = wakeup.wake_on_signals()
+        signal.signal(signal.SIGALRM, lambda _number, _frame: None)
+        os.kill(os.getpid(), signal.SIGALRM)
+        assert wakeup.signals(woken) == b""
+        os.kill(os.getpid(), signal.SIGALRM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert wakeup.signals(woken) == bytes([signal.SIGHUP])
+    finally:
+        os.close(signal.set_wakeup_fd(-1))
+        os.close(woken)
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,0 +1,93 @@
+"""Lines from the tests of other projects (tests/data/peer_lines.jsonl): what they read, healthd reads, and as bad.
+
+They are right about what the kernel prints and sometimes wrong about how bad it is: where healthd differs on purpose, a
+row below says why, and docs/peers.md says so too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from fakes import BOOT
+
+from healthd.judge import intake
+from healthd.judge.ledger import Ledger
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import Inventory, KernelEvent, LocalMount, Severity
+from healthd.settings import registry
+
+ROOT = Path(__file__).parents[1]
+ROWS = [json.loads(row) for row in (ROOT / "tests/data/peer_lines.jsonl").read_text("utf-8").splitlines()]
+NOT_THE_KERNELS = "printed by no driver we know"  # a note of a row: such a line may stay unread
+LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+
+# (begin of what the line says, what they expect) -> why healthd differs. The words stand in docs/peers.md.
+DIFFERS = {
+    ("ACCESS_REG", "event"): "registers that a firmware does not know are asked for at each start",
+    ("segfault at", "event"): "a process that crashed is its user's",
+    ("nfs_", "event"): "a function's name in a stack is no fault by itself",
+    ("invoked oom-killer", "none"): "recorded with its job",
+    ("Killed process", "none"): "recorded with its job",
+    ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",
+    ("): 14, ", "none"): "an Xid in the address form of old drivers is one",
+    ("RLW_REMAP Nonfatal", "critical (145)"): "a line that says Nonfatal warns",
+    ("on link 14(0x0", "drain (74)"): "one error warns, the second drains",
+}
+
+
+def events(text: str) -> list[KernelEvent]:
+    """Of the whole text as one record, else of its lines. What stands before a message is for tests of it."""
+    for pieces in ([text], text.splitlines(), [text.rpartition(" kernel: ")[2]]):
+        stripped = [found for piece in pieces if (found := strip_prefix(piece, time.time())) is not None]
+        if found := [e for each in stripped if (e := event_of(RawLine(1000.0, each.text), BOOT)) is not None]:
+            return found
+    return []
+
+
+def severity(found: list[KernelEvent], node: Inventory) -> Severity | None:
+    ledger = intake.heard(Ledger(boot_id=BOOT, inventory=node), found, LISTENERS, 1000.0).ledger
+    return max((condition.severity for condition in ledger.conditions), default=None)
+
+
+def agrees(row: dict[str, str], node: Inventory) -> bool:
+    expected = row["expected"].partition(" (")[0]
+    found = events(row["text"])
+    worst = severity(found, node) or Severity.INFO
+    return {
+        "none": not found,
+        "nodrain": worst < Severity.DEGRADED,
+        "drain": worst >= Severity.DEGRADED,
+        "drain if the node's": worst >= Severity.DEGRADED,
+        "drain, no requeue": worst is Severity.DEGRADED,
+        "critical": worst is Severity.CRITICAL,
+    }.get(expected, bool(found))
+
+
+NODE = Inventory(mounts=(LocalMount("/data", "xfs", "nvme2n1", ("nvme2n1",)),))
+
+
+def why_not(row: dict[str, str]) -> str:
+    found = (why for (words, expected), why in DIFFERS.items() if words in row["text"] and expected == row["expected"])
+    return next(found, "")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=f"{row['label']}-{n}") for n, row in enumerate(ROWS)])
+def test_a_line_of_a_peers_test_is_read_as_it_is_there_unless_it_is_said_why_not(row):
+    as_expected = agrees(row, NODE) or row.get("note") == NOT_THE_KERNELS
+    assert as_expected or why_not(row), f"{row['expected']}: {row['text']}"
+
+
+def test_where_healthd_differs_on_purpose_stands_in_the_page():
+    page = (ROOT / "docs/peers.md").read_text("utf-8")
+    assert [why for why in DIFFERS.values() if why not in page] == []
+    assert set(DIFFERS.values()) == {why_not(row) for row in ROWS if not agrees(row, NODE)} - {""}
+
+
+def test_a_disk_of_nobody_without_sectors_warns():
+    (row,) = [row for row in ROWS if row["expected"] == "drain if the node's"]
+    assert severity(events(row["text"]), NODE) is Severity.DEGRADED
+    assert severity(events(row["text"]), Inventory()) is Severity.WARNING

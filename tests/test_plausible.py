@@ -1,0 +1,151 @@
+"""Every number that a person can set has bounds, and what lies beyond is one sentence with the file and the setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.config import CheckConfig, ConfigError, Settings
+from healthd.convert import Rule, load
+from healthd.settings.registry import built_in
+from healthd.settings.settle import settle
+
+FILE = "/etc/healthd/healthd.toml"
+KNOWN = built_in()
+COMMON = frozenset(field.name for field in dataclasses.fields(CheckConfig))
+
+
+class Number(NamedTuple):
+    """`where`: the tables that it stands in, its name last. `cls`: the class that declares it. `holds`: dict or tuple,
+    if it is several."""
+
+    where: tuple[str, ...]
+    cls: type
+    kind: type
+    rules: tuple[Rule, ...]
+    holds: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.where[-1]
+
+    def held(self, value: float) -> Any:
+        if self.holds is dict:
+            return {"mlx5_0/1" if self.where[1] == "ib_link" else "eth0": value}
+        return [value] if self.holds is tuple else value
+
+    def settings(self, value: float) -> dict[str, Any]:
+        table = self.held(value)
+        for word in reversed(self.where):
+            table = {word: table}
+        return typing.cast("dict[str, Any]", table)
+
+
+def numbers_of(cls: type, where: tuple[str, ...], without: frozenset[str] = frozenset()) -> Iterator[Number]:
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items():
+        if dataclasses.is_dataclass(hint):
+            yield from numbers_of(typing.cast(type, hint), (*where, name))
+        elif name not in without:
+            holds = typing.get_origin(hint) if typing.get_origin(hint) in (dict, tuple) else None
+            kind, rules = number_in(hint)
+            if kind in (int, float):
+                yield Number((*where, name), cls, kind, rules, holds)
+
+
+def number_in(hint: Any) -> tuple[Any, tuple[Rule, ...]]:
+    """The kind and the rules of Annotated[int, Rule], also within a dict, a tuple, or with None."""
+    if typing.get_origin(hint) is typing.Annotated:
+        kind, *notes = typing.get_args(hint)
+        return kind, tuple(note for note in notes if isinstance(note, Rule))
+    inner = [arg for arg in typing.get_args(hint) if arg not in (type(None), str, ...)]
+    return number_in(inner[0]) if inner else (hint, ())
+
+
+NUMBERS = [
+    *numbers_of(Settings, ()),
+    *numbers_of(CheckConfig, ("checks", "gpu_ecc")),
+    *(number for name, check in KNOWN.items() for number in numbers_of(check.config, ("checks", name), COMMON)),
+]
+EACH = pytest.mark.parametrize("number", NUMBERS, ids=lambda number: ".".join(number.where))
+
+
+def refusal(number: Number, value: float) -> str:
+    with pytest.raises(ConfigError) as raised:
+        settle(number.settings(value), FILE, {}, KNOWN)
+    return str(raised.value)
+
+
+def test_all_numbers_of_the_settings_are_found():
+    names = {".".join(number.where) for number in NUMBERS}
+    assert {"interval_seconds", "slurm.max_restarts", "fleet.limit_percent", "checks.gpu_count.expected"} <= names
+    assert {"checks.ib_link.expected_gbps", "checks.gpu_pcie.lane_replays_per_minute"} <= names
+    assert len(names) == len(NUMBERS) > 90
+
+
+@EACH
+def test_every_number_has_a_least_and_a_most(number: Number):
+    assert [(rule.least is None, rule.most is None) for rule in number.rules] == [(False, False)]
+
+
+@EACH
+def test_the_bounds_themselves_are_allowed(number: Number):
+    (rule,) = number.rules
+    for edge in (rule.least, rule.most):
+        assert edge is not None
+        assert load(number.cls, {number.name: number.held(number.kind(edge))}) is not None
+
+
+@EACH
+def test_what_lies_beyond_is_one_sentence_with_the_file_and_the_setting(number: Number):
+    (rule,) = number.rules
+    assert rule.least is not None
+    assert rule.most is not None
+    below: float = int(rule.least) - 1 if number.kind is int else math.nextafter(rule.least, -math.inf)
+    above: float = int(rule.most) + 1 if number.kind is int else math.nextafter(rule.most, math.inf)
+    for value in (below, above, number.kind(-(10**15)), number.kind(10**17)):
+        sentence = refusal(number, value)
+        assert sentence.startswith(f"{FILE}: ")
+        assert number.name in sentence
+        assert " must be " in sentence
+        assert "\n" not in sentence
+
+
+@EACH
+def test_what_is_no_such_number_at_all_is_one_sentence_too(number: Number):
+    values: list[Any] = [10**30, -(10**30), 10**5000, math.nan, math.inf, -math.inf, True, "60", [[]]]
+    for value in values:
+        sentence = refusal(number, value)
+        assert sentence.startswith(f"{FILE}: ")
+        assert number.name in sentence
+        assert len(sentence) < 250
+
+
+@given(st.sampled_from(NUMBERS), st.integers() | st.floats() | st.integers(-10, 10**7))
+def test_any_number_is_taken_as_it_is_or_refused_in_one_sentence(number: Number, value: float):
+    (rule,) = number.rules
+    try:
+        settle(number.settings(value), FILE, {}, KNOWN)
+        sentence = ""
+    except ConfigError as error:
+        sentence = str(error)
+    if sentence:
+        assert sentence.startswith(f"{FILE}: ")
+        assert "\n" not in sentence
+    else:
+        assert rule.problem(value) == ""
+
+
+def test_a_slip_of_the_finger_is_told_with_what_is_plausible():
+    with pytest.raises(ConfigError) as raised:
+        settle({"checks": {"gpu_count": {"expected": 100_000}}}, FILE, {}, KNOWN)
+    assert str(raised.value) == f"{FILE}: checks.gpu_count.expected: must be 0 to 255 GPUs, is 100000"
+    with pytest.raises(ConfigError) as raised:
+        settle({"interval_seconds": 0.001}, FILE, {}, KNOWN)
+    assert str(raised.value) == f"{FILE}: interval_seconds: must be 0.1 to 604800 seconds (a week), is 0.001"

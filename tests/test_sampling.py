@@ -1,0 +1,483 @@
+"""The process that samples counters, at a made clock on made trees; and what is on the other end of its pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from trees import write
+from waiting import until
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
+from failslow.counters import bursts
+
+from healthd.host import Host
+from healthd.live.budget import OVER_SECONDS, SHARE, Budget, Less, less
+from healthd.live.counters import Counts
+from healthd.live.iterations import STRIDE
+from healthd.live.job_here import Here, look
+from healthd.live.sampler import Sampler
+from healthd.live.sampling import LOOK_SECONDS, SETTLED_SECONDS, Sampling, Setup
+from healthd.nvidia.fake_nvml import open_fake
+
+JOB = Here(frozenset({"4711"}), 17)
+SECONDS = 0.5
+COUNTERS = ("port_rcv_data", "port_xmit_data")
+
+
+class Node:
+    """A made node whose one port counts by `rate`, one number a sample, from a made clock."""
+
+    def __init__(self, root: Path, setup: Setup | None = None, here: Here = JOB) -> None:
+        self.root, self.here = root, here
+        self.now, self.clock, self.cpu = 1000.0, 1.7e9, 0.0
+        self.counted = 0
+        self.cpu_each = 0.0
+        self.files = [f"/sys/class/infiniband/mlx5_0/ports/1/counters/{name}" for name in COUNTERS]
+        write(root, dict.fromkeys(self.files, "0\n"))
+        self.lines: list[Mapping[str, Any]] = []
+        host = Host(str(root))
+        setup = setup or Setup(("ib",), SECONDS, str(root))
+        self.sampling = Sampling(setup, host, self.lines.append, lambda last: self.here, lambda: self.cpu)
+
+    def run(self, rates: Iterable[float]) -> None:
+        """One step each half second."""
+        for rate in rates:
+            self.counted += int(rate * 1e6)
+            for file in self.files:
+                (self.root / file.lstrip("/")).write_text(f"{self.counted}\n")
+            self.pass_time(SECONDS)
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds / SECONDS)):
+            self.now += SECONDS
+            self.clock += SECONDS
+            self.cpu += self.cpu_each
+            while self.sampling.deadline <= self.now:
+                self.sampling.step(self.now, self.clock)
+
+    def told(self, what: str) -> list[Any]:
+        return [line[what] for line in self.lines if what in line]
+
+
+def made(period_seconds: float, seconds: float, seed: int = 1) -> list[float]:
+    return bursts(random.Random(seed), int(seconds / SECONDS), period_seconds / SECONDS, 0.3, 0.02)
+
+
+def test_iterations_of_the_job_that_is_alone_are_told_with_its_name_and_time(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(made(14, 600))
+    samples = node.told("sample")
+    assert len(samples) >= 5
+    assert {(job, series) for job, series, _, _ in samples} == {("4711", "ib")}
+    assert [seconds for *_, seconds in samples] == pytest.approx([14] * len(samples), rel=0.03)
+    assert all(1.7e9 < moment <= node.clock for _, _, moment, _ in samples)
+    assert node.told("steps")[0] == round(STRIDE * SECONDS / 14)
+    assert node.told("trouble") == []
+
+
+def test_two_jobs_are_said_and_nothing_is_sampled(tmp_path: Path) -> None:
+    node = Node(tmp_path, here=Here(frozenset({"1", "2"})))
+    node.run(made(14, 400))
+    assert node.told("sample") == []
+    ((what, sentence),) = node.told("trouble")
+    assert (what, sentence) == ("jobs", "2 jobs are on this node: whose bytes are counted nobody can tell")
+    node.here = JOB
+    node.run(made(14, 400))
+    assert node.told("sample")
+    assert node.told("trouble")[-1] == ["jobs", ""]
+
+
+def test_a_job_that_ends_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(made(14, 300))
+    assert node.told("sample")
+    node.lines.clear()
+    node.here = Here(frozenset({"4712"}), 18)
+    node.run(made(21, 600, seed=2))
+    jobs = {job for job, *_ in node.told("sample")}
+    assert jobs == {"4712"}
+    assert all(abs(seconds / 21 - 1) < 0.05 for *_, seconds in node.told("sample"))
+
+
+def test_without_a_job_nothing_is_open_and_the_next_look_is_far(tmp_path: Path) -> None:
+    node = Node(tmp_path, here=Here(frozenset()))
+    node.run([1.0] * 200)
+    assert counters_open(tmp_path) == 0
+    node.now = node.sampling.deadline
+    node.sampling.step(node.now, node.clock)
+    assert node.sampling.deadline - node.now >= LOOK_SECONDS / 2
+
+
+def counters_open(root: Path) -> int:
+    paths = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(path).startswith(f"{root}/sys/") for path in paths if os.path.lexists(path))
+
+
+def test_a_job_must_have_been_here_for_a_minute(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run([1.0] * int((SETTLED_SECONDS - LOOK_SECONDS) / SECONDS))
+    assert counters_open(tmp_path) == 0
+    node.run([1.0] * int(2 * LOOK_SECONDS / SECONDS))
+    assert counters_open(tmp_path) == 2
+    node.sampling.close()
+    assert counters_open(tmp_path) == 0
+
+
+def test_a_clock_that_is_set_moves_the_times_and_no_iteration(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(made(14, 300))
+    node.clock -= 86400
+    node.lines.clear()
+    node.run(made(14, 200, seed=3))
+    assert [seconds for *_, seconds in node.told("sample")] == pytest.approx([14] * len(node.told("sample")), rel=0.05)
+    assert all(abs(moment - node.clock) < 300 for _, _, moment, _ in node.told("sample"))
+
+
+def test_a_machine_that_slept_begins_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(made(14, 300))
+    node.now += 3600
+    node.lines.clear()
+    node.run(made(14, 100))
+    assert node.told("sample") == []
+    node.run(made(14, 300))
+    assert node.told("sample")
+
+
+def test_a_counter_that_is_set_back_is_no_iteration(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.run(made(14, 300))
+    node.counted = 0
+    node.run(made(14, 300, seed=2))
+    assert [seconds for *_, seconds in node.told("sample")] == pytest.approx([14] * len(node.told("sample")), rel=0.05)
+
+
+def test_ports_that_are_missing_are_said_once_and_looked_for_again(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    shutil.rmtree(tmp_path / "sys")
+    node.pass_time(300)
+    assert node.told("trouble") == [["ib", "ib: there is no InfiniBand port that counts bytes"]]
+    write(tmp_path, dict.fromkeys(node.files, "0\n"))
+    node.run(made(14, 500))
+    assert node.told("sample")
+    assert node.told("trouble")[-1] == ["ib", ""]
+
+
+# --- the driver
+
+
+class Gpus:
+    """A source that notes when it is open, with so many parts, of which each costs."""
+
+    def __init__(self, parts: int = 8) -> None:
+        self.parts, self.is_open, self.opened = parts, False, 0
+
+    def open(self) -> str:
+        self.is_open, self.opened = True, self.opened + 1
+        return ""
+
+    def read(self) -> Counts:
+        assert self.is_open
+        return {"nvlink": dict.fromkeys(map(str, range(self.parts)), 1)}
+
+    def narrow(self) -> bool:
+        if self.parts < 2:
+            return False
+        self.parts = (self.parts + 1) // 2
+        return True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+def with_gpus(root: Path, here: Here, gpus: Gpus) -> Node:
+    node = Node(root, Setup(("nvlink",), SECONDS, str(root)), here)
+    node.sampling._sources = {"nvml": gpus}
+    node.sampling._gpus_at = float("inf")
+    return node
+
+
+def test_the_driver_is_open_only_while_the_job_holds_a_gpu(tmp_path: Path) -> None:
+    gpus = Gpus()
+    node = with_gpus(tmp_path, JOB._replace(gpu_process=0), gpus)
+    node.run([1.0] * 400)
+    assert gpus.opened == 0
+    node.here = JOB
+    node.run([1.0] * 100)
+    assert gpus.is_open
+    node.here = JOB._replace(gpu_process=0)
+    node.run([1.0] * 40)
+    assert not gpus.is_open
+    node.here = JOB
+    node.run([1.0] * 40)
+    assert gpus.is_open
+    node.here = Here(frozenset())
+    node.run([1.0] * 40)
+    assert not gpus.is_open
+    assert gpus.opened == 2
+
+
+def test_a_process_whose_library_does_not_fit_the_driver_any_more_ends_so_that_another_takes_the_new_one(
+    tmp_path: Path,
+) -> None:
+    scenario = tmp_path / "gpus.toml"
+    scenario.write_text('profile = "dgx-h100"\nlibrary = "mismatch"\n')
+    lines: list[Mapping[str, Any]] = []
+    host = Host(str(tmp_path), lambda: open_fake(str(scenario)))
+    sampling = Sampling(Setup(("nvlink",), SECONDS, settled_seconds=0.0), host, lines.append, lambda last: JOB)
+    sampling.step(1.0, 1.7e9)
+    assert sampling.stopped
+    assert [line["trouble"][0] for line in lines if "trouble" in line] == ["nvml"]
+
+
+# --- what it may cost
+
+
+def test_what_costs_too_much_gets_fewer_gpus_then_a_slower_rate_then_ends_with_one_sentence(tmp_path: Path) -> None:
+    gpus = Gpus()
+    node = with_gpus(tmp_path, JOB, gpus)
+    node.cpu_each = 2 * SHARE * SECONDS
+    seen = []
+    for _ in range(30):
+        node.run([1.0] * int(OVER_SECONDS / SECONDS))
+        seen.append((gpus.parts, node.sampling.seconds))
+        if node.sampling.stopped:
+            break
+    steps = list(dict.fromkeys(seen))
+    assert steps == [(8, 0.5), (4, 0.5), (2, 0.5), (1, 0.5), (1, 1.0), (1, 2.0), (1, 4.0)]
+    assert node.sampling.stopped
+    assert not gpus.is_open
+    troubles = node.told("trouble")
+    assert troubles[0] == [
+        "rate",
+        "sampling took 0.20% of a core, and 0.1% is what it may take: it goes on each 1 s, and iterations shorter than "
+        "20 s are not seen",
+    ]
+    assert troubles[-2] == ["rate", ""]
+    what, sentence = troubles[-1]
+    assert what == "cost"
+    assert sentence == ("sampling is off: it took 0.20% of a core with a sample each 4 s, and 0.1% is what it may take")
+
+
+def test_what_costs_what_it_may_stays(tmp_path: Path) -> None:
+    gpus = Gpus()
+    node = with_gpus(tmp_path, JOB, gpus)
+    node.cpu_each = 0.9 * SHARE * SECONDS
+    node.run([1.0] * 2000)
+    assert (gpus.parts, node.sampling.seconds) == (8, SECONDS)
+    assert node.told("trouble") == []
+    assert node.told("share")[-1] == pytest.approx(0.9 * SHARE)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "period", "can_narrow", "what"),
+    [
+        (0.5, 20.0, True, Less.SLOWER),  # 20 samples of a second: the rhythm is still seen
+        (0.5, 19.9, True, Less.FEWER),
+        (0.5, None, True, Less.FEWER),
+        (0.5, 10.0, False, Less.SLOWER),
+        (2.5, None, False, Less.SLOWER),
+        (2.6, None, False, Less.NOTHING),
+        (2.6, 104.0, False, Less.SLOWER),
+    ],
+)
+def test_what_is_left_out_first(seconds: float, period: float | None, can_narrow: bool, what: Less) -> None:
+    assert less(seconds, period, can_narrow) is what
+
+
+def test_a_share_is_that_of_a_minute() -> None:
+    budget = Budget((10.0, 1.0))
+    assert budget.share(10.0 + OVER_SECONDS - 1, 5.0) is None
+    assert budget.share(10.0 + OVER_SECONDS, 1.6) == pytest.approx(0.01)
+    assert budget.share(10.0 + 2 * OVER_SECONDS, 1.6) == 0
+
+
+# --- whose node it is
+
+
+def cgroup(root: Path, job: int, *pids: int, gpus: Mapping[int, str] | None = None) -> None:
+    path = f"/sys/fs/cgroup/system.slice/slurmstepd.scope/job_{job}/step_0/cgroup.procs"
+    write(root, {path: "".join(f"{pid}\n" for pid in pids)})
+    for pid in pids:
+        folder = root / f"proc/{pid}/fd"
+        folder.mkdir(parents=True)
+        (folder / "1").symlink_to((gpus or {}).get(pid, "/dev/null"))
+
+
+def test_the_job_that_is_alone_and_its_process_that_holds_a_gpu_are_seen(tmp_path: Path) -> None:
+    nobody = Here(frozenset())
+    assert look(str(tmp_path), True, nobody) == nobody
+    cgroup(tmp_path, 4711, 10, 11, 12, gpus={11: "/dev/nvidia3"})
+    assert look(str(tmp_path), False, nobody) == Here(frozenset({"4711"}))
+    assert look(str(tmp_path), True, nobody) == Here(frozenset({"4711"}), 11)
+    assert look(str(tmp_path), True, Here(frozenset({"4711"}), 11)) == Here(frozenset({"4711"}), 11)
+    (tmp_path / "proc/11/fd/1").unlink()
+    assert look(str(tmp_path), True, Here(frozenset({"4711"}), 11)) == Here(frozenset({"4711"}))
+    cgroup(tmp_path, 4712, 20)
+    assert look(str(tmp_path), True, nobody) == Here(frozenset({"4711", "4712"}))
+
+
+# --- the other end
+
+
+def stand_in(tmp_path: Path, program: str) -> tuple[str, ...]:
+    path = tmp_path / "stand_in.py"
+    path.write_text(program)
+    return (sys.executable, str(path))
+
+
+def steps(sampler: Sampler, now: float, done: Callable[[], object]) -> list[Any]:
+    """Steps until it is done; what they gave."""
+    found: list[Any] = []
+
+    def look() -> object:
+        found.extend(sampler.step(now))
+        return done()
+
+    until(look)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pid_of(sampler: Sampler) -> int:
+    assert sampler._process is not None
+    return sampler._process.pid
+
+
+def test_the_real_process_tells_the_job_and_ends_when_nobody_listens(tmp_path: Path) -> None:
+    cgroup(tmp_path, 4711, 10, gpus={10: "/dev/nvidia3"})
+    sampler = Sampler(Setup(("ib", "power"), 1.0, str(tmp_path), "dgx-h100", str(tmp_path / "lock"), 0.0))
+    steps(sampler, 0.0, lambda: sampler.gpus and sampler.troubles)
+    assert sampler.job == "4711"
+    assert len(sampler.gpus) == 8
+    assert sorted(sampler.troubles) == [
+        "ib: there is no InfiniBand port that counts bytes",
+        "nvml: no GPU of this node tells power as a count that lasts",
+    ]
+    pid = pid_of(sampler)
+    assert alive(pid)
+    second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
+    steps(second, 0.0, lambda: second.troubles)
+    assert second.troubles == ("sampling waits: an earlier process of it hangs in the driver",)
+    sampler.close()
+    steps(second, 0.0, lambda: not second.troubles and second.job)
+    second.close()
+    until(lambda: not alive(pid))
+
+
+def test_samples_come_as_they_were_told_and_what_is_not_ours_is_left_out(tmp_path: Path) -> None:
+    lines = [
+        {"sample": ["4711", "ib", 1.7e9, 2.5], "steps": 16, "parts": 2},
+        {"sample": ["4711"]},
+        {"sample": ["4711", "ib", "then", 2.5], "steps": 16},
+        {"gpus": 5},
+        {"trouble": "x"},
+        [],
+        {"sample": ["4711", "ib", 1.7e9 + 1, 2.6], "steps": 15, "parts": 2},
+        {"share": 0.0004, "seconds": 0.5},
+    ]
+    text = "no json\n" + "".join(json.dumps(line) + "\n" for line in lines) + '{"sample": ["cut'
+    program = f"import sys\nsys.stdout.write({text!r})\nsys.stdout.flush()\nsys.stdin.read()\n"
+    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, program))
+    found = steps(sampler, 0.0, lambda: sampler.share)
+    assert [(one.job, one.series, one.value, one.steps) for one in found] == [
+        ("4711", "ib", 2.5, 16),
+        ("4711", "ib", 2.6, 15),
+    ]
+    sampler.close()
+
+
+def test_a_process_that_ends_is_started_again_later_and_later(tmp_path: Path) -> None:
+    program = f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n"
+    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, program))
+    starts, now = tmp_path / "starts", 0.0
+    seen = []
+    for _ in range(4):
+        before = len(starts.read_text()) if starts.exists() else 0
+        steps(sampler, now, lambda: sampler._process is None and sampler._left is None)
+        assert len(starts.read_text()) == before + 1
+        assert sampler.troubles == ("sampling ended by itself: it is started again",)
+        seen.append(sampler._again_at - now)
+        now = sampler._again_at
+        assert list(sampler.step(now - 1)) == []
+        assert sampler._process is None
+    assert seen == [60, 120, 240, 480]
+    sampler.close()
+
+
+def test_a_process_that_stopped_for_its_cost_stays_off(tmp_path: Path) -> None:
+    line = json.dumps({"trouble": ["cost", "sampling is off: it took 1% of a core"]})
+    sampler = Sampler(Setup(("ib",), 0.5), stand_in(tmp_path, f"print({line!r})\n"))
+    steps(sampler, 0.0, lambda: sampler._process is None and sampler._left is None)
+    assert sampler.troubles == ("sampling is off: it took 1% of a core",)
+    assert list(sampler.step(1e9)) == []
+    assert sampler._process is None
+
+
+def test_a_process_that_hangs_is_left_never_killed_and_none_is_started_beside_it(tmp_path: Path) -> None:
+    program = 'import time\nprint(\'{"job": "4711"}\', flush=True)\ntime.sleep(600)\n'
+    sampler = Sampler(Setup(("nvlink",), 0.5), stand_in(tmp_path, program))
+    steps(sampler, 0.0, lambda: sampler.job)
+    pid = pid_of(sampler)
+    assert list(sampler.step(1e6)) == []
+    assert alive(pid)
+    assert sampler.job == ""
+    assert sampler.troubles == ("sampling does not answer, and may hang in the driver: it is left until it ends",)
+    assert list(sampler.step(2e6)) == []
+    assert sampler._process is None
+    os.kill(pid, 9)  # the call returned
+    now = time.monotonic() + 3e6
+    steps(sampler, now, lambda: sampler._process is not None)
+    assert pid_of(sampler) != pid
+    os.kill(pid_of(sampler), 9)
+    sampler.close()
+
+
+def free(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def test_the_live_process_samples_says_why_it_does_not_and_takes_the_process_with_it(tmp_path: Path) -> None:
+    cgroup(tmp_path, 1, 10)
+    cgroup(tmp_path, 2, 20)
+    run = tmp_path / "run"
+    run.mkdir()
+    ours, theirs = socket.socketpair()
+    place = {"runtime_dir": str(run), "root": str(tmp_path), "fake_nvml": ""}
+    setup = json.dumps({"place": place, "watched": {"sample": ["ib"], "sample_seconds": 0.5}})
+    command = [sys.executable, "-m", "healthd.live", str(theirs.fileno()), setup]
+    with ours, theirs:
+        live = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        told = run / "failslow.json"
+        until(lambda: told.exists() and json.loads(told.read_text())["troubles"])
+        assert json.loads(told.read_text())["troubles"] == [
+            "2 jobs are on this node: whose bytes are counted nobody can tell"
+        ]
+        with open(run / "sampling.lock") as lock:
+            assert not free(lock)
+            ours.close()
+            assert live.wait(240) == 0
+            until(lambda: free(lock), "the sampling process ends, too")

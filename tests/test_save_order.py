@@ -1,0 +1,206 @@
+"""What is saved when: news at once, before a command is sent for it, with the past that it is of; in a round without
+news the past, and what was seen again, once."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_daemon_guards import go as worker_answers
+
+from healthd.daemon import Daemon
+from healthd.judge import memory
+from healthd.judge.ledger_file import FILE, PAST_FILE
+from healthd.machine.rewrite import read_whole
+from healthd.model import SlurmMemory
+from healthd.settings import registry
+from healthd.settings.settle import settle
+from healthd.slurm.commands import Command
+
+# Finds what its file says; the second check may be held up, so that the daemon does other things meanwhile.
+CHECK = """\
+import time
+from dataclasses import dataclass
+from healthd.config import CheckConfig
+from healthd.model import Finding, Observation, ObservationKind, Severity
+
+OBSERVATIONS = {{}}
+EXPLAIN = {{}}
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    pass
+
+def run(host, config, past):
+    while host.read("{held_by}"):
+        time.sleep(0.01)
+    yield Observation("{name}_total", 1, ObservationKind.COUNTER)
+    if text := host.read("{file}"):
+        yield Finding(Severity.CRITICAL, "{name}/bad", "part", text)
+"""
+
+Writes = list[tuple[str, bool]]
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Writes:
+    """Which file, and whether a round was under way then."""
+    return []
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    checks_dir = tmp_path / "checks_dir"
+    checks_dir.mkdir()
+    for name, held_by in (("first", "nothing"), ("second", "held")):
+        check = CHECK.format(name=name, held_by=tmp_path / held_by, file=tmp_path / name)
+        (checks_dir / f"{name}.py").write_text(check)
+
+    def settings(_running: str | None) -> Any:
+        checks = registry.find(str(checks_dir))
+        table = {
+            **{name: str(tmp_path / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
+            "profile": "none",
+            "baseline_file": "",
+            "interval_seconds": 0.5,
+            "nvml": {"fake": "dgx-h100"},
+            "metrics": {"listen": "off"},
+            "kernel_log": {"source": "off"},
+            "checks": {name: {"enabled": False} for name, check in checks.items() if name not in ("first", "second")},
+        }
+        table["checks"] = {name: off for name, off in table["checks"].items() if not checks[name].per}
+        return settle(table, "test", {}, checks), checks
+
+    made = Daemon(settings)
+    real = memory.rewrite_file
+
+    def noted(path: str, text: Any) -> None:
+        real(path, text)
+        writes.append((Path(path).name, made.looking.rounds.running))
+
+    monkeypatch.setattr(memory, "rewrite_file", noted)
+    yield made
+    (tmp_path / "held").unlink(missing_ok=True)
+    made.shut_down()
+
+
+def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None:
+    """The daemon's loop, until it is over."""
+    end = time.monotonic() + seconds
+    while not over():
+        assert time.monotonic() < end, "it did not happen"
+        daemon.wait()
+        daemon.listen()
+        daemon.looking.look()
+        daemon.pass_time()
+        daemon.decide()
+        daemon.publish()
+
+
+def rounds(daemon: Daemon, number: int) -> None:
+    """So many more of them, to the end."""
+    last = daemon.looking.rounds.status.number + number
+    go(daemon, lambda: daemon.looking.rounds.status.number >= last and not daemon.looking.rounds.running)
+
+
+def at_rest(daemon: Daemon, writes: Writes) -> None:
+    """All that a start has to tell is told, and written."""
+    rounds(daemon, 3)
+    go(daemon, lambda: not daemon.memory.ledger.outbox.lines)
+    rounds(daemon, 1)
+    writes.clear()
+
+
+def saved(daemon: Daemon, name: str) -> str:
+    return read_whole(f"{daemon.settings.runtime_dir}/{name}")
+
+
+def test_a_round_with_nothing_new_saves_the_past_once_and_no_ledger(daemon: Daemon, writes: Writes) -> None:
+    at_rest(daemon, writes)
+    rounds(daemon, 3)
+    assert writes == [(PAST_FILE, False)] * 3
+
+
+def test_conditions_that_are_only_seen_again_are_saved_once_a_round(
+    daemon: Daemon, writes: Writes, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).write_text("broken")
+    at_rest(daemon, writes)
+    rounds(daemon, 3)
+    assert writes == [(FILE, False), (PAST_FILE, False)] * 3
+    assert [c["count"] for c in json.loads(saved(daemon, FILE))["conditions"]] == [
+        c.count for c in daemon.memory.ledger.conditions
+    ]
+
+
+def test_a_condition_that_opens_is_saved_before_the_next_check_is_over(
+    daemon: Daemon, writes: Writes, tmp_path: Path
+) -> None:
+    at_rest(daemon, writes)
+    (tmp_path / "held").write_text("the second check")
+    (tmp_path / "first").write_text("broken")
+    go(daemon, lambda: bool(daemon.memory.ledger.conditions))
+    assert daemon.looking.rounds.running
+    assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
+    assert json.loads(saved(daemon, PAST_FILE))["first"] == daemon.memory.past["first"]
+    assert [c["code"] for c in json.loads(saved(daemon, FILE))["conditions"]] == ["first/bad"]
+
+
+def test_one_that_becomes_another_and_one_that_ends_are_saved_at_once(
+    daemon: Daemon, writes: Writes, tmp_path: Path
+) -> None:
+    (tmp_path / "first").write_text("broken")
+    at_rest(daemon, writes)
+    (tmp_path / "held").write_text("the second check")
+    (tmp_path / "first").write_text("broken worse")
+    go(daemon, lambda: daemon.memory.ledger.conditions[0].message == "broken worse")
+    assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
+    (tmp_path / "held").unlink()
+    rounds(daemon, 0)
+    writes.clear()
+    (tmp_path / "held").write_text("the second check")
+    (tmp_path / "first").unlink()
+    go(daemon, lambda: not daemon.memory.ledger.conditions)
+    assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
+    assert [c["code"] for c in json.loads(saved(daemon, FILE))["cleared"]] == ["first/bad"]
+
+
+def test_what_will_be_done_in_slurm_is_saved_before_its_command_with_the_condition_that_it_is_for(
+    daemon: Daemon, writes: Writes, tmp_path: Path
+) -> None:
+    at_rest(daemon, writes)
+    (tmp_path / "first").write_text("broken")
+    worker_answers(daemon, lambda: bool(daemon.memory.ledger.conditions))
+    assert "first/bad" not in saved(daemon, FILE)
+    daemon.hand._remember(SlurmMemory(reason="healthd: first"))
+    ledger = json.loads(saved(daemon, FILE))
+    assert (ledger["slurm"]["reason"], [c["code"] for c in ledger["conditions"]]) == ("healthd: first", ["first/bad"])
+    seq = daemon.memory.ledger.outbox.next_seq
+    daemon.hand._tell_command(Command(("scontrol", "update", "NodeName=n1", "State=DRAIN"), 20.0, changes=True), None)
+    assert f'\\"seq\\":{seq}' in saved(daemon, FILE)
+
+
+def test_what_a_person_says_is_saved_at_once_with_the_past_that_it_changes(
+    daemon: Daemon, writes: Writes, tmp_path: Path
+) -> None:
+    (tmp_path / "first").write_text("broken")
+    at_rest(daemon, writes)
+    (tmp_path / "held").write_text("the second check")
+    go(daemon, lambda: daemon.looking.rounds.running)
+    writes.clear()
+    daemon.carry_out("repaired", {"code": "first/bad", "subject": "part"}, "root")
+    assert writes[-2:] == [(FILE, True), (PAST_FILE, True)]
+
+
+def test_a_past_that_runs_left_is_saved_at_the_end_of_the_daemon(daemon: Daemon, writes: Writes) -> None:
+    at_rest(daemon, writes)
+    daemon.memory.set_past("first", daemon.memory.past["first"].replace("1", "7", 1))
+    daemon.memory.save()
+    assert writes == []
+    daemon.shut_down()
+    assert (PAST_FILE, False) in writes

@@ -1,0 +1,151 @@
+"""The short cuts of `healthd scan` find what is found line by line: storms, the search by re2, blocks of any size."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from healthd.cli.scan import correlate_all
+from healthd.scan import candidates, literals
+from healthd.scan.events import events
+from healthd.scan.judged import event_json, judged
+from healthd.scan.lines import Block, Tally
+from healthd.scan.log_file import lines_of
+
+ROOT = Path(__file__).parents[1]
+NOW = 1_760_000_000.0
+XID = "NVRM: Xid (PCI:0000:18:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+LINK = "NVRM: Xid (PCI:0000:18:00): 74, pid=1, name=a, NVLink: fatal error detected on link 2(0x0, 0x0, 0x10000)"
+NUMBERS = json.dumps(list(XID.encode()))
+TEXTS = [
+    XID,
+    XID.replace("18:00", "2a:00"),
+    LINK,
+    "overlayfs: failed to resolve '/zz",
+    "usb 1-1: new high-speed USB device",
+    f"message repeated 3 times: [ {XID}]",
+    f"[   10.000002] {XID}",
+    "mlx5_core 0000:5c:00.0 ib0: Link down",
+]
+PREFIXES = [
+    "",
+    " " * 15,
+    "[   {s:2}.{u:06}] ",
+    "Mar 29 15:38:{s:02} gpu-1 kernel: ",
+    "Mar 29 15:38:{s:02} gpu-1 kernel: [   {s:2}.{u:06}] ",
+    "Mar 29 15:38:12 gpu-2 kernel: [   {s:2}.{u:06}] ",
+    "2025-03-29T15:38:{s:02}+01:00 gpu-1 kernel: [   {s:2}.{u:06}] ",
+    "2025-03-29T15:38:{s:02}.{u:06}+01:00 gpu-1 kernel: [   {s:2}.{u:06}] ",
+    "Mar 29 15:38:{s:02} gpu-1 python3[4]: ",
+    "gpu-1: [   {s:2}.{u:06}] ",
+    "<3>[   {s:2}.{u:06}] ",
+]
+
+
+@cache
+def correlate() -> Any:
+    return correlate_all()
+
+
+def told(blocks: Iterator[Block]) -> tuple[list[dict[str, Any]], Tally]:
+    tally = Tally()
+    return [event_json(one) for one in judged(events(blocks, NOW, tally), correlate())], tally
+
+
+def line_by_line(log: bytes) -> tuple[list[dict[str, Any]], Tally]:
+    """The plain way: each line is looked up by itself, no search goes further and no storm is seen."""
+    whole = [line for block in lines_of(io.BytesIO(log), 1 << 20) for line in block.lines]
+    return told(Block.of(number, [line]) for number, line in enumerate(whole, 1))
+
+
+@st.composite
+def storms(draw: st.DrawFn) -> list[str]:
+    """A line again and again, at times that rise, stand still or fall."""
+    prefix, text = draw(st.sampled_from(PREFIXES)), draw(st.sampled_from(TEXTS))
+    second, micro = draw(st.integers(10, 12)), draw(st.sampled_from([0, 1, 999_990]))
+    lines = []
+    for step in draw(st.lists(st.sampled_from([1, 1, 1, 1, 0, -1, 700_000]), min_size=1, max_size=12)):
+        micro = max(0, micro + step)
+        lines.append(prefix.format(s=second + micro // 1_000_000, u=micro % 1_000_000) + text)
+    return lines
+
+
+OTHERS = st.sampled_from(
+    [
+        "",
+        "x",
+        "Mar 29 15:38:12 gpu-1 sshd[4711]: Accepted publickey for alice from 10.1.2.3 port 22",
+        f"Mar 29 15:38:12 gpu-1 sshd[4711]: {XID}",
+        '{"_TRANSPORT":"kernel","MESSAGE":' + NUMBERS + "}",
+        '{"_TRANSPORT":"kernel","_HOSTNAME":"Xid (","MESSAGE" : ' + NUMBERS + "}",
+        f'{{"_TRANSPORT":"kernel","MESSAGE":"{XID}"}}',
+        '"MESSAGE":[1]',
+        "[   99.000000] usb 1-1: another boot is near",
+        "[    1.000000] Linux version 6.1",
+    ]
+)
+LOGS = st.lists(storms() | OTHERS.map(lambda line: [line]), max_size=8).map(
+    lambda parts: "\n".join(line for part in parts for line in part).encode()
+)
+RISING = "\n".join(f"[   10.{micro:06}] {XID}" for micro in (1, 2, 3, 3, 4, 2, 5))
+
+
+@pytest.mark.parametrize("search", ["skeletons", "re2"])
+@given(log=LOGS, size=st.integers(40, 4000))
+@example(log=RISING.encode(), size=4000)
+@example(log=f"[   10.000003] overlayfs: x\n{RISING}".encode(), size=4000)
+def test_every_short_cut_finds_what_is_found_line_by_line(search: str, log: bytes, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
+        found, tally = told(lines_of(io.BytesIO(log), size))
+    expected, plain = line_by_line(log)
+    assert found == expected
+    assert (tally.lines, tally.kernel) == (plain.lines, plain.kernel)
+
+
+@pytest.mark.parametrize("search", ["skeletons", "re2"])
+@pytest.mark.parametrize("room", [200, literals.SKELETONS_BYTES])
+def test_so_it_is_in_all_captured_lines(monkeypatch: pytest.MonkeyPatch, search: str, room: int) -> None:
+    """Also where the table of what is left of lines is full again and again."""
+    rows = (ROOT / "tests/data/kernel_lines.jsonl").read_text("utf-8").splitlines()
+    usual = "Mar 29 15:38:12 gpu-1 sshd[{}]: Accepted publickey for alice from 10.1.2.3 port {} ssh2"
+    text = "\n".join(f"{usual.format(place, place)}\n{json.loads(row)['text']}" for place, row in enumerate(rows))
+    monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0 if search == "re2" else -1)
+    expected, _ = line_by_line(text.encode())
+    monkeypatch.setattr(literals, "SKELETONS_BYTES", room)
+    assert len(expected) > 100
+    for size in (1000, 1 << 20):
+        assert told(lines_of(io.BytesIO(text.encode()), size))[0] == expected
+
+
+def test_re2_finds_each_literal_and_the_lines_around_it() -> None:
+    search = literals.by_re2()
+    assert search is not None, "google-re2 is in the extra `dev`"
+    for literal in (*literals.ALL, *literals.IN_NUMBERS):
+        text = b"\xff\x00 first\n\nbefore " + literal.encode() + b" behind\nlast"
+        ((begins, end),) = search(text, 0)
+        assert text[begins:end] == b"before " + literal.encode() + b" behind"
+
+
+@pytest.mark.parametrize("other", [SimpleNamespace(), SimpleNamespace(Options=None), SimpleNamespace(compile=len)])
+def test_another_package_of_that_name_is_none(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
+    """pyre2 and fb-re2 have a module re2 without Options."""
+    monkeypatch.setitem(sys.modules, "re2", other)  # type: ignore[arg-type]
+    assert literals.by_re2() is None
+
+
+def test_without_re2_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert literals.by_re2() is None
+    monkeypatch.setattr(candidates, "BLOCKS_WITHOUT_RE2", 0)
+    assert told(lines_of(io.BytesIO(RISING.encode()))) == line_by_line(RISING.encode())

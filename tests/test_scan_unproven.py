@@ -1,0 +1,368 @@
+"""`healthd scan`: a line that may be the rest of another one, or a program's quotation, is shown as unproven."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+from cpu_time import cpu_seconds
+from hypothesis import given
+from hypothesis import strategies as st
+from test_scan import NOW, XID, healthd_scan, scanned
+
+from healthd.cli.scan import correlate_all
+from healthd.scan import events as scan
+from healthd.scan import judged as scan_judged
+from healthd.scan.lines import Block, Tally
+from healthd.scan.neighbours import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
+from healthd.scan.quoted import begins_as_the_kernels, quoted
+
+UE = (
+    "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1 offset:0x0 grain:32)"
+)
+OVL = "overlayfs: failed to resolve '/zz"
+
+
+def told(*lines: str) -> list[tuple[int, str, str, bool]]:
+    """(line, code, severity, unproven) of each event."""
+    return [(one.seen.line, one.code, one.severity.name.lower(), one.unproven) for one in scanned(*lines)]
+
+
+def is_a_kernel_log(*lines: str) -> bool:
+    tally = Tally()
+    for _ in scan.events([Block.of(1, [line.encode() for line in lines])], NOW, tally):
+        pass
+    return tally.kernel
+
+
+# What util-linux 2.38 (dmesg, -T, -x, --raw, -H), syslog(2) through dmesg -S, imklog and a console, and journalctl make
+# of one record, "overlayfs: failed to resolve '/zz", a line break, an Xid: the prefix of the record before, of its
+# first line, of its second.
+WRITTEN = [
+    pytest.param("[  683.000001] ", "[  684.296997] ", "               ", id="dmesg"),
+    pytest.param("[Sun Nov 22 08:51:08 2026] ", "[Sun Nov 22 08:51:09 2026] ", " " * 27, id="dmesg -T"),
+    pytest.param("kern  :info  : [  683.000001] ", "kern  :err   : [  684.296997] ", " " * 30, id="dmesg -x"),
+    pytest.param("<6>[  683.000001] ", "<3>[  684.296997] ", " " * 18, id="dmesg --raw"),
+    pytest.param("[  +0.001000] ", "[  +0.001487] ", " " * 14, id="dmesg -H"),
+    pytest.param("[  683.000001] ", "[  684.296997] ", "", id="dmesg before 2.36"),
+    pytest.param("[Sun Nov 22 08:51:08 2026] ", "[Sun Nov 22 08:51:09 2026] ", "", id="dmesg -T before 2.36"),
+    pytest.param("[  683.000001] ", "[  684.296997] ", "[  684.296997] ", id="dmesg -S, console"),
+    pytest.param("<6>[  683.000001] ", "<3>[  684.296997] ", "<3>[  684.296997] ", id="dmesg -S --raw, pstore"),
+    pytest.param(
+        "2026-11-22T08:51:08,296997+00:00 ",
+        "2026-11-22T08:51:09,296997+00:00 ",
+        "2026-11-22T08:51:09,296997+00:00 ",
+        id="dmesg -S --time-format=iso",
+    ),
+    pytest.param(
+        "Nov 22 08:51:08 node17 kernel: [  683.000001] ",
+        "Nov 22 08:51:09 node17 kernel: [  684.296997] ",
+        "Nov 22 08:51:10 node17 kernel: [  684.296997] ",
+        id="imklog",
+    ),
+    pytest.param("node17: [  683.000001] ", "node17: [  684.296997] ", "node17: [  684.296997] ", id="pdsh dmesg -S"),
+    pytest.param(
+        "Nov 22 08:51:08 node17 kernel: ", "Nov 22 08:51:09 node17 kernel: ", " " * 31, id="journalctl, short"
+    ),
+    pytest.param(
+        "[  683.000001] node17 kernel: ", "[  684.296997] node17 kernel: ", " " * 30, id="journalctl, short-monotonic"
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "head", "further"), WRITTEN)
+def test_the_second_line_of_a_record_is_a_warning_however_it_is_written(other: str, head: str, further: str) -> None:
+    lines = [f"{other}usb 1-1: new device", f"{head}{OVL}", f"{further}{XID}': -2"]
+    (one,) = scanned(*lines)
+    assert (one.seen.line, one.code, one.severity.name, one.unproven) == (3, "gpu_xid/79", "WARNING", True)
+    assert one.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
+    at = scanned(f"{head}{XID}")[0].seen
+    assert (one.seen.host, one.seen.uptime, one.seen.epoch) == (at.host, at.uptime, at.epoch), "the head's"
+
+
+@pytest.mark.parametrize(("other", "head", "further"), WRITTEN)
+def test_the_first_line_of_a_record_counts_as_ever(other: str, head: str, further: str) -> None:
+    lines = [f"{other}usb 1-1: new device", f"{head}{XID}", f"{further}{UE}", f"{other}usb 1-1: gone"]
+    assert told(*lines) == [(2, "gpu_xid/79", "critical", False), (3, "memory_edac/uncorrected", "warning", True)]
+
+
+@pytest.mark.parametrize("between", [[], ["[    1.000001] so"] * 5, [""] * 40, ["on"] * 40])
+@pytest.mark.parametrize("own", ["", "[    1.000001] ", "Nov 22 01:00:00 other kernel: "])
+def test_a_further_line_is_not_believed_what_it_says_of_itself(between: list[str], own: str) -> None:
+    """Neither its time, which might begin another boot, nor its machine."""
+    indent = " " * len("[  684.296997] ")
+    log = [f"[  684.296997] {OVL}", *(f"{indent}{line}" for line in between), f"{indent}{own}{XID}"]
+    (one,) = scanned(*log, "[  700.000000] usb 1-1: x")
+    assert (one.severity.name, one.unproven, one.seen.host, one.seen.uptime) == ("WARNING", True, "", 684.296997)
+
+
+def test_lines_of_a_collected_log_lie_between() -> None:
+    others = [f"Nov 22 08:51:09 node{n} kernel: [  684.29699{n % 10}] usb 1-1: x" for n in range(100, 120)]
+    head = f"Nov 22 08:51:09 node17 kernel: [  684.296997] {OVL}"
+    forged = f"Nov 22 08:51:09 node17 kernel: [  684.296997] {XID}"
+    assert told(head, *others, forged) == [(22, "gpu_xid/79", "warning", True)]
+    assert told(head.replace("node17", "node18"), *others, forged) == [(22, "gpu_xid/79", "critical", False)]
+
+
+@pytest.mark.parametrize("between", [0, 31, 32, 33, 2000])
+def test_a_flood_between_the_two_lines_of_a_record_whose_first_is_a_fault_parts_them_not(between: int) -> None:
+    head, forged = (f"Nov 22 08:51:09 node17 kernel: [  684.296997] {text}" for text in (UE, XID))
+    flood = [f"Nov 22 08:51:09 node17 app[7]: {number}" for number in range(between)]
+    assert told(head, *flood, forged)[-1] == (between + 2, "gpu_xid/79", "warning", True)
+
+
+def test_a_true_line_that_a_log_has_twice_is_not_doubted() -> None:
+    line = f"2026-11-22T08:51:09+00:00 <pc> kernel: [   12.345678] {XID}"
+    assert {(severity, unproven) for _, _, severity, unproven in told(line, line)} == {
+        (severity, unproven) for _, _, severity, unproven in told(line)
+    }
+
+
+def test_a_true_fault_is_not_counted_into_a_forged_one_nor_made_worse_by_it() -> None:
+    xid_74 = "NVRM: Xid (PCI:0000:61:00): 74, pid=7, name=x, NVLink: fatal error detected on link 3(0x0, 0x0, 0x0, 0x0)"
+    indent = " " * len("[  684.296997] ")
+    found = told(f"[  684.296997] {OVL}", f"{indent}{XID}", f"[  684.400000] {XID}", f"[  684.500000] {XID}")
+    assert found == [(2, "gpu_xid/79", "warning", True), (3, "gpu_xid/79", "critical", False)]
+    (alone,) = told(f"[  700.000000] {xid_74}")
+    _, (_, _, severity, unproven) = told(f"[  684.296997] {OVL}", f"{indent}{xid_74}", f"[  700.000000] {xid_74}")
+    assert (severity, unproven) == (alone[2], False)
+
+
+def test_a_forged_xid_does_not_teach_what_a_device_is() -> None:
+    broken = "[  700.000000] NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x24:0xffff:1211)"
+    forged = [f"[  684.296997] {OVL}", f"{' ' * 15}{XID}"]
+    assert told(f"[  684.296997] {XID}", broken)[1][2] == "critical"
+    assert told(*forged, broken)[1][2] == told(broken)[0][2] == "warning"
+
+
+def test_the_table_shows_a_true_line_and_a_forged_one_apart() -> None:
+    log = f"[  684.296997] {OVL}\n[  684.296997] {XID}\n[  684.400000] {XID}\n"
+    done = healthd_scan("-", log=log)
+    assert done.status == 2
+    assert "warning   gpu_xid/79  unproven, perhaps not the kernel's own line: Xid 79" in done.out
+    assert "critical  gpu_xid/79  Xid 79" in done.out
+    assert healthd_scan("-", log=log[: log.index("[  684.4")]).status == 1
+    (forged, true) = healthd_scan("-", "--json", log=log).objects
+    assert (forged["unproven"], forged["severity"], true["unproven"], true["severity"]) == (
+        True,
+        "warning",
+        False,
+        "critical",
+    )
+
+
+# --- what is the kernel's own, though it looks alike
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(["[    0.000000] Linux version 6.1", f"[    0.000000] {UE}"], id="early in a boot"),
+        pytest.param([f"[  684.296997] {XID}", f"[  684.296997] {XID.replace('18', '2a', 1)}"], id="one burst"),
+        pytest.param(["[  684.296996] usb 1-1: x", f"[  684.296997] {XID}"], id="a microsecond later"),
+        pytest.param(["Here is what dmesg says:", f"    [88001.100300] {XID}"], id="pasted with an indent"),
+        pytest.param(["    [88000.100300] usb 1-1: x", f"    [88001.100300] {XID}"], id="all pasted with an indent"),
+        pytest.param(["usb 1-1: x", XID], id="dmesg -t"),
+        pytest.param([f"[  684.296997] {OVL}", *["usb 1-1: x" * 20] * 11, XID], id="too far for a record"),
+        pytest.param(
+            [
+                "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",
+                "               NVRM: (PCI ID: 10de:26b5) installed in this system has",
+                "               NVRM: fallen off the bus and is not responding to commands.",
+            ],
+            id="the driver's record of three lines",
+        ),
+    ],
+)
+def test_the_kernels_own_lines_stay_what_they_are(lines: list[str]) -> None:
+    found = told(*lines)
+    assert found
+    assert not any(unproven for _, _, _, unproven in found)
+
+
+def test_what_a_client_says_of_its_version_is_not_the_drivers_word() -> None:
+    said = "[  684.296997] NVRM: API mismatch: the client 'x' (pid 7) has the version 1"
+    assert told(said, f"[  684.296997] {XID}")[-1] == (2, "gpu_xid/79", "warning", True)
+
+
+def test_how_far_back_a_record_may_have_begun() -> None:
+    width = len("[  684.296997] ")
+    near = Neighbours(lambda line: width if line.startswith(b"[") else 0)
+    for lines, found in ((RECORD_BYTES - 4, True), (RECORD_BYTES + 1, False), (LINES_KEPT + 5, False)):
+        block = [b"[  684.296997] x", *[b""] * lines, b"NVRM: "]
+        near.enter(b"\n".join(block), len(block))
+        assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
+    for others, found in ((OF_OTHER_HOSTS, True), (OF_OTHER_HOSTS + 1, False)):
+        block = [b"n17: [  684.296997] x", *[b"n18: [  684.300000] y"] * others, b"n17: [  684.296997] NVRM: "]
+        near = Neighbours(lambda line: 21)  # anew: a time that is known is not looked for again
+        near.enter(b"\n".join(block), len(block))
+        assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("blanks", "indent", "unproven"),
+    [
+        (0, 15, True),
+        (0, 16, False),  # deeper than the text before it
+        (LEADING_BLANKS - 1, 15, True),
+        (LEADING_BLANKS, 15, False),
+        (0, 15 - LEADING_BLANKS + 1, True),
+        (0, 15 - LEADING_BLANKS, False),
+    ],
+)
+def test_an_indent_is_that_of_a_record_or_of_a_pasted_log(blanks: int, indent: int, unproven: bool) -> None:
+    """The record's own text may begin with blanks: its second line is indented by what stands before them."""
+    head = f"[  684.296997] {' ' * blanks}{OVL}"
+    (one,) = scanned(head, f"{' ' * indent}[    1.000001] {XID}", "[  700.000000] usb 1-1: x")
+    assert (one.unproven, one.severity.name) == (unproven, "WARNING" if unproven else "CRITICAL")
+
+
+@given(st.lists(st.sampled_from([f"[  684.296997] {OVL}", XID, f"{' ' * 15}{XID}", "", "x"]), max_size=12), st.data())
+def test_it_does_not_matter_where_blocks_end(lines: list[str], data: Any) -> None:
+    """A pipe gives lines as they come."""
+    whole = [line.encode() for line in lines]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))) | {0, len(whole)})
+    blocks = [Block.of(a + 1, whole[a:b]) for a, b in itertools.pairwise(cuts) if b > a]
+    found = [
+        [scan_judged.event_json(one) for one in scan_judged.judged(scan.events(given, NOW, Tally()), correlate_all())]
+        for given in ([Block.of(1, whole)] if whole else [], blocks)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"[  684.296997] x", *[b"[  684.296997] " + XID.encode()] * 30_000],
+        [b"[  684.296997] x", *[b" " * 15 + XID.encode()] * 30_000],
+        [XID.encode()] * 30_000,
+        [b"n%d: [  684.296997] %s" % (n % 3000, XID.encode()) for n in range(30_000)],
+    ],
+    ids=["one time", "indented", "bare", "many hosts"],
+)
+def test_a_log_of_nothing_but_further_lines_is_read_in_linear_time(lines: list[bytes]) -> None:
+    """Were each compared with all before it, this would be half a billion of comparisons."""
+    blocks = [Block.of(n + 1, lines[n : n + 5000]) for n in range(0, len(lines), 5000)]
+    assert sum(one.count for one in scan.events(blocks, NOW, Tally())) > 25_000
+    assert cpu_seconds(lambda: list(scan.events(blocks, NOW, Tally())), 5.0) < 5.0
+
+
+# --- forms that people and programs quote the kernel in
+
+QUOTED = [
+    ("diff:371;NVRM: Xid (PCI:0000:37:00): 95, pid=5171, Uncontained: FBHUB. RST: Yes, D-RST: No", "gpu_xid/95"),
+    ("[ 140.054924 ] NVRM: Xid (PCI:0000:01:00): 61, 1927(16e4) 00000000 000000", "gpu_xid/61"),
+    ("[ 140.05 ] NVRM: Xid (PCI:0000:01:00): 61, 1927(16e4) 00000000 000000", "gpu_xid/61"),
+    (f"2026-10-04T14:16:55+03:00 <pc> kernel: {XID}", "gpu_xid/79"),
+    (f"Oct  4 14:16:55 <pc> kernel: {XID}", "gpu_xid/79"),
+    (f"<pc> kernel: {XID}", "gpu_xid/79"),
+    (f"<pc> {XID}", "gpu_xid/79"),
+    (f"[Sun Dec  1 14:54:40 2024] node17 kernel: {XID}", "gpu_xid/79"),
+    (f"kern:4;[ 140.05 ] {XID}", "gpu_xid/79"),
+]
+
+
+@pytest.mark.parametrize(("line", "code"), QUOTED)
+def test_a_line_is_read_behind_what_people_put_before_it(line: str, code: str) -> None:
+    (one,) = scanned(line)
+    assert (one.code, one.unproven) == (code, False)
+    assert is_a_kernel_log(line)
+
+
+def test_what_stands_before_it_is_its_time_and_its_host() -> None:
+    (typed,) = scanned(QUOTED[1][0])
+    assert (typed.seen.uptime, typed.seen.host) == (140.054924, "")
+    (posted,) = scanned(QUOTED[3][0])
+    assert (posted.seen.epoch, posted.seen.host) == (1791112615.0, "pc")
+    (tagged,) = scanned(QUOTED[7][0])
+    assert (tagged.seen.epoch, tagged.seen.host) == (
+        time.mktime((2024, 12, 1, 14, 54, 40, 0, 0, -1)),
+        "node17",
+    )
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[gpu-health] [CRITICAL] GPU-1234: XID: ",  # modal.com/docs/guide/gpu-health
+        "[2026-08-26T09:57:11Z] node-47.hpc.internal GPU 3: ",
+        "mynode-066 | ERROR: nhc: Health check failed: check_gpu_xid: GPU Xid errors detected: [ 3606.832215] ",
+        "E0312 12:00:00.000000    1234 log_monitor.go:160] ",
+        'time=now level=error msg="',
+    ],
+)
+def test_what_another_program_quotes_in_its_log_is_a_warning_and_unproven(prefix: str) -> None:
+    assert told(f"{prefix}{XID}") == [(1, "gpu_xid/79", "warning", True)]
+    assert is_a_kernel_log(f"{prefix}{XID}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"syslog had a cryptic error message: {XID}",
+        f"[  684.296997] overlayfs: failed to resolve '[x] ERROR: {XID}': -2",
+        f"Oct  4 14:16:55 node17 sshd[7]: <pc> kernel: {XID}",
+        f"Oct  4 14:16:55 node17 sshd[7]: diff:371;{XID}",
+        f"Oct  4 14:16:55 node17 x: [x] ERROR: {XID}",
+        '{"MESSAGE": "<pc> kernel: ' + XID + '"}',
+    ],
+)
+def test_prose_and_what_programs_and_users_wrote_in_the_kernels_log_is_nothing(line: str) -> None:
+    assert scanned(line) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+        "pcieport 0000:15:01.0: PME: Signaling with IRQ 24",
+        "mlx5_core 0000:5c:00.0: firmware version: 28.39.1002",
+        "EXT4-fs (vda): mounted filesystem r/w with ordered data mode.",
+        "<pc> kernel: NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+        "diff:371;NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+        "[ 140.05 ] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+    ],
+)
+def test_a_file_is_a_kernel_log_where_a_line_begins_with_what_only_the_kernel_prints(line: str) -> None:
+    """Also behind more lines than are looked at for a prefix, and where no line is a fault."""
+    assert is_a_kernel_log(*["a title"] * 200, line)
+    assert not is_a_kernel_log(*["a title"] * 200, f"of {line}")
+
+
+def test_that_is_also_its_exit_status() -> None:
+    log = "a title\n" * 200 + "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15\n"
+    assert (healthd_scan("-", log=log).status, healthd_scan("-", log=log[:-60]).status) == (0, 3)
+
+
+PIECES = [
+    "diff:371;",
+    "[ 140.05 ] ",
+    "<pc> ",
+    "kernel: ",
+    "node17 ",
+    XID,
+    "[x] ",
+    "ERROR: ",
+    "a" * 300,
+    "[",
+    "<",
+    ";",
+    " ",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=10).map("".join))
+def test_any_text_is_a_quotation_or_none(text: str) -> None:
+    found = quoted(text, by_programs=True)
+    assert found is None or (found.text != text and text.endswith(found.text))
+    assert begins_as_the_kernels(text.encode("utf-8", "replace")) in (True, False)
+
+
+@pytest.mark.parametrize(
+    "piece", ["a:1;", "[ 1.5 ] ", "<a> ", "kernel: ", "[x] ", "ERROR: ", "ERROR ", "level=a ", "NVRM", "I0101 "]
+)
+def test_a_very_long_quotation_takes_no_longer_than_its_length(piece: str) -> None:
+    text = piece * (64_000 // len(piece))
+    assert cpu_seconds(lambda: [quoted(text, by_programs=True) for _ in range(20)], 1.0) < 1.0

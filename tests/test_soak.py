@@ -1,0 +1,154 @@
+"""What a round leaves behind: nothing. Over thousands of rounds a process must not grow (`make bench` measures it)."""
+
+from __future__ import annotations
+
+import gc
+import json
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fakes import BOOT, NOW
+
+from healthd.config import CheckConfig
+from healthd.host import Host
+from healthd.model import Outcome
+from healthd.settings.registry import built_in
+from healthd.work import worker as workers
+from healthd.work.results import result_of
+from healthd.work.runner import Reply, Request, Runner
+from healthd.work.worker import Setup, Worker
+
+LITTLE = 32 << 10  # bytes; one round of what is tried here has more
+
+CHANGING = """
+from healthd.model import Observation
+
+def run(host, config, past):
+    number = host.now()
+    for gpu in range(20):
+        yield Observation("drifting_celsius", number + gpu / 100, labels=(("gpu", str(gpu)),))
+"""
+
+
+def grown(step: Callable[[int], object], first: int, last: int) -> int:
+    """How many bytes more are in use after the step's last time than after its first ones."""
+    tracemalloc.start()
+    try:
+        for number in range(first):
+            step(number)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(first, last):
+            step(number)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+
+def peak(step: Callable[[], object]) -> int:
+    """The bytes that a step needs at a time, beyond those that are in use before."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        step()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def request(number: int, past: str = "") -> dict[str, Any]:
+    run = {"op": "run", "check": "drifts", "instance": "", "config": {}}
+    return {**run, "past": past, "boot_id": BOOT, "now": NOW + number, "number": number}
+
+
+def drifting(tmp_path: Path) -> Worker:
+    checks = tmp_path / "checks"
+    checks.mkdir(mode=0o755)
+    (checks / "drifts.py").write_text(CHANGING)
+    clock = iter(range(10_000_000))
+    return Worker(Setup(checks_dir=str(checks)), Host(str(tmp_path), now=lambda: float(next(clock))))
+
+
+def test_a_worker_keeps_of_readings_that_never_come_again_only_those_of_the_last_run(tmp_path: Path) -> None:
+    worker = drifting(tmp_path)
+    past = ""
+
+    def run(number: int) -> None:
+        nonlocal past
+        past = worker.answer(request(number, past))["past"]
+
+    assert grown(run, first=5, last=105) < LITTLE
+    assert "drifting_celsius{gpu=19}" in past
+
+
+def test_a_worker_keeps_no_store_that_the_daemon_did_not_take(tmp_path: Path) -> None:
+    """After a run that came too late the daemon sends the older text again, and the worker reads that."""
+    worker = drifting(tmp_path)
+    first = worker.answer(request(0))["past"]
+    assert grown(lambda number: worker.answer(request(number, first)), first=5, last=105) < LITTLE
+
+
+def test_the_daemon_keeps_of_readings_that_never_come_again_only_those_of_the_last_run() -> None:
+    check = built_in()["gpu_temperature"]
+
+    def take(number: int) -> None:
+        items = [
+            {"name": "drifting_celsius", "value": number + gpu / 100, "labels": [["gpu", str(gpu)]]}
+            for gpu in range(20)
+        ]
+        run = Request("", 1.0, {"op": "run", "check": check.name, "instance": ""})
+        reply = Reply(run, Outcome.COMPLETED, 0.1, {"error": "", "observations": json.dumps(items)})
+        assert result_of(check, CheckConfig(), reply, NOW, 0.0).observations[19].value == number + 0.19
+
+    assert grown(take, first=5, last=60) < LITTLE
+
+
+def test_a_short_answer_needs_little_memory_for_a_moment_too(tmp_path: Path) -> None:
+    """A megabyte that is asked for and given back at each answer leaves holes in the heap, which never close."""
+    runner = Runner(Setup(root=str(tmp_path)), str(tmp_path), lambda: 0.0)
+    reply = runner.send(Request("", 60.0, {"op": "close_nvml"}))
+    try:
+        while reply is None:
+            reply = runner.step()
+
+        def ask() -> None:
+            said = runner.send(Request("", 60.0, {"op": "close_nvml"}))
+            while said is None:
+                said = runner.step()
+            assert said.outcome is Outcome.COMPLETED
+
+        assert peak(ask) < LITTLE
+    finally:
+        runner.close(2.0)
+
+
+def test_a_worker_needs_little_memory_for_a_moment_to_read_a_short_request() -> None:
+    ours, theirs = socket.socketpair()
+    lines = workers._lines(theirs)
+    with ours, theirs:
+        ours.sendall(b"first\n")
+        assert next(lines) == b"first"
+        ours.sendall(b"second\n")
+        assert peak(lambda: next(lines)) < LITTLE
+        writer = threading.Thread(target=ours.sendall, args=(b"x" * 200_000 + b"\nlast\n",))
+        writer.start()
+        assert (len(next(lines)), next(lines)) == (200_000, b"last")
+        writer.join()
+
+
+def test_of_more_readings_than_a_page_can_carry_so_many_are_kept_and_the_rest_counted(tmp_path: Path) -> None:
+    worker = drifting(tmp_path)
+    checks = tmp_path / "checks" / "drifts.py"
+    for more in (0, 1, 10_000):
+        checks.write_text(CHANGING.replace("range(20)", f"range({workers.MOST_OBSERVATIONS + more})"))
+        worker.checks = workers.NO_CHECKS  # it finds them anew
+        said = worker.answer(request(0))
+        assert (len(json.loads(said["observations"])), said["left_out"]) == (workers.MOST_OBSERVATIONS, more)
+        check = built_in()["gpu_temperature"]
+        run = Request("", 1.0, {"op": "run", "check": check.name, "instance": ""})
+        assert result_of(check, CheckConfig(), Reply(run, Outcome.COMPLETED, 0.1, said), NOW, 0.0).left_out == more

@@ -1,0 +1,131 @@
+"""Times as Slurm and people write them: one meaning, or refused by name."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.times import TimeError, duration, limit, seconds, zone
+
+BERLIN = zone("Europe/Berlin")
+ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata", "America/Sao_Paulo")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1700000000", 1_700_000_000),
+        ("1700000000.75", 1_700_000_000),
+        ("2023-11-14T22:13:20Z", 1_700_000_000),
+        ("2023-11-14 22:13:20 UTC", 1_700_000_000),
+        ("2023-11-14T23:13:20+01:00", 1_700_000_000),
+        ("2023-11-14T17:13:20-0500", 1_700_000_000),
+        ("2023-11-14T23:13:20", 1_700_000_000),
+        ("2023-11-14T23:13:20.123456", 1_700_000_000),
+        ("2023-11-14", 1_699_916_400),
+        ("2023-11-14T23:13", 1_699_999_980),
+        *(("Unknown", None), ("None", None), ("N/A", None), ("", None), ("0", None)),
+    ],
+)
+def test_a_time_is_read(text: str, expected: int | None) -> None:
+    assert seconds(text, BERLIN) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("yesterday", "2023-13-01T00:00:00", "2023-02-30T00:00:00", "2023-11-14T25:00:00", "14.11.2023", "-5", "1e9"),
+        *(
+            "99999999999",
+            "1969-12-31T00:00:00Z",
+            "2101-01-01",
+            "١٧٠٠٠٠٠٠٠٠",
+            "2023-11-14T23:13:20 CET",
+            "###",
+            "9" * 4000,
+        ),
+    ],
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(TimeError):
+        seconds(text, BERLIN)
+
+
+def test_a_time_without_its_zone_is_refused_where_none_was_said() -> None:
+    with pytest.raises(TimeError, match="--timezone says which it is"):
+        seconds("2023-11-14T23:13:20")
+    assert seconds("1700000000") == 1_700_000_000
+
+
+def test_the_hour_that_is_twice_is_named_and_the_hours_beside_it_are_read() -> None:
+    assert seconds("2026-10-25T01:59:59", BERLIN) == 1_792_886_399
+    for text in ("2026-10-25T02:00:00", "2026-10-25T02:30:00", "2026-10-25T02:59:59"):
+        with pytest.raises(TimeError, match=rf"^{text} is twice in Europe/Berlin, as clocks are set back$"):
+            seconds(text, BERLIN)
+    assert seconds("2026-10-25T03:00:00", BERLIN) == 1_792_893_600
+
+
+def test_the_hour_that_does_not_exist_is_named() -> None:
+    assert seconds("2026-03-29T01:59:59", BERLIN) == 1_774_745_999
+    with pytest.raises(TimeError, match="is not in Europe/Berlin, as clocks are set forward"):
+        seconds("2026-03-29T02:30:00", BERLIN)
+    assert seconds("2026-03-29T03:00:00", BERLIN) == 1_774_746_000
+
+
+def test_a_zone_that_is_none_is_refused() -> None:
+    for name in ("Mars/Olympus", "../../etc/passwd", "", "CEST\0"):
+        with pytest.raises(TimeError, match="no time zone"):
+            zone(name)
+
+
+@given(st.integers(1, 4_102_000_000), st.sampled_from(ZONES))
+def test_a_time_written_in_a_zone_is_read_as_itself_or_named_as_twice(moment: int, name: str) -> None:
+    where = zone(name)
+    written = datetime.datetime.fromtimestamp(moment, where)
+    assert seconds(written.isoformat()) == moment
+    local = written.replace(tzinfo=None).isoformat()
+    if written.utcoffset() == written.replace(fold=1 - written.fold).utcoffset():
+        assert seconds(local, where) == moment
+    else:
+        with pytest.raises(TimeError, match="is twice in"):
+            seconds(local, where)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_time_or_refused(text: str) -> None:
+    for read in (lambda t: seconds(t, BERLIN), duration, limit):
+        try:
+            value = read(text)
+        except TimeError:
+            continue
+        assert value is None or value >= 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("00:00:00", 0),
+        ("01:02:03", 3723),
+        ("1-01:02:03", 90123),
+        ("02:03.456", 123),
+        ("2-12", 216000),
+        ("120:00:01", 432001),
+    ],
+)
+def test_a_duration_is_read(text: str, expected: int) -> None:
+    assert duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "INVALID", "-1:00:00", "00:00:00:00"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(TimeError):
+        duration(text)
+
+
+def test_a_limit_is_minutes_or_none() -> None:
+    assert (limit("90"), limit("UNLIMITED"), limit("Partition_Limit"), limit("")) == (5400, None, None, None)
+    with pytest.raises(TimeError):
+        limit("1:30")

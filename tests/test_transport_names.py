@@ -1,0 +1,50 @@
+"""What the shipped examples call their files in an object store, and what the reader takes for a stream's file."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from event_lines import lines
+
+from healthd import toml
+from healthd.stream.reader import Cursor, Tally, find, read
+
+TRANSPORT = Path(__file__).parents[1] / "packaging/transport"
+SECOND = "1763812800"
+
+
+def vector(number: int) -> str:
+    """vector's src/sinks/aws_s3/sink.rs: prefix, the time, "-" and a uuid if that is on, "." and the extension."""
+    sink = toml.parse((TRANSPORT / "vector.toml").read_text())["sinks"]["store"]
+    name = sink["filename_time_format"].replace("%s", SECOND).replace("%9f", f"{number:09}")
+    uuid = "-6f0bd1d6-6f0c-4a0e-9d3f-0c1f7ad3c0de" if sink["filename_append_uuid"] else ""
+    return str(sink["key_prefix"].replace("${HOSTNAME}", "n1")) + f"{name}{uuid}.{sink['filename_extension']}"
+
+
+def fluent_bit(number: int) -> str:
+    """fluent-bit's plugins/out_s3/s3.c, s3_put_object: a random string comes behind a name that has none of these."""
+    text = (TRANSPORT / "fluent-bit.conf").read_text()
+    found = re.findall(r"(?m)^    (s3_key_format|static_file_path) +(\S+)$", text)
+    key = dict(found)["s3_key_format"]
+    fixed = "$UUID" in key or "$INDEX" in key or dict(found).get("static_file_path") == "On"
+    made = key.replace("${HOSTNAME}", "n1").replace("%s", SECOND).replace("$INDEX", str(number))
+    return (made if fixed else f"{made}-objectk3Jx9aQz").lstrip("/")
+
+
+@pytest.mark.parametrize("name", [vector, fluent_bit])
+def test_what_the_examples_bring_to_an_object_store_is_read_when_it_is_fetched(
+    tmp_path: Path, name: Callable[[int], str]
+) -> None:
+    for number in range(3):  # in one second
+        file = tmp_path / name(number)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(gzip.compress(lines(10 * number + 1, 10 * number + 10)))
+    tally = Tally()
+    (stream,) = find([str(tmp_path)], tally)
+    assert stream == str(tmp_path / "n1")
+    assert [told.seq for told in read(stream, Cursor(), tally)] == list(range(1, 31))
+    assert tally.trouble == {}

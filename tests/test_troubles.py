@@ -1,0 +1,77 @@
+"""What keeps healthd from its work is a sentence with the command that begins to mend it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from healthd.model import KernelLogStatus, SlurmStatus, StreamStatus
+from healthd.say.troubles import Trouble, troubles
+
+
+def found(**changes: Any) -> tuple[Trouble, ...]:
+    well: dict[str, Any] = {
+        "runtime_dir": "/run/healthd",
+        "state_dir": "/var/lib/healthd",
+        "settings_file": "/etc/healthd/healthd.toml",
+        "reload": "systemctl reload healthd",
+        "reload_trouble": "",
+        "files_trouble": "",
+        "metrics_troubles": (),
+        "web_trouble": "",
+        "save_failed": False,
+        "copy_trouble": "",
+        "stream": StreamStatus(),
+        "lost_events": 0,
+        "kernel_log": KernelLogStatus("kmsg", True),
+        "slurm": SlurmStatus(),
+        "failslow_trouble": "",
+        "before_resume": "",
+        "mistakes": (),
+    }
+    return troubles(**{**well, **changes})
+
+
+def test_where_all_is_well_there_is_none():
+    assert found() == ()
+
+
+def test_a_reload_that_failed_is_tried_again_once_the_file_is_right():
+    (trouble,) = found(reload_trouble="x.toml: mode: is wrong", settings_file="/etc/a b.toml")
+    assert trouble.sentence == "the settings were not read again: x.toml: mode: is wrong"
+    assert trouble.next == "healthd config check '/etc/a b.toml' && systemctl reload healthd"
+
+
+def test_each_has_its_command_and_what_needs_a_person_comes_first():
+    every = found(
+        files_trouble="healthd's files are gone",
+        reload_trouble="no",
+        metrics_troubles=("no metrics page: 127.0.0.1:9478: Address already in use",),
+        web_trouble="metrics page: node.crt: the certificate ends 2126-10-29 13:08 UTC",
+        save_failed=True,
+        copy_trouble="No space left on device",
+        stream=StreamStatus(waiting=3, trouble="No space left on device"),
+        lost_events=4,
+        kernel_log=KernelLogStatus("kmsg", False, trouble="Operation not permitted"),
+        slurm=SlurmStatus(trouble="slurmctld does not answer"),
+        mistakes=("slurm: 1 input was dropped",),
+    )
+    begin = [(trouble.sentence.split(":")[0], (shlex.split(trouble.next) or [""])[0]) for trouble in every]
+    assert begin == [
+        ("healthd's files are gone", "systemctl"),
+        ("the settings were not read again", "healthd"),
+        ("slurm", "scontrol"),
+        ("/run/healthd", "ls"),
+        ("/var/lib/healthd", "ls"),
+        ("/var/lib/healthd", "ls"),
+        ("4 events are lost to the stream", ""),
+        ("kernel log", "ls"),
+        ("no metrics page", "ss"),
+        ("metrics page", "healthd"),
+        ("slurm", "journalctl"),
+    ]
+
+
+def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
+    (trouble,) = found(kernel_log=KernelLogStatus("off", False, trouble="switched off"))
+    assert trouble == ("kernel log: switched off", "healthd config show | grep kernel_log")

@@ -1,0 +1,145 @@
+"""`healthd validate` on real GPUs, beside published numbers (`make test-gpu`).
+
+The machine's settings stay as they are: what makes a GPU slow is another program's kernel, no clock and no limit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from healthd.toml import parse
+from healthd.validation import parts
+
+ROOT = Path(__file__).parents[1]
+HERE = parts.look("/")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(not HERE.gpus or not os.path.exists("/dev/nvidiactl"), reason="this machine has no NVIDIA GPU"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="this Python has no PyTorch"),
+]
+
+# What a GPU calls itself -> the profile whose floors were published for it (conf/profiles).
+PROFILES = {"H200": "dgx-h200", "H100 80GB HBM3": "dgx-h100", "A100-SXM": "dgx-a100", "B200": "dgx-b200"}
+
+
+def name_of_gpu() -> str:
+    code = "import torch; print(torch.cuda.get_device_name(0))"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    ).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def floors() -> dict[str, float]:
+    name = name_of_gpu()
+    profile = next((profile for part, profile in PROFILES.items() if part in name), None)
+    if profile is None:
+        pytest.skip(f"nobody published floors of a {name}")
+    path = ROOT / f"conf/profiles/{profile}.toml"
+    table = parse(path.read_text("utf-8"))
+    return {test: float(least) for test, least in table["checks"]["validation"]["floors"].items()}
+
+
+def validate(state: Path, *arguments: str) -> dict:
+    """The document. The profile is left out: each test brings what it compares with."""
+    (state / "settings.toml").touch()
+    command = [sys.executable, "-m", "healthd", "validate", "--json", "--state-dir", str(state / "state")]
+    command += ["--runtime-dir", str(state / "run"), "--config", str(state / "settings.toml"), "--profile", "none"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # this Python first: it has PyTorch
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def values(document: dict, test: str) -> dict[str, float]:
+    return {one["part"]: one["value"] for one in document["results"] if one["test"] == test and one["value"]}
+
+
+def test_each_gpu_reaches_what_was_published_of_its_type(tmp_path, floors):
+    document = validate(tmp_path, "--only", "gemm,memory,pcie")
+    assert "failed" not in {one["verdict"] for one in document["results"]}, document["results"]
+    for test in ("gemm_bf16", "memory", "pcie_h2d", "pcie_d2h"):
+        found = values(document, test)
+        assert set(found) == set(HERE.gpus), f"{test}: {document['results']}"
+        assert all(value >= floors.get(test, 0.0) for value in found.values()), (test, found, floors)
+
+
+def test_half_and_quarter_precision_are_faster_than_single(tmp_path):
+    document = validate(tmp_path, "--only", "gemm")
+    for part, single in values(document, "gemm_fp32").items():
+        assert values(document, "gemm_bf16")[part] > 2 * single
+        if part in values(document, "gemm_fp8"):
+            assert values(document, "gemm_fp8")[part] > values(document, "gemm_bf16")[part]
+
+
+COMPETES = """
+import torch
+a = torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16)
+out = torch.mm(a, a)
+torch.cuda.synchronize()
+print("up", flush=True)
+while True:
+    for _ in range(50):
+        torch.mm(a, a, out=out)
+    torch.cuda.synchronize()
+"""
+
+
+@contextmanager
+def a_competing_kernel(told: Path) -> Iterator[None]:
+    """Another program computes on the first GPU. It runs from the moment on that it says so."""
+    with told.open("w") as file:
+        other = subprocess.Popen([sys.executable, "-c", COMPETES], stdout=file, env={**os.environ, **ORDER})
+    try:
+        until(lambda: told.read_text() or other.poll() is not None, "the competitor runs", 300)
+        assert other.poll() is None
+        yield
+    finally:
+        other.kill()
+        other.wait(60)
+
+
+ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_gpu_beside_a_competing_kernel_is_slower_than_it_was_and_only_that_one(tmp_path):
+    first = min(HERE.gpus)
+    for _ in range(3):  # its own past
+        before = validate(tmp_path, "--only", "gemm")
+    assert {one["verdict"] for one in before["results"] if one["test"] == "gemm_bf16"} == {"ok"}
+    with a_competing_kernel(tmp_path / "told"):
+        beside = validate(tmp_path, "--only", "gemm")
+    found = {one["part"]: one for one in beside["results"] if one["test"] == "gemm_bf16"}
+    assert found[first]["verdict"] == "slow", found[first]
+    assert found[first]["against"] in ("own", "peers")
+    assert [part for part, one in found.items() if one["verdict"] != "ok"] == [first]
+    after = validate(tmp_path, "--only", "gemm")
+    assert {one["verdict"] for one in after["results"] if one["test"] == "gemm_bf16"} == {"ok"}
+
+
+def test_pairs_of_gpus_are_measured_in_passes(tmp_path):
+    if len(HERE.gpus) < 2:
+        pytest.skip("one GPU has no pair")
+    document = validate(tmp_path, "--only", "p2p")
+    gpus = list(HERE.gpus)
+    ring = {f"{one}>{gpus[(number + 1) % len(gpus)]}" for number, one in enumerate(gpus)}
+    for test in ("p2p_16mb", "p2p_32mb", "p2p_64mb"):
+        assert {one["part"] for one in document["results"] if one["test"] == test} == ring

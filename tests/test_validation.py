@@ -1,0 +1,124 @@
+"""validation: what the last `healthd validate` of this node left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fakes import codes, findings, run_check
+from trees import write
+
+from healthd.checks import validation
+from healthd.checks.validation import Config
+from healthd.convert import ConvertError, load
+from healthd.host import Host
+from healthd.model import Observation, Program, Severity
+from healthd.validation.document import Result, Validation, as_text
+
+GPU = "0000:1b:00.0"
+PLACE = "/var/lib/healthd/validation.json"
+
+
+def result(verdict: str, part: str = GPU, test: str = "gemm_bf16", says: str = "601 TFLOPS") -> Result:
+    return Result(test, part, 601.0, "TFLOPS", verdict, "", None, says, "pytorch 2.5.1")
+
+
+def document(*results: Result) -> str:
+    return as_text(Validation("n1", "boot", 1000.0, 1060.0, "hand", "", results, ()))
+
+
+def node(tmp_path: Path, *results: Result) -> Host:
+    return write(tmp_path, {PLACE: document(*results)})
+
+
+def healthy(tmp_path: Path) -> tuple[Host, Config]:
+    return node(tmp_path, result("ok")), Config()
+
+
+ABSENT_IS_FINE = {PLACE: "nobody has validated this node"}
+
+
+def test_a_node_that_nobody_has_validated_is_fine(tmp_path: Path) -> None:
+    assert findings(validation, write(tmp_path, {})) == []
+    assert run_check(validation, write(tmp_path, {})) == []
+
+
+def test_what_was_looked_at_and_is_well_is_counted(tmp_path: Path) -> None:
+    host = node(tmp_path, result("ok"), result("not_looked", ""))
+    assert findings(validation, host) == []
+    told = [one for one in run_check(validation, host) if isinstance(one, Observation)]
+    seen = {(one.name, *(value for _, value in one.labels)): one.value for one in told}
+    assert seen == {
+        ("validation_ended_timestamp_seconds",): 1060.0,
+        ("validation_duration_seconds",): 60.0,
+        ("validation_results", "gemm_bf16", "ok"): 1,
+        ("validation_results", "gemm_bf16", "not_looked"): 1,
+    }
+
+
+def test_a_document_of_many_tests_has_no_more_series_than_a_page_should_have(tmp_path: Path) -> None:
+    host = node(tmp_path, *(result("ok", test=f"t{number:03}") for number in range(500)))
+    told = [one for one in run_check(validation, host) if isinstance(one, Observation)]
+    assert sum(one.name == "validation_results" for one in told) == validation.MOST_SERIES
+
+
+def test_a_failed_test_degrades_its_part_and_a_slow_part_warns(tmp_path: Path) -> None:
+    other = "0000:43:00.0"
+    host = node(
+        tmp_path,
+        result("failed", says="wrong result"),
+        result("slow", other, "pcie_h2d", "12 GB/s"),
+        result("failed", GPU, "memory", "CUDA error 719"),
+    )
+    failed, slow = findings(validation, host)
+    assert (failed.code, failed.subject, failed.severity) == ("validation/failed", GPU, Severity.DEGRADED)
+    assert failed.message == "gemm_bf16: wrong result; memory: CUDA error 719"
+    assert (slow.code, slow.subject, slow.severity) == ("validation/slow", other, Severity.WARNING)
+    assert slow.message == "pcie_h2d: 12 GB/s"
+
+
+def test_the_same_words_are_the_same_evidence(tmp_path: Path) -> None:
+    """So "repaired" is taken for this document, and another one counts again."""
+    first, again = (findings(validation, node(tmp_path, result("failed"))) for _ in range(2))
+    other = findings(validation, node(tmp_path, result("failed", says="wrong result")))
+    assert first[0].evidence == again[0].evidence != other[0].evidence
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', json.dumps({"schema": 1, "results": 3})])
+def test_a_document_that_is_none_is_neither_good_nor_bad_news(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"validation\.json: "):
+        findings(validation, write(tmp_path, {PLACE: text}))
+
+
+def test_it_is_read_where_the_daemon_keeps_its_state(tmp_path: Path) -> None:
+    host = write(tmp_path, {"/srv/state/validation.json": document(result("failed"))})
+    assert codes(findings(validation, host)) == []
+    host.state_dir = "/srv/state"
+    assert codes(findings(validation, host)) == ["validation/failed"]
+
+
+def test_nothing_is_run_before_a_resume_unless_the_site_says_so() -> None:
+    assert validation.before_resume(Config()) is None
+    program = Program(("validate", "--why", "idle", "--seconds", "90"), 120.0)
+    assert validation.before_resume(Config(before_resume=True, seconds=90.0)) == program
+
+
+def test_a_tool_that_is_none_is_refused() -> None:
+    assert validation.validate(Config(tools={"nvbandwidth": "/opt/nvbandwidth"})) is None
+    assert str(validation.validate(Config(tools={"nvbw": "/opt/nvbandwidth"}))).startswith('tools: there is no "nvbw"')
+
+
+@pytest.mark.parametrize(("seconds", "fits"), [(9.9, False), (10, True), (86400, True), (86401, False)])
+def test_a_time_that_healthd_validate_would_refuse_is_refused_here(seconds: float, fits: bool) -> None:
+    if fits:
+        assert load(Config, {"seconds": seconds}).seconds == seconds
+    else:
+        with pytest.raises(ConvertError, match="seconds: must be 10 to 86400"):
+            load(Config, {"seconds": seconds})
+
+
+def test_nothing_is_run_in_an_epilog_unless_the_site_says_so() -> None:
+    assert validation.after_job(Config()) is None
+    program = Program(("validate", "--quick", "--why", "epilog"), 20.0)
+    assert validation.after_job(Config(epilog=True, epilog_seconds=20.0)) == program

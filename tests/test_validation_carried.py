@@ -1,0 +1,89 @@
+"""What an earlier validation found stands until a later one has looked at it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.validation.carried import with_unanswered
+from healthd.validation.document import FILE, VERDICTS, Result, Validation, as_text, parse, worst
+from healthd.validation.run import keep
+
+A, B = "0000:1b:00.0", "0000:43:00.0"
+
+
+def result(verdict: str, part: str = A, test: str = "gemm_bf16", says: str = "") -> Result:
+    return Result(test, part, None, "TFLOPS", verdict, "", None, says, "PyTorch 2.5.1")
+
+
+def validation(*results: Result, stopped_by: str = "") -> Validation:
+    return Validation("n1", "boot", 1.0, 2.0, "hand", stopped_by, results, ())
+
+
+FAILED = validation(result("failed", says="the product is wrong"), result("ok", B))
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        validation(stopped_by="a job"),
+        validation(result("ok", A, "pcie_h2d")),  # --only pcie
+        validation(result("not_looked", "")),  # the tool is gone
+        validation(result("not_looked")),
+        validation(result("ok", B), stopped_by="time"),
+    ],
+    ids=["stopped", "only", "no_tool", "not_looked", "cut_short"],
+)
+def test_what_failed_stands_where_nobody_looked_again(later: Validation) -> None:
+    found = with_unanswered(later, FAILED)
+    assert worst(found) == "failed"
+    assert FAILED.results[0] in found.results, "word for word: it is no news"
+    assert found.not_seen == (f"gemm_bf16 {A}: found failed before, and not looked at again",)
+    assert with_unanswered(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
+
+
+@pytest.mark.parametrize("verdict", ["ok", "slow", "failed"])
+def test_what_was_looked_at_again_is_as_it_is_now(verdict: str) -> None:
+    later = validation(result(verdict), result("ok", B))
+    assert with_unanswered(later, FAILED) == later
+
+
+def test_what_was_found_of_a_part_that_is_gone_goes_with_it() -> None:
+    later = validation(result("ok", "0000:99:00.0"), result("ok", B))
+    assert with_unanswered(later, FAILED) == later
+
+
+def test_without_an_earlier_one_it_is_what_it_is() -> None:
+    assert with_unanswered(FAILED, None) == FAILED
+
+
+RESULTS = st.lists(
+    st.builds(result, st.sampled_from(VERDICTS), st.sampled_from(["", A, B]), st.sampled_from(["gemm_bf16", "nccl"]))
+)
+
+
+@given(RESULTS, RESULTS, st.sampled_from(["", "time"]))
+def test_nothing_bad_becomes_good_unless_it_was_looked_at_or_is_gone(
+    before: list[Result], after: list[Result], stopped_by: str
+) -> None:
+    earlier, later = validation(*before), validation(*after, stopped_by=stopped_by)
+    found = with_unanswered(later, earlier)
+    assert parse(as_text(found)) == found
+    for one in before:
+        same = [r for r in found.results if (r.test, r.part) == (one.test, one.part)]
+        looked_at_test = any(r.test == one.test and r.verdict in ("ok", "slow", "failed") for r in after)
+        if one.verdict in ("failed", "slow") and not (looked_at_test and (not stopped_by or same)):
+            assert any(r.verdict in ("failed", "slow") for r in same)
+
+
+def test_a_validation_that_is_kept_takes_what_stands_from_the_file(tmp_path: Path) -> None:
+    keep(str(tmp_path), FAILED, {})
+    keep(str(tmp_path), validation(stopped_by="a job"), {})
+    kept = parse((tmp_path / FILE).read_text())
+    assert (worst(kept), kept.stopped_by) == ("failed", "a job")
+    (tmp_path / FILE).write_text("{")
+    keep(str(tmp_path), validation(result("ok")), {})
+    assert worst(parse((tmp_path / FILE).read_text())) == "ok"

@@ -1,0 +1,163 @@
+"""What a measured value means: beside a floor, its peers, its own past."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trees import write
+
+from healthd.validation import history, parts
+from healthd.validation.judge import judge, least_share
+from healthd.validation.measurement import Measurement
+
+
+def measured(test="gemm_bf16", *values, state="measured", source="PyTorch 2.5.1", says=""):
+    return [
+        Measurement(test, f"0000:{number:02x}:00.0", value, "TFLOPS", state, says, source)
+        for number, value in enumerate(values)
+    ]
+
+
+def verdicts(measurements, floors=None, past=None, relation=lambda part: ""):
+    return [(one.verdict, one.against) for one in judge(measurements, floors or {}, past or {}, relation)]
+
+
+def test_below_the_floor_is_slow_at_it_is_not():
+    assert verdicts(measured("gemm_bf16", 620.0, 619.9), {"gemm_bf16": 620.0}) == [("ok", "floor"), ("slow", "floor")]
+    result = judge(measured("gemm_bf16", 400.0), {"gemm_bf16": 620.0}, {}, lambda part: "")[0]
+    assert (result.expected, result.value) == (620.0, 400.0)
+    assert result.says == "400 TFLOPS: 35 % below the floor 620"
+
+
+def test_below_nine_tenths_of_its_peers_a_gpu_computes_slowly():
+    assert verdicts(measured("gemm_bf16", 700, 701, 699, 631)) == [("ok", "peers")] * 4
+    found = judge(measured("gemm_bf16", 700, 701, 699, 629), {}, {}, lambda part: "")
+    assert [one.verdict for one in found] == ["ok", "ok", "ok", "slow"]
+    assert found[3].says == "629 TFLOPS: 10 % below the median of its 3 peers 700"
+    assert found[3].expected == pytest.approx(630)
+
+
+def test_what_transfers_is_slow_when_it_takes_longer_than_1_1_x_the_median():
+    assert least_share("pcie_h2d") == least_share("ib_loopback") == least_share("p2p_64mb") == pytest.approx(1 / 1.1)
+    assert least_share("gemm_fp8") == least_share("memory") == 0.9
+    assert verdicts(measured("pcie_h2d", 55, 55, 55, 50.1)) == [("ok", "peers")] * 4
+    assert verdicts(measured("pcie_h2d", 55, 55, 55, 49.9))[3] == ("slow", "peers")
+
+
+def test_of_two_the_slower_one_is_slow():
+    found = judge(measured("memory", 3000, 2000), {}, {}, lambda part: "")
+    assert [one.verdict for one in found] == ["ok", "slow"]
+    assert "its only peer 3,000" in found[1].says
+
+
+def test_only_pairs_that_lie_alike_are_peers():
+    """6 A6000 without NVLink (github.com/NVIDIA/nvbandwidth/issues/50): between the CPUs it is slower as built."""
+    near = [Measurement("p2p", f"{a}>{b}", 26.3, "GB/s", "measured", "", "x") for a, b in ((0, 1), (1, 2), (3, 4))]
+    far = [Measurement("p2p", f"{a}>{b}", 21.8, "GB/s", "measured", "", "x") for a, b in ((2, 3), (5, 0))]
+    nodes = {str(gpu): gpu // 3 for gpu in range(6)}
+    assert {verdict for verdict, _ in verdicts([*near, *far], relation=lambda part: parts.relation(part, nodes))} == {
+        "ok"
+    }
+    assert ("slow", "peers") in verdicts([*near, *far])
+
+
+def test_other_tools_and_versions_are_no_peers_and_no_past():
+    other = measured("memory", 5000.0, source="nvbandwidth 0.8")
+    assert verdicts([*measured("memory", 3000.0), *other]) == [("ok", ""), ("ok", "")]
+    past = {("memory", "0000:00:00.0", "nvbandwidth 0.7"): [5000.0] * 5}
+    assert verdicts(measured("memory", 3000.0), past=past) == [("ok", "")]
+
+
+def test_its_own_past_counts_from_three_values_on():
+    key = ("memory", "0000:00:00.0", "PyTorch 2.5.1")
+    assert verdicts(measured("memory", 2000.0), past={key: [3000.0, 3000.0]}) == [("ok", "")]
+    found = judge(measured("memory", 2000.0), {}, {key: [3000.0, 3010.0, 2990.0]}, lambda part: "")[0]
+    assert (found.verdict, found.against) == ("slow", "own")
+    assert found.says == "2,000 TFLOPS: 33 % below the median of its last 3 validations 3,000"
+
+
+def test_all_slow_at_once_is_found_by_floor_and_past_though_peers_are_alike():
+    past = {("memory", f"0000:{n:02x}:00.0", "PyTorch 2.5.1"): [3000.0] * 3 for n in range(4)}
+    assert verdicts(measured("memory", *[2000.0] * 4), past=past) == [("slow", "own")] * 4
+    assert verdicts(measured("memory", *[2000.0] * 4), {"memory": 2500.0}) == [("slow", "floor")] * 4
+
+
+def test_what_failed_or_was_not_looked_at_is_no_peer_and_stays_what_it_is():
+    broken = measured("memory", 10.0, state="failed", says="wrong")
+    unseen = measured("memory", None, state="not_looked", says="no room")
+    passed = [Measurement("dcgm_pcie", "DCGM 0", None, "", "passed", "passed", "DCGM 4")]
+    assert verdicts([*broken, *unseen, *passed, *measured("memory", 3000.0)]) == [
+        *(("failed", ""), ("not_looked", ""), ("ok", ""), ("ok", ""))
+    ]
+
+
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=16),
+    st.floats(1e-3, 1e6) | st.none(),
+    st.lists(st.floats(1e-3, 1e6), max_size=5),
+)
+def test_every_measurement_has_one_verdict_and_more_is_never_worse(values, floor, old):
+    floors = {"memory": floor} if floor else {}
+    past = {("memory", "0000:00:00.0", "PyTorch 2.5.1"): old}
+    found = judge(measured("memory", *values), floors, past, lambda part: "")
+    assert len(found) == len(values)
+    faster = judge(measured("memory", values[0] * 2, *values[1:]), floors, past, lambda part: "")
+    assert (found[0].verdict, faster[0].verdict) != ("ok", "slow")
+    assert all(one.says for one in found)
+
+
+# --- the past
+
+
+def test_only_what_is_fine_is_remembered_and_the_newest_ten():
+    results = judge(measured("memory", 3000, 3000, 3000, 1000), {}, {}, lambda part: "")
+    past: history.Past = {}
+    for _ in range(15):
+        past = history.with_new(history.parse(history.as_text(past)), results)
+    assert {part: len(values) for (_, part, _), values in past.items()} == {f"0000:{n:02x}:00.0": 10 for n in range(3)}
+    assert history.parse(history.as_text(past)) == past
+
+
+@given(
+    st.text(max_size=300) | st.lists(st.dictionaries(st.text(max_size=6), st.integers()), max_size=3).map(json.dumps)
+)
+def test_any_text_is_a_past(text):
+    for values in history.parse(text).values():
+        assert all(value > 0 for value in values)
+
+
+def test_a_damaged_line_is_passed_over():
+    good = json.dumps({"test": "memory", "part": "a", "source": "x", "value": 3.0})
+    bad = ['{"test": 1}', "nonsense", good[:-4], good.replace("3.0", "true"), good.replace("3.0", "-1"), "[" * 5000]
+    bad.append(good.replace("3.0", "9" * 400))
+    assert history.parse("\n".join([*bad, good])) == {("memory", "a", "x"): [3.0]}
+
+
+# --- the parts
+
+
+def test_gpus_and_active_ports_are_found_in_sysfs(tmp_path):
+    gpu, port = "/sys/bus/pci/devices/0000:1B:00.0", "/sys/class/infiniband/mlx5_0/ports/1"
+    write(
+        tmp_path,
+        {
+            f"{gpu}/vendor": "0x10de\n",
+            f"{gpu}/class": "0x030200\n",
+            f"{gpu}/numa_node": "1\n",
+            "/sys/bus/pci/devices/0000:c1:00.0/vendor": "0x10de\n",  # an NVSwitch
+            "/sys/bus/pci/devices/0000:c1:00.0/class": "0x068000\n",
+            f"{port}/state": "4: ACTIVE\n",
+            f"{port}/rate": "400 Gb/sec (4X NDR)\n",
+            "/sys/class/infiniband/mlx5_1/ports/1/state": "1: DOWN\n",
+        },
+    )
+    assert parts.look(str(tmp_path)) == parts.Parts({"0000:1b:00.0": 1}, {"mlx5_0/1": 400.0})
+    assert parts.look(str(tmp_path / "nowhere")) == parts.Parts({}, {})
+
+
+def test_a_pair_is_near_on_one_numa_node():
+    gpus = {"a": 0, "b": 0, "c": 1}
+    assert [parts.relation(pair, gpus) for pair in ("a>b", "a>c", "a", "a>x", "")] == ["near", "far", "", "", ""]

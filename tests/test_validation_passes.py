@@ -1,0 +1,83 @@
+"""Who sends to whom in which pass."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.cli.main import main
+from healthd.validation.passes import ring, tree
+
+
+def assert_no_part_is_in_two_pairs_of_a_pass(passes, parts):
+    for pairs in passes:
+        assert pairs
+        busy = [part for pair in pairs for part in pair]
+        assert len(set(busy)) == len(busy)
+        assert all(0 <= part < parts for part in busy)
+
+
+def edges(passes):
+    return sorted(pair for pairs in passes for pair in pairs)
+
+
+def assert_a_ring(parts):
+    passes = ring(parts)
+    assert_no_part_is_in_two_pairs_of_a_pass(passes, parts)
+    assert edges(passes) == sorted((part, (part + 1) % parts) for part in range(parts))
+    assert len(passes) == (3 if parts % 2 else 2)
+
+
+def assert_a_tree(parts):
+    passes = tree(parts)
+    assert_no_part_is_in_two_pairs_of_a_pass(passes, parts)
+    assert edges(passes) == sorted(((child - 1) // 2, child) for child in range(1, parts))
+    assert len(passes) <= 4
+
+
+@pytest.mark.parametrize("parts", range(2, 257))
+def test_each_edge_is_in_one_pass_and_no_part_in_two_pairs_of_it(parts):
+    assert_a_ring(parts)
+    assert_a_tree(parts)
+
+
+@given(st.integers(2, 5000))
+def test_any_number_of_parts_needs_no_more_passes(parts):
+    assert_a_ring(parts)
+    assert_a_tree(parts)
+
+
+def test_the_passes_of_an_even_and_an_odd_ring_are_those_of_the_paper():
+    assert ring(6) == (((0, 1), (2, 3), (4, 5)), ((1, 2), (3, 4), (5, 0)))
+    assert ring(5) == (((0, 1), (2, 3)), ((1, 2), (3, 4)), ((4, 0),))
+    assert len(tree(7)) == 4
+
+
+def test_two_parts_send_to_each_other_one_after_the_other():
+    assert ring(2) == (((0, 1),), ((1, 0),))
+    assert tree(2) == (((0, 1),),)
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_one_part_alone_sends_to_nobody(parts):
+    assert ring(parts) == ()
+    assert tree(parts) == ()
+
+
+def test_the_plan_is_printed_and_is_json(capsys):
+    assert main(["validate", "--plan", "4"]) == 0
+    assert capsys.readouterr().out == "pass 1: 0>1 2>3\npass 2: 1>2 3>0\n"
+    assert main(["validate", "--plan", "3", "--shape", "tree", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"parts": 3, "shape": "tree", "passes": [[[0, 1]], [[0, 2]]]}
+    assert main(["validate", "--plan", "1"]) == 0
+    assert "nobody" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", ["0", "4097", "-3", "two", "", "٣", "9" * 5000])
+def test_a_plan_for_no_number_of_parts_is_wrong_use(number, capsys):
+    assert main(["validate", f"--plan={number}"]) == 64
+    assert "--plan must be a number of parts, 1 to 4096" in capsys.readouterr().err

@@ -1,0 +1,51 @@
+"""A validation as people read it: what is wrong first, and nothing that was not looked at goes missing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from test_validation_document import VALIDATIONS
+
+from healthd.say.render import Page
+from healthd.validation.document import Result, Validation, as_document
+from healthd.validation.text import text
+
+
+def gpu(
+    number: int, value: float | None, verdict: str, says: str = "", test: str = "memory", by: str = "PyTorch 2"
+) -> Result:
+    return Result(test, f"0000:{number:02x}:00.0", value, "GB/s", verdict, "peers" if value else "", None, says, by)
+
+
+def shown(*results: Result, stopped_by: str = "") -> str:
+    validation = Validation("gpu-042", "b", 1.8e9, 1.8e9 + 41, "hand", stopped_by, results, ("links between nodes",))
+    return text(as_document(validation), Page(100))
+
+
+def test_what_is_wrong_comes_first_and_what_is_fine_in_one_row_a_test():
+    fine = [gpu(number, 2230.0 + number, "ok") for number in range(7)]
+    passed = [gpu(number, None, "ok", test="dcgm_pcie", by="DCGM 4.5.2") for number in range(8)]
+    lines = shown(
+        *fine, *passed, gpu(7, 1634.0, "slow", "27 % below the median"), gpu(8, None, "failed", "wrong")
+    ).splitlines()
+    assert lines[0] == "gpu-042: failed; 1 failed, 1 slow, 15 fine, 41 s, 2027-01-15 08:00 UTC"
+    assert lines.index("Failed") < lines.index("Slow") < lines.index("Not seen here")
+    (row,) = [line.split() for line in lines if line.startswith("memory")]
+    assert row == ["memory", "7", "2,230", "2,233", "GB/s", "its", "peers", "PyTorch", "2"]
+    assert "Passed by DCGM 4.5.2: dcgm_pcie (8)" in lines
+
+
+def test_what_was_not_looked_at_is_told_once_for_all_of_its_parts():
+    told = shown(gpu(0, 2000.0, "ok"), *(gpu(number, None, "not_looked", "no room") for number in range(1, 8)))
+    assert told.startswith("gpu-042: what was looked at is well; 1 fine, 7 not looked at")
+    assert "memory 0000:01:00.0, memory 0000:02:00.0, memory 0000:03:00.0, 4 more: no room" in " ".join(told.split())
+
+
+def test_one_that_was_stopped_says_by_whom():
+    assert "It was stopped by a job: what was measured until then counts" in shown(stopped_by="a job")
+
+
+@given(VALIDATIONS, st.integers(20, 200))
+def test_any_validation_has_a_text(validation, width):
+    told = text(as_document(validation), Page(width))
+    assert all(line.isprintable() for line in told.splitlines())

@@ -1,0 +1,419 @@
+"""What tools that measure have printed, as people posted it: read, and nothing else is taken for a number."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.data import data_folder
+from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood, is_excused
+from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch, pytorch_program
+
+RECORDED = Path(__file__).parent / "data/validation"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text("utf-8")
+
+
+def told(found: list[Measurement]) -> list[tuple]:
+    return [(one.test, one.part, one.value and round(one.value, 2), one.state) for one in found]
+
+
+# --- nvbandwidth
+
+
+def test_nvbandwidth_0_2_names_gpus_by_number():
+    found = nvbandwidth.parse(recorded("nvbandwidth_v0.2_8x4090.txt"))
+    assert len(found) == 16
+    assert told(found)[0] == ("pcie_h2d", "gpu 0", 25.5, "measured")
+    assert told(found)[-1] == ("pcie_d2h", "gpu 7", 26.83, "measured")
+    assert {one.source for one in found} == {"nvbandwidth 0.2"}
+
+
+def test_nvbandwidth_of_pairs_gives_each_pair_once_and_no_diagonal():
+    found = nvbandwidth.parse(recorded("nvbandwidth_v0.8_6xa6000_pairs.txt"))
+    assert len({one.part for one in found}) == len(found) == 30
+    values = {one.part: one.value for one in found}
+    assert values["gpu 3>gpu 0"] == 21.95  # row 0, column 3: GPU 0 reads from GPU 3
+    assert sum(values.values()) == pytest.approx(715.53, abs=0.1)  # the sum that it printed itself
+
+
+def test_nvbandwidth_with_addresses_gives_them_and_a_copy_within_a_gpu_counts_both_ways():
+    found = nvbandwidth.parse(recorded("nvbandwidth_v0.8_8xh20_memory.txt"))
+    assert told(found)[0] == ("memory", "0000:18:00.0", 2232.6, "measured")
+    assert told(found)[7] == ("memory", "0000:da:00.0", 2232.6, "measured")
+
+
+def test_nvbandwidths_json_is_read_also_between_warnings():
+    plain = nvbandwidth.parse(recorded("nvbandwidth_v0.5_one_gpu.json"))
+    assert told(plain) == [
+        ("pcie_h2d", "gpu 0", 12.4, "measured"),
+        ("pcie_d2h", "gpu 0", 13.2, "measured"),
+        ("p2p", "", None, "not_looked"),  # waived: one GPU has no peer
+    ]
+    assert plain[0].source == "nvbandwidth 0.5"
+
+
+def test_a_wrong_copy_and_an_error_of_cuda_are_failures():
+    (wrong,) = nvbandwidth.parse(recorded("nvbandwidth_v0.7_wrong_copy.txt"))
+    assert (wrong.test, wrong.state) == ("p2p", "failed")
+    assert "Invalid value when checking the pattern" in wrong.says
+    (error,) = nvbandwidth.parse(recorded("nvbandwidth_v0.8_cuda_error.txt"))
+    assert (error.test, error.state) == ("pcie_d2h", "failed")
+    assert "CUDA_ERROR_INVALID_CONTEXT" in error.says
+
+
+def test_nvbandwidth_is_asked_for_the_cases_of_each_family():
+    assert nvbandwidth.command("/x/nvbandwidth", ("pcie", "memory")) == (
+        *("/x/nvbandwidth", "-t", "host_to_device_memcpy_ce", "-t", "device_to_host_memcpy_ce"),
+        *("-t", "device_local_copy"),
+    )
+
+
+# --- nccl-tests
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "state"),
+    [
+        ("nccl_all_reduce_a100_2021.txt", 235.26, "measured"),
+        ("nccl_all_reduce_h100_13_columns.txt", 95.10, "measured"),
+        ("nccl_wrong_results.txt", 129.05, "failed"),
+        ("nccl_cuda_error_2018.txt", None, "failed"),
+        ("nccl_cuda_error_after_rows.txt", None, "failed"),
+        ("nccl_one_gpu.txt", None, "not_looked"),
+        ("nccl_sendrecv_cut_off.txt", None, "not_looked"),
+    ],
+)
+def test_the_bus_bandwidth_of_the_largest_size_counts(name, value, state):
+    (found,) = nccl_tests.parse(recorded(name), "nccl_all_reduce")
+    assert (found.value, found.state) == (value, state)
+    assert found.says or state == "measured"
+
+
+def test_what_was_wrong_is_told():
+    assert "2 results were wrong" in nccl_tests.parse(recorded("nccl_wrong_results.txt"), "nccl_sendrecv")[0].says
+    assert "unhandled cuda error" in nccl_tests.parse(recorded("nccl_cuda_error_2018.txt"), "nccl_sendrecv")[0].says
+
+
+# What says nothing of a part: somebody has the GPU, no room, a tool that is older than the GPU or the driver, a wrong
+# call. The words are CUDA's and NCCL's own (driver_types.h, cuda.h, ncclGetErrorString).
+EXCUSES = [
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "out of memory",
+    "no kernel image is available for execution on the device",
+    "CUDA driver version is insufficient for CUDA runtime version",
+    "the provided PTX was compiled with an unsupported toolchain.",
+    "invalid device ordinal",
+    "no CUDA-capable device is detected",
+    "unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    "invalid usage (run with NCCL_DEBUG=WARN for details)",
+    "unhandled cuda error (run with NCCL_DEBUG=INFO for details) / Cuda failure 2 'out of memory'",
+]
+
+
+@pytest.mark.parametrize("words", EXCUSES)
+def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nccl(words):
+    kind = "NCCL" if "NCCL" in words else "CUDA"
+    (found,) = nccl_tests.parse(f"n1: Test {kind} failure common.cu:941 '{words}'\n", "nccl_all_reduce")
+    assert (found.state, words[:20] in found.says) == ("not_looked", True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_NO_BINARY_FOR_GPU"),
+        *("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    ],
+)
+def test_a_gpu_that_somebody_has_and_a_tool_that_is_too_old_are_no_failures_of_nvbandwidth(name):
+    text = recorded("nvbandwidth_v0.8_cuda_error.txt").replace("CUDA_ERROR_INVALID_CONTEXT", name)
+    (found,) = nvbandwidth.parse(text)
+    assert (found.state, name in found.says) == ("not_looked", True)
+    case = {"name": "host_to_device_memcpy_ce", "status": "Error", "error": f"[{name}] in expression cuMemAlloc()"}
+    (found,) = nvbandwidth.parse(json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": [case]}}))
+    assert found.state == "not_looked"
+
+
+def test_what_pytorchs_program_excuses_is_excused_of_every_tool():
+    assert [words for words in pytorch_program.EXCUSED if not is_excused(words)] == []
+
+
+def test_an_error_of_a_gpu_is_not_excused():
+    for words in (
+        "an illegal memory access was encountered",
+        "uncorrectable ECC error encountered",
+        "CUDA_ERROR_LAUNCH_FAILED",
+    ):
+        assert not is_excused(words)
+    (found,) = nccl_tests.parse(
+        "n1: Test CUDA failure common.cu:502 'an illegal memory access was encountered'\n", "nccl_all_reduce"
+    )
+    assert found.state == "failed"
+
+
+# --- perftest
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("perftest_loopback_8m.txt", 201.80),  # 24056.72 MiB/s, of a port of 200 Gb/s
+        ("perftest_loopback_all_sizes.txt", 194.96),
+        ("perftest_gbits.txt", 0.48),
+    ],
+)
+def test_a_ports_average_rate_is_read_in_either_unit(name, value):
+    (found,) = perftest.parse(recorded(name), "mlx5_0/1")
+    assert told([found]) == [("ib_loopback", "mlx5_0/1", value, "measured")]
+
+
+def test_a_link_that_does_not_answer_is_a_failure_and_a_server_that_is_not_there_is_none():
+    (link,) = perftest.parse(recorded("perftest_status_12.txt"), "mlx5_0/1")
+    assert (link.state, "Failed status 12" in link.says) == ("failed", True)
+    (server,) = perftest.parse(recorded("perftest_no_server.txt"), "mlx5_0/1")
+    assert (server.state, "Couldn't connect" in server.says) == ("not_looked", True)
+
+
+def test_server_and_client_are_called_for_the_same_port():
+    server, client = perftest.commands("ib_write_bw", "mlx5_3/2", 18515)
+    assert client == (*server, "127.0.0.1")
+    assert server[:7] == ("ib_write_bw", "-d", "mlx5_3", "-i", "2", "-p", "18515")
+
+
+# --- dcgmi
+
+
+def test_what_fails_on_a_gpu_is_told_of_that_gpu():
+    found = dcgmi.parse(recorded("dcgm_per_gpu_1.7.json"))
+    stress = {one.part: one for one in found if one.test == "dcgm_sm_stress"}
+    assert {part: one.state for part, one in stress.items()} == {
+        "DCGM 0": "failed",
+        "DCGM 1": "passed",
+        "DCGM 2": "failed",
+        "DCGM 3": "failed",
+    }
+    assert "Max stress level of 2128.7 did not exceed desired stress level of 3000.0" in stress["DCGM 0"].says
+    assert {one.state for one in found if one.test == "dcgm_targeted_stress"} == {"not_looked"}
+
+
+def test_dcgm_3_1_passes_all_gpus():
+    found = dcgmi.parse(recorded("dcgm_3.1_pass.json.txt"))
+    assert {one.state for one in found} == {"passed"}
+    assert {one.source for one in found} == {"DCGM 3.1.0"}
+    assert [one.part for one in found if one.test == "dcgm_software"] == [f"DCGM {n}" for n in range(8)]
+
+
+def test_a_gpu_that_somebody_has_is_no_failure_of_dcgms():
+    words = "API call cudaStreamCreate failed for GPU 3: 'CUDA-capable device(s) is/are busy or unavailable'"
+    result = {"entity_group": "GPU", "entity_id": 3, "status": "Fail", "warnings": [{"warning": words}]}
+    tests = [{"name": "pcie", "results": [result]}]
+    told = {"DCGM Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]}}
+    (found,) = dcgmi.parse(json.dumps(told))
+    assert (found.state, words in found.says) == ("not_looked", True)
+
+
+def test_a_setting_of_the_node_is_no_broken_part_and_what_is_skipped_was_not_looked_at():
+    found = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.2.3_skipped.json"))}
+    assert {test: one.state for test, one in found.items()} == dict.fromkeys(
+        ("dcgm_software", "dcgm_memory", "dcgm_pcie"), "not_looked"
+    )
+    assert "Persistence mode for GPU 0 is disabled" in found["dcgm_software"].says
+    assert found["dcgm_pcie"].says == "DCGM says skip"
+    allowed = {one.test: one for one in dcgmi.parse(recorded("dcgm_4.5.2_allowed.json"))}
+    assert (allowed["dcgm_memory"].state, allowed["dcgm_pcie"].state) == ("passed", "passed")
+    assert (allowed["dcgm_pcie"].part, allowed["dcgm_pcie"].source) == ("DCGM 0", "DCGM 4.5.2")
+
+
+# --- PyTorch
+
+
+def lines(*some: dict) -> str:
+    return "".join(json.dumps(one) + "\n" for one in some)
+
+
+def test_what_pytorchs_program_says_is_read_line_by_line():
+    part = "0000:1b:00.0"
+    text = lines(
+        {"source": "PyTorch 2.5.1"},
+        {"gpus": [part]},
+        {"test": "gemm_bf16", "part": part, "value": 700.0, "unit": "TFLOPS"},
+        {"test": "gemm_fp32", "part": part, "value": 50.0, "unit": "TFLOPS", "wrong": "3 of 9 numbers changed"},
+        {"test": "gemm_fp8", "part": part, "skipped": "this GPU has no FP8"},
+        {"test": "memory", "part": part, "error": "RuntimeError: CUDA error: an illegal memory access"},
+        {"test": "p2p_64mb", "part": f"{part}>{part}", "value": None},
+    )
+    assert told(pytorch.parse(text + '{"test": "memory", "pa')) == [
+        ("gemm_bf16", part, 700.0, "measured"),
+        ("gemm_fp32", part, 50.0, "failed"),
+        ("gemm_fp8", part, None, "not_looked"),
+        ("memory", part, None, "failed"),
+        ("p2p_64mb", f"{part}>{part}", None, "not_looked"),
+    ]
+
+
+def test_without_torch_or_gpu_pytorchs_program_says_why(tmp_path):
+    with pytest.raises(NotUnderstood, match="sees no GPU"):
+        pytorch.parse(lines({"source": "PyTorch 2.5.1"}, {"missing": "PyTorch sees no GPU here"}))
+    program = f"{data_folder('validation/tools')}/pytorch_program.py"
+    command = pytorch.command(sys.executable, program, ("gemm",), 0.1)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if not _has_torch():
+        assert done.returncode == 0, done.stderr
+        with pytest.raises(NotUnderstood, match="torch"):
+            pytorch.parse(done.stdout)
+
+
+def _has_torch() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("torch") is not None
+
+
+def test_its_passes_are_rings_of_every_number_of_gpus():
+    wanted = json.loads(pytorch.command("python3", "program", ("p2p", "ib"), 1.0)[-1])
+    assert wanted["families"] == ["p2p"]
+    assert wanted["passes"]["4"] == [[[0, 1], [2, 3]], [[1, 2], [3, 0]]]
+    assert set(wanted["passes"]) == {str(count) for count in range(2, 17)}
+
+
+# --- the CPU
+
+
+def test_a_matrix_product_is_really_done_with_and_without_numpy(tmp_path):
+    program = f"{data_folder('validation/tools')}/cpu_program.py"
+    values = {}
+    for python in (sys.executable, "/usr/bin/python3"):
+        if Path(python).exists():
+            done = subprocess.run(cpu.command(python, program, 0.1), capture_output=True, text=True, timeout=300)
+            (found,) = cpu.parse(done.stdout)
+            assert (found.test, found.part, found.state) == ("cpu_gemm", "cpu", "measured")
+            values[found.source] = found.value
+    assert values
+    assert all(value > 0 for value in values.values())
+
+
+def test_the_plain_program_measures_the_same_numbers_again_and_again():
+    code = (
+        "import sys; sys.modules['numpy'] = None; sys.argv = ['x', '0.05']\n"
+        f"exec(open({data_folder('validation/tools') + '/cpu_program.py'!r}).read())"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    (found,) = cpu.parse(done.stdout)
+    assert (found.state, found.source.split()[0]) == ("measured", "Python")
+
+
+def test_a_product_that_changes_is_a_failure():
+    (found,) = cpu.parse(json.dumps({"value": 10.0, "source": "numpy 2", "wrong": 3, "size": 1024}))
+    assert found.state == "failed"
+    assert "3 of 1048576 numbers" in found.says
+
+
+# --- all of them
+
+PARSERS = {
+    "nvbandwidth": nvbandwidth.parse,
+    "nccl": lambda text: nccl_tests.parse(text, "nccl_all_reduce"),
+    "perftest": lambda text: perftest.parse(text, "mlx5_0/1"),
+    "dcgm": dcgmi.parse,
+    "pytorch": pytorch.parse,
+    "cpu": cpu.parse,
+}
+TESTS = {test for tests in FAMILIES.values() for test in tests}
+
+
+def assert_measurements_or_one_error(parse, text):
+    try:
+        found = parse(text)
+    except NotUnderstood:
+        return
+    assert found
+    for one in found:
+        assert one.test in TESTS or one.test.startswith("dcgm_")
+        assert one.state in ("measured", "passed", "failed", "not_looked")
+        assert one.value is None or 0 < one.value < float("inf")
+        assert (one.state == "measured") <= (one.value is not None)
+        assert one.says or one.state == "measured"
+        assert len(one.says) <= 400
+        assert all(word.isprintable() for word in (one.part, one.says, one.source, one.unit))
+
+
+KEYS = [
+    "test",
+    "part",
+    "value",
+    "wrong",
+    "error",
+    "skipped",
+    "missing",
+    "source",
+    "size",
+    "nvbandwidth",
+    "testcases",
+    "name",
+    "status",
+    "bandwidth_matrix",
+    "version",
+    "results",
+    "tests",
+    "category",
+    "test_categories",
+    "warnings",
+    "info",
+    "gpu_id",
+    "gpu_ids",
+    "entity_group",
+    "entity_id",
+    "metadata",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*KEYS, *dcgmi.ROOTS, "GPU Device list"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize("tool", PARSERS)
+@given(text=st.text(max_size=300) | JSON.map(json.dumps))
+def test_any_text_gives_measurements_or_one_error(tool, text):
+    assert_measurements_or_one_error(PARSERS[tool], text)
+
+
+@pytest.mark.parametrize("tool", PARSERS)
+@given(value=JSON)
+def test_any_json_below_the_known_keys_gives_measurements_or_one_error(tool, value):
+    for root in ({"nvbandwidth": value}, {"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}):
+        assert_measurements_or_one_error(PARSERS[tool], json.dumps(root))
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.iterdir() if path.name != "README.md"))
+def test_recorded_outputs_that_were_damaged_give_measurements_or_one_error(name):
+    chance, text = random.Random(name), recorded(name)
+    for _ in range(60):
+        damaged = list(text)
+        for _ in range(chance.randint(1, 30)):
+            at = chance.randrange(len(damaged) + 1)
+            damaged[at : at + chance.choice((0, 1, 40))] = chance.choice(
+                ("", "9" * 30, "\x1b[2J", "N/A", "{", "-", "\n")
+            )
+        cut = "".join(damaged)[: chance.randint(1, len(text))]
+        for parse in PARSERS.values():
+            assert_measurements_or_one_error(parse, cut)
+
+
+def test_each_recorded_output_has_its_source():
+    named = (RECORDED / "README.md").read_text("utf-8")
+    assert [
+        path.name for path in RECORDED.iterdir() if f"`{path.name}`" not in named and path.name != "README.md"
+    ] == []

@@ -1,0 +1,154 @@
+"""Which jobs a fault hits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from healthd.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
+from healthd.slurm.node_gpus import NodeGpus
+from healthd.slurm.victims import ANY_GPU, EVERYBODY, OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
+
+ONE, OTHER, THIRD = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
+GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((ONE, OTHER, THIRD)))
+DEVICES = (
+    PciDevice(ONE, "0x10de", "0x2330", "0x030200", "gpu"),
+    PciDevice("0000:07:00.0", "0x10de", "0x22a3", "0x068000", "nvswitch"),
+    PciDevice("0000:5e:00.0", "0x15b3", "0x1021", "0x020700", "nic"),
+    PciDevice("0000:f0:00.0", "0x10de", "0x2330", "0x030200", "gpu"),
+)
+
+
+def cause(code: str, subject: str) -> Condition:
+    check = code.partition("/")[0]
+    state, severity = ConditionState.OPEN, Severity.CRITICAL
+    return Condition(check, "", code, subject, severity, "broken", Clears.REBOOT, state, 1.0, 2.0, 1, "b1")
+
+
+@pytest.mark.parametrize(
+    ("code", "subject", "whom"),
+    [
+        ("gpu_xid/79", ONE, Reach(pci=ONE)),
+        ("gpu_ecc/uncorrected", OTHER, Reach(pci=OTHER)),
+        ("gpu_nvlink/down", ONE, Reach(pci=ONE)),
+        ("gpu_count/missing", OTHER, Reach(pci=OTHER)),
+        ("pcie_aer/fatal", ONE, Reach(pci=ONE)),
+        ("pcie_hotplug/link_down", ONE, Reach(pci=ONE)),
+        ("exec/site", ONE, Reach(pci=ONE)),
+        ("sxid/20034", "0000:07:00.0", ANY_GPU),
+        ("sxid/20034", "", ANY_GPU),
+        ("gpu_fabric/error", ONE, ANY_GPU),
+        ("pcie_aer/fatal", "0000:07:00.0", ANY_GPU),
+        ("gpu_access/hang", "", ANY_GPU),
+        ("gpu_xid/79", "others", ANY_GPU),
+        ("gpu_xid/79", "0000:aa:00.0", ANY_GPU),  # that the inventory does not know
+        ("gpu_xid/79", "0000:f0:00.0", ANY_GPU),  # that NVML never showed
+        ("pcie_aer/fatal", "0000:f0:00.0", ANY_GPU),
+        ("pcie_aer/fatal", "0000:5e:00.0", EVERYBODY),
+        ("pcie_aer/fatal", "0000:00:01.0", EVERYBODY),  # a port
+        ("memory_edac/uncorrected", "mc0", EVERYBODY),
+        ("mount/missing", "/data", EVERYBODY),
+        ("ib_link/down", "mlx5_0/1", EVERYBODY),
+        ("block_device/root_stopped", "/", EVERYBODY),
+    ],
+)
+def test_whom_a_fault_can_hit_follows_from_the_check_and_its_part(code: str, subject: str, whom: Reach) -> None:
+    assert reach(cause(code, subject), GPUS, DEVICES) == whom
+
+
+UNKNOWN = OnGpus(all_seen=True)
+NO_GPU = OnGpus(has_given=False, given=frozenset(), all_seen=True)
+HAS_ONE = OnGpus(has_given=True, given=frozenset({ONE}), all_seen=True)
+HAS_SOME = OnGpus(has_given=True, given=None, all_seen=True)
+OF_ONE = Reach(pci=ONE)
+
+
+@pytest.mark.parametrize(
+    ("fault", "job", "hit"),
+    [
+        (EVERYBODY, NO_GPU, True),
+        (EVERYBODY, HAS_ONE, True),
+        (ANY_GPU, UNKNOWN, True),
+        (ANY_GPU, NO_GPU, False),
+        (ANY_GPU, HAS_ONE, True),
+        (ANY_GPU, HAS_SOME, True),
+        (OF_ONE, UNKNOWN, True),
+        (OF_ONE, NO_GPU, False),
+        (OF_ONE, HAS_ONE, True),
+        (Reach(pci=OTHER), HAS_ONE, False),
+        (OF_ONE, HAS_SOME, True),
+        # no gres, but a GPU is open, or may be
+        (OF_ONE, replace(NO_GPU, has_open=frozenset({OTHER})), True),
+        (OF_ONE, replace(NO_GPU, all_seen=False), True),
+        # what is open beside its own GPUs
+        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({ONE})), False),
+        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({ONE, OTHER})), True),
+        (Reach(pci=OTHER), replace(HAS_ONE, has_open=frozenset({THIRD})), True),
+        # what is not open proves nothing
+        (OF_ONE, replace(HAS_ONE, has_open=frozenset()), True),
+        (Reach(pci=OTHER), replace(HAS_ONE, all_seen=False), False),
+    ],
+)
+def test_a_job_is_hit_by_what_it_was_given_or_has_open_and_by_what_is_not_known(
+    fault: Reach, job: OnGpus, hit: bool
+) -> None:
+    assert is_hit(fault, job) is hit
+
+
+def test_slurm_need_not_be_asked_where_its_answer_can_spare_nobody() -> None:
+    assert is_hit_for_sure(EVERYBODY, UNKNOWN, 8)
+    assert is_hit_for_sure(OF_ONE, UNKNOWN, 0), "a node without gres/gpu"
+    assert is_hit_for_sure(OF_ONE, UNKNOWN, None)
+    assert is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({ONE})), 8)
+    assert not is_hit_for_sure(OF_ONE, replace(UNKNOWN, has_open=frozenset({OTHER})), 8)
+    assert not is_hit_for_sure(ANY_GPU, UNKNOWN, 8)
+
+
+def test_why_it_is_spared_names_its_gpus() -> None:
+    assert on_which(NO_GPU) == "has no GPU"
+    assert on_which(HAS_ONE) == f"has GPU {ONE}, which no such fault hit"
+    two = replace(HAS_ONE, given=frozenset({OTHER, ONE}))
+    assert on_which(two) == f"has GPUs {ONE}, {OTHER}, which no such fault hit"
+
+
+# --- the GPUs of a job
+
+
+def ascending(_: int) -> bool:
+    return True
+
+
+def test_what_the_prolog_wrote_of_an_earlier_run_of_the_job_does_not_count() -> None:
+    gpus = NodeGpus(told=lambda job: (f"{job} 1 \n", 100.0))
+    assert gpus.given("12", 102.0) == ("1",)
+    assert gpus.given("12", 102.1) is None
+
+
+def test_numbers_count_as_they_did_when_no_gpu_was_missing() -> None:
+    lost = tuple(replace(gpu, index=i, minor=i) for i, gpu in enumerate(GPUS[1:]))  # counted anew
+    gpus = NodeGpus(Inventory(gpus=lost), GPUS)
+    assert gpus.with_given(UNKNOWN, ("1",), 3, ascending).given == {OTHER}
+    assert gpus.with_given(UNKNOWN, ("1",), 2, ascending).given == {THIRD}, "Slurm has only what is left"
+    assert gpus.with_given(UNKNOWN, ("1",), 4, ascending).given is None
+    assert gpus.with_given(UNKNOWN, ("1",), 3, lambda n: n != 3).given is None, "not in gres.conf's order"
+    assert gpus.with_given(UNKNOWN, ("1",), None, ascending).given is None, "of several types"
+    assert gpus.with_given(UNKNOWN, ("GPU-0",), None, lambda _: False).given == {ONE}
+    assert gpus.with_given(UNKNOWN, ("GPU-0",), 4, ascending).given == {ONE}, "a UUID needs no order"
+    assert gpus.with_given(UNKNOWN, (), 4, ascending).has_given is False
+    assert gpus.with_given(UNKNOWN, None, 3, ascending) is UNKNOWN
+    assert [gpu.pci for gpu in gpus.known] == [OTHER, THIRD, ONE]
+
+
+def test_an_open_device_is_the_gpu_that_has_this_number_now() -> None:
+    lost = tuple(replace(gpu, minor=gpu.index - 1) for gpu in GPUS[1:])
+    seen = NodeGpus(Inventory(gpus=lost), GPUS, have_open=lambda _: ({"12": frozenset({0, 7})}, True))
+    assert seen.open_by({5: "12"})("12").has_open == {OTHER, "/dev/nvidia7"}
+    still = NodeGpus(Inventory(gpus=GPUS[1:]), GPUS, have_open=lambda _: ({"12": frozenset({0})}, True))
+    assert still.open_by({5: "12"})("12").has_open == {ONE}, "the lost one"
+
+
+def test_of_a_job_whose_processes_are_not_known_nothing_is_seen() -> None:
+    seen = NodeGpus(have_open=lambda _: ({"12": frozenset()}, True)).open_by({5: "12"})
+    assert seen("12").all_seen
+    assert not seen("13").all_seen

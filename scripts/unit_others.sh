@@ -1,6 +1,7 @@
 #!/bin/bash
-# The unit tests on each supported Python of this machine but that of .venv, which `make unit` and `make test` run. All
-# at once, each in as many processes as there are cores: they mostly wait for their own children.
+# The unit tests on other supported Pythons of this machine than that of .venv, side by side.
+#   scripts/unit_others.sh        the oldest and the newest; of the tests only those that start no program, and no wide ones
+#   scripts/unit_others.sh --all  each, all tests; one that failed only beside the others fails
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -8,22 +9,25 @@ own=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-versions=()
-for version in $(scripts/setup.sh interpreters | cut -d' ' -f1); do
-  [ "$version" != "$own" ] || continue
-  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
-  versions+=("$version")
-done
+mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
+if [ "${1:-}" = --all ]; then
+  options=(-m 'not long' --flaky-is-red)
+else
+  options=(-m 'not long and not wide and not programs')
+  [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
+fi
 running=()
 for version in "${versions[@]}"; do
+  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
   echo "unit tests on Python $version"
-  ".venv-$version/bin/python" -m pytest -n "$(nproc)" --ignore=tests/e2e -p no:cacheprovider >"$logs/$version" 2>&1 </dev/null &
+  ".venv-$version/bin/python" scripts/run_tests.py -n "$(nproc)" --ignore=tests/e2e "${options[@]}" >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")
 done
 failed=0
 for place in "${!running[@]}"; do
   wait "${running[$place]}" && outcome=passed || { outcome=FAILED; failed=1; }
-  echo "unit tests on Python ${versions[$place]}: $outcome"
+  echo "unit tests on Python ${versions[$place]}: $outcome: $(grep -aE '^[0-9]+ (passed|failed)' "$logs/${versions[$place]}" | tail -n 1)"
+  grep -a '^FLAKY ' "$logs/${versions[$place]}" || true
   [ "$outcome" = passed ] || cat "$logs/${versions[$place]}"
 done
 exit "$failed"

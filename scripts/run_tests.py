@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 
 MARK = "HEALTHD_TEST_RUN"
-FOLDER, PREFIX = Path("/tmp"), "hdt."  # short: the path of a socket has 107 characters
+FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has 107 characters
 OWN = ("lock", "cache", "running")  # what is a run's own in its folder
 MOST_FILES = 3  # more that fail are no chance
 FAILED = 1  # pytest's exit status where tests failed; higher ones are no test's
@@ -89,7 +89,8 @@ def pytest(run: Path, options: Sequence[str]) -> int:
     """Its exit status. Whoever is orphaned meanwhile is ours, and reaped."""
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
-    child = os.posix_spawn(sys.executable, argv, {**os.environ, "TMPDIR": str(run), MARK: str(run)})
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    child = os.posix_spawn(sys.executable, argv, {**inherited, "TMPDIR": str(run), MARK: str(run)})
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -119,27 +120,31 @@ def running(run: Path) -> list[str]:
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Locked for as long as this process lives."""
-    run = Path(tempfile.mkdtemp(prefix=PREFIX, dir=FOLDER))
-    run.chmod(0o755)  # other users' commands find munge's socket in it
-    with open(run / "lock", "w") as lock:
+    """Locked for as long as this process lives; it gets its name when it is."""
+    being_made = Path(tempfile.mkdtemp(prefix="hdt-", dir=FOLDER))
+    being_made.chmod(0o755)  # other users' commands find munge's socket in it
+    with open(being_made / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        run = being_made.rename(FOLDER / being_made.name.replace("hdt-", PREFIX))
         yield run
     shutil.rmtree(run, ignore_errors=True)
 
 
-def is_alive(run: Path) -> bool:
-    """Whether the process that made this folder lives, and holds its lock."""
-    with contextlib.suppress(FileNotFoundError), open(run / "lock") as lock:
+@contextlib.contextmanager
+def claim(run: Path) -> Iterator[bool]:
+    """Whether the process that made this folder is dead, and nobody else removes it: it is ours for this block."""
+    with contextlib.ExitStack() as stack:
         try:
+            lock = stack.enter_context(open(run / "lock"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+            is_dead = True
+        except (BlockingIOError, FileNotFoundError):
+            is_dead = False
+        yield is_dead
 
 
 def is_ours(run: Path) -> bool:
-    """A folder of `run_folder`, of this user: /tmp and a process's environment are for everybody to write."""
+    """A folder of `run_folder`, of this user: /tmp is for everybody to write."""
     with contextlib.suppress(FileNotFoundError):
         found = run.lstat()
         named = run.parent == FOLDER and run.name.startswith(PREFIX)
@@ -150,10 +155,11 @@ def is_ours(run: Path) -> bool:
 def sweep_dead_runs() -> None:
     """What earlier runs left that were killed, with all that they had started."""
     for run in filter(is_ours, FOLDER.glob(f"{PREFIX}*")):
-        if not is_alive(run):
-            print(f"run_tests: a run was killed; what it left in {run} is removed", flush=True)
-            end_leftovers(run)
-            shutil.rmtree(run, ignore_errors=True)
+        with claim(run) as is_dead:
+            if is_dead:
+                print(f"run_tests: a run was killed; what it left in {run} is removed", flush=True)
+                end_leftovers(run)
+                shutil.rmtree(run, ignore_errors=True)
 
 
 # --- what is left

@@ -11,16 +11,16 @@ trap 'rm -rf "$logs"' EXIT
 
 mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
 if [ "${1:-}" = --all ]; then
-  options=(-m 'not long' --flaky-is-red)
+  options=(-n "$(nproc)" -m 'not long' --flaky-is-red)
 else
-  options=(-m 'not long and not wide and not programs')
+  options=(-n 0 -m 'not long and not wide and not programs')
   [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
 fi
 running=()
 for version in "${versions[@]}"; do
   [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
   echo "unit tests on Python $version"
-  ".venv-$version/bin/python" scripts/run_tests.py -n "$(nproc)" --ignore=tests/e2e "${options[@]}" >"$logs/$version" 2>&1 </dev/null &
+  ".venv-$version/bin/python" scripts/run_tests.py "${options[@]}" --ignore=tests/e2e >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")
 done
 failed=0

@@ -5,12 +5,12 @@ SHELL := /bin/bash
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 CACHE := /var/cache/healthd-tests
 AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode MYPY_CACHE_DIR=$(CACHE)/mypy HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
-# Side by side (tests/conftest.py): most tests wait.
-PYTEST := .venv/bin/python -m pytest -n auto
+# Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
+PYTEST := .venv/bin/python scripts/run_tests.py -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -18,10 +18,18 @@ help: ## print this
 demo: .venv/.stamp ## healthd on this machine with a fake DGX H100: a fault, the decision, the recovery
 	@.venv/bin/python scripts/demo.py
 
-test: .venv/.stamp test-packages unit-others ## all tests, with a real Slurm and a real systemd; a missing requirement fails
-	@echo "test: all tests"
+test: .venv/.stamp test-packages ## what a change must pass: units, and a core with a real Slurm and systemd; minutes
+	@scripts/unit_others.sh
+	@echo "test: what is not wide"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
-	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider
+	@$(AS_ROOT) $(PYTEST) -rs
+
+test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm there is; one that failed only beside the others fails
+	@scripts/unit_others.sh --all
+	@echo "test-all: all tests"
+	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
+	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red
+	@scripts/test_spark_within.sh $(or $(HEALTHD_SPARK_SECONDS),300)
 
 check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds
 	@echo "check: ruff, mypy, shellcheck, design"
@@ -32,7 +40,7 @@ check: .venv/.stamp ## lint, format, types, the design rules and the checks' con
 	@.venv/bin/python -m pytest tests/test_design.py tests/test_contract.py
 
 unit: .venv/.stamp ## the tests that need no root and no daemons
-	@$(PYTEST) --ignore=tests/e2e
+	@$(PYTEST) --ignore=tests/e2e -m 'not long and not gpu'
 
 coverage: .venv/.stamp ## branch coverage of each check by the unit tests; one below 90 % fails
 	@COVERAGE_FILE=.coverage .venv/bin/python -m coverage run --branch --include='checks/*,healthd/checks/*' -m pytest --ignore=tests/e2e
@@ -42,13 +50,13 @@ coverage: .venv/.stamp ## branch coverage of each check by the unit tests; one b
 unit-all: unit unit-others ## the unit tests on each Python from 3.10 to 3.13 that this machine has
 
 unit-others: .venv/.stamp
-	@scripts/unit_others.sh
+	@scripts/unit_others.sh --all
 
 e2e: .venv/.stamp test-packages ## the end-to-end tests alone
-	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider tests/e2e
+	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' tests/e2e
 
 test-long: .venv/.stamp test-packages ## what make test does in a shorter form: 1,000 kills
-	@$(AS_ROOT) $(PYTEST) -rs -p no:cacheprovider -m long
+	@$(AS_ROOT) $(PYTEST) -rs -m long
 
 # SECONDS=600 is shorter, SEED=7 what happened under that seed.
 soak: .venv/.stamp test-packages ## an hour of faults, kills, reloads, scrapes and clients at random; SECONDS=600 SEED=7

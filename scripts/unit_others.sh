@@ -1,8 +1,9 @@
 #!/bin/bash
-# The unit tests on each supported Python of this machine but that of .venv, which `make unit` and `make test` run. All
-# at once, each in half as many processes as there are cores: three Pythons keep them all busy, and no more wait for a
-# core than must. What is of the repository and not of a version of Python is left to .venv (marked one_python), and so
-# are most random examples.
+# The unit tests on other supported Pythons of this machine than that of .venv, side by side.
+#   scripts/unit_others.sh        the oldest and the newest; of the tests only those that start no program, and no wide ones
+#   scripts/unit_others.sh --all  each, all tests; one that failed only beside the others fails
+# What is of the repository and not of a version of Python is left to .venv (marked one_python), and so are most random
+# examples.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,23 +11,25 @@ own=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-versions=()
-for version in $(scripts/setup.sh interpreters | cut -d' ' -f1); do
-  [ "$version" != "$own" ] || continue
-  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
-  versions+=("$version")
-done
+mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
+if [ "${1:-}" = --all ]; then
+  options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red)
+else
+  options=(-n 0 -m 'not long and not gpu and not one_python and not wide and not programs')
+  [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
+fi
 running=()
 for version in "${versions[@]}"; do
+  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
   echo "unit tests on Python $version"
-  HEALTHD_FEW_EXAMPLES=1 ".venv-$version/bin/python" -m pytest -m "not long and not gpu and not one_python" -n "$((($(nproc) + 1) / 2))" \
-    --ignore=tests/e2e -p no:cacheprovider >"$logs/$version" 2>&1 </dev/null &
+  HEALTHD_FEW_EXAMPLES=1 ".venv-$version/bin/python" scripts/run_tests.py "${options[@]}" --ignore=tests/e2e >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")
 done
 failed=0
 for place in "${!running[@]}"; do
   wait "${running[$place]}" && outcome=passed || { outcome=FAILED; failed=1; }
-  echo "unit tests on Python ${versions[$place]}: $outcome"
+  echo "unit tests on Python ${versions[$place]}: $outcome: $(grep -aE '^[0-9]+ (passed|failed)' "$logs/${versions[$place]}" | tail -n 1)"
+  grep -a '^FLAKY ' "$logs/${versions[$place]}" || true
   [ "$outcome" = passed ] || cat "$logs/${versions[$place]}"
 done
 exit "$failed"

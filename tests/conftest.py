@@ -1,4 +1,4 @@
-"""`pytest -n auto`: the tests side by side, in more processes than there are cores, for most of them wait."""
+"""Which tests are wide, and `pytest -n auto`: side by side, in more processes than there are cores, for most wait."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 import hypothesis
 import pytest
 from fakes import scenarios
+from started import pytest_runtest_logfinish, pytest_runtest_logstart  # noqa: F401  # hooks
 from xdist.scheduler import LoadScopeScheduling
 
 from healthd import guard
@@ -28,6 +29,119 @@ hypothesis.settings.load_profile("busy machine")
 
 # A shell's background job has SIGINT ignored, and so would have each program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What `make test` leaves to `make test-all`, for what it costs or needs, never because it failed.
+WIDE = {
+    "e2e/test_alerts_prometheus.py": "a real Prometheus that scrapes for a minute",
+    "e2e/test_bad_days.py": "minutes of reboots, jumps of the clock and full disks",
+    "e2e/test_board.py": "a real Grafana or its queries, and a browser",
+    "e2e/test_boot.py": "minutes of boots",
+    "e2e/test_daemon.py": "the machine's one kernel log, real devices' events, every profile",
+    "e2e/test_daemon_slurm.py": "minutes, and slurmctlds that die and hang",
+    "e2e/test_deploy_slurm.py": "Slurm set up as docs/deploy.md says, a minute",
+    "e2e/test_doctor_node.py": "nodes that lack this and that, a container each",
+    "e2e/test_drained_page.py": "what docs/drained.md says to type, on a real Slurm",
+    "e2e/test_event_kills.py": "kills",
+    "e2e/test_event_transport.py": "rsyslog and rsync, restarted in the middle",
+    "e2e/test_failslow_live.py": "real jobs that become slow, a minute",
+    "e2e/test_failslow_plot.py": "a browser",
+    "e2e/test_failslow_unit.py": "the unit's limits under a real systemd",
+    "e2e/test_files_removed.py": "the installed files removed under a running daemon",
+    "e2e/test_fixtures.py": "frozen and hanging file systems",
+    "e2e/test_flapping_slurm.py": "minutes of faults that come and go",
+    "e2e/test_fleet_air_gap.py": "a container without a network",
+    "e2e/test_fleet_ingest_kills.py": "kills",
+    "e2e/test_fleet_lemons_apply.py": "a real Slurm, minutes",
+    "e2e/test_fleet_limit_slurm.py": "many daemons at once, and Slurm 24.11",
+    "e2e/test_fleet_prometheus.py": "Prometheus and VictoriaMetrics",
+    "e2e/test_fleet_report.py": "a browser",
+    "e2e/test_fleet_slurm_sources.py": "a real slurmctld's logs and reservations, minutes",
+    "e2e/test_fleet_slurmdbd.py": "a MariaDB and a slurmdbd of each version",
+    "e2e/test_hardening.py": "a container a rule of the unit",
+    "e2e/test_hung_driver.py": "processes in D state, beside all that look for such",
+    "e2e/test_job_at_source_slurm.py": "real jobs in real cgroups",
+    "e2e/test_journal_fields.py": "a journald",
+    "e2e/test_kills.py": "100 kills",
+    "e2e/test_long_rounds.py": "rounds longer than their interval",
+    "e2e/test_normal_days.py": "minutes of upgrades and restarts",
+    "e2e/test_package.py": "packages in fresh Debians, from the network",
+    "e2e/test_package_kernel_log.py": "a fresh Debian, and the machine's one kernel log",
+    "e2e/test_prolog_epilog.py": "a cluster a test, some of which hang",
+    "e2e/test_readme_on_a_node.py": "fresh Debians, from the network",
+    "e2e/test_real_file_system.py": "real errors of a file system, in the machine's one kernel log",
+    "e2e/test_real_kernel_log.py": "the machine's one kernel log, and all that it can hold",
+    "e2e/test_requeue_by_part.py": "jobs side by side on each version of Slurm",
+    "e2e/test_shells.py": "TAB in bash, zsh and fish",
+    "e2e/test_slurm_accounting.py": "a MariaDB and a slurmdbd",
+    "e2e/test_slurm_commands.py": "each of Slurm's commands, late and broken",
+    "e2e/test_slurm_real.py": "every version of Slurm, from the network",
+    "e2e/test_slurm_states.py": "each state of a node, minutes",
+    "e2e/test_soak_short.py": "two minutes of everything",
+    "e2e/test_stories.py": "every fault that drains, told to its end",
+    "e2e/test_storm.py": "100,000 lines into the machine's one kernel log",
+    "e2e/test_upgrade_in_place.py": "the daemon of an old checkout, and the way back",
+    "e2e/test_user_fuse.py": "a user's file system that hangs",
+    "e2e/test_validation_nodes.py": "reservations and jobs between nodes, minutes",
+    "e2e/test_validation_slurm.py": "jobs that end a validation, minutes",
+    "e2e/test_web.py": "minutes of clients that guess, hang and flood",
+    "test_fleet_limit_figure.py": "draws a figure of docs/ anew",
+    "test_hot_unplug.py": "devices' events that every daemon of this machine hears",
+    "test_new_check.py": "`make check` on a new tree",
+    "test_wheel.py": "builds wheels",
+}
+# Tests of those files that `make test` runs all the same: the core of real parts.
+CORE = {
+    "e2e/test_daemon.py": (
+        "test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone",
+        "test_the_verdict_file_says_one_word_then_when_it_expires_then_why",
+        "test_metrics_come_over_http_and_as_a_whole_file",
+    ),
+    "e2e/test_daemon_slurm.py": (
+        "test_an_xid_79_drains_the_node_and_requeues_its_job_and_repaired_resumes_it",
+        "test_an_operators_drain_is_never_touched",
+    ),
+    "e2e/test_prolog_epilog.py": (
+        "test_what_is_only_observed_or_old_refuses_nothing",
+        "test_after_a_job_its_gpus_are_looked_at_before_the_next_one_starts",
+    ),
+    "e2e/test_stories.py": (
+        "test_every_row_that_drains_has_a_story_or_it_is_said_why_not",
+        "test_story[gpu_access/lost]",
+        "test_story[gpu_count/missing]",
+        "test_story[gpu_ecc/uncorrected]",
+        "test_story[gpu_nvlink/inactive]",
+        "test_story[gpu_row_remap/pending]",
+        "test_story[gpu_xid/79]",
+        "test_story[ib_link/down]",
+        "test_story[pcie_link/narrow]",
+        "test_story[memory_edac/uncorrected]",
+        "test_story[mount/missing]",
+        "test_story[block_device/medium_error]",
+        "test_story[exec/critical]",
+    ),
+}
+# Most of their tests start programs, Pythons mostly: on the oldest and the newest one only `make test-all` does.
+PROGRAMS = {
+    f"test_{name}.py"
+    for name in (
+        "child",
+        "cli",
+        "daemon_guards",
+        "exec",
+        "hook",
+        "man",
+        "nvml",
+        "program",
+        "readme",
+        "recording",
+        "registry",
+        "rounds",
+        "run_tests",
+        "runner",
+        "scan",
+        "writing_a_check",
+    )
+}
 
 # They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
 # out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
@@ -70,6 +184,21 @@ def group(nodeid: str) -> str:
     if PurePath(file).stem in BY_RELEASE:
         return f"{file}[{test.partition('[')[2]}"
     return "kernel log" if PurePath(file).stem in KERNEL_LOG else file
+
+
+def is_wide(nodeid: str) -> bool:
+    """Whether `make test` leaves it out: "tests/e2e/test_boot.py::test_..."."""
+    file, _, test = nodeid.removeprefix("tests/").partition("::")
+    return file in WIDE and test not in CORE.get(file, ())
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` names
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_wide(item.nodeid):
+            item.add_marker("wide")
+        if item.path.name in PROGRAMS:
+            item.add_marker("programs")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

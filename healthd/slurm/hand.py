@@ -26,7 +26,7 @@ from healthd.model import (
 from healthd.slurm import fleet_limit, told
 from healthd.slurm.commands import Command, CommandResult
 from healthd.slurm.driver import SlurmDriver
-from healthd.slurm.flapping import Flapping
+from healthd.slurm.flapping import Flapping, answered_for
 from healthd.slurm.job_gpus import of_this_node
 from healthd.slurm.look import HELD, ReconcileReport
 from healthd.slurm.policy import PROLOG_ERROR, Policy, decide, held_from, is_idle, is_quiet
@@ -65,6 +65,7 @@ class Hand:
         self._decided_on: object = None
         self._told: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: told once
         self._causes: tuple[Condition, ...] = ()  # for which Slurm was last looked at
+        self._began_with = SlurmMemory()  # what the last look was given
 
     # --- waiting
 
@@ -140,6 +141,7 @@ class Hand:
         self._again_at = FOREVER
         self._causes = verdict.causes
         known, settings = self._memory.ledger, self.settings
+        self._began_with = known.slurm
         gpus = of_this_node(known.inventory, known.whole_gpus, settings.runtime_dir, settings.root)
         return self._take(self._driver.begin(verdict, known.slurm, self._policy(), gpus))
 
@@ -241,9 +243,12 @@ class Hand:
             self._memory.save()
 
     def _remember(self, slurm: SlurmMemory) -> None:
-        """Save this before the next command is sent: a daemon that is killed now knows later what it did."""
-        before = self._memory.ledger.slurm.reason
-        self._memory.change(slurm=slurm)
+        """Save this before the next command is sent: a daemon that is killed now knows later what it did. A look does
+        not hear what people say to the daemon meanwhile: that they answer for the node is no less true after it."""
+        known = self._memory.ledger.slurm
+        before = known.reason
+        was_answered_for = bool(self._began_with.resumed) and not known.resumed
+        self._memory.change(slurm=answered_for(slurm) if was_answered_for else slurm)
         self._memory.save()
         if slurm.reason not in ("", before):
             log.warning("drained the node: %s", slurm.reason, extra=self._fields(DRAIN, slurm.reason))

@@ -1,0 +1,38 @@
+"""What the daemon's hand keeps of a look at Slurm, and of what people say while one is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healthd.config import Settings
+from healthd.judge.memory import Memory
+from healthd.model import Health, Mode, Resumed, SlurmMemory, Verdict
+from healthd.slurm.flapping import answered_for
+from healthd.slurm.hand import Hand
+from healthd.slurm.look import ReconcileReport, Remember
+
+FLAPPED = (Resumed(100.0, 160.0, True), Resumed(200.0, 260.0, True))
+DRAINED = SlurmMemory(reason="healthd: gpu_xid/79 : it fell off the bus", resumed=FLAPPED, drained_at=300.0)
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["nobody said anything", "repaired"])
+def test_who_answers_for_the_node_while_it_is_looked_at_in_slurm_has_answered_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    memory = Memory(str(tmp_path), time.time)
+    memory.change(slurm=DRAINED)
+
+    def looks(*_: object) -> Iterator[Remember]:
+        if answered:
+            memory.change(slurm=answered_for(memory.ledger.slurm))
+        yield Remember(DRAINED)  # as it was when the look began
+        return ReconcileReport(DRAINED, settled=True)
+
+    monkeypatch.setattr("healthd.slurm.driver.reconcile", looks)
+    hand = Hand(Settings(mode=Mode.ACT), memory, "b1", time.time, time.monotonic)
+    assert hand.look(Verdict(Health.HEALTHY), round_ended=True) is not None
+    assert memory.ledger.slurm == (answered_for(DRAINED) if answered else DRAINED)

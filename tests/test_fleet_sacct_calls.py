@@ -198,9 +198,10 @@ def test_sacct_is_asked_for_what_is_kept_in_epoch_seconds_and_with_a_delimiter_t
     assert run(tmp_path, from_time=NOON - DAY).failed == []
     (first, second) = calls(folder)
     midnight = NOON - DAY // 2
-    for (argv, form, columns), begin in ((first, midnight - DAY), (second, midnight)):
+    ahead = 366 * DAY  # also jobs that were given a later day
+    for (argv, form, columns), begin, span in ((first, midnight - DAY, DAY), (second, midnight, ahead)):
         assert argv[:5] == ["--allusers", "--duplicates", "--allocations", "--noconvert", "--parsable2"]
-        assert (f"--starttime=uts{begin}", f"--endtime=uts{begin + DAY}") == (argv[-2], argv[-1])
+        assert (f"--starttime=uts{begin}", f"--endtime=uts{begin + span}") == (argv[-2], argv[-1])
         assert (form, columns) == ("%s", None)
         asked_for = next(word for word in argv if word.startswith("--format=")).partition("=")[2].split(",")
         assert asked_for == list(COLUMNS)

@@ -59,7 +59,7 @@ class History:
 
     def sacct(self, name: str, *arguments: str, **environment: str) -> Path:
         """What sacct prints of all jobs of this test, in a file."""
-        window = (f"--starttime=uts{int(time.time()) - DAY}", f"--endtime=uts{int(time.time()) + DAY}")
+        window = (f"--starttime=uts{int(time.time()) - DAY}", f"--endtime=uts{int(time.time()) + 9 * DAY}")
         command = ("sacct", "--allusers", "--duplicates", "--allocations", *window, *arguments)
         done = subprocess.run(command, env={**self.cluster.env, **environment}, capture_output=True, timeout=240)
         assert done.returncode == 0, done.stderr
@@ -108,8 +108,8 @@ def _happens(seen: History) -> None:
     jobs["scripted"] = cluster.run("sbatch", "--parsable", "-o", "/dev/null", str(script)).strip()
     jobs["array"] = cluster.sbatch("exit 0", "--array=1-2", "-x", "n4", f"--comment={TOKEN}", f"-J{ODD_NAME}")
     jobs["killed"] = cluster.sbatch("kill -9 $$", "--gpus=1")
-    jobs["waits"] = cluster.sbatch("exit 0", "--begin=now+1hour")
-    jobs["cancelled"] = cluster.sbatch("exit 0", "--begin=now+1hour")
+    jobs["waits"] = cluster.sbatch("exit 0", "--begin=now+2days")  # sacct tells it by the day on which it may start
+    jobs["cancelled"] = cluster.sbatch("exit 0", "--begin=now+2days")
     cluster.run("scancel", jobs["cancelled"])
     for name in ("requeued", "preempted", "node_fail"):
         cluster.wait_job(jobs[name], "RUNNING")

@@ -6,7 +6,8 @@
     --delimiter            made anew for each call, so that nobody's text can have it in it
     --format               the columns that are read, one without free text last: it ends the record
 
-A day's call tells all jobs that waited or ran on it, so a job that ended is told by its last day. A rerun begins some
+A day's call tells all jobs that waited or ran on it, so a job that ended is told by its last day. sacct tells a job from
+the moment on that it may start: today's call asks for a year ahead, for jobs that were given a later day. A rerun begins some
 days before the end of what was read of that cluster (stretches.py), for what slurmctld tells slurmdbd late; jobs of
 the store that have no end and that the last day did not tell (an operator ended them as runaway) are asked for by their
 ids.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 DAY = 86_400
 FIRST_DAYS = 365  # of a first run that says no --from
 LATE_DAYS = 2
+AHEAD_DAYS = 366
 ASKED_AT_ONCE = 200  # ids in one call
 MOST_ASKED = 5_000
 
@@ -99,7 +101,9 @@ class _Asking:
         until = min(begin + DAY, run.now)
         name = f"day {datetime.fromtimestamp(begin, timezone.utc):%Y-%m-%d}"
         with run.step(name, begin, until, self.cluster or None) as step, staged_jobs(step) as jobs:
-            rows = self._asked(name, f"--starttime=uts{begin}", f"--endtime=uts{begin + DAY}")
+            is_today = begin + DAY > run.now
+            end = begin + (AHEAD_DAYS if is_today else 1) * DAY
+            rows = self._asked(name, f"--starttime=uts{begin}", f"--endtime=uts{end}")
             self.open = {row.job_id for row in rows if row.end_time is None}
             for row in self._with_scripts(rows):
                 jobs.add(row)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The unit tests on other supported Pythons of this machine than that of .venv, side by side.
-#   scripts/unit_others.sh        the oldest and the newest; of the tests only those that start no program, and no wide ones
+#   scripts/unit_others.sh        the oldest and the newest; but no wide tests, and none of a table in tests/conftest.py
 #   scripts/unit_others.sh --all  each, all tests; one that failed only beside the others fails
 # What is of the repository and not of a version of Python is left to .venv (marked one_python), and so are most random
 # examples.
@@ -15,7 +15,7 @@ mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vx
 if [ "${1:-}" = --all ]; then
   options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red)
 else
-  options=(-n 0 -m 'not long and not gpu and not one_python and not wide and not programs')
+  options=(-n 0 -m 'not long and not gpu and not one_python and not wide and not own_python')
   [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
 fi
 running=()

@@ -120,28 +120,42 @@ CORE = {
         "test_story[exec/critical]",
     ),
 }
-# Most of their tests start programs, Pythons mostly: on the oldest and the newest one only `make test-all` does.
-PROGRAMS = {
-    f"test_{name}.py"
-    for name in (
-        "child",
-        "cli",
-        "daemon_guards",
-        "exec",
-        "hook",
-        "man",
-        "nvml",
-        "program",
-        "readme",
-        "recording",
-        "registry",
-        "rounds",
-        "run_tests",
-        "runner",
-        "scan",
-        "writing_a_check",
-    )
-}
+# What on the oldest and the newest Python only `make test-all` runs: files whose tests start programs, Pythons mostly,
+# and those of the centre, which are DuckDB's work and not Python's.
+OWN_PYTHON = (
+    "test_before_resume.py",
+    "test_bench_programs.py",
+    "test_child.py",
+    "test_cli*.py",
+    "test_daemon_guards.py",
+    "test_delivery.py",
+    "test_exec.py",
+    "test_failslow_answer.py",
+    "test_failslow_docs.py",
+    "test_failslow_evidence.py",
+    "test_failslow_picture.py",
+    "test_fleet_*.py",
+    "test_forked.py",
+    "test_hook.py",
+    "test_import_budget.py",
+    "test_made_history.py",
+    "test_man.py",
+    "test_nvml*.py",
+    "test_once.py",
+    "test_oom.py",
+    "test_program.py",
+    "test_prolog_validation.py",
+    "test_readme.py",
+    "test_recording.py",
+    "test_registry.py",
+    "test_rounds.py",
+    "test_run_tests.py",
+    "test_runner.py",
+    "test_save_order.py",
+    "test_scan*.py",
+    "test_spark_engines.py",
+    "test_writing_a_check.py",
+)
 
 # They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
 # out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
@@ -197,8 +211,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_wide(item.nodeid):
             item.add_marker("wide")
-        if item.path.name in PROGRAMS:
-            item.add_marker("programs")
+        if any(item.path.match(pattern) for pattern in OWN_PYTHON):
+            item.add_marker("own_python")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -179,7 +179,8 @@ def test_the_tables_of_tiers_name_files_and_tests_that_exist():
     tables = runpy.run_path(str(TESTS / "conftest.py"))  # by its path: tests/e2e has a conftest too
     wide, core = tables["WIDE"], tables["CORE"]
     assert core.keys() <= wide.keys()
-    for file in wide.keys() | tables["PROGRAMS"]:
+    for file in wide:
         text = (TESTS / file).read_text()
         for test in core.get(file, ()):
             assert f"def {test.partition('[')[0]}(" in text
+    assert [pattern for pattern in tables["OWN_PYTHON"] if not any(TESTS.glob(pattern))] == []

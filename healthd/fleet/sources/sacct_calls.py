@@ -6,11 +6,11 @@
     --delimiter            made anew for each call, so that nobody's text can have it in it
     --format               the columns that are read, one without free text last: it ends the record
 
-A day's call tells all jobs that waited or ran on it, so a job that ended is told by its last day. sacct tells a job from
-the moment on that it may start: today's call asks for a year ahead, for jobs that were given a later day. A rerun begins some
-days before the end of what was read of that cluster (stretches.py), for what slurmctld tells slurmdbd late; jobs of
-the store that have no end and that the last day did not tell (an operator ended them as runaway) are asked for by their
-ids.
+A day's call tells all jobs that waited or ran on it, so a job that ended is told by its last day. sacct tells a job
+from the moment on that it may start: today's call asks for a year ahead, for jobs that were given a later day. A rerun
+begins some days before the end of what was read of that cluster (stretches.py), for what slurmctld tells slurmdbd late;
+jobs of the store that have no end and that the last day did not tell (an operator ended them as runaway) are asked for
+by their ids.
 """
 
 from __future__ import annotations

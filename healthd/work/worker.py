@@ -85,7 +85,7 @@ def main() -> None:
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
     """Answer requests until the stream ends. `checks`: those that are known already."""
     raise_score()
-    faulthandler.enable()
+    faulthandler.enable(2)  # by its number: in a copy sys.stderr may be what the parent put there
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends us
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -10,7 +10,7 @@ PYTEST := .venv/bin/python scripts/run_tests.py -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package pins clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -95,6 +95,10 @@ wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a 
 package: ## dist/*.deb for Debian 12 and 13, each built in a root of its own; RELEASE=bookworm builds one
 	@$(ROOT) env REVISION=$(or $(REVISION),1) MIRROR=$(MIRROR) PIP_INDEX_URL=$(PIP_INDEX_URL) scripts/package.sh $(RELEASE)
 
+# Without .venv, which could not be made of pins that pyproject.toml has left behind.
+pins: ## constraints.txt anew: the newest of all that tests, wheel and packages are made with
+	@"$$(scripts/setup.sh interpreters | tail -n 1 | cut -d' ' -f2-)" scripts/pins.py
+
 test-packages:
 	@scripts/setup.sh test-packages
 
@@ -102,5 +106,5 @@ clean: ## remove everything that was built here; the system packages and /var/ca
 	@rm -rf .venv .venv-3.* .venv-spark build dist wheels ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.stamp: pyproject.toml scripts/setup.sh
+.venv/.stamp: pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh venv

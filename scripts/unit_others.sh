@@ -20,7 +20,8 @@ else
 fi
 running=()
 for version in "${versions[@]}"; do
-  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
+  [ ".venv-$version/.stamp" -nt pyproject.toml ] && [ ".venv-$version/.stamp" -nt constraints.txt ] ||
+    scripts/setup.sh "venv-$version"
   echo "unit tests on Python $version"
   HEALTHD_FEW_EXAMPLES=1 ".venv-$version/bin/python" scripts/run_tests.py "${options[@]}" --ignore=tests/e2e >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")

@@ -4,7 +4,7 @@ SHELL := /bin/bash
 # End-to-end tests are root's: real Slurm, systemd, mounts. Their caches do not mix with the user's.
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 CACHE := /var/cache/healthd-tests
-AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode MYPY_CACHE_DIR=$(CACHE)/mypy HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
+AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
 # Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
 PYTEST := .venv/bin/python scripts/run_tests.py -n auto
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.

@@ -7,6 +7,9 @@ CACHE := /var/cache/healthd-tests
 AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
 # Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
 PYTEST := .venv/bin/python scripts/run_tests.py -n auto
+# What test-all has beyond test: warnings that blame others' modules, and random examples, the same again with SEED=7.
+EXAMPLES := $(or $(SEED),$(shell echo $$RANDOM))
+FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -25,10 +28,11 @@ test: .venv/.stamp test-packages ## what a change must pass: units, and a core w
 	@$(AS_ROOT) $(PYTEST) -rs
 
 test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm there is; one that failed only beside the others fails
-	@scripts/unit_others.sh --all
+	@echo "test-all: the random examples are those of SEED=$(EXAMPLES)"
+	@scripts/unit_others.sh --all $(FURTHER)
 	@echo "test-all: all tests"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
-	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red
+	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red $(FURTHER)
 	@scripts/test_spark_within.sh $(or $(HEALTHD_SPARK_SECONDS),300)
 
 check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds

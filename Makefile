@@ -4,13 +4,16 @@ SHELL := /bin/bash
 # End-to-end tests are root's: real Slurm, systemd, mounts. Their caches do not mix with the user's.
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo --preserve-env=CI)
 CACHE := /var/cache/healthd-tests
-AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode MYPY_CACHE_DIR=$(CACHE)/mypy HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
+AS_ROOT := $(ROOT) env HEALTHD_REQUIRE_E2E=1 PYTHONPYCACHEPREFIX=$(CACHE)/bytecode HYPOTHESIS_STORAGE_DIRECTORY=$(CACHE)/hypothesis
 # Side by side (tests/conftest.py): most tests wait. What fails runs again, alone; nothing is left.
 PYTEST := .venv/bin/python scripts/run_tests.py -n auto
+# What test-all has beyond test: warnings that blame others' modules, and random examples, the same again with SEED=7.
+EXAMPLES := $(or $(SEED),$(shell echo $$RANDOM))
+FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode each of the thousands of programs that the tests start would be compiled anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check unit coverage unit-all unit-others test-packages e2e fuzz bench bench-fleet bench-failslow simulate wheel package pins clean
 
 help: ## print this
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -25,10 +28,11 @@ test: .venv/.stamp test-packages ## what a change must pass: units, and a core w
 	@$(AS_ROOT) $(PYTEST) -rs
 
 test-all: .venv/.stamp test-packages ## all tests, on each Python and each Slurm there is; one that failed only beside the others fails
-	@scripts/unit_others.sh --all
+	@echo "test-all: the random examples are those of SEED=$(EXAMPLES)"
+	@scripts/unit_others.sh --all $(FURTHER)
 	@echo "test-all: all tests"
 	@$(ROOT) rm -rf $(CACHE)/bytecode/tmp
-	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red
+	@$(AS_ROOT) $(PYTEST) -rs -m 'not long and not gpu' --flaky-is-red $(FURTHER)
 	@scripts/test_spark_within.sh $(or $(HEALTHD_SPARK_SECONDS),300)
 
 check: .venv/.stamp ## lint, format, types, the design rules and the checks' contract; seconds
@@ -95,6 +99,10 @@ wheel: .venv/.stamp ## build dist/*.whl and the sdist, install the wheel into a 
 package: ## dist/*.deb for Debian 12 and 13, each built in a root of its own; RELEASE=bookworm builds one
 	@$(ROOT) env REVISION=$(or $(REVISION),1) MIRROR=$(MIRROR) PIP_INDEX_URL=$(PIP_INDEX_URL) scripts/package.sh $(RELEASE)
 
+# Without .venv, which could not be made of pins that pyproject.toml has left behind.
+pins: ## constraints.txt anew: the newest of all that tests, wheel and packages are made with
+	@"$$(scripts/setup.sh interpreters | tail -n 1 | cut -d' ' -f2-)" scripts/pins.py
+
 test-packages:
 	@scripts/setup.sh test-packages
 
@@ -102,5 +110,5 @@ clean: ## remove everything that was built here; the system packages and /var/ca
 	@rm -rf .venv .venv-3.* .venv-spark build dist wheels ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage*
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.stamp: pyproject.toml scripts/setup.sh
+.venv/.stamp: pyproject.toml constraints.txt scripts/setup.sh
 	@scripts/setup.sh venv

@@ -12,6 +12,8 @@ python=$2
 healthd=healthd$(grep -q '^web = ' pyproject.toml && echo '[web]' || true)
 
 wheels() {
+  # an older healthd has no such file
+  if [ -e constraints.txt ]; then export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt; fi
   "$python" -m venv $work/tools
   # systemd-python is a source package, with a setup.py alone
   $work/tools/bin/python -m pip wheel --quiet --use-pep517 --wheel-dir $work/wheels ".${healthd#healthd}"

@@ -19,6 +19,9 @@ else TEST_PACKAGES+=(mariadb-server-core mariadb-client-core); fi
 # The browser that opens the report. Ubuntu has it as a snap only, which cannot be installed in this way.
 if [ -f /etc/os-release ] && grep -q '^ID=debian' /etc/os-release; then TEST_PACKAGES+=(chromium); fi
 DAEMONS=(slurmctld slurmd slurmdbd munge prometheus victoria-metrics rsyslog rsync)
+# What pip installs, and by what it builds in environments of its own: newer pips take that from the second. No whole
+# path, for pip would take one with a space for two.
+export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }

@@ -16,11 +16,11 @@ python=$(scripts/setup.sh interpreters | awk '{ print $2 }' | tail -n 1)
 [ -n "$python" ] || not_here "no Python 3.10 to 3.13"
 wanted=$(sed -n 's/^spark = \[\(.*\)\]$/\1/p; s/^fleet = \[\("duckdb[^"]*"\).*/\1/p' pyproject.toml | tr -d '",')
 if ! .venv-spark/bin/python -c pass 2>/dev/null; then "$python" -m venv --clear .venv-spark || not_here "no .venv-spark"; fi
-if [ "$(cat .venv-spark/.wanted 2>/dev/null)" != "$wanted" ]; then
+if [ "$(cat .venv-spark/.wanted 2>/dev/null)" != "$wanted" ] || [ constraints.txt -nt .venv-spark/.wanted ]; then
   echo "spark: installing into .venv-spark:" $wanted
   log=$(mktemp)
   # shellcheck disable=SC2086  # a word each
-  if ! .venv-spark/bin/python -m pip install --quiet --disable-pip-version-check $wanted >"$log" 2>&1 </dev/null; then
+  if ! .venv-spark/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $wanted >"$log" 2>&1 </dev/null; then
     tail -n 5 "$log" >&2
     rm -f "$log"
     not_here "pyspark cannot be installed: the questions were not asked of Spark"

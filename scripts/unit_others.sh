@@ -1,7 +1,8 @@
 #!/bin/bash
 # The unit tests on other supported Pythons of this machine than that of .venv, side by side.
 #   scripts/unit_others.sh        the oldest and the newest; but no wide tests, and none of a table in tests/conftest.py
-#   scripts/unit_others.sh --all  each, all tests; one that failed only beside the others fails
+#   scripts/unit_others.sh --all [OPTION...]
+#                                 each, all tests, with options of pytest; one that failed only beside the others fails
 # What is of the repository and not of a version of Python is left to .venv (marked one_python), and so are most random
 # examples.
 set -euo pipefail
@@ -13,14 +14,15 @@ trap 'rm -rf "$logs"' EXIT
 
 mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vxF "$own" || true)
 if [ "${1:-}" = --all ]; then
-  options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red)
+  options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "${@:2}")
 else
   options=(-n 0 -m 'not long and not gpu and not one_python and not wide and not own_python')
   [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
 fi
 running=()
 for version in "${versions[@]}"; do
-  [ ".venv-$version/.stamp" -nt pyproject.toml ] || scripts/setup.sh "venv-$version"
+  [ ".venv-$version/.stamp" -nt pyproject.toml ] && [ ".venv-$version/.stamp" -nt constraints.txt ] ||
+    scripts/setup.sh "venv-$version"
   echo "unit tests on Python $version"
   HEALTHD_FEW_EXAMPLES=1 ".venv-$version/bin/python" scripts/run_tests.py "${options[@]}" --ignore=tests/e2e >"$logs/$version" 2>&1 </dev/null &
   running+=("$!")

@@ -9,6 +9,7 @@ die() { echo "wheel: $*" >&2; exit 1; }
 
 echo "wheel: building"
 rm -rf dist
+export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt # as scripts/setup.sh has it
 .venv/bin/python -m build --outdir dist . >"$work/log" 2>&1 || { tail -n 20 "$work/log" >&2; die "the build failed"; }
 
 strangers=$(.venv/bin/python tests/wheel_files.py dist/*.whl) || die "$strangers"

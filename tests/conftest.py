@@ -17,15 +17,20 @@ from xdist.scheduler import LoadScopeScheduling
 from healthd import guard
 from healthd.host import Host
 
-# How long an example takes says only what else the machine does.
 hypothesis.settings.register_profile(
-    "busy machine",
+    "repeatable",
+    # `make test` says the same of the same commit: the same examples each time, and none that an earlier run found.
+    derandomize=True,
+    database=None,
+    # How long an example takes says only what else the machine does.
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     # What a reader makes of a text depends hardly on the version of Python: one of them tries a hundred.
     max_examples=25 if os.environ.get("HEALTHD_FEW_EXAMPLES") else 100,
 )
-hypothesis.settings.load_profile("busy machine")
+hypothesis.settings.load_profile("repeatable")
+# `make test-all` looks further, by a seed that it prints and that alone says which examples.
+hypothesis.settings.register_profile("random", hypothesis.settings.default, derandomize=False)
 
 # A shell's background job has SIGINT ignored, and so would have each program that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -157,6 +162,9 @@ OWN_PYTHON = (
     "test_writing_a_check.py",
 )
 
+ROOT = Path(__file__).parents[1]
+OURS = ("tests", "bench", "scripts", "examples")
+
 # They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
 # out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
 KERNEL_LOG = (
@@ -181,6 +189,13 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
     config.option.loadscopereorder = False  # in their order: the end-to-end tests first, the others fill the gaps
     return Scheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A warning is an error where it blames a module of ours, also one of no package in pyproject.toml."""
+    paths = (path.relative_to(ROOT) for folder in OURS for path in (ROOT / folder).rglob("*.py"))
+    names = {name for path in paths for name in path.with_suffix("").parts}
+    config.addinivalue_line("filterwarnings", rf"error:::({'|'.join(sorted(names))})\b")
 
 
 class Scheduling(LoadScopeScheduling):

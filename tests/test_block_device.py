@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_lines import event, findings_of
@@ -232,7 +233,7 @@ def test_an_empty_name_is_refused():
     assert validate(BASELINE) is None
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(
     path=st.sampled_from([f"{NVME}/nvme0/state", f"{NVME}/nvme0/serial", DEGRADED, "/sys/block/sda/device/wwid"]),
     content=st.one_of(st.binary(max_size=20), st.text(max_size=20).map(str.encode)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_memory import NOW, STANDING
@@ -216,7 +217,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st
 
 @given(st.sampled_from(sorted(COMMANDS)), st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("code", "part", "seconds", "why"), JSON)))  # fmt: skip
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=also(HealthCheck.function_scoped_fixture), deadline=None)
 def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: str, request_: dict[str, Any]) -> None:
     with suppress(CommandRefused):
         assert told(memory, command, **request_)
@@ -225,7 +226,7 @@ def test_whatever_a_request_says_it_is_done_or_refused(memory: Memory, command: 
 
 @given(st.sampled_from(sorted(OF_DETECTION)), st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("seconds", "why"), JSON)))  # fmt: skip
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=also(HealthCheck.function_scoped_fixture), deadline=None)
 def test_whatever_a_request_on_detection_says_it_is_done_or_refused(
     tmp_path: Path, command: str, request_: dict[str, Any]
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -167,7 +168,7 @@ def test_garbage_is_no_list_of_cpus(text):
     assert said.startswith("p: not a list of CPUs") or found
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(
     path=st.sampled_from([f"{CPUS}/online", COUNT.format(2), GOVERNOR.format(2)]),
     content=st.binary(max_size=12).filter(lambda raw: not raw.strip().isdigit()),

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -267,7 +268,7 @@ def test_every_size_and_share_is_judged(size, share):
     assert bool(degraded) == (size > 0 and 100.0 * free / size < 5 and free < 20 * GIB)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(content=st.binary(max_size=80))
 def test_no_content_of_the_table_passes_silently(tmp_path, content):
     (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -276,7 +277,7 @@ def test_nothing_but_up_is_up(state):
     assert said.startswith("eth0/operstate: not a state") if said else up == (state == "up")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["operstate", "speed"]), content=st.binary(max_size=16))
 def test_no_other_content_of_a_file_passes_silently(tmp_path, name, content):
     host = make(tmp_path)

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 from fakes import codes, findings, run_check
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trees import write
@@ -219,7 +220,7 @@ def test_a_client_that_shows_hours_of_loss_only_warns(tmp_path):
 NUMBERS = st.one_of(st.floats(), st.floats(1e-6, 1e5), st.integers(-(2**31), 2**31 - 1).map(float))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(st.lists(st.tuples(st.integers(0, 3), NUMBERS, NUMBERS, st.integers(1, 10**7)), max_size=150))
 def test_whatever_a_hostile_client_sends_it_takes_no_node_out(tmp_path, sent):
     """Bytes as a client packs them, through the reader and the jobs of the live process, to the check of a site that

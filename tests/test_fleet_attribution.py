@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fleet_history import BEGIN, DAY, END, HOUR, History, history, row, write
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -281,7 +282,7 @@ def test_a_store_of_one_job_and_one_line_answers():
     assert "No job failed in this time." in text(told, Page())
 
 
-EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=10, deadline=None, suppress_health_check=also(*HealthCheck))
 
 
 @EXAMPLES

@@ -13,6 +13,7 @@ import pytest
 from fleet_history import BEGIN, CLUSTERS, END, History, Row, history, row, write
 from fleet_naive import ANSWERS
 from fleet_rows import made as store_of
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ THERE = questions.built_in()
 NEEDED = {name: questions.needed(question, THERE) for name, question in THERE.items()}
 PARAMETERS = questions.parameters(THERE.values(), {})
 ASKED = engine.Asked(BEGIN, END, PARAMETERS)
-EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=12, deadline=None, suppress_health_check=also(*HealthCheck))
 
 Shown = list[tuple[tuple[str, Any], ...]]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observed, run_check, scenarios
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -334,7 +335,7 @@ def test_a_brief_slowdown_never_drains_and_is_forgotten_after_six_clean_hours(st
     assert story.codes == []
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=also(HealthCheck.function_scoped_fixture), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.floats(0, 1e6), st.floats(0, 90)), min_size=1, max_size=6))
 def test_whatever_the_driver_says_the_time_that_counts_is_no_longer_than_what_went_by(tmp_path, looks):
     story = Life(scenarios(tmp_path))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fakes import codes, findings, scenarios, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -137,7 +138,7 @@ def test_mig_changes_nothing_about_how_many_gpus_there_are(host):
     assert findings(gpu_count, host("gpu.0.mig = true"), Config(expected=8)) == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["vendor", "class", "revision", "current_link_width"]), text=st.binary(max_size=40))
 def test_whatever_sysfs_says_of_another_gpu_the_missing_one_is_found_or_the_run_fails(host, tmp_path, name, text):
     if not (tmp_path / "sys").exists():

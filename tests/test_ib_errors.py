@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -335,7 +336,7 @@ def test_high_rates_never_drain_and_are_forgotten_after_a_clean_day(node, counte
     assert life.codes == []
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(counter=st.sampled_from(sorted(FULL)), content=st.binary(max_size=24))
 def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, counter, content):
     host = make(tmp_path)

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from fakes import BOOT, NOW, codes, findings, observed, rounds, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -229,7 +230,7 @@ def test_a_leaf_switch_that_reboots_drains_nothing(node):
     assert (life.codes, life.drained) == ([], False)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(path=st.sampled_from([DOWNED, LOST]), content=st.binary(max_size=24))
 def test_a_counter_is_read_exactly_or_the_run_fails(tmp_path, path, content):
     host = make(tmp_path, **{path: content})

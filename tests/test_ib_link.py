@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from fakes import codes, findings, observed, refusal, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -254,7 +255,7 @@ def test_garbage_is_never_an_active_port(text, position):
         assert not port.active or text in ("0: <unknown>",) or position == 2
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["state", "phys_state", "rate"]), content=st.binary(max_size=30))
 def test_no_content_of_a_file_of_an_expected_port_passes_silently(h100, tmp_path, name, content):
     host = h100()

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from fakes import refusal
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trees import Refusing, flat, write
@@ -42,7 +43,7 @@ def test_a_counter_that_fails_is_not_none(tmp_path):
         count(Host(str(tmp_path), system=Refusing(tmp_path, {FILE: errno.EIO})), FILE)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(st.one_of(st.binary(max_size=24), st.integers(0, 2**70).map(lambda n: b"%d\n" % n)))
 def test_a_counter_is_read_exactly_or_refused_in_one_sentence(tmp_path, content):
     counted, said = refusal(count, write(tmp_path, {FILE: content}), FILE)

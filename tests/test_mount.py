@@ -7,6 +7,7 @@ import os
 
 import pytest
 from fakes import codes, findings, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -219,7 +220,7 @@ def test_no_table_is_unknown(tmp_path):
         run_check(mount, Host(str(tmp_path)), DATA)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(content=st.binary(max_size=80))
 def test_no_content_of_the_table_passes_silently(tmp_path, content):
     (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from fakes import codes, findings, observed, refusal, rounds, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kernel_lines import event, findings_of
@@ -424,7 +425,7 @@ def test_a_file_is_read_exactly_or_refused_in_one_sentence(lines, junk, cut):
         assert len(counts) <= text.count("\n") + 1
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(content=st.binary(max_size=60))
 def test_no_content_of_a_file_passes_silently(node, tmp_path, content):
     host = node("0")

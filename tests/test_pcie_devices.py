@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from fakes import codes, findings, observed, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -144,7 +145,7 @@ def test_what_is_no_vendor_and_device_is_refused(model):
     assert validate(EXPECTED) is None
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(name=st.sampled_from(["vendor", "device"]), text=st.binary(max_size=12))
 def test_no_other_content_of_a_file_is_the_expected_device(tmp_path, name, text):
     node = healthy(tmp_path)[0]

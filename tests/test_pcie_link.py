@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fakes import codes, findings, observed, refusal, run_check, until_it_fails
+from health_checks import also
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from story import Story
@@ -223,7 +224,7 @@ def test_a_link_is_read_exactly_or_refused_in_one_sentence(width, speed):
         assert found.speed < 1000
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
 @given(
     name=st.sampled_from(["current_link_width", "current_link_speed", "max_link_speed"]), content=st.binary(max_size=20)
 )

@@ -1,0 +1,80 @@
+"""Writes constraints.txt: the newest of all that healthd's environments are made of, on each Python that it supports.
+
+`make pins`: nothing else changes what tests, wheel and packages are made with. It needs each of these Pythons.
+The extra `spark` is left out: pyspark is a source package of 456 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+# What pip itself takes to build a source package that names nothing: setuptools, which `dev` names, and before 24.1:
+BUILD_TOOLS = ("wheel",)
+HEAD = """\
+# Written by `make pins`. What .venv, .venv-3.X, the wheel and the packages are made with, builds included; whoever
+# installs healthd is bound to pyproject.toml alone.
+"""
+
+
+def main() -> int:
+    told = subprocess.run(["scripts/setup.sh", "interpreters"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    pythons = dict(line.split(" ", 1) for line in told.stdout.splitlines())
+    if missing := [version for version in SUPPORTED if version not in pythons]:
+        print(f"pins: no usable Python {', '.join(missing)} on this machine", file=sys.stderr)
+        return 1
+    found = {}
+    for version in SUPPORTED:
+        print(f"pins: what is newest on Python {version}", flush=True)
+        found[version] = newest(pythons[version])
+    (ROOT / "constraints.txt").write_text(HEAD + "".join(f"{line}\n" for line in pins(found)))
+    return 0
+
+
+def newest(python: str) -> dict[str, str]:
+    """Name -> version of all that pip would install into an empty environment of this Python."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"spark"}
+    unbound = {name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")}
+    with tempfile.TemporaryDirectory(prefix="healthd-pins-") as folder:
+        subprocess.run([python, "-m", "venv", folder], check=True)
+        pip = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        wanted = ["--dry-run", "--ignore-installed", "--report", f"{folder}/report", f".[{','.join(sorted(extras))}]"]
+        subprocess.run([*pip, *wanted, *BUILD_TOOLS], cwd=ROOT, env=unbound, check=True)
+        installed = json.loads(Path(folder, "report").read_text())["install"]
+    return {each["metadata"]["name"]: each["metadata"]["version"] for each in installed if not each["is_direct"]}
+
+
+def pins(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """A line for each package, or for each version where the Pythons, the oldest first, have different ones."""
+    names = sorted({name for versions in found.values() for name in versions}, key=str.lower)
+    return [line for name in names for line in lines(name, {python: found[python].get(name) for python in found})]
+
+
+def lines(name: str, versions: Mapping[str, str | None]) -> list[str]:
+    """A Python that does not need the package may have the pin of its neighbours: a constraint installs nothing."""
+    needed = {python: version for python, version in versions.items() if version}
+    runs = [(version, [*pythons]) for version, pythons in groupby(needed, key=needed.__getitem__)]
+    made = []
+    for place, (version, pythons) in enumerate(runs):
+        since = [f'python_version >= "{pythons[0]}"'] if place else []
+        until = [f'python_version < "{runs[place + 1][1][0]}"'] if place + 1 < len(runs) else []
+        marker = " and ".join(since + until)
+        made.append(f"{name}=={version}{'; ' if marker else ''}{marker}")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

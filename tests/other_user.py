@@ -46,14 +46,18 @@ def crowd(uid: int, path: str, connections: int, line: bytes = b"") -> Iterator[
 
 
 def told_by(uid: int, tell: Callable[[int], None]) -> int:
-    """Another user's process: what `tell` writes to the descriptor that it gets is to be read from this one."""
+    """Another user's process: what `tell` writes to the descriptor that it gets is to be read from this one. It is no
+    child of this process: nobody here has to wait for its end."""
     reading, writing = os.pipe()
-    if os.fork():
+    between = os.fork()
+    if between:
         os.close(writing)
+        os.waitpid(between, 0)
         return reading
     try:
-        become(uid)
-        tell(writing)
+        if not os.fork():
+            become(uid)
+            tell(writing)
     finally:
         os._exit(0)
 

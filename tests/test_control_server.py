@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +318,6 @@ def test_all_other_users_together_leave_places_for_root_and_who_has_none_is_told
         assert max((count, uid) for uid, count in users_of(served).items() if uid)[0] == MAX_OF_ONE_USER
         for stream in streams:
             stream.close()
-    os.waitpid(-1, 0)
 
 
 @only_root
@@ -334,9 +333,6 @@ def test_who_has_no_place_is_told_why_and_gets_in_when_one_is_free(patient: floa
         served.until(lambda: bool(select.select([waiting], [], [], 0)[0]), seconds=60)
         assert os.read(waiting, 4096) == b"{'done': 'yes'}"
         os.close(waiting)
-    with suppress(ChildProcessError):  # until there is none
-        while True:
-            os.waitpid(-1, 0)
 
 
 @only_root
@@ -347,7 +343,6 @@ def test_one_user_more_or_less_at_his_limit(patient: float, served: Served) -> N
         served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
         assert json.loads(os.read(answer, 4096)) == {"done": "yes"}, "the last place is his"
         os.close(answer)
-        os.waitpid(-1, 0)
         with crowd(NOBODY, served.path, 2), crowd(2000, served.path, 1):
             served.until(lambda: users_of(served) == {NOBODY: MAX_OF_ONE_USER, 2000: 1})
 
@@ -398,7 +393,6 @@ def test_another_user_may_ask_but_is_known_as_one_who_may_not_command(served: Se
     served.until(lambda: bool(select.select([answer], [], [], 0)[0]))
     assert json.loads(os.read(answer, 4096)) == {"done": "yes"}
     os.close(answer)
-    os.wait()
     ((_, who, may),) = served.asked
     assert str(NOBODY) in who
     assert not may

@@ -62,12 +62,12 @@ KIB = 1024
 
 
 def is_linear(pattern: re.Pattern[str], text: str) -> bool:
-    """Four times the text takes four times as long, not sixteen times."""
-    quarter = seconds(pattern, text[: len(text) // 4] + text[-1])
-    if quarter > 1:
+    """Four times the text takes four times as long, not sixteen times. Both are measured by the same reference."""
+    quarter = text[: len(text) // 4] + text[-1]
+    if seconds(pattern, quarter) > 1:
         return False
     whole = seconds(pattern, text)
-    return whole < QUICK_SECONDS or whole < 8 * quarter
+    return whole < QUICK_SECONDS or whole < 8 * cpu_seconds(lambda: pattern.match(quarter), enough=0.0)
 
 
 def test_what_takes_longer_than_its_length_is_noticed():

@@ -7,6 +7,7 @@ stay, so that a spike of one sample among 100,000 is still seen.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -179,7 +180,7 @@ def _measure(one: Series, cause: Cause) -> str:
 def _of_measure(one: Series, measure: str, point: Point) -> Point:
     """The same stretch, with what that time rose by: a gang's iteration becomes longer by fewer percent."""
     ys = _values(one, measure)
-    before = _before(one, ys, point, (point,))
+    before = _before(one, ys, point, _healthy(ys, (point,)))
     during = [y for y in ys[point.onset_index : point.relief_index] if math.isfinite(y)]
     return replace(point, slowdown=median(during) / before - 1) if during and before > 0 else point
 
@@ -214,7 +215,8 @@ def _panel(series: Sequence[Series], judgement: Judgement, group: Sequence[int],
         first = min(point.onset_index for point in wanted.points)
         lines = _at_one_level(lines, line, xs[first])
     peers = _band(lines, begin, end, min(COLUMNS // 2, max(1, len(one.value) // 3))) if len(lines) >= A_BAND else ()
-    stretches = tuple(_stretch(one, xs, ys, point, wanted.points) for point in wanted.points)
+    healthy = _healthy(ys, wanted.points)
+    stretches = tuple(_stretch(one, xs, ys, point, healthy) for point in wanted.points)
     bottom, top = _range(line, peers, stretches)
     measure = f", {wanted.measure} time" if wanted.measure else ""
     there = "".join((f", group {one.group}" if one.group else "", f", on {one.node}" if one.node else ""))
@@ -320,10 +322,19 @@ def _quantile(ascending: Sequence[float], share: float) -> float:
     return ascending[below] + (place - below) * (ascending[above] - ascending[below])
 
 
-def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point, points: Sequence[Point]) -> Stretch:
+def _healthy(ys: Sequence[float], points: Sequence[Point]) -> Sequence[int]:
+    """Which samples are of no slow stretch, in their order."""
+    slow = bytearray(len(ys))
+    for point in points:
+        stretch = slice(point.onset_index, point.relief_index)
+        slow[stretch] = b"\1" * len(slow[stretch])
+    return [at for at, y in enumerate(ys) if not slow[at] and math.isfinite(y)]
+
+
+def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point, healthy: Sequence[int]) -> Stretch:
     last = len(xs) - 1
     end = last if point.relief_index is None else min(point.relief_index, last)
-    before = _before(one, ys, point, points)
+    before = _before(one, ys, point, healthy)
     return Stretch(
         onset=xs[point.onset_index],
         alarm=xs[min(point.alarm_index, last)],
@@ -336,18 +347,15 @@ def _stretch(one: Series, xs: Sequence[float], ys: Sequence[float], point: Point
     )
 
 
-def _before(one: Series, ys: Sequence[float], point: Point, points: Sequence[Point]) -> float:
-    """What a sample of this regime took before, outside other slow stretches; where nothing is known of it, what the
-    slow samples are without their slowdown."""
-    slow = [(other.onset_index, len(ys) if other.relief_index is None else other.relief_index) for other in points]
+def _before(one: Series, ys: Sequence[float], point: Point, healthy: Sequence[int]) -> float:
+    """What a healthy sample of this regime took before; where nothing is known of it, what the slow samples are without
+    their slowdown."""
     begins = max(start for start in (0, *one.starts) if start <= point.onset_index)
     regime = one.regimes[point.onset_index] if one.regimes is not None else None
     samples = [
         ys[at]
-        for at in range(begins, point.onset_index)
-        if math.isfinite(ys[at])
-        and (one.regimes is None or one.regimes[at] == regime)
-        and not any(onset <= at < relief for onset, relief in slow)
+        for at in healthy[bisect_left(healthy, begins) : bisect_left(healthy, point.onset_index)]
+        if one.regimes is None or one.regimes[at] == regime
     ]
     if samples:
         return median(samples)

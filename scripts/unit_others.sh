@@ -8,6 +8,13 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# Thousands of small files, many of them flushed, lie in memory where there is enough and programs may run in it.
+shm=/dev/shm
+if [ -z "${TMPDIR:-}" ] && [ -w $shm ] && ! findmnt --noheadings --output OPTIONS --target $shm | grep -qw noexec &&
+  [ "$(df --output=avail --block-size=M $shm | tail -n 1 | tr -dc 0-9)" -ge 4096 ]; then
+  export TMPDIR=$shm
+fi
+
 own=$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT

@@ -141,7 +141,7 @@ def soaking(seed: int) -> Iterator[Soak]:
         cluster = ends.enter_context(SlurmCluster(nodes=2))
         nodes = []
         for name, is_killed in (("n1", False), ("n2", True)):
-            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="healthd-soak.", dir="/tmp")))
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="healthd-soak.")))
             folder.chmod(0o755)
             node = Node(cluster, name, folder, is_killed)
             ends.enter_context(node.daemon)

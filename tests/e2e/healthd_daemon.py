@@ -42,7 +42,7 @@ class Healthd:
         programs: Path | None = None,
         python: str = sys.executable,
     ) -> None:
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="healthd."))
         self.kernel_log = self.directory / "kernel.log"
         self.kernel_log.touch()
         self.config = self.directory / "healthd.toml"

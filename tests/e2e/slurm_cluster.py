@@ -94,7 +94,7 @@ class Node:
 class SlurmCluster:
     """Nodes are n1, n2, ...; `env` is the environment in which Slurm's commands reach this cluster.
 
-    `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
+    `directory` is made in the run's folder and removed at the end if not given (a socket's path holds 107 characters).
     `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
     slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
     `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr.
@@ -127,7 +127,7 @@ class SlurmCluster:
     def __enter__(self) -> SlurmCluster:
         require_root()
         require_programs("munged", "slurmctld", "slurmd", "scontrol", packages="slurmctld slurmd slurm-client munge")
-        self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+        self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm."))
         self.directory.chmod(0o755)  # other users' commands read slurm.conf and munge's socket
         self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", MARK: str(self.directory)}
         self._programs = slurm_versions.programs(self.version) if self.version else None

@@ -300,7 +300,7 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     except queue.Empty:
         why = f"no node was free in {FREE_SECONDS:g} s: stories that left theirs in no good state kept them"
         raise AssertionError(f"{row}: {why}") from None
-    folder, job = Path(tempfile.mkdtemp(prefix="story.", dir="/tmp")), ""
+    folder, job = Path(tempfile.mkdtemp(prefix="story.")), ""
     try:
         job = cluster.sbatch("sleep 600", "-w", node)
         cluster.wait_job(job, "RUNNING")

@@ -87,7 +87,7 @@ def one_line(text: str) -> None:
 
 def own_folder() -> str:
     """For this process's life."""
-    folder = tempfile.mkdtemp(prefix="healthd.", dir="/tmp")
+    folder = tempfile.mkdtemp(prefix="healthd.")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

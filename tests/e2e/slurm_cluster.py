@@ -7,8 +7,8 @@
         assert "DRAIN" in cluster.node("n1").flags
 
 Needs root and the packages slurmctld, slurmd, slurm-client, munge; starts in about 1 s. Any number can run side by
-side. Everything that it starts carries a mark in its environment, slurmstepds and jobs included; at the end
-exactly these are killed.
+side. Everything that it starts carries a mark in its environment, jobs included. A slurmstepd writes its title over
+that, but has its log open in the cluster's directory. At the end exactly these are killed.
 """
 
 from __future__ import annotations
@@ -253,17 +253,17 @@ class SlurmCluster:
         """Of a batch job, whose processes run on."""
         name = f"slurmstepd: [{job}.batch]".encode()
 
-        def found() -> list[int]:
+        def found() -> list[Process]:
             ours = []
-            for pid, _ in processes():
+            for process in processes():
                 with contextlib.suppress(OSError):
-                    if name in Path(f"/proc/{pid}/cmdline").read_bytes() and marked(pid, self.directory):
-                        ours.append(pid)
+                    if name in Path(f"/proc/{process.pid}/cmdline").read_bytes() and self._started(process):
+                        ours.append(process)
             return ours
 
         killed = found()
-        for pid in killed:
-            kill_if(pid, lambda pid: marked(pid, self.directory))
+        for process in killed:
+            kill(process)
         self._until(lambda: not found(), f"the slurmstepd of job {job} is gone", WAIT_SECONDS)
         assert killed, f"job {job} has no slurmstepd"
 
@@ -402,9 +402,9 @@ class SlurmCluster:
             with contextlib.suppress(OSError):
                 self._stop(name, signal.SIGKILL)
         end = time.monotonic() + WAIT_SECONDS
-        while left := list(self._marked()):
-            for pid in left:
-                kill_if(pid, lambda pid: marked(pid, self.directory) or pid in left)
+        while left := self._left():
+            for process in left:
+                kill(process)
             if time.monotonic() > end:
                 raise RuntimeError(f"still there after SIGKILL: processes {left} of {self.directory}")
             time.sleep(0.05)
@@ -413,23 +413,40 @@ class SlurmCluster:
         shutil.rmtree(self.directory)
         self._ports.close()
 
-    def _marked(self) -> Iterator[int]:
-        """Processes that carry our mark, and all that descend from them. A zombie is dead."""
-        parents = dict(processes())
-        ours = {pid for pid in parents if marked(pid, self.directory)}
-        while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
+    def _left(self) -> set[Process]:
+        """What we started, and all that descends from it. A zombie is dead."""
+        alive = {process.pid: process for process in processes()}
+        ours = {pid for pid, process in alive.items() if self._started(process)}
+        while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
             ours |= more
-        yield from ours - {os.getpid()}
+        return {alive[pid] for pid in ours - {os.getpid()}}
+
+    def _started(self, process: Process) -> bool:
+        return marked(process.pid, self.directory) or is_slurm_of(process.pid, self.directory)
 
 
-def processes() -> Iterator[tuple[int, int]]:
-    """(pid, parent) of all that live."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`started` (ticks since boot) tells it from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    started: int
+
+
+def processes() -> Iterator[Process]:
+    """All that live."""
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-                if fields[0] != "Z":
-                    yield int(entry), int(fields[1])
+        if entry.isdigit() and (process := living(int(entry))):
+            yield process
+
+
+def living(pid: int) -> Process | None:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # proc(5), from 3 on
+        if fields[0] != "Z":
+            return Process(pid, int(fields[1]), int(fields[19]))
+    return None
 
 
 def marked(pid: int, directory: Path) -> bool:
@@ -439,12 +456,28 @@ def marked(pid: int, directory: Path) -> bool:
         return False
 
 
-def kill_if(pid: int, is_ours: Callable[[int], bool]) -> None:
+def is_slurm_of(pid: int, directory: Path) -> bool:
+    """Whether it is a program of Slurm that has a file below `directory` open."""
+    try:
+        if not Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("slurm"):
+            return False
+        files = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for file in files:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/{pid}/fd/{file}").startswith(f"{directory}/"):
+                return True
+    return False
+
+
+def kill(process: Process) -> None:
     """SIGKILL by a descriptor that is opened first and checked then: never a stranger that got the same pid."""
     with contextlib.suppress(OSError):
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(process.pid)
         try:
-            if is_ours(pid):
+            now = living(process.pid)
+            if now is not None and now.started == process.started:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

@@ -16,7 +16,9 @@ import pytest
 import slurm_versions
 import stories
 from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, living, processes
+from slurm_look import listed
+from waiting import until
 
 HERE = Path(__file__).parent
 
@@ -95,6 +97,23 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
     failed["24.11"] = failed["26.05"]  # no further try
     with pytest.raises(pytest.fail.Exception, match=r"no Slurm 24.11 to be had from Debian trixie: .*exit status"):
         slurm_versions.programs("24.11")
+
+
+@pytest.mark.parametrize("version", ["", *slurm_versions.DEBIAN])
+def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
+    """A slurmstepd and its job, which has nothing of the cluster's environment, are no children of the test's."""
+    with SlurmCluster(nodes=1, gpus=0, version=version) as cluster:
+        job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
+        until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")
+        script = min(filter(None, map(living, listed(cluster, job, "n1"))), key=lambda process: process.started)
+        stepd = living(script.parent)
+        assert stepd is not None
+        title = Path(f"/proc/{stepd.pid}/cmdline").read_text()
+        assert title.startswith(f"slurmstepd: [{job}.batch]"), title
+        started = {stepd, *filter(None, map(living, listed(cluster, job, "n1")))}
+    assert {(process.pid, process.started) for process in started}.isdisjoint(
+        (process.pid, process.started) for process in processes()
+    )
 
 
 class NoJobs:

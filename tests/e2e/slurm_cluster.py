@@ -249,6 +249,15 @@ class SlurmCluster:
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
 
+    def mend(self, name: str) -> None:
+        """A node in whatever state is idle again: its jobs end, its slurmd is another."""
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=mended")
+        if f"slurmd.{name}" in self._processes:
+            self.stop_slurmd(name, signal.SIGKILL)
+        self.start_slurmd(name)
+        self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        self.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
+
     def kill_slurmstepd(self, job: str) -> None:
         """Of a batch job, whose processes run on."""
         name = f"slurmstepd: [{job}.batch]".encode()
@@ -389,7 +398,7 @@ class SlurmCluster:
     def _until(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not reached():
-            for name, process in self._processes.items():
+            for name, process in list(self._processes.items()):
                 if process.poll() is not None:
                     out = (self.directory / "log" / f"{name}.out").read_text(errors="replace")
                     raise RuntimeError(f"{name} ended with status {process.returncode}: {out[-2000:]}")

@@ -125,7 +125,7 @@ class NoJobs:
     def run(self, *command: str, check: bool = True) -> None:
         assert command[0] != "scancel", "there is no job"
 
-    def wait_state(self, *_: str, without: tuple[str, ...]) -> None:
+    def wait_state(self, *_: str, without: tuple[str, ...], timeout: float) -> None:
         pass
 
 
@@ -138,6 +138,26 @@ def test_a_story_whose_job_is_not_taken_says_so_and_gives_its_node_back() -> Non
     with pytest.raises(AssertionError, match="gpu_access/lost on n1: TimeoutError: sbatch: no answer"):
         stories.tell(ROW, cast(SlurmCluster, NoJobs()), free)
     assert free.get_nowait() == "n1"
+
+
+def test_a_story_that_leaves_its_node_in_no_good_state_fails_and_the_node_is_mended_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave_it_lost(scene: stories.Scene) -> None:
+        scene.cluster.stop_slurmd(scene.node, signal.SIGKILL)
+        scene.cluster.run("scontrol", "update", f"NodeName={scene.node}", "State=DOWN", "Reason=lost")
+
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    free.put("n1")
+    monkeypatch.setattr(stories, "live", leave_it_lost)
+    with SlurmCluster(nodes=1, gpus=0) as cluster:
+        monkeypatch.setattr(stories, "IDLE_SECONDS", 1.0)
+        with pytest.raises(TimeoutError, match="n1 not IDLE"):
+            stories.tell(ROW, cluster, free)
+        assert free.qsize() == 1
+        monkeypatch.setattr(stories, "live", stories.nothing)
+        monkeypatch.setattr(stories, "IDLE_SECONDS", 120.0)
+        stories.tell(ROW, cluster, free)
 
 
 def test_a_story_for_which_no_node_is_free_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

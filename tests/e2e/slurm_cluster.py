@@ -22,6 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge/munge.sock,cred_expire=5
+AuthInfo=socket={directory}/munge/munge.sock,cred_expire=30
 CredType=cred/munge
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n
@@ -59,7 +60,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
-# short timers: a test must not wait for production time-outs
+# short, where a test would wait for it and no stall of a busy machine is a fault by it
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -79,6 +80,7 @@ NODE = (
     "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:h100:{gpus} State=UNKNOWN\n"
 )
 PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
+GIVE_UP = "MessageTimeout=3\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,8 @@ class SlurmCluster:
         nodes: int = 3,
         gpus: int = 8,
         base_port: int | None = None,
-        slurmd_timeout: int = 60,  # of a node that does not answer: also a busy machine's
-        message_timeout: int = 5,
+        slurmd_timeout: int = 300,  # of a node that does not answer: also a busy machine's
+        message_timeout: int = 20,  # the same of a daemon
         extra_conf: Sequence[str] = (),
         version: str | None = None,
         accounting: bool = False,
@@ -151,6 +153,13 @@ class SlurmCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+    @property
+    def giving_up(self) -> dict[str, str]:
+        """The environment of a command that does not wait long for a slurmctld that is away or does not answer."""
+        conf = self.directory / "giving_up.conf"
+        conf.write_text((self.directory / "slurm.conf").read_text() + GIVE_UP)
+        return {"SLURM_CONF": str(conf)}
 
     # commands
 
@@ -211,6 +220,14 @@ class SlurmCluster:
     def wait_job(self, job: str, *states: str, timeout: float = WAIT_SECONDS) -> dict[str, str]:
         self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.job(job)
+
+    def save(self, job: str) -> None:
+        """Until slurmctld has written the job down: it does so at most every 5 s."""
+        mark, file = uuid.uuid4().hex, self.directory / "state/job_state"
+        self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
+        self._until(
+            lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is written down", WAIT_SECONDS
+        )
 
     def sdiag_counts(self) -> dict[str, int]:
         """How many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}. sdiag itself adds one

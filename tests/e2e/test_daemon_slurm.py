@@ -106,7 +106,7 @@ def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_r
             daemon.kernel_line(xid(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
             assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
-            assert f"job {job} was requeued" in daemon.log.read_text()
+            daemon.until(lambda _: f"job {job} was requeued" in daemon.log.read_text(), "it has heard of it")
 
 
 def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(

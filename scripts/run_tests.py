@@ -4,7 +4,8 @@
 
 What fails beside the others runs again in one process with nothing beside it, as CPython's regrtest and LLVM's lit
 have it, if it is of at most `MOST_FILES` files. What passes then is named FLAKY in the closing lines: a defect of the
-test, but none that may keep out a change (`--flaky-is-red`: it may). Exit status: pytest's own of the run that counts.
+test, but none that may keep out a change (`--flaky-is-red`: it may). What is marked `alone` runs after that, once, in
+one process with nothing beside it. Exit status: pytest's own of the run that counts.
 
 Each run has a folder of its own, `TMPDIR` of all that it starts, named to it as HEALTHD_TEST_RUN. At its end, and at
 the next one's start if this was killed, the processes, mounts, loop devices and cgroups of it are ended, and it is
@@ -36,11 +37,11 @@ import psutil
 T = TypeVar("T")
 libc = ctypes.CDLL(None, use_errno=True)
 
-MARK = "HEALTHD_TEST_RUN"
+MARK, PART = "HEALTHD_TEST_RUN", "HEALTHD_TESTS"
 FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has 107 characters
-OWN = ("lock", "cache", "running")  # what is a run's own in its folder
+OWN = ("lock", "cache", "running", "alone")  # what is a run's own in its folder
 MOST_FILES = 3  # more that fail are no chance
-FAILED = 1  # pytest's exit status where tests failed; higher ones are no test's
+PASSED, FAILED, NONE_RAN = 0, 1, 5  # pytest's exit statuses; others are no test's
 END_SECONDS = 20.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 FITHAW = 0xC0045878  # linux/fs.h
@@ -74,7 +75,18 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
-    status = pytest(run, options)
+    """Those that bear others beside them, then those that do not (tests/alone.py)."""
+    status = beside(run, options, flaky_is_red)
+    if status not in (PASSED, FAILED, NONE_RAN) or not (run / "alone").exists():
+        return status
+    end_leftovers(run)
+    print("run_tests: what bears nothing beside it", flush=True)
+    alone = pytest(run, (*options, "-n", "0"), "alone")
+    return alone if status == NONE_RAN else status or alone
+
+
+def beside(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
+    status = pytest(run, options, "beside")
     if status != FAILED:
         return status
     failed = last_failed(run)
@@ -84,20 +96,21 @@ def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
         return status
     end_leftovers(run)
     print(f"run_tests: {len(failed)} failed and run again, alone: {', '.join(failed)}", flush=True)
-    again = pytest(run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"))
+    again = pytest(run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"), "beside")
     if again:
         return again
     for test in failed:
         print(f"FLAKY {test}", flush=True)
-    return FAILED if flaky_is_red else 0
+    return FAILED if flaky_is_red else PASSED
 
 
-def pytest(run: Path, options: Sequence[str]) -> int:
+def pytest(run: Path, options: Sequence[str], part: str) -> int:
     """Its exit status. Whoever is orphaned meanwhile is ours, and reaped."""
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    child = os.posix_spawn(sys.executable, argv, {**inherited, "TMPDIR": str(run), MARK: str(run)})
+    own = {"TMPDIR": str(run), MARK: str(run), PART: part}
+    child = os.posix_spawn(sys.executable, argv, {**inherited, **own})
     while True:
         pid, status = os.wait()
         if pid == child:

@@ -11,11 +11,12 @@ from pathlib import Path, PurePath
 import hypothesis
 import pytest
 from fakes import scenarios
-from started import pytest_runtest_logfinish, pytest_runtest_logstart  # noqa: F401  # hooks
 from xdist.scheduler import LoadScopeScheduling
 
 from healthd import guard
 from healthd.host import Host
+
+pytest_plugins = ("alone", "started")
 
 hypothesis.settings.register_profile(
     "repeatable",
@@ -172,13 +173,11 @@ OWN_PYTHON = (
 ROOT = Path(__file__).parents[1]
 OURS = ("tests", "bench", "scripts", "examples")
 
-# They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
-# out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
+# They write into the machine's one kernel log, or read it all the while.
 KERNEL_LOG = (
-    "test_hot_unplug",
     "test_daemon",
-    "test_hung_driver",
     "test_package_kernel_log",
+    "test_real_file_system",
     "test_real_kernel_log",
     "test_storm",
 )

@@ -417,6 +417,7 @@ def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) ->
         daemon.until(lambda s: s["incidents"] == [], "what stands alone is no incident")
 
 
+@pytest.mark.alone  # each daemon of this machine hears of it, and looks
 def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
     require_root()
     bridges = [

@@ -77,6 +77,7 @@ WIDE = {
     "e2e/test_real_file_system.py": "real errors of a file system, in the machine's one kernel log",
     "e2e/test_real_kernel_log.py": "the machine's one kernel log, and all that it can hold",
     "e2e/test_requeue_by_part.py": "jobs side by side on each version of Slurm",
+    "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs that are killed in the midst of them",
     "e2e/test_shells.py": "TAB in bash, zsh and fish",
     "e2e/test_slurm_accounting.py": "a MariaDB and a slurmdbd",
     "e2e/test_slurm_commands.py": "each of Slurm's commands, late and broken",

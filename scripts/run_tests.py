@@ -303,10 +303,10 @@ def mountinfo() -> Iterator[tuple[str, str, str]]:
 
 
 def unmount(run: Path) -> None:
-    """All that is mounted below `run`, or elsewhere with `run` as its source. A frozen file system is thawed before;
+    """All that is mounted below `run`, or elsewhere with it as its source. A frozen file system is thawed before;
     only a disk's is opened for that, for others may hang."""
     for point, _, source in mountinfo():
-        if not point.startswith(f"{run}/") and source != str(run):
+        if not point.startswith(f"{run}/") and not f"{source}/".startswith(f"{run}/"):
             continue
         if source.startswith("/dev/"):
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ GPUS, DISKS, PROCESSES = len(node_tree.GPUS), len(node_tree.DISKS), node_tree.PR
 def node(gpus: int = GPUS, disks: int = DISKS, processes: int = PROCESSES) -> Iterator[tuple[Path, str]]:
     """The node's tree, and settings with its own baseline: every check has something to hold the node to. The file
     `gpus.toml` in it says to the fake NVML which GPUs there are."""
-    folder = Path(tempfile.mkdtemp(prefix="healthd-bench.", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="healthd-bench."))
     try:
         node_tree.build(folder, gpus, disks, processes)
         fake = folder / "gpus.toml"

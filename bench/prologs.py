@@ -17,7 +17,7 @@ PROLOGS = 200
 def prologs() -> list[Figure]:
     """The prolog as slurmd runs it before each job, of a node that is well and of one that is to be drained."""
     figures = []
-    with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         default, script, verdict = (Path(folder) / name for name in ("default", "prolog", "verdict"))
         default.write_text(f"HEALTHD_RUNTIME_DIR={folder}\nHEALTHD_TELL_JOB=no\n")
         shipped = (REPOSITORY / "packaging/slurm/prolog").read_text()

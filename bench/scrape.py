@@ -40,7 +40,7 @@ PLAIN: dict[str, str] = {}
 
 def rows() -> list[Figure]:
     """The medians count."""
-    folder = Path(tempfile.mkdtemp(prefix="healthd-bench.", dir="/tmp"))
+    folder = Path(tempfile.mkdtemp(prefix="healthd-bench."))
     try:
         node_tree.build(folder)
         with node(folder, interval="3600") as daemon:

@@ -53,7 +53,7 @@ def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
             daemons[number] = stack.enter_context(
                 Healthd(
                     *("--interval", "1", "--root", str(folder), "--node-name", f"n{number}"),
-                    config=f"{config}\n[checks.processes]\n",
+                    config=f"{config}\n[checks.processes]\n[checks.disk_space]\n",
                     fake_nvml=str(folder / "gpus.toml"),
                 )
             )

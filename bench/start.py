@@ -48,7 +48,7 @@ check_cmd_output -m 'good' echo good
 
 
 def rows(times: int = TIMES) -> list[Figure]:
-    with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/tmp") as folder, Healthd() as daemon:
+    with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder, Healthd() as daemon:
         healthd, run_dir = [sys.executable, "-m", "healthd"], ["--runtime-dir", str(daemon.run_dir)]
         commands: dict[str, tuple[list[str], float | None]] = {
             BARE: ([sys.executable, "-c", "pass"], None),

@@ -11,11 +11,12 @@ from pathlib import Path, PurePath
 import hypothesis
 import pytest
 from fakes import scenarios
-from started import pytest_runtest_logfinish, pytest_runtest_logstart  # noqa: F401  # hooks
 from xdist.scheduler import LoadScopeScheduling
 
 from healthd import guard
 from healthd.host import Host
+
+pytest_plugins = ("alone", "started")
 
 hypothesis.settings.register_profile(
     "repeatable",
@@ -76,6 +77,7 @@ WIDE = {
     "e2e/test_real_file_system.py": "real errors of a file system, in the machine's one kernel log",
     "e2e/test_real_kernel_log.py": "the machine's one kernel log, and all that it can hold",
     "e2e/test_requeue_by_part.py": "jobs side by side on each version of Slurm",
+    "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs that are killed in the midst of them",
     "e2e/test_shells.py": "TAB in bash, zsh and fish",
     "e2e/test_slurm_accounting.py": "a MariaDB and a slurmdbd",
     "e2e/test_slurm_commands.py": "each of Slurm's commands, late and broken",
@@ -172,13 +174,11 @@ OWN_PYTHON = (
 ROOT = Path(__file__).parents[1]
 OURS = ("tests", "bench", "scripts", "examples")
 
-# They write into the machine's one kernel log, or read it all the while; two of them say of a device that it was taken
-# out, and each daemon of this machine looks then, in the midst of what test_hung_driver counts.
+# They write into the machine's one kernel log, or read it all the while.
 KERNEL_LOG = (
-    "test_hot_unplug",
     "test_daemon",
-    "test_hung_driver",
     "test_package_kernel_log",
+    "test_real_file_system",
     "test_real_kernel_log",
     "test_storm",
 )

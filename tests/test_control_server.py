@@ -93,7 +93,7 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    directory = tempfile.mkdtemp(prefix="healthd.", dir="/tmp")
+    directory = tempfile.mkdtemp(prefix="healthd.")
     os.chmod(directory, 0o755)
     found = Served(f"{directory}/healthd.sock")
     yield found
@@ -358,7 +358,7 @@ def test_who_connects_in_a_loop_does_not_keep_the_daemon_busy(served: Served) ->
 
 
 def test_the_client_waits_for_a_place_in_a_full_queue() -> None:
-    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as directory, ThreadPoolExecutor(1) as threads:
+    with tempfile.TemporaryDirectory(prefix="healthd.") as directory, ThreadPoolExecutor(1) as threads:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"{directory}/healthd.sock")
         listener.listen(0)

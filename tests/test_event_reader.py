@@ -333,7 +333,7 @@ def test_another_compression_is_told_with_the_way_to_read_it(tmp_path):
 @pytest.fixture
 def nobody() -> Iterator[Path]:
     """A folder with a file that its reader may not read, and one that it may; root is nobody for a while."""
-    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="healthd.") as name:
         folder, user = Path(name), os.geteuid()
         folder.chmod(0o755)
         (folder / "events.jsonl").write_bytes(lines(3, 4))

@@ -164,7 +164,7 @@ def test_the_refusal_names_the_reason_and_runs_none_of_its_words(tmp_path: Path)
 @pytest.fixture
 def open_to_all() -> Iterator[Path]:
     """pytest's own directories are for their owner alone."""
-    with tempfile.TemporaryDirectory(prefix="healthd-hook.", dir="/tmp") as path:
+    with tempfile.TemporaryDirectory(prefix="healthd-hook.") as path:
         Path(path).chmod(0o755)
         yield Path(path)
 

@@ -214,7 +214,7 @@ def shared() -> Iterator[Path]:
     import shutil
     import tempfile
 
-    made = Path(tempfile.mkdtemp(prefix="healthd-owner.", dir="/tmp"))
+    made = Path(tempfile.mkdtemp(prefix="healthd-owner."))
     made.chmod(0o755)
     yield made
     shutil.rmtree(made)

@@ -30,8 +30,9 @@ RIGHT = "def test_right(): pass"
 
 def project(folder: Path, **files: str) -> Path:
     """Test files, and the hooks that run_tests.py needs."""
-    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS)!r})\nfrom started import *\n")
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    plugins = 'pytest_plugins = ["alone", "started"]'
+    (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(TESTS)!r})\n{plugins}\n")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -q\nmarkers = alone\n")
     for name, text in files.items():
         lines = text.strip("\n").splitlines()
         indent = len(lines[0]) - len(lines[0].lstrip())
@@ -102,6 +103,47 @@ def test_a_run_that_cannot_begin_is_no_failure_of_a_test(tmp_path):
     status, printed = run(project(tmp_path, test_a=RIGHT), "--no-such-option")
     assert status == pytest.ExitCode.USAGE_ERROR
     assert "run again" not in printed
+
+
+ALONE = """
+    import os
+    from pathlib import Path
+    import pytest
+    @pytest.mark.alone
+    def test_alone():
+        with open({ran!r}, "a") as ran: ran.write("alone ")
+        assert "PYTEST_XDIST_WORKER" not in os.environ
+        assert {passes}
+    def test_beside():
+        with open({ran!r}, "a") as ran: ran.write("beside ")
+"""
+
+
+@pytest.mark.parametrize("side_by_side", [("-n", "2"), ()], ids=["side by side", "in one process"])
+def test_what_bears_nothing_beside_it_runs_once_after_all_others_in_one_process(tmp_path, side_by_side):
+    text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
+    status, printed = run(project(tmp_path, test_a=text, test_b=RIGHT), *side_by_side)
+    assert status == 0, printed
+    assert (tmp_path / "ran").read_text() == "beside alone "
+
+
+def test_what_fails_with_nothing_beside_it_is_red_at_once(tmp_path):
+    text = ALONE.format(ran=str(tmp_path / "ran"), passes=False)
+    status, printed = run(project(tmp_path, test_a=text), "-n", "2")
+    assert (status, (tmp_path / "ran").read_text()) == (1, "beside alone "), printed
+    assert "FLAKY" not in printed
+
+
+def test_what_failed_beside_others_is_red_although_the_rest_passes_alone(tmp_path):
+    text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
+    status, printed = run(project(tmp_path, test_a=text, test_b=WRONG), "-n", "2")
+    assert (status, (tmp_path / "ran").read_text()) == (1, "beside alone "), printed
+
+
+def test_a_run_of_nothing_but_what_runs_alone_has_passed(tmp_path):
+    text = ALONE.format(ran=str(tmp_path / "ran"), passes=True)
+    status, printed = run(project(tmp_path, test_a=text), "-n", "2", "-k", "test_alone")
+    assert (status, (tmp_path / "ran").read_text()) == (0, "alone "), printed
 
 
 def test_what_a_test_left_running_is_ended_before_the_failed_tests_run_again_and_at_the_end(tmp_path):

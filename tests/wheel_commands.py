@@ -71,7 +71,7 @@ def wrong(environment: Path) -> Iterator[str]:
     """A sentence for each command that is not tried here or does not end as it should."""
     names = "from healthd.cli.main import FAMILIES; print(*FAMILIES, sep=chr(10))"
     python, healthd = (str(environment / "bin" / name) for name in ("python", "healthd"))
-    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as folder:
+    with tempfile.TemporaryDirectory(prefix="healthd.") as folder:
         there = subprocess.run([python, "-c", names], cwd=folder, capture_output=True, text=True, check=True)
         yield from (f"{name}: is not tried" for name in there.stdout.splitlines() if name not in COMMANDS)
         _make_node(Path(folder))

@@ -138,10 +138,10 @@ class Soak:
 def soaking(seed: int) -> Iterator[Soak]:
     """Two nodes whose daemons run: n1's lives all the while, n2's is killed."""
     with contextlib.ExitStack() as ends:
-        cluster = ends.enter_context(SlurmCluster(nodes=2))
+        cluster = ends.enter_context(SlurmCluster(nodes=2, message_timeout=5))
         nodes = []
         for name, is_killed in (("n1", False), ("n2", True)):
-            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="healthd-soak.", dir="/tmp")))
+            folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="healthd-soak.")))
             folder.chmod(0o755)
             node = Node(cluster, name, folder, is_killed)
             ends.enter_context(node.daemon)

@@ -38,7 +38,7 @@ def node(cluster: SlurmCluster, unused: Iterator[str]) -> Iterator[str]:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """Short enough for a socket's path."""
-    path = Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="healthd."))
     yield path
     shutil.rmtree(path)
 

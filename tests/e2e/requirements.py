@@ -33,6 +33,6 @@ def require_network(*urls: str) -> None:
     """For a test that installs packages as people do."""
     for url in urls:
         try:
-            urllib.request.urlopen(url, timeout=30).close()
+            urllib.request.urlopen(url, timeout=120).close()
         except OSError as error:
             require(f"{url} cannot be reached: {error}")

@@ -7,8 +7,8 @@
         assert "DRAIN" in cluster.node("n1").flags
 
 Needs root and the packages slurmctld, slurmd, slurm-client, munge; starts in about 1 s. Any number can run side by
-side. Everything that it starts carries a mark in its environment, slurmstepds and jobs included; at the end
-exactly these are killed.
+side. Everything that it starts carries a mark in its environment, jobs included. A slurmstepd writes its title over
+that, but has its log open in the cluster's directory. At the end exactly these are killed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge/munge.sock,cred_expire=5
+AuthInfo=socket={directory}/munge/munge.sock,cred_expire=30
 CredType=cred/munge
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n
@@ -59,7 +60,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
-# short timers: a test must not wait for production time-outs
+# short, where a test would wait for it and no stall of a busy machine is a fault by it
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -79,6 +80,7 @@ NODE = (
     "CoresPerSocket=16 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:h100:{gpus} State=UNKNOWN\n"
 )
 PARTITION = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
+GIVE_UP = "MessageTimeout=3\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Node:
 class SlurmCluster:
     """Nodes are n1, n2, ...; `env` is the environment in which Slurm's commands reach this cluster.
 
-    `directory` is made under /tmp and removed at the end if not given (a socket's path holds 107 characters).
+    `directory` is made in the run's folder and removed at the end if not given (a socket's path holds 107 characters).
     `extra_conf` are lines for slurm.conf; where one repeats a key above, the later line counts. `version`: a Slurm of
     slurm_versions.py, "24.11"; "" is this machine's own; None the one that HEALTHD_TEST_SLURM names, or that.
     `accounting`: with a slurmdbd of the same version, for sacct and sacctmgr.
@@ -106,8 +108,8 @@ class SlurmCluster:
         nodes: int = 3,
         gpus: int = 8,
         base_port: int | None = None,
-        slurmd_timeout: int = 60,  # of a node that does not answer: also a busy machine's
-        message_timeout: int = 5,
+        slurmd_timeout: int = 300,  # of a node that does not answer: also a busy machine's
+        message_timeout: int = 20,  # the same of a daemon
         extra_conf: Sequence[str] = (),
         version: str | None = None,
         accounting: bool = False,
@@ -127,7 +129,7 @@ class SlurmCluster:
     def __enter__(self) -> SlurmCluster:
         require_root()
         require_programs("munged", "slurmctld", "slurmd", "scontrol", packages="slurmctld slurmd slurm-client munge")
-        self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+        self.directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="slurm."))
         self.directory.chmod(0o755)  # other users' commands read slurm.conf and munge's socket
         self.env = os.environ | {"SLURM_CONF": f"{self.directory}/slurm.conf", MARK: str(self.directory)}
         self._programs = slurm_versions.programs(self.version) if self.version else None
@@ -151,6 +153,13 @@ class SlurmCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+    @property
+    def giving_up(self) -> dict[str, str]:
+        """The environment of a command that does not wait long for a slurmctld that is away or does not answer."""
+        conf = self.directory / "giving_up.conf"
+        conf.write_text((self.directory / "slurm.conf").read_text() + GIVE_UP)
+        return {"SLURM_CONF": str(conf)}
 
     # commands
 
@@ -212,6 +221,14 @@ class SlurmCluster:
         self._until(lambda: self.job(job)["JobState"] in states, f"job {job} is {' or '.join(states)}", timeout)
         return self.job(job)
 
+    def save(self, job: str) -> None:
+        """Until slurmctld has written the job down: it does so at most every 5 s."""
+        mark, file = uuid.uuid4().hex, self.directory / "state/job_state"
+        self.run("scontrol", "update", f"JobId={job}", f"Comment={mark}")
+        self._until(
+            lambda: file.exists() and mark.encode() in file.read_bytes(), f"job {job} is written down", WAIT_SECONDS
+        )
+
     def sdiag_counts(self) -> dict[str, int]:
         """How many RPCs of each type slurmctld has served: {"REQUEST_NODE_INFO": 12}. sdiag itself adds one
         REQUEST_STATS_INFO.
@@ -249,21 +266,30 @@ class SlurmCluster:
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
 
+    def mend(self, name: str) -> None:
+        """A node in whatever state is idle again: its jobs end, its slurmd is another."""
+        self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=mended")
+        if f"slurmd.{name}" in self._processes:
+            self.stop_slurmd(name, signal.SIGKILL)
+        self.start_slurmd(name)
+        self.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+        self.wait_state(name, "IDLE", without=("DRAIN", "COMPLETING", "NOT_RESPONDING"))
+
     def kill_slurmstepd(self, job: str) -> None:
         """Of a batch job, whose processes run on."""
         name = f"slurmstepd: [{job}.batch]".encode()
 
-        def found() -> list[int]:
+        def found() -> list[Process]:
             ours = []
-            for pid, _ in processes():
+            for process in processes():
                 with contextlib.suppress(OSError):
-                    if name in Path(f"/proc/{pid}/cmdline").read_bytes() and marked(pid, self.directory):
-                        ours.append(pid)
+                    if name in Path(f"/proc/{process.pid}/cmdline").read_bytes() and self._started(process):
+                        ours.append(process)
             return ours
 
         killed = found()
-        for pid in killed:
-            kill_if(pid, lambda pid: marked(pid, self.directory))
+        for process in killed:
+            kill(process)
         self._until(lambda: not found(), f"the slurmstepd of job {job} is gone", WAIT_SECONDS)
         assert killed, f"job {job} has no slurmstepd"
 
@@ -389,7 +415,7 @@ class SlurmCluster:
     def _until(self, reached: Callable[[], bool], what: str, seconds: float) -> None:
         end = time.monotonic() + seconds
         while not reached():
-            for name, process in self._processes.items():
+            for name, process in list(self._processes.items()):
                 if process.poll() is not None:
                     out = (self.directory / "log" / f"{name}.out").read_text(errors="replace")
                     raise RuntimeError(f"{name} ended with status {process.returncode}: {out[-2000:]}")
@@ -402,9 +428,9 @@ class SlurmCluster:
             with contextlib.suppress(OSError):
                 self._stop(name, signal.SIGKILL)
         end = time.monotonic() + WAIT_SECONDS
-        while left := list(self._marked()):
-            for pid in left:
-                kill_if(pid, lambda pid: marked(pid, self.directory) or pid in left)
+        while left := self._left():
+            for process in left:
+                kill(process)
             if time.monotonic() > end:
                 raise RuntimeError(f"still there after SIGKILL: processes {left} of {self.directory}")
             time.sleep(0.05)
@@ -413,23 +439,40 @@ class SlurmCluster:
         shutil.rmtree(self.directory)
         self._ports.close()
 
-    def _marked(self) -> Iterator[int]:
-        """Processes that carry our mark, and all that descend from them. A zombie is dead."""
-        parents = dict(processes())
-        ours = {pid for pid in parents if marked(pid, self.directory)}
-        while more := {pid for pid, parent in parents.items() if parent in ours and pid not in ours}:
+    def _left(self) -> set[Process]:
+        """What we started, and all that descends from it. A zombie is dead."""
+        alive = {process.pid: process for process in processes()}
+        ours = {pid for pid, process in alive.items() if self._started(process)}
+        while more := {pid for pid, process in alive.items() if process.parent in ours} - ours:
             ours |= more
-        yield from ours - {os.getpid()}
+        return {alive[pid] for pid in ours - {os.getpid()}}
+
+    def _started(self, process: Process) -> bool:
+        return marked(process.pid, self.directory) or is_slurm_of(process.pid, self.directory)
 
 
-def processes() -> Iterator[tuple[int, int]]:
-    """(pid, parent) of all that live."""
+@dataclass(frozen=True, slots=True)
+class Process:
+    """`started` (ticks since boot) tells it from a later one with the same pid."""
+
+    pid: int
+    parent: int
+    started: int
+
+
+def processes() -> Iterator[Process]:
+    """All that live."""
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
-                if fields[0] != "Z":
-                    yield int(entry), int(fields[1])
+        if entry.isdigit() and (process := living(int(entry))):
+            yield process
+
+
+def living(pid: int) -> Process | None:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # proc(5), from 3 on
+        if fields[0] != "Z":
+            return Process(pid, int(fields[1]), int(fields[19]))
+    return None
 
 
 def marked(pid: int, directory: Path) -> bool:
@@ -439,12 +482,28 @@ def marked(pid: int, directory: Path) -> bool:
         return False
 
 
-def kill_if(pid: int, is_ours: Callable[[int], bool]) -> None:
+def is_slurm_of(pid: int, directory: Path) -> bool:
+    """Whether it is a program of Slurm that has a file below `directory` open."""
+    try:
+        if not Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("slurm"):
+            return False
+        files = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for file in files:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/{pid}/fd/{file}").startswith(f"{directory}/"):
+                return True
+    return False
+
+
+def kill(process: Process) -> None:
     """SIGKILL by a descriptor that is opened first and checked then: never a stranger that got the same pid."""
     with contextlib.suppress(OSError):
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(process.pid)
         try:
-            if is_ours(pid):
+            now = living(process.pid)
+            if now is not None and now.started == process.started:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

@@ -31,7 +31,8 @@ from healthd.settings import registry
 from healthd.slurm.reason import parse_reason
 
 INTERVAL_SECONDS = 0.5
-FREE_SECONDS = 240.0  # a node that a story left in no good state is not given to another
+FREE_SECONDS = 240.0  # a node that could not be mended is not given to another
+IDLE_SECONDS = 120.0  # after a story, or the node is mended and the story has failed
 WINDOW_SECONDS = 12.0  # of what ends by itself: longer than a story takes until it waits for that
 ROUNDS = 4  # in which nothing may happen: more than `clear_after`
 GPU = GPUS[3]
@@ -298,9 +299,9 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
     try:
         node = free.get(timeout=FREE_SECONDS)
     except queue.Empty:
-        why = f"no node was free in {FREE_SECONDS:g} s: stories that left theirs in no good state kept them"
+        why = f"no node was free in {FREE_SECONDS:g} s: those of other stories could not be mended"
         raise AssertionError(f"{row}: {why}") from None
-    folder, job = Path(tempfile.mkdtemp(prefix="story.", dir="/tmp")), ""
+    folder, job = Path(tempfile.mkdtemp(prefix="story.")), ""
     try:
         job = cluster.sbatch("sleep 600", "-w", node)
         cluster.wait_job(job, "RUNNING")
@@ -318,8 +319,18 @@ def tell(row: Row, cluster: SlurmCluster, free: queue.SimpleQueue[str]) -> None:
             cluster.run("scancel", job, check=False)
         cluster.run("scontrol", "update", f"NodeName={node}", "State=UNDRAIN", check=False)
         shutil.rmtree(folder)
-        cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"))
+        give_back(cluster, node, free)
+
+
+def give_back(cluster: SlurmCluster, node: str, free: queue.SimpleQueue[str]) -> None:
+    """For the next story. Raises what kept the node from being idle, but not before it is: no other story must wait."""
+    try:
+        cluster.wait_state(node, "IDLE", without=("DRAIN", "COMPLETING"), timeout=IDLE_SECONDS)
+    except (TimeoutError, RuntimeError):
+        cluster.mend(node)
         free.put(node)
+        raise
+    free.put(node)
 
 
 def scene_of(row: Row, cluster: SlurmCluster, node: str, folder: Path, job: str) -> Scene:

@@ -41,6 +41,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from of_this_run import of_this_run
 from requirements import require_programs, require_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,7 @@ class SystemdContainer:
         self.directory = Path(tempfile.mkdtemp(prefix="healthd-systemd-"))
         (self.directory / "state").mkdir()
         self.machine = self.directory.name.replace("_", "-").rstrip("-")
-        self.cgroups = _cgroups(self.machine)
+        self.cgroups = _cgroups(of_this_run(self.machine))
         try:
             self._start(root)
             self._wait_until_up()

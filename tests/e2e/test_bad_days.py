@@ -22,7 +22,6 @@ from slurm_look import program
 from waiting import until
 
 HOUR = 3600.0
-CONFIG = "[checks.disk_space]\nenabled = false\n"
 LOST = "[gpu.3]\nlost = true\n"
 # Before anything else is imported: the wall clock of this process and its children, as a file says.
 CLOCK = """\
@@ -47,7 +46,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 def healthd(cluster: SlurmCluster, node: str, machine: Machine, **options: Any) -> Healthd:
     flags = ("--mode", "act", "--node-name", node, "--interval", "1", "--root", str(machine.root))
-    settings: dict[str, Any] = {"config": CONFIG, "env": cluster.env, "fake_nvml": str(machine.scenario)}
+    settings: dict[str, Any] = {"env": cluster.env, "fake_nvml": str(machine.scenario)}
     return Healthd(*flags, directory=machine.root.parent, **{**settings, **options})
 
 

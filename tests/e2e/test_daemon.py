@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import REPOSITORY, Healthd, condition, looked_since, write_whole, xid
+from healthd_daemon import REPOSITORY, UNCONCERNED, Healthd, condition, looked_since, write_whole, xid
 from requirements import require, require_root
 from waiting import until
 
@@ -76,7 +76,7 @@ def test_a_healthy_machine_without_gpus_gives_nothing_above_info(directory: Path
     require_kernel_log()
     require_no_gpus()
     config = directory / "check.toml"
-    config.write_text("[checks.processes]\nenabled = false\n")  # other tests, side by side with this, let some hang
+    config.write_text("".join(f"[checks.{check}]\nenabled = false\n" for check in UNCONCERNED))
     checked = healthd("check", "--json", "--config", str(config))
     found = json.loads(checked.stdout)
     assert (found["health"], checked.returncode, found["unknown"]) == ("healthy", 0, []), checked.stdout
@@ -344,7 +344,7 @@ def test_a_link_that_is_back_within_its_confirm_time_is_no_fault(directory: Path
             write_whole(port / name, f"{text}\n")
 
     def config(interval: float, confirm: float, critical: float) -> str:
-        table = f"confirm_seconds = {confirm}\ncritical_seconds = {critical}\n[checks.processes]\nenabled = false\n"
+        table = f"confirm_seconds = {confirm}\ncritical_seconds = {critical}\n"
         return f'interval_seconds = {interval}\n[checks.ib_link]\nexpected_gbps = {{"mlx5_0/1" = 400}}\n{table}'
 
     link("4: ACTIVE", "5: LinkUp")
@@ -417,6 +417,7 @@ def test_conditions_of_one_fault_are_told_to_be_one_incident(directory: Path) ->
         daemon.until(lambda s: s["incidents"] == [], "what stands alone is no incident")
 
 
+@pytest.mark.alone  # each daemon of this machine hears of it, and looks
 def test_a_device_that_is_removed_is_looked_at_without_waiting_for_the_next_round(directory: Path) -> None:
     require_root()
     bridges = [

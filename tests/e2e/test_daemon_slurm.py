@@ -34,8 +34,8 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def own_cluster() -> Iterator[SlurmCluster]:
-    """For a test that stops slurmctld."""
-    with SlurmCluster(nodes=1, gpus=0) as running:
+    """For a test that stops slurmctld, for which commands wait so long."""
+    with SlurmCluster(nodes=1, gpus=0, message_timeout=5) as running:
         yield running
 
 
@@ -90,7 +90,7 @@ def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_r
     tmp_path: Path,
 ) -> None:
     """Its BatchFlag is 2 then: slurmctld counts it up, up to a limit."""
-    with SlurmCluster(nodes=1, gpus=0, extra_conf=["BatchStartTimeout=1"]) as cluster:
+    with SlurmCluster(nodes=1, gpus=0, message_timeout=5, extra_conf=["BatchStartTimeout=1"]) as cluster:
         job = until_listed(cluster, running_job(cluster, "n1"), "n1")
         time.sleep(6)  # so long slurmctld lets a job be missing: BatchStartTimeout and MessageTimeout
         cluster.stop_slurmd("n1")
@@ -106,7 +106,7 @@ def test_a_batch_job_that_slurm_requeued_because_it_was_missing_on_its_node_is_r
             daemon.kernel_line(xid(79))
             cluster.wait_state("n1", "DRAIN", reason="healthd: gpu_xid/79 ")
             assert cluster.wait_job(job, "PENDING")["Restarts"] == "2"
-            assert f"job {job} was requeued" in daemon.log.read_text()
+            daemon.until(lambda _: f"job {job} was requeued" in daemon.log.read_text(), "it has heard of it")
 
 
 def test_a_lost_gpu_drains_and_a_repair_in_words_alone_does_not_resume(
@@ -432,7 +432,7 @@ def test_in_a_pause_nothing_happens_and_after_it_a_check_decides(
 def test_a_fault_while_slurmctld_is_down_drains_when_it_is_back(own_cluster: SlurmCluster, tmp_path: Path) -> None:
     cluster = own_cluster
     job = running_job(cluster, "n1")
-    time.sleep(3)  # slurmctld writes its state some time after it changed
+    cluster.save(job)
     with healthd(cluster, "n1", tmp_path) as daemon:
         cluster.kill_slurmctld(signal.SIGTERM)
         daemon.kernel_line(xid(79))

@@ -408,7 +408,7 @@ NOBODY = 65534
 @pytest.fixture
 def theirs() -> Iterator[Path]:
     """A user's folder: a program that is setuid, a link, and an empty folder."""
-    with tempfile.TemporaryDirectory(prefix="healthd.", dir="/tmp") as name:
+    with tempfile.TemporaryDirectory(prefix="healthd.") as name:
         folder = Path(name)
         for each in (folder, folder / "x", folder / "empty"):
             each.mkdir(exist_ok=True)

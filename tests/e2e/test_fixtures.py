@@ -16,7 +16,9 @@ import pytest
 import slurm_versions
 import stories
 from frozen import FrozenFilesystem, HangFs, in_d_state, pending_signals, wait_for_d_state
-from slurm_cluster import SlurmCluster
+from slurm_cluster import SlurmCluster, living, processes
+from slurm_look import listed
+from waiting import until
 
 HERE = Path(__file__).parent
 
@@ -97,6 +99,23 @@ def test_a_slurm_that_cannot_be_fetched_skips_its_tests_where_it_comes_from_sid_
         slurm_versions.programs("24.11")
 
 
+@pytest.mark.parametrize("version", ["", *slurm_versions.DEBIAN])
+def test_a_cluster_with_a_running_job_leaves_no_process(version: str) -> None:
+    """A slurmstepd and its job, which has nothing of the cluster's environment, are no children of the test's."""
+    with SlurmCluster(nodes=1, gpus=0, version=version) as cluster:
+        job = cluster.sbatch("sleep 3000", "-w", "n1", "--export=NONE")
+        until(lambda: len(listed(cluster, job, "n1")) == 2, "the script and its sleep run")
+        script = min(filter(None, map(living, listed(cluster, job, "n1"))), key=lambda process: process.started)
+        stepd = living(script.parent)
+        assert stepd is not None
+        title = Path(f"/proc/{stepd.pid}/cmdline").read_text()
+        assert title.startswith(f"slurmstepd: [{job}.batch]"), title
+        started = {stepd, *filter(None, map(living, listed(cluster, job, "n1")))}
+    assert {(process.pid, process.started) for process in started}.isdisjoint(
+        (process.pid, process.started) for process in processes()
+    )
+
+
 class NoJobs:
     """A cluster that takes no job; its nodes are idle."""
 
@@ -106,7 +125,7 @@ class NoJobs:
     def run(self, *command: str, check: bool = True) -> None:
         assert command[0] != "scancel", "there is no job"
 
-    def wait_state(self, *_: str, without: tuple[str, ...]) -> None:
+    def wait_state(self, *_: str, without: tuple[str, ...], timeout: float) -> None:
         pass
 
 
@@ -119,6 +138,26 @@ def test_a_story_whose_job_is_not_taken_says_so_and_gives_its_node_back() -> Non
     with pytest.raises(AssertionError, match="gpu_access/lost on n1: TimeoutError: sbatch: no answer"):
         stories.tell(ROW, cast(SlurmCluster, NoJobs()), free)
     assert free.get_nowait() == "n1"
+
+
+def test_a_story_that_leaves_its_node_in_no_good_state_fails_and_the_node_is_mended_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave_it_lost(scene: stories.Scene) -> None:
+        scene.cluster.stop_slurmd(scene.node, signal.SIGKILL)
+        scene.cluster.run("scontrol", "update", f"NodeName={scene.node}", "State=DOWN", "Reason=lost")
+
+    free: queue.SimpleQueue[str] = queue.SimpleQueue()
+    free.put("n1")
+    monkeypatch.setattr(stories, "live", leave_it_lost)
+    with SlurmCluster(nodes=1, gpus=0) as cluster:
+        monkeypatch.setattr(stories, "IDLE_SECONDS", 1.0)
+        with pytest.raises(TimeoutError, match="n1 not IDLE"):
+            stories.tell(ROW, cluster, free)
+        assert free.qsize() == 1
+        monkeypatch.setattr(stories, "live", stories.nothing)
+        monkeypatch.setattr(stories, "IDLE_SECONDS", 120.0)
+        stories.tell(ROW, cluster, free)
 
 
 def test_a_story_for_which_no_node_is_free_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ TOPOLOGY = "SwitchName=leaf1 Nodes=n[1-2]\nSwitchName=leaf2 Nodes=n[3-4]\nSwitch
 
 @pytest.fixture(scope="module", params=["", "24.11", "26.05"], ids=["own", "24.11", "26.05"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
-    directory = Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="slurm."))
     (directory / "topology.conf").write_text(TOPOLOGY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TZ", "UTC")  # of Slurm's daemons and commands; the ingest has another

@@ -351,7 +351,7 @@ enabled = false
 def test_a_real_slurm_is_told_to_drain_and_to_resume_through_munge() -> None:
     require_programs("ip", packages="iproute2")
     with contextlib.ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="slurm.", dir="/tmp"))
+        directory = Path(tempfile.mkdtemp(prefix="slurm."))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         box = stack.enter_context(SystemdContainer(binds=[directory], options=slurms_client()))
         stack.enter_context(in_the_network_of(box.leader))

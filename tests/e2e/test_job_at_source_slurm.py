@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from healthd_daemon import REPOSITORY, Healthd, condition, xid
+from of_this_run import of_this_run
 from requirements import require
 from slurm_cluster import SlurmCluster
 from waiting import until
@@ -25,7 +26,12 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class CgroupCluster(SlurmCluster):
-    """Its jobs have cgroups (v1: the freezer alone is enough), those of node n1 below freezer/slurm_n1."""
+    """Its jobs have cgroups (v1: the freezer alone is enough), those of node N below freezer/slurm_N: so a node here
+    has a name of this run."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(nodes=nodes, extra_conf=["ProctrackType=proctrack/cgroup"])
+        self.names = [of_this_run(name) for name in self.names]
 
     def _write_files(self) -> None:
         super()._write_files()
@@ -40,11 +46,11 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
         with SlurmCluster(nodes=4) as running:
             yield running
         return
-    if not os.access(FREEZER, os.W_OK) or list(FREEZER.glob("slurm*")):
-        require("this test needs cgroup/v1 with a freezer that no Slurm uses")
-    with CgroupCluster(nodes=4, extra_conf=["ProctrackType=proctrack/cgroup"]) as running:
+    if not os.access(FREEZER, os.W_OK):
+        require("this test needs cgroup/v1 with a freezer")
+    with CgroupCluster(nodes=4) as running:
         yield running
-    for directory in sorted(FREEZER.glob("slurm*/**/"), reverse=True):
+    for directory in sorted(FREEZER.glob(f"slurm_{of_this_run('')}*/**/"), reverse=True):
         directory.rmdir()
 
 

@@ -25,7 +25,7 @@ OTHERS = 1280
 
 @pytest.fixture
 def daemon() -> Iterator[Healthd]:
-    with Healthd(directory=Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))) as running:
+    with Healthd(directory=Path(tempfile.mkdtemp(prefix="healthd."))) as running:
         yield running
 
 
@@ -158,7 +158,7 @@ def test_a_reader_of_slurms_text_that_stumbles_is_slurms_trouble_and_faults_are_
         (programs / name).write_text("#!/bin/sh\nhead -c 300000 /dev/urandom\n")
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin"}
-    with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd.", dir="/tmp"))) as daemon:
+    with Healthd("--mode", "act", env=env, directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
         daemon.until(lambda s: bool(s["slurm"]["trouble"]), "Slurm's trouble is told")
         daemon.kernel_line(xid(79))
         status = daemon.until(lambda s: condition(s, "gpu_xid/79") is not None, "the Xid is a condition")

@@ -20,8 +20,6 @@ links = 18
 [checks.ib_link]
 expected_gbps = { "mlx5_0/1" = 400, "mlx5_1/1" = 400 }
 confirm_seconds = 20.0
-[checks.disk_space]  # of the machine that runs the tests
-enabled = false
 """
 
 

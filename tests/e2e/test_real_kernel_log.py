@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from of_this_run import of_this_run
 from requirements import require, require_programs, require_root
 
 from healthd.host import Host
@@ -245,7 +246,7 @@ def test_a_process_with_the_name_of_a_fault_that_crashes_is_nothing(kmsg, tmp_pa
 
 def test_an_oom_kill_in_a_cgroup_with_the_name_of_a_fault_is_nothing_but_an_oom_kill(kmsg, tmp_path):
     require_root()
-    with cgroup_of(FAULT) as folder:
+    with cgroup_of(f"{FAULT} {of_this_run('oom')}") as folder:
         log = kmsg(injected=False)
         drain(log)
         join = 'echo $$ > "$1/cgroup.procs"; shift; exec "$@"'

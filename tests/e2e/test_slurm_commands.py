@@ -45,6 +45,15 @@ def the_first_look_is_over(daemon: Healthd) -> None:
     daemon.until(lambda s: s["slurm"]["read_at"] > 0, "it knows the node")
 
 
+def rests(daemon: Healthd) -> bool:
+    """While this test computes for a second. One that spins would do so as long, on however busy a machine."""
+    assert daemon.process is not None
+    before, end = cpu_seconds(daemon.process.pid), time.process_time() + 1.0
+    while time.process_time() < end:
+        pass
+    return cpu_seconds(daemon.process.pid) - before < 0.5
+
+
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -91,9 +100,7 @@ def test_observe_mode_holds_for_the_look_that_is_under_way_and_nothing_stale_fol
         daemon.configure('mode = "observe"\n')
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "observe", "it observes")
-        used = cpu_seconds(daemon.process.pid)
-        time.sleep(3)
-        assert cpu_seconds(daemon.process.pid) - used < 0.5, "it does not spin over a command that it no longer needs"
+        assert rests(daemon), "it does not spin over a command that it no longer needs"
         (tmp_path / "slow").unlink()
         daemon.configure('mode = "act"\n')
         daemon.process.send_signal(signal.SIGHUP)
@@ -139,6 +146,4 @@ def test_observe_mode_does_not_wait_for_a_slurm_that_fails(tmp_path: Path, slow:
         daemon.process.send_signal(signal.SIGHUP)
         daemon.until(lambda s: s["mode"] == "observe", "it observes")
         time.sleep(6)  # the retry would have been in 5
-        used = cpu_seconds(daemon.process.pid)
-        time.sleep(3)
-        assert cpu_seconds(daemon.process.pid) - used < 0.5
+        assert rests(daemon)

@@ -23,7 +23,7 @@ import pytest
 import slurm_versions
 from frozen import wait_for_d_state
 from requirements import require_programs
-from slurm_cluster import SlurmCluster
+from slurm_cluster import GIVE_UP, SlurmCluster
 from slurm_look import (
     ACT,
     HEALTHY,
@@ -70,10 +70,10 @@ class Killed(Exception):
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     reboot = program(tmp_path_factory.mktemp("programs") / "reboot", "exit 0")
     # KillWait: so long a test may be kept from seeing a job that is ending.
-    more = ["UnkillableStepTimeout=2", f"RebootProgram={reboot}", "ResumeTimeout=600", "KillWait=15"]
+    more = [f"RebootProgram={reboot}", "ResumeTimeout=600", "KillWait=15"]
     version = getattr(request, "param", None)
     # slurmd_timeout: slurmctld has a node register again each third of it, as well as when it was booted.
-    with SlurmCluster(nodes=8, message_timeout=3, slurmd_timeout=600, extra_conf=more, version=version) as running:
+    with SlurmCluster(nodes=8, slurmd_timeout=600, extra_conf=more, version=version) as running:
         yield running
 
 
@@ -661,22 +661,23 @@ def test_a_drain_that_a_reboot_by_slurm_took_away_is_put_back(healthd: Healthd) 
 
 
 @on_slurm(None, "24.11")  # 26.05 waits for more than a minute
-def test_kill_task_failed_over_our_reason_is_still_ours(healthd: Healthd) -> None:
+def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -> None:
     require_programs("fsfreeze", "mkfs.ext4", packages="util-linux e2fsprogs")
-    cluster = healthd.cluster
-    with frozen_mount(cluster.directory / "frozen") as frozen:
-        job = healthd.running(f"exec touch {frozen}/x")
-        until_listed(cluster, job, healthd.node)
-        (pid,) = listed(cluster, job, healthd.node)
-        wait_for_d_state(pid)
-        assert healthd.look(faulty()).requeued == (job,)
-        cluster.wait_state(healthd.node, "DRAIN", reason="Kill task failed")
-        report = healthd.look(faulty())
-        assert report.owner is Owner.OURS
-        assert healthd.state().reason.startswith("Kill task failed")
-    cluster.run("scancel", job)
-    assert isinstance(healthd.look(HEALTHY).decision, Resume)
-    cluster.wait_state(healthd.node, "IDLE", without=("DRAIN", "COMPLETING"))
+    conf = ["UnkillableStepTimeout=2"]  # no other job may be given up so soon
+    with SlurmCluster(nodes=1, extra_conf=conf, version=cluster.version) as short:
+        healthd = Healthd(short, "n1")
+        with frozen_mount(short.directory / "frozen") as frozen:
+            job = healthd.running(f"exec touch {frozen}/x")
+            (pid,) = listed(short, job, "n1")
+            wait_for_d_state(pid)
+            assert healthd.look(faulty()).requeued == (job,)
+            short.wait_state("n1", "DRAIN", reason="Kill task failed")
+            report = healthd.look(faulty())
+            assert report.owner is Owner.OURS
+            assert healthd.state().reason.startswith("Kill task failed")
+        short.run("scancel", job)
+        assert isinstance(healthd.look(HEALTHY).decision, Resume)
+        short.wait_state("n1", "IDLE", without=("DRAIN", "COMPLETING"))
 
 
 @contextlib.contextmanager
@@ -721,7 +722,9 @@ def test_a_drain_outlives_an_unexpected_reboot_and_is_not_lifted_from_a_down_nod
 
 def test_a_controller_that_is_down_is_trouble_and_the_drain_follows(healthd: Healthd) -> None:
     healthd.cluster.kill_slurmctld(signal.SIGTERM)
+    healthd.environment = healthd.cluster.giving_up
     report = healthd.look(faulty())
+    healthd.environment = {}
     healthd.cluster.start_slurmctld()
     assert "connect failure" in report.trouble
     assert not report.settled
@@ -735,13 +738,14 @@ def test_a_drain_that_a_hung_controller_applies_late_is_known_as_ours(healthd: H
     def hang(command: Command) -> None:
         if command.argv[1] == "update":
             healthd.cluster.signal_slurmctld(signal.SIGSTOP)
+            healthd.environment = healthd.cluster.giving_up
 
     healthd.before = hang
     try:
         report = healthd.look(faulty())
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
-    healthd.before = lambda command: None
+    healthd.before, healthd.environment = lambda command: None, {}
     assert "Socket timed out" in report.trouble
     healthd.cluster.wait_state(healthd.node, "DRAIN")
     report = healthd.look(HEALTHY)  # the fault is gone meanwhile: our late drain must not stay for ever
@@ -755,6 +759,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
     def hang(command: Command) -> None:
         if command.argv[1] == "requeue":
             healthd.cluster.signal_slurmctld(signal.SIGSTOP)
+            healthd.environment = healthd.cluster.giving_up
 
     healthd.before = hang
     try:
@@ -762,7 +767,7 @@ def test_a_requeue_that_a_hung_controller_applies_late_is_sent_once(healthd: Hea
         assert "Unexpected message received" in healthd.look(faulty()).trouble
     finally:
         healthd.cluster.signal_slurmctld(signal.SIGCONT)
-    healthd.before = lambda command: None
+    healthd.before, healthd.environment = lambda command: None, {}
     healthd.cluster.wait_job(job, "PENDING")
     healthd.look_until_settled(faulty())
     assert healthd.cluster.job(job)["Restarts"] == "1"
@@ -794,9 +799,9 @@ def test_a_controller_that_takes_what_is_sent_and_never_answers_is_trouble(healt
         silent.listen()
         conf = (healthd.cluster.directory / "slurm.conf").read_text()
         port = f"SlurmctldPort={silent.getsockname()[1]}"
-        (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", port, conf))
+        (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", port, conf) + GIVE_UP)
         healthd.environment = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
-        report = healthd.look(faulty())  # MessageTimeout is 3 s here
+        report = healthd.look(faulty())
     assert report.trouble.startswith("sinfo: ")
     assert not report.settled
     healthd.environment = {}
@@ -838,7 +843,7 @@ def test_a_slow_controller_drains_and_requeues_once() -> None:
 
 def test_a_controller_that_is_restarted_in_the_middle_of_a_look_gets_what_is_left(healthd: Healthd) -> None:
     job = healthd.running("sleep 600")
-    time.sleep(6)  # until the job is saved
+    healthd.cluster.save(job)
     restarted = []
 
     def restart(command: Command) -> None:
@@ -856,7 +861,7 @@ def test_a_controller_that_is_restarted_in_the_middle_of_a_look_gets_what_is_lef
 
 def test_a_slurmctld_that_is_upgraded_under_a_drain_still_hears_our_old_commands() -> None:
     slurm_versions.programs("26.05")
-    with SlurmCluster(nodes=1, message_timeout=3, version="24.11") as cluster:
+    with SlurmCluster(nodes=1, version="24.11") as cluster:
         healthd = Healthd(cluster, "n1")
         job = healthd.running("sleep 600", "--no-requeue")
         healthd.look(faulty(condition(Severity.DEGRADED)))

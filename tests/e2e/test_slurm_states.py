@@ -23,7 +23,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     nothing = program(tmp_path_factory.mktemp("programs") / "nothing", "exit 0")
     more = [
         *(f"RebootProgram={nothing}", f"SuspendProgram={nothing}", f"ResumeProgram={nothing}"),
-        *("SuspendTime=36000", "SuspendTimeout=15", "ResumeTimeout=600", "ResumeRate=0", "SuspendRate=0"),
+        *("SuspendTime=36000", "SuspendTimeout=30", "ResumeTimeout=600", "ResumeRate=0", "SuspendRate=0"),
         "KillWait=15",  # so long a test may be kept from seeing a job that is ending
         "NodeName=f1 NodeAddr=127.0.0.1 CPUs=16 State=FUTURE",
         "NodeName=c1 NodeAddr=127.0.0.1 Port=1 CPUs=16 RealMemory=8000 State=CLOUD",
@@ -106,7 +106,8 @@ def test_jobs_of_a_node_that_a_person_lets_fail_are_requeued_all_the_same(cluste
 def test_a_drained_node_whose_slurmd_goes_away_stays_ours_and_is_not_lifted_from_down(
     cluster: SlurmCluster,
 ) -> None:
-    with SlurmCluster(nodes=1, slurmd_timeout=6, version=cluster.version) as short:  # no other node may be lost by that
+    # no other node may be lost by that
+    with SlurmCluster(nodes=1, slurmd_timeout=15, version=cluster.version) as short:
         healthd = Healthd(short, "n1", NO_LIMIT)
         healthd.look(DEGRADED)
         short.stop_slurmd("n1")

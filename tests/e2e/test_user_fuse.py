@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from fakes import codes, findings
 from frozen import HangFs, wait_for_d_state
+from of_this_run import FOLDER
 from requirements import require_root
 
 from healthd.checks import processes
@@ -25,10 +27,10 @@ STAT_IN_IT = "import os, sys; os.setgid({0}); os.setuid({0}); os.stat(sys.argv[1
 
 @pytest.fixture
 def connections() -> Iterator[None]:
-    """fusectl, where systemd has mounted it on a node."""
+    """fusectl, where systemd has mounted it on a node. Its source, which is any word, is by what the run finds it."""
     require_root()
     libc = ctypes.CDLL(None, use_errno=True)
-    mounted = libc.mount(b"fusectl", FUSE_CONNECTIONS.encode(), b"fusectl", 0, None) == 0
+    mounted = libc.mount(os.fsencode(FOLDER), FUSE_CONNECTIONS.encode(), b"fusectl", 0, None) == 0
     yield
     if mounted:
         libc.umount2(FUSE_CONNECTIONS.encode(), 2)
@@ -37,7 +39,7 @@ def connections() -> Iterator[None]:
 @pytest.fixture
 def everybodys() -> Iterator[Path]:
     """A folder that everybody reaches."""
-    with tempfile.TemporaryDirectory(prefix="healthd-fuse.", dir="/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="healthd-fuse.") as made:
         Path(made).chmod(0o755)
         yield Path(made)
 

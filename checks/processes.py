@@ -9,11 +9,12 @@ A user can have a process hang for ever: in a FUSE mount of their own, whose ser
 has taken (fuse/dev.c, request_wait_answer). That is no fault of the node: it warns, as processes/user_file_system, and
 never drains. It counts only if all of this holds, which hides no hang in a driver or a file server: the task's stack in
 the kernel has no other module's function than fuse's or overlay's (a driver that faults on a FUSE page has its own
-there), and it waits for FUSE or for a lock of the file system layer; requests wait in a user's FUSE connection
-(/sys/fs/fuse/connections/N, which belongs to who mounted it), and if some also wait in root's (a shared one, like
-CVMFS), the process is of a user whose own connection waits. The stack is for CAP_SYS_ADMIN alone, which
-healthd.service does not give: there the innermost function (wchan) has to do, and only for a user whose own connection
-waits. Where neither can be read, or no connections, it drains, as any other.
+there), and it waits for FUSE or for a lock of the file system layer, which another may hold who waits for FUSE;
+requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, which belongs to who mounted it), and if some
+also wait in root's (a shared one, like CVMFS), the process is of a user whose own connection waits, or in a user
+namespace with that user in it (uid_map; a container without root). The stack is for CAP_SYS_ADMIN alone, which
+healthd.service does not give: there the innermost function (wchan) has to do, and one that waits for a lock must be of
+such a user. Where neither can be read, or no connections, it drains, as any other.
 
 To read all of 2,000 processes takes 18 ms of CPU. So a look reads some, the next look goes on behind them, and where
 anything is suspicious all are read, as in the first look. A stuck process is therefore seen within
@@ -50,8 +51,18 @@ SIGKILL = 1 << (9 - 1)
 FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
 UID = regex(r"^Uid:\t([0-9]{1,10})", re.MULTILINE)
 FRAME = regex(r"^\[<[0-9a-fx]+>\] ([^\s+]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[([^\s\]]+)\])?")
-# An inode's lock, which somebody who waits for FUSE may hold (fs/namei.c: inode_lock, d_alloc_parallel).
-FILE_LOCKS = (["rwsem_down_write_slowpath"], ["rwsem_down_read_slowpath"], ["d_alloc_parallel"])
+UID_MAP = regex(r"^ *[0-9]{1,10} +([0-9]{1,10}) +([0-9]{1,10})$", re.MULTILINE)
+ALL_UIDS = 2**32 - 1  # what the first user namespace maps
+# The innermost function of a task that waits, deaf to signals, for a lock of the file system layer: an inode's, a
+# page's, a file's position. Older kernels name the lock; newer ones, whose locks are left out of stacks (__sched), name
+# the function that takes it, as the compiler inlined it (fs/namei.c, open.c, utimes.c, xattr.c, posix_acl.c, file.c;
+# 6.18 shows path_openat, filename_create, do_unlinkat, do_renameat2, walk_component, fdget_pos and __folio_lock).
+FILE_LOCKS = regex(
+    r"(call_)?rwsem_down_(read|write)_(failed|slowpath)|lock_(rename|two_(directories|inodes|nondirectories))"
+    r"|d_alloc_parallel|lookup_slow|walk_component|path_openat|do_last|open_last_lookups|filename_create|(__)?start_dirop"
+    r"|kern_path_locked|(do|filename)_(unlinkat|rmdir|renameat2)|vfs_(link|rename|rmdir|unlink|utimes)|utimes_common"
+    r"|do_truncate|(chmod|chown)_common|vfs_(set|remove)(xattr|_acl)|(__)?fdget_pos|__(lock_page|folio_lock)"
+)
 MOST_FINDINGS = 20  # a dead file server may hold hundreds: the oldest are enough to drain, and to look at
 
 
@@ -199,8 +210,8 @@ def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
 
 def _waits_in_user_fuse(host: Host, where: str) -> bool:
     """Whether a task that hangs waits for a FUSE file system that a user mounted."""
-    stack = host.told(f"{where}/stack")
-    if not (is_fuse_wait(stack) if stack else is_fuse_function(host.told(f"{where}/wchan"))):
+    stack, wchan = host.told(f"{where}/stack"), host.told(f"{where}/wchan")
+    if not (is_fuse_wait(stack) if stack else is_fuse_function(wchan) or is_file_lock(wchan)):
         return False
     waiting = {
         found.uid
@@ -208,9 +219,19 @@ def _waits_in_user_fuse(host: Host, where: str) -> bool:
         if host.told(f"{FUSE_CONNECTIONS}/{name}/waiting").strip("0")
         and (found := host.stat(f"{FUSE_CONNECTIONS}/{name}"))
     }
+    users = waiting - {0}
+    only_theirs = 0 not in waiting and (stack != "" or is_fuse_function(wchan))
+    return bool(users) and (only_theirs or any(_is_of(host, where, user) for user in users))
+
+
+def _is_of(host: Host, where: str, user: int) -> bool:
+    """Whether a task is this user's, who is not root: by its uid, or since its user namespace, which is not the first
+    one, has that user in it."""
     uid = UID.search(host.told(f"{where}/status"))
-    own = uid is not None and uid[1] != "0" and int(uid[1]) in waiting
-    return bool(waiting - {0}) and (own or (0 not in waiting and stack != ""))
+    if uid is not None and int(uid[1]) == user:
+        return True
+    ranges = [(int(first), int(count)) for first, count in UID_MAP.findall(host.told(f"{where}/uid_map"))]
+    return all(count < ALL_UIDS for _, count in ranges) and any(user - first in range(count) for first, count in ranges)
 
 
 def is_fuse_wait(stack: str) -> bool:
@@ -219,14 +240,19 @@ def is_fuse_wait(stack: str) -> bool:
     frames = [frame for line in stack.splitlines() for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
-    waits = any(function.startswith("fuse_") or function == "request_wait_answer" for function in functions)
-    return modules <= {"", "fuse", "overlay"} and (waits or functions[:1] in FILE_LOCKS)
+    waits = any(is_fuse_function(function) for function in functions)
+    return modules <= {"", "fuse", "overlay"} and (waits or any(is_file_lock(function) for function in functions[:1]))
 
 
 def is_fuse_function(function: str) -> bool:
-    """Whether a task that waits in this function of the kernel (/proc/PID/wchan) may wait for a FUSE server, or for a
-    lock of the file system layer."""
-    return function.startswith("fuse_") or function == "request_wait_answer" or [function] in FILE_LOCKS
+    """Whether this function of the kernel is FUSE's: whoever waits in it waits for a FUSE server."""
+    return function.startswith(("fuse_", "request_wait_answer"))
+
+
+def is_file_lock(function: str) -> bool:
+    """Whether who waits in this function may wait for a lock of the file system layer. A compiler's copy of a function
+    has a suffix: .isra.0, .part.0."""
+    return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
 def _is_killed(host: Host, where: str, task: Process) -> bool:

@@ -14,7 +14,7 @@ from healthd import toml
 from healthd.convert import ConvertError, show
 from healthd.errors import HealthdError
 from healthd.machine import ownership
-from healthd.model import Mode, Requeue, RunName, Severity
+from healthd.model import Explain, Mode, Requeue, RunName, Severity
 from healthd.plausible import (
     AbsolutePath,
     AbsolutePathOrNone,
@@ -60,6 +60,17 @@ class CheckConfig:
     enforce: bool = True
     severity: dict[str, Severity] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()
+
+
+def only_warns(config: CheckConfig, expects: str) -> bool:
+    """Whether these settings cap at WARNING what compares with the setting `expects` ("" = with none)."""
+    return not config.enforce or expects in config.guessed or "name" in config.guessed
+
+
+def severity_with(explain: Explain, config: CheckConfig) -> Severity:
+    """The worst that the check makes of such a code under these settings, before the site overrides or caps it."""
+    chosen = getattr(config, explain.chosen_by, None)
+    return chosen if isinstance(chosen, Severity) else explain.severity
 
 
 @dataclass(frozen=True, slots=True)

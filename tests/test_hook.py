@@ -369,14 +369,18 @@ def test_the_health_check_says_what_was_decided(tmp_path: Path, text: str, statu
     assert hook.healthcheck(str(tmp_path), 1000.0) == (status, sentence)
 
 
-def test_the_health_check_without_a_verdict_or_beside_another_one(tmp_path: Path) -> None:
+def test_the_health_check_without_a_verdict_says_so(tmp_path: Path) -> None:
     status, sentence = hook.healthcheck(str(tmp_path), 1000.0)
     assert (status, sentence) == (3, f"no verdict: {tmp_path}/verdict: No such file or directory")
+
+
+def test_a_user_who_locks_the_verdict_which_everybody_may_read_keeps_the_health_check_from_nothing(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "verdict").write_text("drain 2000 x\n")
     with open(tmp_path / "verdict") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert hook.healthcheck(str(tmp_path), 1000.0) == (0, "another one runs")
-    assert hook.healthcheck(str(tmp_path), 1000.0)[0] == 2
+        assert hook.healthcheck(str(tmp_path), 1000.0) == (2, "drain: x")
 
 
 def test_the_hooks_load_little_and_run_without_an_environment(tmp_path: Path) -> None:

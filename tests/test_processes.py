@@ -414,6 +414,10 @@ FUSE = """[<0>] request_wait_answer+0x11c/0x220 [fuse]
 [<0>] do_syscall_64+0x38/0x90
 """
 BUILT_IN = FUSE.replace(" [fuse]", "")
+CREATES = """[<0>] path_openat+0x2b6/0x1170
+[<0>] do_filp_open+0xc3/0x180
+[<0>] do_syscall_64+0x71/0x280
+"""
 LOCK = """[<0>] rwsem_down_write_slowpath+0x2c4/0x700
 [<0>] path_openat+0x2b6/0x1170
 [<0>] do_syscall_64+0x38/0x90
@@ -464,12 +468,26 @@ THEIRS, CODE = {"40": (1000, 2)}, "processes/user_file_system"
 OVER_IT = FUSE.replace("[<0>] do_sys", "[<0>] ovl_lookup+0x1/0x2 [overlay]\n[<0>] do_sys")
 
 
-@pytest.mark.parametrize("stack", [FUSE, BUILT_IN, LOCK, OVER_IT])
+PAGE = """[<0>] __folio_lock+0xf6/0x240
+[<0>] invalidate_inode_pages2_range+0x1e2/0x270
+[<0>] fuse_open+0x22f/0x290
+[<0>] do_dentry_open+0x1a6/0x430
+"""
+COPY = FUSE.replace("request_wait_answer", "request_wait_answer.isra.0")
+
+
+@pytest.mark.parametrize("stack", [FUSE, BUILT_IN, LOCK, CREATES, PAGE, COPY, OVER_IT])
 def test_a_process_in_its_users_own_file_system_warns_and_never_drains(tmp_path, stack):
     assert found_in(tmp_path, hangs(stack), THEIRS) == [CODE]
 
 
-WHERE = ["request_wait_answer", "fuse_get_req", "rwsem_down_write_slowpath", "d_alloc_parallel"]
+# Lines of Linux 4.15, 5.10 and 6.18 (what the last ones call instead of a lock's own function).
+WHERE = [
+    *("request_wait_answer", "request_wait_answer.isra.0", "fuse_get_req", "fuse_lock_inode", "fuse_file_write_iter"),
+    *("rwsem_down_write_failed", "rwsem_down_write_slowpath", "rwsem_down_read_slowpath", "d_alloc_parallel"),
+    *("path_openat", "path_openat.isra.0", "filename_create", "do_unlinkat", "do_rmdir", "do_renameat2", "lock_rename"),
+    *("walk_component", "lookup_slow", "fdget_pos", "__fdget_pos", "__lock_page", "__folio_lock", "chmod_common"),
+]
 
 
 def refused_stack(wchan: str) -> dict[str, str]:
@@ -489,13 +507,34 @@ def test_where_the_stack_is_refused_the_function_in_which_it_waits_tells_of_its_
     [
         ("nvidia_ioctl", THEIRS),  # in a driver, whatever else its user has
         ("rpc_wait_bit_killable", THEIRS),
+        ("mnt_want_write", THEIRS),  # a disk that is frozen
+        ("folio_wait_writeback", THEIRS),
+        ("path_openat", {"40": (1001, 2)}),
         ("0", THEIRS),
-        ("request_wait_answer", {"40": (1001, 2)}),  # another user's
-        ("d_alloc_parallel", {"40": (0, 2)}),  # a shared one
+        ("request_wait_answer", {"40": (0, 2)}),  # a shared one
+        ("request_wait_answer", {"40": (1001, 2), "41": (0, 1)}),
+        ("d_alloc_parallel", {"40": (0, 2)}),
     ],
 )
 def test_where_the_stack_is_refused_no_driver_and_no_file_server_is_hidden(tmp_path, wchan, connections):
     assert found_in(tmp_path, refused_stack(wchan), connections) == ["processes/unkillable"]
+
+
+PODMAN = "         0       1000          1\n         1     100000      65536\n"
+FIRST = "         0          0 4294967295\n"
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "code"),
+    [(PODMAN, CODE), (PODMAN.replace("1000 ", "1001 "), "processes/unkillable"), (FIRST, "processes/unkillable")],
+)
+@pytest.mark.parametrize("wchan", ["path_openat", "request_wait_answer"])
+def test_of_a_container_without_root_its_user_is_who_started_it(tmp_path, wchan, uid_map, code):
+    """The user of the process is one of 65,536 that its user has (/etc/subuid); root's file system waits as well."""
+    files = refused_stack(wchan)
+    files["/proc/200/status"] = files["/proc/200/status"].replace("1000", "100004")
+    files["/proc/200/uid_map"] = uid_map
+    assert found_in(tmp_path, files, {**THEIRS, "41": (0, 1)}) == [code]
 
 
 @pytest.mark.parametrize("stack", [DRIVER, FAULTS_IN_A_DRIVER, FILE_SERVER, DISK, "", "N/A", LOCK + DRIVER])

@@ -29,10 +29,12 @@ from healthd.config import (
     Settings,
     SlurmConfig,
 )
-from healthd.model import Finding, Inventory, KernelEvent, Severity
+from healthd.model import Finding, Inventory, KernelEvent, Mode, Severity
+from healthd.say.course import Does, course, findings_of
 from healthd.settings import registry, trial
 from healthd.settings.registry import Check
 from healthd.settings.settle import effective, settle
+from healthd.slurm.policy import Policy
 
 RUN = "def run(host, config, past):\n    yield from ()\n"
 
@@ -498,6 +500,45 @@ def test_a_check_whose_codes_only_warn_holds_no_resume_unless_the_site_lets_one_
     assert not access.holds_resume(access.config(enforce=False))
     harmless = dict.fromkeys(access.codes(), Severity.INFO)
     assert not access.holds_resume(access.config(severity=harmless)), "the site takes all of them back"
+
+
+EXEC = {"command": ("/x",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "holds"),
+    [
+        ("exec", {**EXEC, "critical_severity": Severity.WARNING}, False),
+        ("exec", {**EXEC, "critical_severity": Severity.DEGRADED}, True),
+        ("exec", {**EXEC, "critical_severity": Severity.CRITICAL, "severity": {"exec/critical": Severity.INFO}}, False),
+        (
+            "exec",
+            {**EXEC, "critical_severity": Severity.WARNING, "severity": {"exec/warning": Severity.DEGRADED}},
+            True,
+        ),
+        ("mount", {"guessed": ("name",)}, False),
+        ("mount", {"severity": {"mount/hang": Severity.WARNING, "mount/missing": Severity.WARNING}}, True),
+        ("gpu_xid", {"severity": {"gpu_xid/79": Severity.WARNING}}, True),
+    ],
+)
+def test_what_a_check_can_find_under_the_sites_settings_says_whether_it_holds_a_resume(name, settings, holds) -> None:
+    check = registry.built_in()[name]
+    assert check.holds_resume(check.config(**settings)) is holds
+
+
+DRAINING = Policy(Mode.ACT)
+
+
+@pytest.mark.parametrize("name", sorted(registry.built_in()))
+@pytest.mark.parametrize(
+    "settings", [{}, {"enforce": False}, {"guessed": ("name",)}], ids=["default", "warns", "guess"]
+)
+def test_a_check_holds_a_resume_where_the_daemon_would_drain_for_something_that_it_finds(name, settings) -> None:
+    check = registry.built_in()[name]
+    config = check.config(**settings)
+    found = [one for code in check.codes() for one in findings_of(code, check.explain(code), config)]
+    drains = any(step.would in (Does.DRAINS, Does.REQUEUES) for one in found for step in course(one, config, DRAINING))
+    assert check.holds_resume(config) is (drains and check.declares.HOLDS_RESUME)
 
 
 def test_a_sites_check_that_explains_nothing_may_drain_for_anything(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, only_warns
 from healthd.judge.bounds import ends_last, others_of, others_of_all
 from healthd.judge.condition import (
     LATCHED,
@@ -48,16 +48,12 @@ def as_configured(finding: Finding, config: CheckConfig) -> Finding:
         finding = replace(finding, subject=printable(finding.subject))
     severity = config.severity.get(finding.code, finding.severity)
     worsens = finding.worsens if finding.code not in config.severity else None
-    if _only_warns(config, finding.expects):
+    if only_warns(config, finding.expects):
         severity = min(severity, Severity.WARNING)
         worsens = replace(worsens, severity=min(worsens.severity, Severity.WARNING)) if worsens else None
     if (severity, worsens) == (finding.severity, finding.worsens):
         return finding
     return replace(finding, severity=severity, worsens=worsens, found=_as_found(finding))
-
-
-def _only_warns(config: CheckConfig, expects: str) -> bool:
-    return not config.enforce or expects in config.guessed or "name" in config.guessed
 
 
 def _as_found(finding: Finding) -> Found:
@@ -349,7 +345,7 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
     def configured(condition: Condition) -> Condition:
         config = configs[condition.run]
         severity = config.severity.get(condition.code, found_severity(condition))
-        if _only_warns(config, condition.expects):
+        if only_warns(config, condition.expects):
             severity = min(severity, Severity.WARNING)
         return replace(condition, severity=min(severity, Severity.INFO) if condition.history else severity)
 

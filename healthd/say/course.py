@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from healthd.config import CheckConfig
+from healthd.config import CheckConfig, severity_with
 from healthd.judge.absorb import absorb_events, absorb_result, as_configured
 from healthd.judge.verdict import judge
 from healthd.model import (
@@ -58,10 +58,9 @@ class Step(NamedTuple):
 
 def findings_of(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
     """A finding of this code for each severity that it may have, the worst first; not yet as the site wants it."""
-    chosen = getattr(config, explain.chosen_by, None)
     by = explain.worsens
     finding = Finding(
-        chosen if isinstance(chosen, Severity) else explain.severity,
+        severity_with(explain, config),
         code,
         config.name,
         "",

@@ -21,7 +21,7 @@ from dataclasses import field
 from types import ModuleType
 from typing import Any, TypeVar
 
-from healthd.config import CheckConfig, ConfigError
+from healthd.config import CheckConfig, ConfigError, only_warns, severity_with
 from healthd.contract import NAMES, Contract, declared
 from healthd.convert import ConvertError, dump, load, nearest
 from healthd.guard import KERNEL_LOG, drop, log, words
@@ -114,12 +114,13 @@ class Check:
         """Whether a drained node waits for this check while it cannot look. It does not if the check can only warn: by
         the site's settings, or since none of its codes drains; nor if the check declares so. One that explains none of
         its codes may drain for any."""
-        if not (config.enforce and self.declares.HOLDS_RESUME):
+        if only_warns(config, "") or not self.declares.HOLDS_RESUME:
             return False
-        found = ((code, self.explain(code)) for code in self.codes())
-        severities = [config.severity.get(code, known.severity) for code, known in found if known is not None]
-        overridden = (severity >= Severity.DEGRADED for severity in config.severity.values())
-        return not severities or max(severities) >= Severity.DEGRADED or any(overridden)
+        asked = ((code, self.explain(code)) for code in {*self.codes(), *config.severity})
+        explained = {code: known for code, known in asked if known is not None}
+        others = (severity for code, severity in config.severity.items() if code not in explained)
+        worst = (_worst(code, known, config) for code, known in explained.items())
+        return not explained or any(severity >= Severity.DEGRADED for severity in (*others, *worst))
 
     def resource(self, instance: str) -> str:
         """What a hung run puts into quarantine: NVML as a whole, otherwise this run's own."""
@@ -269,6 +270,18 @@ class Check:
         except BaseException as error:  # a site's file may raise what it likes
             log().error("check %s: %s: %s", self.name, what, words(error))
             return otherwise
+
+
+def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
+    """The worst that a finding of this code may be, or become, under these settings."""
+    if only_warns(config, explain.expects):
+        return Severity.WARNING
+    if code in config.severity:
+        return config.severity[code]
+    severities = [severity_with(explain, config), *explain.also]
+    if explain.worsens:
+        severities.append(explain.worsens.severity)
+    return max(severities)
 
 
 def require_common(config: CheckConfig, where: str) -> None:

@@ -82,20 +82,24 @@ class HangFs:
     """A mount at `path` that answers nothing, like a file server that is gone. `release` lets everybody go.
 
     `path`: where to mount it, else in a new directory. `error`: an errno that it answers to everything instead.
-    `user`: whose mount it is, as fusermount3 would say.
+    `user`: whose mount it is, as fusermount3 would say. `opens`: any name but "lost" is found and opened (one that ends
+    in "d" is a directory), what is then asked of it is not answered.
     """
 
-    def __init__(self, directory: Path, path: Path | None = None, error: int = 0, user: int = 0) -> None:
+    def __init__(
+        self, directory: Path, path: Path | None = None, error: int = 0, user: int = 0, opens: bool = False
+    ) -> None:
         self._directory = directory
         self._path = path
         self._error = error
         self._user = user
+        self._opens = ["opens"] if opens else []
 
     def __enter__(self) -> HangFs:
         require_root()
         self.path = self._path or Path(tempfile.mkdtemp(prefix="hang-", dir=self._directory))
         script = str(Path(__file__).with_name("hangfs.py"))
-        command = [sys.executable, script, str(self.path), str(self._error), str(self._user)]
+        command = [sys.executable, script, str(self.path), str(self._error), str(self._user), *self._opens]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=False
         )
@@ -109,12 +113,14 @@ class HangFs:
     ) -> None:
         self.release()
 
-    def wait_until_it_hears(self, pid: int) -> None:
-        """Until it has read a question of this process, which is in D state once it is killed: one whose question
-        still waits to be read just dies."""
+    def wait_until_it_hears(self, *pids: int) -> None:
+        """Until it has read a question of each of these processes that it does not answer. They are in D state once
+        they are killed: one whose question still waits to be read just dies."""
         assert self._server.stdout is not None
+        missing = set(pids)
         for line in self._server.stdout:
-            if int(line) == pid:
+            missing.discard(int(line))
+            if not missing:
                 return
         raise RuntimeError(f"hangfs ended with status {self._server.wait(240)}")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
-from fakes import codes, findings
+from fakes import findings
 from frozen import HangFs, wait_for_d_state
 from of_this_run import FOLDER
 from requirements import require_root
@@ -20,9 +23,31 @@ from healthd.checks import processes
 from healthd.checks.processes import FUSE_CONNECTIONS, Config
 from healthd.host import Host
 from healthd.machine import ownership
+from healthd.machine.system import Tree
 
 USER = 65534
-STAT_IN_IT = "import os, sys; os.setgid({0}); os.setuid({0}); os.stat(sys.argv[1] + '/x')"
+IN_IT = "import fcntl, mmap, os, sys; os.setgid({0}); os.setuid({0}); os.chdir(sys.argv[1]); {1}"
+# What asks the server, which does not answer ...
+ASKING = {
+    "stat": "os.stat('lost')",
+    "open": "os.open('openedd/lost', os.O_RDONLY)",
+    "create": "os.open('d/lost', os.O_RDWR | os.O_CREAT)",
+    "read": "os.read(os.open('a', os.O_RDONLY), 4096)",
+    "page": "mmap.mmap(os.open('b', os.O_RDONLY), 4096, prot=mmap.PROT_READ)[0]",
+    "write": "os.write(os.open('c', os.O_WRONLY), b'x')",
+    "list": "os.listdir('listd')",
+    "lock": "fcntl.lockf(os.open('e', os.O_RDWR), fcntl.LOCK_EX)",
+    "statfs": "os.statvfs('.')",
+}
+# ... and what waits for a lock that one of those holds.
+BEHIND = {
+    "stat": "os.stat('lost')",
+    "make": "os.mkdir('d/other')",
+    "remove": "os.unlink('d/other')",
+    "rename": "os.rename('d/other', 'd/another')",
+    "find": "os.stat('d/other')",
+    "write": "os.write(os.open('c', os.O_WRONLY), b'x')",
+}
 
 
 @pytest.fixture
@@ -44,19 +69,45 @@ def everybodys() -> Iterator[Path]:
         yield Path(made)
 
 
+class These(Tree):
+    """This machine with no more processes than these: other tests let some hang meanwhile. Without `stacks` as a daemon
+    sees it that healthd.service started, without CAP_SYS_ADMIN."""
+
+    def __init__(self, pids: Collection[int], stacks: bool) -> None:
+        super().__init__("")
+        self.pids, self.stacks = [str(pid) for pid in pids], stacks
+
+    def names(self, path: str) -> list[str]:
+        return self.pids if path == "/proc" else super().names(path)
+
+    def read(self, path: str) -> bytes:
+        if path.endswith("/stack") and not self.stacks:
+            raise PermissionError(errno.EPERM, "Operation not permitted", path)
+        return super().read(path)
+
+
 @pytest.mark.parametrize(("mounter", "code"), [(USER, "processes/user_file_system"), (0, "processes/unkillable")])
 def test_who_mounted_it_says_whose_fault_it_is(everybodys: Path, connections: None, mounter: int, code: str) -> None:
-    with HangFs(everybodys, user=mounter) as fuse:
-        hung = subprocess.Popen([sys.executable, "-c", STAT_IN_IT.format(USER), str(fuse.path)])
-        try:
-            fuse.wait_until_it_hears(hung.pid)
-            hung.kill()
-            wait_for_d_state(hung.pid)
-            found = [one for one in findings(processes, Host(), Config()) if one.subject.startswith(f"{hung.pid}@")]
-            assert codes(found) == [code], Path(f"/proc/{hung.pid}/stack").read_text()
-        finally:
-            fuse.release()
-            hung.wait(120)
+    with contextlib.ExitStack() as all_ended, HangFs(everybodys, user=mounter, opens=True) as fuse:
+
+        def start(what: str) -> int:
+            command = [sys.executable, "-c", IN_IT.format(USER, what), str(fuse.path)]
+            return all_ended.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL)).pid
+
+        asking = {start(what): name for name, what in ASKING.items()}
+        fuse.wait_until_it_hears(*asking)
+        behind = {start(what): name for name, what in BEHIND.items()}
+        for pid in behind:
+            wait_for_d_state(pid)
+        for pid in (*asking, *behind):
+            os.kill(pid, signal.SIGKILL)
+        for pid in (*asking, *behind):
+            wait_for_d_state(pid)
+        for stacks in (True, False):
+            found = findings(processes, Host(system=These([*asking, *behind], stacks)), Config())
+            of = {int(one.subject.partition("@")[0]): one.code for one in found}
+            for pid, name in (asking | behind).items():
+                assert of[pid] == code, (name, stacks, Path(f"/proc/{pid}/stack").read_text())
 
 
 def test_the_mount_table_says_who_mounted_it(tmp_path: Path) -> None:

@@ -17,12 +17,14 @@ class Noted:
     reading: Reading = field(init=False)
     unread: list[tuple[int, str]] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reading = Reading(
             *("file", "c1", timezone.utc),
             unread=lambda line, why: self.unread.append((line, why)),
             read=self.read.append,
+            cut=self.cut.append,
         )
 
     @property

@@ -69,3 +69,15 @@ def test_a_missing_file_is_exit_status_3_and_those_behind_it_are_read(tmp_path):
     status, out, err = fleet("ingest", "--out", tmp_path / "db", "--cluster", "c1", "--sacct", *files)
     assert (status, out) == (3, "sacct: 2 rows\n")
     assert err == f"sacct: {files[1]}: cannot be read: No such file or directory\n"
+
+
+def test_of_many_streams_that_cannot_be_read_twenty_are_named_and_the_rest_counted(tmp_path):
+    for number in range(30):
+        node = tmp_path / "srv" / f"n{number:02}"
+        node.mkdir(parents=True)
+        (node / "events.jsonl").symlink_to("/dev/zero")
+    status, out, err = fleet("ingest", "--out", tmp_path / "db", "--events", tmp_path / "srv")
+    said = err.splitlines()
+    assert (status, out, len(said)) == (3, "", 21)
+    assert said[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: it is a link"
+    assert said[-1] == "... and 10 more that cannot be read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -262,6 +263,26 @@ def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp
     assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.shown] == ["4", "6", "7"]
     assert "events: 1 lines of event melted, which is not known here, are kept" in capsys.readouterr().err
     assert seqs(store) == [1, 2, 3, 4]
+
+
+def test_a_stream_that_cannot_be_read_to_its_end_is_told_as_failed_and_the_others_are_read(tmp_path):
+    store, srv = tmp_path / "db", tmp_path / "srv"
+    for node in ("n1", "n2", "n3"):
+        (srv / node).mkdir(parents=True)
+        (srv / node / "events.jsonl").write_bytes(lines(1, 200, node=node, stream_id=node.rjust(16, "0")))
+    whole = gzip.compress(lines(1, 50, node="n2", stream_id="c" * 16))
+    (srv / "n2" / "events.jsonl.1.gz").write_bytes(whole[: len(whole) // 2])
+    (srv / "n3" / "events.jsonl.1").mkdir()
+    why = [
+        f"events: {srv}/n2/events.jsonl.1.gz: ends in the middle of compressed data",
+        f"events: {srv}/n3/events.jsonl.1: cannot be read: Is a directory",
+    ]
+    came = run(store, srv)
+    assert came.failed == why
+    assert seqs(store)[-1] == 200
+    assert len(seqs(store)) >= 600
+    again = run(store, srv)
+    assert (again.failed, again.unread.rows["events"]) == (why, 0)
 
 
 def test_a_folder_without_streams_is_a_sentence(tmp_path):

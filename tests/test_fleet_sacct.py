@@ -262,6 +262,17 @@ def test_columns_are_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
     }
 
 
+def cut_off(tmp_path: Path, its: str | bytes) -> tuple[list[dict[str, Any]], str]:
+    """The jobs before the cut, and what is said of it."""
+    path = tmp_path / "cut.txt"
+    path.write_bytes(its if isinstance(its, bytes) else its.encode())
+    came = ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked())
+    (words,) = came.failed
+    before = rows(tmp_path / "db").get("jobs", [])
+    assert came.unread.rows["sacct"] - came.unread.unread["sacct"] == len(before)
+    return before, words.removeprefix(f"sacct: {path}: ")
+
+
 def refused(tmp_path: Path, its: str) -> str:
     """Why nothing of a file was read."""
     path = tmp_path / "refused.txt"
@@ -391,8 +402,9 @@ def test_a_packed_file_is_read_and_one_that_is_cut_is_told(tmp_path: Path) -> No
     found, unread = read(tmp_path, packed)
     assert (len(found["jobs"]), unread.shown) == (3999, [])
     (tmp_path / "cut").mkdir()
-    found, unread = read(tmp_path / "cut", packed[: len(packed) // 2])
-    assert any("the compressed file goes no further" in words for words in unread.shown)
+    before, why = cut_off(tmp_path / "cut", packed[: len(packed) // 2])
+    assert len(before) < 3999
+    assert why.startswith("the compressed file goes no further: ")
 
 
 def test_nothing_that_a_job_was_submitted_with_is_kept_but_the_nodes(tmp_path: Path) -> None:
@@ -565,9 +577,11 @@ def test_json_of_each_version_says(tmp_path: Path, said: dict[str, Any], expecte
 
 def test_json_that_is_cut_keeps_the_jobs_before_the_cut(tmp_path: Path) -> None:
     whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
-    found, unread = read(tmp_path, whole[: len(whole) - 400])
-    assert [row["job_id"] for row in found["jobs"]] == [100]
-    assert "the document goes no further here" in unread.shown[0]
+    for end, said in ((len(whole) - 400, "goes no further at line "), (whole.rindex("]"), "ends within its jobs")):
+        (tmp_path / str(end)).mkdir()
+        before, why = cut_off(tmp_path / str(end), whole[:end])
+        assert [row["job_id"] for row in before] in ([100], [100, 101])
+        assert f"the document {said}" in why
 
 
 def test_json_of_another_shape_is_refused_or_its_jobs_are_told(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_utilisation_and_goodput_are_of_the_gpus_and_of_the_time_that_is_known(t
     made.job(4, "COMPLETED", 0, HOUR, "x")  # of a node of which nothing is known
     use = asked_of(with_nodes(made, until=4 * HOUR), tmp_path)["use"]
     assert (use["gpus"], use["nodes"], use["nodes_without_gpus"]) == (16, 2, 1)
+    assert use["jobs_per_day"] == pytest.approx(3 * 6)  # three ended in four hours
     assert use["gpu_seconds_there"] == 16 * 4 * HOUR
     assert use["gpu_seconds_used"] == 8 * (2 + 1 + 1) * HOUR
     assert use["gpu_seconds_lost"] == 8 * 1800
@@ -110,7 +111,7 @@ def test_what_was_not_read_is_in_no_utilisation_and_said(tmp_path: Path) -> None
     unread = with_nodes(made, "a")
     unread["ingests"] = []
     use = asked_of(unread, tmp_path / "b")["use"]
-    assert (use["utilisation"], use["goodput"], use["gpu_seconds_there"]) == (None, None, 0)
+    assert (use["jobs_per_day"], use["utilisation"], use["goodput"], use["gpu_seconds_there"]) == (None, None, None, 0)
 
 
 def test_an_account_has_its_own_part_of_the_gpus(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_an_account_has_its_own_part_of_the_gpus(tmp_path: Path) -> None:
 
 @given(st.floats(0, 1e9), st.floats(0, 1e9), st.integers(1, 10**6))
 def test_goodput_is_never_more_than_utilisation_nor_less_than_nothing(its_use: float, lost: float, gpus: int) -> None:
-    use = used(1e9, 3600.0, gpus, its_use, lost)
+    use = used(1e9, 3600.0, gpus, its_use, lost, jobs=1)
     assert 0 <= use["normalised_goodput"] <= use["utilisation"]
     assert 0 <= use["goodput"] <= gpus
 

@@ -257,6 +257,18 @@ def test_a_folder_that_others_can_write_into_is_refused_to_root(tmp_path):
         made(db)
 
 
+@pytest.mark.parametrize("name", ["db?", "db*", "db[12]", "{db1,db2}", "d\\b", "d\nb", "db\udcff"])
+def test_a_folder_whose_path_reads_as_a_pattern_is_refused(tmp_path, name):
+    made(tmp_path / "db1", {"tickets": [ticket("a")]})
+    for using in (reading, made_in):
+        with (
+            pytest.raises(StoreError, match="a store's path has no control characters and none of"),
+            using(str(tmp_path / name)),
+        ):
+            pass
+    assert os.listdir(tmp_path) == ["db1"]
+
+
 def test_a_column_that_an_older_store_does_not_have_is_null(tmp_path, monkeypatch):
     new = stores.TABLES["tickets"]
     older = replace(new, columns={name: kind for name, kind in new.columns.items() if name != "words"})

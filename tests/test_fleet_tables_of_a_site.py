@@ -215,3 +215,20 @@ def test_without_a_cluster_one_sentence_asks_for_it_and_nothing_is_kept(tmp_path
 def test_a_missing_column_is_named_with_the_file():
     with pytest.raises(IngestError, match='file: has no column "kind": the first line must name node, time, kind'):
         told(failures_file.parse, "node,time\n")
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("name", ["jobs[12].parquet", "jobs?.parquet", "jobs\udcff.parquet", "a\\jobs.parquet"])
+def test_the_name_of_a_parquet_file_is_no_pattern(tmp_path, name):
+    import duckdb
+
+    with duckdb.connect() as connection:
+        for job, path in ((1, tmp_path / "jobs1.parquet"), (2, tmp_path / "jobs2.parquet"), (3, tmp_path / "made")):
+            connection.execute(
+                f"COPY (SELECT {job} AS job_id, 'n1' AS nodes, {NOON} AS submit, NULL AS start, NULL AS \"end\", "
+                f"'PENDING' AS state) TO '{path}' (FORMAT parquet)"
+            )
+    (tmp_path / "made").rename(tmp_path / name)
+    came = ingest(str(tmp_path / "db"), [(jobs_file.SOURCE, [str(tmp_path / name)])], Asked(1795400000, "c1"))
+    assert (came.failed, came.unread.unread) == ([], {})
+    assert [row["job_id"] for row in live(tmp_path / "db", "jobs")] == [3]

@@ -347,20 +347,23 @@ def test_what_was_seen_ten_minutes_before_the_end_is_told_and_a_moment_earlier_i
     assert [e["code"] for e in node.told()] == ["mount/missing"]
 
 
-def test_one_flush_serves_all_jobs_that_end_until_it_comes_and_it_survives_a_kill(node: Node) -> None:
+def test_jobs_that_end_before_a_flush_share_the_one_behind_it_and_it_survives_a_kill(node: Node) -> None:
     node.has(MOUNT)
     node.told()
     node.memory.job_ended()
-    node.now += 200
-    node.has(seen(MOUNT, 2, node.now))
-    node.memory.job_ended()
+    for ended in (NOW + 100, NOW + 200):
+        node.now = ended
+        node.has(seen(MOUNT, 2, node.now))
+        node.memory.job_ended()
     node.memory.save()
     node.start()
     node.told()
-    assert telling.flush_at(node.memory.ledger.told) == NOW + telling.FLUSH_SECONDS
-    node.now = NOW + telling.FLUSH_SECONDS
-    node.memory.flush_after_job()
-    assert node.names() == ["seen_again"]
+    for at, count in ((NOW, 3), (NOW + 200, 4)):
+        assert telling.flush_at(node.memory.ledger.told) == at + telling.FLUSH_SECONDS
+        node.now = at + telling.FLUSH_SECONDS
+        node.has(seen(MOUNT, count, node.now))
+        node.memory.flush_after_job()
+        assert node.names() == ["seen_again"]
     assert telling.flush_at(node.memory.ledger.told) == float("inf")
 
 

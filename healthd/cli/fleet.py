@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from healthd.fleet.ingest import Asked, Came
 
+_MOST_FAILED = 20  # sentences of files that cannot be read: a folder may have one for each node
 HOW = 'README.md, "The fleet, at the centre", says how to install it'
 
 
@@ -120,8 +121,10 @@ def _told(came: Came) -> int:
     for source in came.sources:
         rows, unread = came.unread.rows[source], came.unread.unread[source]
         say(f"{source}: {f'{rows - unread:,} rows' if rows else 'nothing new'}\n")
-    for sentence in [*came.unread.told(), *came.failed]:
+    for sentence in [*came.unread.told(), *came.failed[:_MOST_FAILED]]:
         complain(sentence)
+    if more := len(came.failed[_MOST_FAILED:]):
+        complain(f"... and {more:,} more that cannot be read")
     if came.failed:
         return UNKNOWN
     return REFUSED if came.unread.too_many() else OK

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import asdict, field, replace
 
 from healthd import convert
@@ -112,7 +113,8 @@ def write(folder: str, manifest: Manifest) -> None:
         sync(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            os.unlink(temporary)
+            with suppress(OSError):  # there may be none: a file system can be full of names
+                os.unlink(temporary)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 
 

@@ -55,7 +55,7 @@ class Snapshot:
 @contextmanager
 def reading(folder: str) -> Iterator[Snapshot]:
     """The store, to be asked: its files stay until the end of the block. Raises StoreError."""
-    folder = os.path.abspath(folder)
+    folder = _plain(folder)
     with _shared(folder):
         yield Snapshot(folder, manifests.read(folder))
 
@@ -206,7 +206,7 @@ def explained(store: Store) -> Iterator[None]:
 @contextmanager
 def writing(folder: str, make: bool = False) -> Iterator[Store]:
     """The store, to be changed. `make`: it is made if there is none. Raises StoreError."""
-    folder = os.path.abspath(folder)
+    folder = _plain(folder)
     with _masked(folder):
         if make:
             _make(folder)
@@ -221,6 +221,15 @@ def writing(folder: str, make: bool = False) -> Iterator[Store]:
                 store.connection.close()
                 with suppress(OSError):
                     shutil.rmtree(store.temporary)
+
+
+def _plain(folder: str) -> str:
+    """Its path from the root. In one with these signs DuckDB and Spark see a pattern, and read what fits it: the files
+    of another store. Raises StoreError."""
+    path = os.path.abspath(folder)
+    if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
+        raise StoreError(f"{path}: a store's path has no control characters and none of * ? [ ] {{ }} \\: name another")
+    return path
 
 
 @contextmanager

@@ -163,8 +163,9 @@ def named(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Told]
 
 
 def after_job_end(told: Told, now: float) -> Told:
-    """A job ended. One flush serves all that end until it comes: what their last minutes showed is seen by then."""
-    return told if told.job_ended else replace(told, job_ended=now)
+    """A job ended. One that ends before the flush of another has one of its own behind that: what is seen within five
+    minutes after its end may be why it ended. One flush serves all of these."""
+    return replace(told, ended_again=now) if told.job_ended else replace(told, job_ended=now)
 
 
 def flush_at(told: Told) -> float:
@@ -183,7 +184,7 @@ def flushed(ledger: Ledger, now: float) -> tuple[list[Event], Told]:
         if said and _is_unwritten(said, c) and c.last_seen >= told.job_ended - JOBS_LAST_SECONDS:
             events.append(Event("seen_again", _fields(c, said.condition)))
             known[str(c.key)] = replace(said, count=c.count, last=c.last_seen, at=now)
-    return events, replace(told, conditions=known, job_ended=0.0)
+    return events, replace(told, conditions=known, job_ended=told.ended_again, ended_again=0.0)
 
 
 # --- the daemon's own life

@@ -45,7 +45,8 @@ class Told:
     cluster     the name of the cluster, as Slurm's settings have it; "" = not known
     stopped     whether the newest word on the daemon was `stopped`
     alive_at    when `alive` was said last
-    job_ended   when a job's epilog spoke first since the last flush (epoch seconds; 0 = none did)
+    job_ended   the end of a job that the next flush is for, when its epilog spoke (epoch seconds; 0 = there is none)
+    ended_again when the newest epilog spoke after that: the flush behind the next one is for it
     """
 
     conditions: dict[str, ToldCondition] = field(default_factory=dict)
@@ -54,3 +55,4 @@ class Told:
     stopped: bool = False
     alive_at: float = 0.0
     job_ended: float = 0.0
+    ended_again: float = 0.0

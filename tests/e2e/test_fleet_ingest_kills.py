@@ -230,10 +230,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", point], check=True)
 
 
-@pytest.mark.parametrize("size", ["8k", "32k", "48k", "64k"])
-def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(history, undisturbed, disk, size):
+@pytest.mark.parametrize("limit", ["size=8k", "size=32k", "size=48k", "size=64k", "nr_inodes=6", "nr_inodes=12"])
+def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(history, undisturbed, disk, limit):
     db = disk / "db"
-    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+    subprocess.run(["mount", "-o", f"remount,{limit}", disk], check=True)
     status, _, err = ingested(history, db)
     assert status == 3
     assert err.count("\n") == 1
@@ -241,7 +241,7 @@ def test_a_full_disk_is_one_sentence_and_with_room_it_goes_on(history, undisturb
     if (db / "manifest.json").exists():
         kept(db)
         assert files(db) == live(db)
-    subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
+    subprocess.run(["mount", "-o", "remount,size=100m,nr_inodes=10000", disk], check=True)
     assert ingested(history, db)[0] == 0
     assert kept(db) == undisturbed[0]
 

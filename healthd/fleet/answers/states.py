@@ -103,7 +103,7 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
         lost = study.row(_LOST_THERE)["gpu_seconds"]
     else:
         lost = sum(row["lost_gpu_seconds"] for row in ended)
-    use, unread = _use(study, lost)
+    use, unread = _use(study, sum(row["jobs"] for row in ended), lost)
     return {
         **study.head("states", *_notes(study, ended, use, unread), *study.coverage_notes("jobs")),
         "by_state": by_state(ended),
@@ -178,14 +178,14 @@ def size_mix(ended: Iterable[Row]) -> Row:
     }
 
 
-def used(there: float, seconds_known: float, gpus: int, its: float, lost: float) -> Row:
-    """Utilisation, goodput and normalised goodput. None where nothing is there.
+def used(there: float, seconds_known: float, gpus: int, its: float, lost: float, jobs: int) -> Row:
+    """Utilisation, goodput and normalised goodput, and how many jobs ended a day. None where nothing is there.
 
         utilisation         GPU-seconds that jobs had / GPU-seconds there
         goodput             (GPU-seconds that jobs had - lost) / seconds: the GPUs that did work that stayed done
         normalised_goodput  goodput / GPUs there, the most that it could be
 
-    there: GPU-seconds of the time that is known; seconds_known: the longest known time of a cluster.
+    there: GPU-seconds of the time that is known; seconds_known: the longest known time of a cluster; jobs: that ended.
 
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
     the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). What is productive is ours, since the accounting does
@@ -193,6 +193,7 @@ def used(there: float, seconds_known: float, gpus: int, its: float, lost: float)
     """
     normalised = share(max(its - lost, 0.0), there)
     return {
+        "jobs_per_day": jobs / seconds_known * 86400 if seconds_known else None,
         "seconds": seconds_known,
         "gpus": gpus,
         "gpu_seconds_there": there,
@@ -284,8 +285,9 @@ def _grouped(rows: Iterable[Row], key: str, sums: Sequence[str] = ("jobs", "gpu_
 # --- what the store knows
 
 
-def _use(study: Study, lost: int) -> tuple[Row, dict[str, float]]:
-    """How the GPUs were used, and of each cluster the share of the time of which no jobs were read."""
+def _use(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
+    """How many of these jobs ended a day and how the GPUs were used, and of each cluster the share of the time of which
+    no jobs were read."""
     study.need("sources_coverage", "jobs_known")
     read: dict[str, list[Span]] = {}
     for row in study.rows(_READ):
@@ -311,6 +313,7 @@ def _use(study: Study, lost: int) -> tuple[Row, dict[str, float]]:
         sum(row["gpus"] for row in nodes if known[row["cluster"]]),
         its,
         float(lost),
+        jobs,
     )
     counts = {"nodes": sum(row["nodes"] for row in nodes), "nodes_without_gpus": sum(row["without"] for row in nodes)}
     unread = {cluster: 1 - its / (study.to_time - study.from_time) for cluster, its in known.items()}
@@ -396,8 +399,9 @@ def sentences(states: Document) -> list[str]:
     ]
     if use["utilisation"] is not None:
         found.append(
-            f"Jobs had {percent(use['utilisation'])} of the time of {use['gpus']:,} GPUs (utilisation); without work "
-            f"that was lost {percent(use['normalised_goodput'])}, which is {number(use['goodput'])} GPUs (goodput)."
+            f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
+            f"{use['gpus']:,} GPUs (utilisation); without work that was lost {percent(use['normalised_goodput'])}, "
+            f"which is {number(use['goodput'])} GPUs (goodput)."
         )
     if mix["jobs"]:
         small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]

@@ -193,7 +193,7 @@ def ingest(run: Run, files: list[str]) -> None:
     for sentence in where.trouble:
         if not streams:
             raise IngestError(sentence)
-        run.unread(sentence, 0, "nothing was read there")
+        run.failed.append(f"{run.source.name}: {sentence}")
     ahead = run.watch(streams, unit="nodes")
     all_of = Tally()
     missing = 0
@@ -247,7 +247,7 @@ class Part:
             tally.events -= left_out
             self._tell(stream, tally)
             if of_stream is not None:
-                self.unread[of_stream[_CLUSTER]] += tally.unread + len(tally.trouble)
+                self.unread[of_stream[_CLUSTER]] += tally.unread
             self.missing += max(0, _missing(cursor) - holes)
             done += tally.events
             if done >= BATCH:
@@ -270,8 +270,7 @@ class Part:
             self.run.unread(line.path, line.number, line.why)
         if hidden := tally.unread - len(tally.examples):
             self.run.unread(stream, 0, "and more", hidden)
-        for sentence in tally.trouble:
-            self.run.unread(sentence, 0, "the rest was not read")
+        self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.trouble)
 
 
 def _keep(seen: Seen, told: Told) -> None:

@@ -47,6 +47,10 @@ class NotReadable(HealthdError):
     """A source cannot be read at all. One sentence that goes on behind its name."""
 
 
+class CutOff(NotReadable):
+    """It ends too early; what was read before stays."""
+
+
 class Remembered(dict[str, T], Generic[T]):
     """What a function says of a text, asked once for each text. Bounded: what is not `small` is asked each time."""
 

@@ -54,8 +54,12 @@ def of_parquet(reading: Reading) -> Iterator[Row]:
     import duckdb
 
     try:
-        with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
-            file = [reading.name]
+        with (
+            open(reading.name, "rb") as opened_file,
+            duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection,
+        ):
+            # By its name it could be another: in "jobs[1].parquet" DuckDB sees a pattern, and reads jobs1.parquet.
+            file = [f"/proc/self/fd/{opened_file.fileno()}"]
             about = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
             names = COLUMNS.named([name for name, *_ in about])
             COLUMNS.check(names, reading.name)

@@ -79,7 +79,7 @@ def lines_in(
                 if text is not None:
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reading.unread(place.number + 1, f"the compressed file goes no further: {error}")
+        reading.cut(f"the compressed file goes no further: {error}")
 
 
 def _text(line: bytes, number: int, reading: Reading) -> str | None:

@@ -20,6 +20,7 @@ class Reading:
     user     a user's name -> what is kept of it; None: nothing
     unread   counts a row that cannot be read: the number of its line, from 1 (0: of no line), and why
     read     counts rows that were read
+    cut      the piece cannot be read to its end, and why; what was before stays
     """
 
     name: str
@@ -30,17 +31,22 @@ class Reading:
     user: Callable[[str], str | None] = lambda name: name
     unread: Callable[[int, str], None] = lambda line, why: None
     read: Callable[[int], None] = lambda rows: None
+    cut: Callable[[str], None] = lambda why: None
 
     @staticmethod
     def of(run: Run, name: str) -> Reading:
         def unread(line: int, why: str) -> None:
             run.unread(name, line, why)
 
+        def cut(why: str) -> None:
+            run.failed.append(run.sentence(IngestError(f"{name}: {why}")))
+
         return Reading(
             *(name, run.cluster, run.zone, run.from_time, run.to_time),
             user=run.private.user,
             unread=unread,
             read=run.read,
+            cut=cut,
         )
 
     def cluster_of(self, named: str | None = None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources import sacct_calls, sacct_json
-from healthd.fleet.sources.job_row import FIELDS, JobRows, NotReadable, Row
+from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
 from healthd.fleet.sources.lines import opened
 from healthd.fleet.sources.pieces import read_together
 from healthd.fleet.sources.reading import Reading
@@ -125,10 +125,12 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
                     count += 1
                     if reading.wants(row.first_time, row.end_time):
                         yield row
+        except CutOff as error:
+            reading.cut(str(error))
         except NotReadable as error:
             raise IngestError(f"{reading.name}: {error}") from None
-        except (EOFError, zlib.error) as error:  # what was before the damage stays
-            reading.unread(0, f"the compressed file goes no further: {error}")
+        except (EOFError, zlib.error) as error:
+            reading.cut(f"the compressed file goes no further: {error}")
         finally:
             reading.read(count)
 

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from healthd.fleet.sources.job_row import FIELDS, JobRows, NotReadable, Row
+from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
 from healthd.text import printable, regex
 
 NAME = "sacct_json"
@@ -108,7 +108,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list."""
+    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list; CutOff: it has no end."""
     text = _Text(file)
     text.more()
     text.text = text.text.removeprefix("\ufeff")
@@ -130,8 +130,7 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
         except ValueError as error:
             if not seen:
                 raise NotReadable(f"line {text.line_here}: {error}") from None
-            unread(text.line_here, str(error))
-            return
+            raise CutOff(f"line {text.line_here}: {error}") from None
         text.at += 1
         seen = True
         while (character := text.peek()) not in ("]", ""):
@@ -139,15 +138,13 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
             try:
                 job = text.value()
             except ValueError as error:
-                unread(line, f"the document goes no further here: {error}")
-                return
+                raise CutOff(f"the document goes no further at line {line}: {error}") from None
             if isinstance(job, dict):
                 yield line, job
             else:
                 unread(line, "a job that is no object")
         if not character:
-            unread(text.line_here, "the document ends within its jobs: it may be cut")
-            return
+            raise CutOff(f"the document ends within its jobs, at line {text.line_here}")
         text.at += 1
     if not seen:
         raise NotReadable(f'has no list of "jobs" as sacct --json prints it{told}')

@@ -113,7 +113,7 @@ class Looking:
     def scheduled(self) -> list[ScheduledRun]:
         """The runs that come round. If nobody else holds the driver, GPU checks are far apart: opening it costs seconds
         a GPU, and closing it wipes the volatile ECC counts."""
-        now = self._driver_is_unheld, self.is_idle()
+        now = self._driver_is_unheld, self.is_idle
         if now not in self._scheduled:
             self._scheduled[now] = list(self._make_scheduled(*now))
         return self._scheduled[now]
@@ -153,15 +153,15 @@ class Looking:
 
     # --- whether a job is on this node
 
+    @property
     def is_idle(self) -> bool:
         """Whether no job is on this node: drained and idle, or empty since the last job ended."""
-        return self._is_drained() or self._is_empty()
+        return self._is_drained() or self._is_without_jobs
 
-    def _is_empty(self) -> bool:
-        """Whether Slurm's cgroups show no job since an epilog said that one ended. Another may come any moment."""
+    def look_for_jobs(self) -> None:
+        """Once a turn. Where the last job has ended, another may come any moment."""
         if self._is_without_jobs and self._monotonic() >= self._looked_for_jobs_at + LOOK_AGAIN_SECONDS:
             self._look_for_jobs()
-        return self._is_without_jobs
 
     def _look_for_jobs(self) -> None:
         self._looked_for_jobs_at = self._monotonic()
@@ -171,7 +171,7 @@ class Looking:
 
     def forget_unless_idle(self) -> None:
         """If jobs are on this node or may come, forget what was found while there were none."""
-        if self.is_idle():
+        if self.is_idle:
             return
         only_then = self.configured.only_when_idle
         self.results = {name: result for name, result in self.results.items() if name not in only_then}
@@ -207,6 +207,7 @@ class Looking:
 
     def look(self) -> None:
         """Take replies. Most checks answer within a millisecond: the rest of the loop need not run between them."""
+        self.look_for_jobs()
         until = self._monotonic() + BURST_SECONDS
         self.take_replies(self.rounds.step())
         while self.runner.busy and self.runner.answers_within(until - self._monotonic()):
@@ -258,7 +259,7 @@ class Looking:
         if name not in self.configured.runs:
             return  # a reload removed the run meanwhile
         check, config, memory = self.configured.check(name), self.configured.runs[name], self._memory
-        if check.when and not self.is_idle():
+        if check.when and not self.is_idle:
             return  # jobs came while it ran
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks

@@ -89,14 +89,7 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
     daemon = Daemon(load_settings, settings_file)
     try:
         while not daemon.stopping:
-            daemon.wait()
-            daemon.must_hold_its_directory()
-            daemon.listen()
-            daemon.looking.look()
-            daemon.pass_time()
-            daemon.decide()
-            daemon.publish()
-            daemon.say_ready()
+            daemon.turn()
     finally:
         daemon.shut_down()
     return 0
@@ -222,6 +215,20 @@ class Daemon:
         texts: dict[str, str | None] = reply.table.get("texts", {})
         return texts
 
+    # --- one turn of the loop
+
+    def turn(self) -> None:
+        self.wait()
+        self.follow_clock()
+        self.obey_signals()
+        self.must_hold_its_directory()
+        self.listen()
+        self.looking.look()
+        self.pass_time()
+        self.decide()
+        self.publish()
+        self.say_ready()
+
     # --- the one wait
 
     def wait(self) -> None:
@@ -249,6 +256,19 @@ class Daemon:
         woke_for_worker = bool(ready) and ready <= {descriptor for descriptor, _ in of_worker}
         self.only_worker_woke = woke_for_worker and self.monotonic() < others_wait_until
         service.watchdog()
+
+    def follow_clock(self) -> None:
+        """The clock may have been set while we slept. Whatever comes next is told the new one, and the ledger's times
+        are moved to it first."""
+        now, monotonic = self.now(), self.monotonic()
+        step = now - monotonic - self.clock_offset
+        if abs(step) > CLOCK_STEP_SECONDS:
+            log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
+            self.clock_offset += step
+            self.memory.set_clock(step, since=self.started, until=now - step)
+            self.started += step
+
+    def obey_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
                 with suppress(commands.CommandRefused):  # which it has logged; nobody waits for an answer
@@ -287,17 +307,11 @@ class Daemon:
             self.looking.renew_inventory_soon()
             self.looking.look_after("pci_remove")
 
-    # --- time goes by: windows, pauses, a clock that was set
+    # --- time goes by: windows, pauses, acks
 
     def pass_time(self) -> None:
         monotonic, now = self.monotonic(), self.now()
         seconds, self.ticked = monotonic - self.ticked, monotonic
-        step = now - monotonic - self.clock_offset
-        if abs(step) > CLOCK_STEP_SECONDS:
-            log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
-            self.clock_offset += step
-            self.memory.set_clock(step, since=self.started, until=now - step)
-            self.started += step
         slurm = self.memory.ledger.slurm
         self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
         pause = self.memory.ledger.pause

@@ -93,12 +93,7 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
     end = time.monotonic() + seconds
     while not over():
         assert time.monotonic() < end, "it did not happen"
-        daemon.wait()
-        daemon.listen()
-        daemon.looking.look()
-        daemon.pass_time()
-        daemon.decide()
-        daemon.publish()
+        daemon.turn()
 
 
 def rounds(daemon: Daemon, number: int) -> None:

@@ -27,7 +27,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import healthd
@@ -42,7 +42,7 @@ from healthd.machine import detection_pause
 from healthd.machine.files import newest, remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
 from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
-from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
+from healthd.machine.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
 from healthd.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.nvidia import codes
 from healthd.say import commands, service
@@ -88,6 +88,7 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
     service.set_up_logging()
     daemon = Daemon(load_settings, settings_file)
     try:
+        daemon.start()
         while not daemon.stopping:
             daemon.turn()
     finally:
@@ -96,20 +97,25 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
 
 
 class Daemon:
-    # --- start
+    """Built from its settings; nothing is opened, written or waited for before `start()`, and all that is opened is
+    closed by `shut_down()`, however far `start()` came."""
 
-    def __init__(self, load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> None:
+    def __init__(
+        self,
+        load_settings: LoadSettings,
+        settings_file: str = SETTINGS_FILE,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.load_settings, self.settings_file = load_settings, settings_file
         self.configured = Configured(*load_settings(None))
         settings = self.settings
-        self.now, self.monotonic = time.time, time.monotonic
+        self.now, self.monotonic = now, monotonic
+        self.opened = ExitStack()
         self.boot_id = Host(settings.root).boot_id()
-        self.lock = lock(settings.runtime_dir)
-        remove_leftovers(settings.runtime_dir)
-        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
-        self.wakeup = wake_on_signals()
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
+        self.started = self.ticked = self.clock_offset = 0.0  # since `start()`
         self.ready_by = FOREVER
         self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
         self.commanded: Counter[str] = Counter()
@@ -117,39 +123,29 @@ class Daemon:
         self.judged: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
-        runner = Runner(
-            setup_of(settings),
-            settings.runtime_dir,
-            self.monotonic,
-            self.now,
-        )
-        self.memory = self.recalled(runner)
-        self.started = self.now()  # once the copy was read, which may take its time
-        self.ticked = self.monotonic()
-        self.clock_offset = self.now() - self.monotonic()
+        self.memory = Memory(settings.runtime_dir, now, monotonic, settings.node_name, settings.cluster)
         kernel = Listener(
             settings.kernel_log.source,
             settings.root,
             self.boot_id,
-            self.memory.ledger.cursors.get(settings.kernel_log.source),
             settings.kernel_log.accept_injected,
-            self.now,
-            self.monotonic,
+            now,
+            monotonic,
             only_observes_kernel_log(self.configured.loaded),
         )
         job_at_source = JobAtSource(
-            settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
+            settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, monotonic
         )
-        self.hand = Hand(settings, self.memory, self.boot_id, self.now, self.monotonic)
+        self.hand = Hand(settings, self.memory, self.boot_id, now, monotonic)
         self.looking = Looking(
             self.configured,
             self.memory,
-            runner,
+            Runner(setup_of(settings), settings.runtime_dir, monotonic, now),
             lambda: self.hand.shows_drained(self.verdict),
             lambda reply: self.hearing.hear_from_journal(reply),
             lambda inventory: self.hearing.know(inventory),
-            self.now,
-            self.monotonic,
+            now,
+            monotonic,
         )
         self.hearing = Hearing(
             self.configured,
@@ -157,19 +153,47 @@ class Daemon:
             kernel,
             job_at_source,
             lambda kind: self.looking.look_after(kind),
-            self.now,
+            now,
         )
-        self.watching = Watching(self.configured, self.monotonic)
+        self.watching = Watching(self.configured, monotonic)
         self.before_resume = BeforeResume(
             self.command_of,
             lambda name: self.looking.rounds.look_early(name, self.monotonic()),
             lambda: is_held(os.path.join(self.settings.runtime_dir, VALIDATION_LOCK)),
-            self.now,
-            self.monotonic,
+            now,
+            monotonic,
         )
-        self.hot_unplug = hot_unplug(settings.root)
-        self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, self.monotonic)
+        self.hot_unplug = hot_unplug(settings.root, monotonic)
+        self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, monotonic)
         self.publisher = Publisher(settings)
+
+    # --- start
+
+    def start(self) -> None:
+        """Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is read.
+        What is opened is closed in the other order."""
+        settings, opened, runner = self.settings, self.opened, self.looking.runner
+        self.lock = lock(settings.runtime_dir)
+        opened.callback(lambda: os.close(self.lock))
+        remove_leftovers(settings.runtime_dir)
+        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
+        self.wakeup = wake_on_signals()
+        opened.callback(wake_no_longer, self.wakeup)
+        runner.adopt_lost()
+        opened.callback(runner.close, STOP_SECONDS)
+        self.recall()
+        self.started = self.now()  # once the copy was read, which may take its time
+        self.ticked = self.monotonic()
+        self.clock_offset = self.now() - self.monotonic()
+        opened.callback(self.publisher.close)
+        opened.callback(self.hand.close)
+        opened.callback(self.watching.close)
+        self.hot_unplug.open()
+        opened.callback(self.hot_unplug.close)
+        self.hearing.kernel.open(self.memory.ledger.cursors.get(settings.kernel_log.source))
+        opened.callback(self.hearing.kernel.close)
+        self.control.open()
+        opened.callback(self.last_words)
         self.judge()
         self.publisher.shown = self.snapshot()
         self.keep_in_memory()
@@ -186,25 +210,23 @@ class Daemon:
     def settings(self) -> Settings:
         return self.configured.settings
 
-    def recalled(self, runner: Runner) -> Memory:
-        """The ledger as it was, without the conditions of checks that are no longer configured."""
-        settings = self.settings
-        memory = Memory(settings.runtime_dir, self.now, self.monotonic, settings.node_name, settings.cluster)
+    def recall(self) -> None:
+        """Go on from the ledger as it was, without the conditions of checks that are no longer configured."""
+        settings, memory = self.settings, self.memory
         last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
-        memory.recall(lambda: self.read_copy(runner, memory), self.boot_id, settings.mode, last_alive)
+        memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
         memory.say_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
-        return memory
 
-    def read_copy(self, runner: Runner, memory: Memory) -> dict[str, str | None]:
+    def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
+        memory, runner = self.memory, self.looking.runner
         table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
         reply = runner.send(Request("state_dir", TASK_SECONDS, table))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
-                # Nothing is saved: the next start would take a new live ledger before the copy.
                 log.info("stopped before the copy of the ledger in %s was read", self.settings.state_dir)
                 raise SystemExit(0)
             reply = runner.step()
@@ -597,18 +619,17 @@ class Daemon:
 
     def shut_down(self) -> None:
         """Stop within 5 seconds, whatever hangs: we wait for nothing that could be stuck."""
+        self.opened.close()
+        if self.memory.is_recalled:
+            log.info("stopped")
+
+    def last_words(self) -> None:
         service.stopping()
         self.before_resume.drop()
         self.hearing.note_cursor()
-        if holds(self.lock, self.settings.runtime_dir):  # else the files there belong to another daemon
+        is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon
+        if is_ours:
             self.memory.say_stopped("it was told to" if self.stopping else "by a mistake of its own")
             self.memory.save(round_over=True)
             self.looking.last_words(LAST_WORDS_SECONDS)
-            self.control.close()
-        self.hearing.kernel.close()
-        self.hot_unplug.close()
-        self.watching.close()
-        self.hand.close()
-        self.publisher.close()
-        self.looking.runner.close(STOP_SECONDS)
-        log.info("stopped")
+        self.control.close(is_ours)

@@ -8,16 +8,13 @@ import contextlib
 import dataclasses
 import logging
 import operator
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from healthd import daemon as daemons
 from healthd import guard
 from healthd.config import CheckConfig, Loaded
 from healthd.daemon import Daemon
@@ -61,6 +58,7 @@ def settings(tmp_path: Path, only: str = "") -> tuple[Loaded, dict[str, Check]]:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     made = Daemon(lambda _running: settings(tmp_path))
+    made.start()
     yield made
     made.shut_down()
 
@@ -264,12 +262,10 @@ def test_what_was_done_in_slurm_is_copied_at_once_and_the_rest_at_the_end_of_a_r
 
 
 def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_again_a_while_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ahead = [0.0]
-    clock = SimpleNamespace(time=lambda: time.time() + ahead[-1], monotonic=time.monotonic)
-    monkeypatch.setattr(daemons, "time", clock)
-    with alone(tmp_path, "disk_space") as daemon:
+    with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         began = time.monotonic()
         daemon.looking.rounds.step()
         assert daemon.looking.runner.request is not None
@@ -284,15 +280,14 @@ def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_ag
         assert began < daemon.looking.rounds.deadline - EARLY_AGAIN_SECONDS <= time.monotonic()
 
 
-def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> None:
     """Each start costs 5 s, on both clocks."""
     made: list[Daemon] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: clock() + sum(5.0 * one.looking.runner.started_total for one in made)
 
-    monkeypatch.setattr(daemons, "time", SimpleNamespace(time=late(time.time), monotonic=late(time.monotonic)))
-    with alone(tmp_path, "disk_space") as daemon:
+    with alone(tmp_path, "disk_space", now=late(time.time), monotonic=late(time.monotonic)) as daemon:
         made.append(daemon)
         daemon.looking.runner.renew()
         go(daemon, lambda: daemon.looking.rounds.ended)
@@ -301,9 +296,10 @@ def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monke
 
 
 @contextlib.contextmanager
-def alone(tmp_path: Path, check: str) -> Iterator[Daemon]:
+def alone(tmp_path: Path, check: str, **clocks: Callable[[], float]) -> Iterator[Daemon]:
     """A daemon with one check."""
-    daemon = Daemon(lambda _running: settings(tmp_path, only=check))
+    daemon = Daemon(lambda _running: settings(tmp_path, only=check), **clocks)
+    daemon.start()
     try:
         yield daemon
     finally:
@@ -323,15 +319,16 @@ def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Daemon(lambda _running: settings(tmp_path))
+    first.start()
     first.hearing.hear([xid(79)])
     first.shut_down()
-    os.close(first.lock)
     before = (tmp_path / "runtime_dir/ledger.json").read_text()
     with monkeypatch.context() as broken:
         broken.setattr(
             "healthd.judge.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
         )
         second = Daemon(lambda _running: settings(tmp_path))
+        second.start()
     assert (codes(second), guard.dropped["ledger"]) == ([], 2), "the live one, and the copy of the last words"
     assert (tmp_path / "runtime_dir/ledger.json.unreadable").read_text() == before
     assert encode(second.memory.ledger)
@@ -368,6 +365,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
 ) -> None:
     """With slurmctld away nobody knows of a job: a faulty node would be given back."""
     daemon = Daemon(lambda _running: acting(tmp_path))
+    daemon.start()
     held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
     now = time.time()
     result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (held,))
@@ -393,6 +391,7 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     """Such a look has not come to all jobs: what it says is no list of them."""
     caplog.set_level(logging.INFO, "healthd")
     daemon = Daemon(lambda _running: acting(tmp_path))
+    daemon.start()
     known, all_of_them = daemon.memory.ledger.slurm, (("12", "has GPU a"), ("13", "has GPU b"))
     whole = ReconcileReport(known, spared=all_of_them, settled=True)
     cut = ReconcileReport(known, spared=all_of_them[:1], trouble="slurmctld is away")
@@ -449,6 +448,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
 def test_a_reload_reaches_every_part_of_the_daemon(tmp_path: Path) -> None:
     loads = [settings(tmp_path), acting(tmp_path)]
     daemon = Daemon(lambda _running: loads.pop(0))
+    daemon.start()
     daemon.reload()
     assert daemon.configured.settings.mode is Mode.ACT
     assert daemon.hearing.configured is daemon.looking.configured is daemon.configured

@@ -123,6 +123,7 @@ def test_the_epilogs_word_sets_the_time_of_the_flush_and_wakes_the_daemon_then(d
 def test_a_reload_tells_which_checks_changed(tmp_path: Path) -> None:
     given = settings(tmp_path, only="clock")
     daemon = Daemon(lambda _running: given)
+    daemon.start()
     try:
         daemon.memory.written(daemon.memory.ledger.outbox.lines)
         daemon.reload()

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd import daemon as daemons
 from healthd.daemon import Daemon
 from healthd.host import Host
 from healthd.judge import ledger as ledgers
@@ -76,10 +74,9 @@ class Made:
             "kernel_log": {"source": "off"},
         }
         self.jobs(0)
-        with pytest.MonkeyPatch.context() as patched:
-            clocks = {name: self.ahead_of(getattr(time, name)) for name in ("time", "monotonic")}
-            patched.setattr(daemons, "time", SimpleNamespace(**clocks))
-            self.daemon = Daemon(lambda _running: (settle(table, "test", {}, checks), checks))
+        clocks = (self.ahead_of(clock) for clock in (time.time, time.monotonic))
+        self.daemon = Daemon(lambda _running: (settle(table, "test", {}, checks), checks), "", *clocks)
+        self.daemon.start()
 
     def ahead_of(self, clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: clock() + self.ahead

@@ -76,6 +76,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
         return settle(table, "test", {}, checks), checks
 
     made = Daemon(settings)
+    made.start()
     real = memory.rewrite_file
 
     def noted(path: str, text: Any) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from test_daemon_guards import alone
-
-from healthd import daemon as daemons
 
 
 def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(
@@ -17,9 +14,7 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
 ) -> None:
     """Else a run is told the new clock while the ledger has the old one: a confirm time would be cut by the step."""
     ahead = [0.0]
-    clock = SimpleNamespace(time=lambda: time.time() + ahead[-1], monotonic=time.monotonic)
-    monkeypatch.setattr(daemons, "time", clock)
-    with alone(tmp_path, "disk_space") as daemon:
+    with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         before = daemon.now()
         daemon.memory.change(trusted_since=before)
         seen: list[float] = []

@@ -73,7 +73,6 @@ class Looking:
         self.files_trouble = ""  # healthd's own files are gone, or others
         self._own_files = own_files.identities()  # they were just read
         self.delivery = Delivery(memory, settings.state_dir)
-        self._copied_slurm = memory.ledger.slurm
         self._memory = memory
         self._is_drained = is_drained
         self._from_journal = from_journal
@@ -332,12 +331,11 @@ class Looking:
     def copy_ledger(self, round_ended: bool) -> None:
         """The worker copies the ledger to the state directory, whose disk may hang: each round, and at once what we did
         in Slurm. A machine that is booted again minutes after its drain must know that the drain is its own."""
-        if self._memory.uncopied and (round_ended or self._memory.ledger.slurm is not self._copied_slurm):
+        if self._memory.uncopied and (round_ended or self._memory.slurm_uncopied):
             self.rounds.task(self._copy_request())
 
     def _copy_request(self) -> Request:
         memory, settings = self._memory, self.configured.settings
-        self._copied_slurm = memory.ledger.slurm
         table = {
             "op": "save_copy",
             "from": settings.runtime_dir,
@@ -345,7 +343,7 @@ class Looking:
             "names": list(NAMES),
             "keep": memory.copy_unread,
         }
-        memory.uncopied = memory.copy_unread = False
+        memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
         return Request("state_dir", TASK_SECONDS, table)
 
     # --- the stream

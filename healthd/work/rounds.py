@@ -52,7 +52,7 @@ class Rounds:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._quarantined: set[str] = set(runner.quarantined)
+        self._quarantined: set[str] = set()
         self._running = False
         self._began = 0.0
         self._due_of: list[ScheduledRun] = []

@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import healthd
@@ -59,7 +60,7 @@ from healthd.slurm.look import ReconcileReport
 from healthd.text import compile_patterns
 from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.work.hearing import Hearing
-from healthd.work.looking import Looking
+from healthd.work.looking import Looking, Seen
 from healthd.work.results import CLOCK_STEP_SECONDS
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Request, Runner
@@ -133,33 +134,20 @@ class Daemon:
             monotonic,
             only_observes_kernel_log(self.configured.loaded),
         )
-        job_at_source = JobAtSource(
-            settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, monotonic
-        )
+        job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
         self.hand = Hand(settings, self.memory, self.boot_id, now, monotonic)
         self.looking = Looking(
             self.configured,
             self.memory,
             Runner(setup_of(settings), settings.runtime_dir, monotonic, now),
-            lambda: self.hand.shows_drained(self.verdict),
-            lambda reply: self.hearing.hear_from_journal(reply),
-            lambda inventory: self.hearing.know(inventory),
             now,
             monotonic,
         )
-        self.hearing = Hearing(
-            self.configured,
-            self.memory,
-            kernel,
-            job_at_source,
-            lambda kind: self.looking.look_after(kind),
-            now,
-        )
+        self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, now)
         self.watching = Watching(self.configured, monotonic)
         self.before_resume = BeforeResume(
             self.command_of,
-            lambda name: self.looking.rounds.look_early(name, self.monotonic()),
-            lambda: is_held(os.path.join(self.settings.runtime_dir, VALIDATION_LOCK)),
+            partial(is_held, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
             now,
             monotonic,
         )
@@ -244,11 +232,13 @@ class Daemon:
         self.follow_clock()
         self.obey_signals()
         self.must_hold_its_directory()
+        self.know_whether_drained()
         self.listen()
-        self.looking.look()
+        seen = self.looking.look()
+        self.hear_of(seen)
         self.pass_time()
-        self.decide()
-        self.publish()
+        self.decide(seen.round_ended)
+        self.publish(seen.round_ended)
         self.say_ready()
 
     # --- the one wait
@@ -314,20 +304,27 @@ class Daemon:
         if self.only_worker_woke:  # dozens of times a round
             return
         self.control.step()
-        self.hearing.listen()
+        self.looking.look_after(self.hearing.listen())
         request = self.hearing.journal_request()
         if request is not None and request != self.looking.runner.request:
             self.looking.rounds.task(request)  # else the same lines would be read, and counted, twice
         with guard.at(FAILSLOW):
             if self.watching.step():
-                self.looking.look_after("failslow")
+                self.looking.look_after(["failslow"])
         removed: list[str] = []
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
             self.looking.renew_inventory_soon()
-            self.looking.look_after("pci_remove")
+            self.looking.look_after(["pci_remove"])
+
+    def hear_of(self, seen: Seen) -> None:
+        """What the worker read for the ears."""
+        if seen.inventory is not None:
+            self.hearing.know(seen.inventory)
+        if seen.journal is not None:
+            self.looking.look_after(self.hearing.hear_from_journal(seen.journal))
 
     # --- time goes by: windows, pauses, acks
 
@@ -356,8 +353,13 @@ class Daemon:
             self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
             if waits_for:
                 self.verdict = dataclasses.replace(self.verdict, may_resume=False, before_resume=waits_for)
+            self.know_whether_drained()
 
-    def decide(self) -> None:
+    def know_whether_drained(self) -> None:
+        """Slurm's word on this node grows old, and what is wanted of it changes."""
+        self.looking.is_drained = self.hand.shows_drained(self.verdict)
+
+    def decide(self, round_ended: bool) -> None:
         before = self.verdict.health
         self.judge()
         if self.verdict.health is not before:
@@ -366,7 +368,7 @@ class Daemon:
         self.slurm_was_looked_at(self.hand.step(), decision)
         self.run_before_resume()
         decision = self.hand.decision
-        self.slurm_was_looked_at(self.hand.look(self.verdict, self.looking.rounds.ended), decision)
+        self.slurm_was_looked_at(self.hand.look(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
         """What checks want run on the drained, idle node. The verdict says what the resume waits for."""
@@ -388,10 +390,12 @@ class Daemon:
             clean=rest.may_resume,
             failed=found_by(known.conditions, programs, self.memory.booted_at),
         )
-        before.step(programs, sight, looking.results)
+        if ended := before.step(programs, sight, looking.results):
+            looking.rounds.look_early(ended, self.monotonic())
         self.judge()
 
     def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
+        self.know_whether_drained()
         if report is not None:
             if report.node is not None:  # read in this look: an older word of Slurm says nothing of jobs now
                 self.looking.forget_unless_idle()
@@ -404,8 +408,8 @@ class Daemon:
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
-    def publish(self) -> None:
-        if round_ended := self.looking.rounds.ended:
+    def publish(self, round_ended: bool) -> None:
+        if round_ended:
             self.say_alive()
         known = self.memory.ledger
         if self.memory.unsaved or round_ended:
@@ -569,7 +573,7 @@ class Daemon:
         if command in commands.OF_DETECTION:
             done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())
             self.commanded[command] += 1
-            self.looking.look_after("failslow")
+            self.looking.look_after(["failslow"])
             return done
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from test_daemon_guards import alone
 
+from healthd.work.looking import Seen
+
 
 def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -19,8 +21,9 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
         daemon.memory.change(trusted_since=before)
         seen: list[float] = []
 
-        def look() -> None:
+        def look() -> Seen:
             seen.append(daemon.memory.ledger.trusted_since)
+            return Seen()
 
         monkeypatch.setattr(daemon, "listen", look)
         monkeypatch.setattr(daemon.looking, "look", look)

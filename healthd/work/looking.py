@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd import guard
 from healthd.convert import load
@@ -26,7 +26,7 @@ from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
 from healthd.work import own_files
 from healthd.work.delivery import Delivery
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
-from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds
+from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds, Step
 from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
@@ -42,11 +42,20 @@ CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, {"op": "read_cluster_name"})
 FOREVER = float("inf")
 
 
+class Seen(NamedTuple):
+    """What a look brought for others: whether a round ended, what the worker read in the journal, and what this node
+    has, where it was read anew."""
+
+    round_ended: bool = False
+    journal: Reply | None = None
+    inventory: Inventory | None = None
+
+
 class Looking:
-    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read there,
-    `know` what this node has.
+    """What it sees for others it returns.
 
     configured   the present one; a reload replaces it
+    is_drained   whether Slurm shows this node drained and idle, as whoever asks Slurm says here
     results      the last result of each run since the start; `outcomes`: how often, by check, instance and outcome
     turns        how often the outcome of some run has changed, or what it finds that drains
     """
@@ -56,15 +65,13 @@ class Looking:
         configured: Configured,
         memory: Memory,
         runner: Runner,
-        is_drained: Callable[[], bool],
-        from_journal: Callable[[Reply], None],
-        know: Callable[[Inventory], None],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         settings = configured.settings
         self.configured = configured
         self.runner = runner
+        self.is_drained = False
         self.results: dict[RunName, CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.turns = 0
@@ -74,9 +81,6 @@ class Looking:
         self._own_files = own_files.identities()  # they were just read
         self.delivery = Delivery(memory, settings.state_dir)
         self._memory = memory
-        self._is_drained = is_drained
-        self._from_journal = from_journal
-        self._know = know
         self._now = now
         self._monotonic = monotonic
         self._host = Host(settings.root)
@@ -130,8 +134,7 @@ class Looking:
 
     def judged_by(self) -> list[RunName]:
         """The runs that the node's health rests on."""
-        drained = self._is_drained()
-        return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
+        return [run.name for run in self.scheduled() if self.is_drained or not self.configured.checks[run.check].when]
 
     def concerned(self, kind: str) -> list[RunName]:
         """The checks that look at once after an event of this kind."""
@@ -143,9 +146,11 @@ class Looking:
             return []
         return [name for name in self.concerned(NVML_TROUBLE) if name != reply.run]
 
-    def look_after(self, kind: str) -> None:
-        """An event of this kind came."""
-        self.rounds.look_after_event(self.concerned(kind))
+    def look_after(self, kinds: Iterable[str]) -> None:
+        """Events of these kinds came."""
+        for kind in kinds:
+            with guard.at(WORKER, kind):  # to look at once matters less than what was heard
+                self.rounds.look_after_event(self.concerned(kind))
 
     def is_driver_unheld(self) -> bool:
         return not self.configured.settings.nvml.fake and self._host.driver_is_held() is False
@@ -155,7 +160,7 @@ class Looking:
     @property
     def is_idle(self) -> bool:
         """Whether no job is on this node: drained and idle, or empty since the last job ended."""
-        return self._is_drained() or self._is_without_jobs
+        return self.is_drained or self._is_without_jobs
 
     def look_for_jobs(self) -> None:
         """Once a turn. Where the last job has ended, another may come any moment."""
@@ -204,25 +209,33 @@ class Looking:
 
     # --- the worker's answers
 
-    def look(self) -> None:
+    def look(self) -> Seen:
         """Take replies. Most checks answer within a millisecond: the rest of the loop need not run between them."""
         self.look_for_jobs()
         until = self._monotonic() + BURST_SECONDS
-        self.take_replies(self.rounds.step())
-        while self.runner.busy and self.runner.answers_within(until - self._monotonic()):
-            self.take_replies(self.rounds.go_on())
+        seen = self._seen(self.rounds.step())
+        while seen == Seen() and self.runner.busy and self.runner.answers_within(until - self._monotonic()):
+            seen = self._seen(self.rounds.go_on())
+        return seen
 
-    def take_replies(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            try:
-                self._take(reply)
-            except Exception as error:
-                guard.drop(WORKER, error, reply.request.table["op"])
-                why = f"healthd makes a mistake with the answer: {words(error)}"
-                with guard.at(WORKER):  # it could not look, which is neither good nor bad news
-                    self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why))
+    def _seen(self, step: Step) -> Seen:
+        seen = Seen(step.round_ended)
+        for reply in step.replies:
+            seen = self.take(reply, seen)
+        return seen
 
-    def _take(self, reply: Reply) -> None:
+    def take(self, reply: Reply, seen: Seen) -> Seen:
+        """Take one reply. What it brought for others is added to `seen`."""
+        try:
+            return self._take(reply, seen)
+        except Exception as error:
+            guard.drop(WORKER, error, reply.request.table["op"])
+            why = f"healthd makes a mistake with the answer: {words(error)}"
+            with guard.at(WORKER):  # it could not look, which is neither good nor bad news
+                return self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why), seen)
+        return seen
+
+    def _take(self, reply: Reply, seen: Seen) -> Seen:
         op = reply.request.table["op"]
         if op == "run":
             self._checked(reply)
@@ -245,12 +258,11 @@ class Looking:
             inventory = load(Inventory, reply.table["inventory"])
             whole = when_whole(self._memory.ledger.whole_gpus, inventory.gpus)
             self._memory.change(whole_gpus=whole)
-            self._know(inventory)
             self._inventory_at = self._monotonic()
+            return seen._replace(inventory=inventory)
         elif op == "read_cluster_name":
             self._memory.know_cluster(reply.table["cluster"])
-        if op == "read_journal":
-            self._from_journal(reply)
+        return seen._replace(journal=reply) if op == "read_journal" else seen
 
     def _checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
@@ -376,12 +388,10 @@ class Looking:
             poll(list(self.runner.waits()), until - self._monotonic())
             reply = self.runner.step()
         if reply is not None:
-            self._take(reply)
+            self.take(reply, Seen())
         return reply is not None
 
     def round_is_over(self) -> None:
-        """Called by whoever acted on the end of a round."""
-        self.rounds.ended = False
         self.rounds.task(Request("own_files", TASK_SECONDS, {"op": LOOK_AT_OWN_FILES, "paths": list(self._own_files)}))
         self._driver_is_unheld = self.is_driver_unheld()
 

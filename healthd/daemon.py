@@ -27,7 +27,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import healthd
@@ -42,7 +43,7 @@ from healthd.machine import detection_pause
 from healthd.machine.files import newest, remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
 from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
-from healthd.machine.wakeup import FOREVER, poll, signals, wake_on_signals
+from healthd.machine.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
 from healthd.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.nvidia import codes
 from healthd.say import commands, service
@@ -59,7 +60,7 @@ from healthd.slurm.look import ReconcileReport
 from healthd.text import compile_patterns
 from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.work.hearing import Hearing
-from healthd.work.looking import Looking
+from healthd.work.looking import Looking, Seen
 from healthd.work.results import CLOCK_STEP_SECONDS
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Request, Runner
@@ -88,35 +89,34 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
     service.set_up_logging()
     daemon = Daemon(load_settings, settings_file)
     try:
+        daemon.start()
         while not daemon.stopping:
-            daemon.wait()
-            daemon.must_hold_its_directory()
-            daemon.listen()
-            daemon.looking.look()
-            daemon.pass_time()
-            daemon.decide()
-            daemon.publish()
-            daemon.say_ready()
+            daemon.turn()
     finally:
         daemon.shut_down()
     return 0
 
 
 class Daemon:
-    # --- start
+    """Built from its settings; nothing is opened, written or waited for before `start()`, and all that is opened is
+    closed by `shut_down()`, however far `start()` came."""
 
-    def __init__(self, load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> None:
+    def __init__(
+        self,
+        load_settings: LoadSettings,
+        settings_file: str = SETTINGS_FILE,
+        now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.load_settings, self.settings_file = load_settings, settings_file
         self.configured = Configured(*load_settings(None))
         settings = self.settings
-        self.now, self.monotonic = time.time, time.monotonic
+        self.now, self.monotonic = now, monotonic
+        self.opened = ExitStack()
         self.boot_id = Host(settings.root).boot_id()
-        self.lock = lock(settings.runtime_dir)
-        remove_leftovers(settings.runtime_dir)
-        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
-        self.wakeup = wake_on_signals()
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
+        self.started = self.ticked = self.clock_offset = 0.0  # since `start()`
         self.ready_by = FOREVER
         self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
         self.commanded: Counter[str] = Counter()
@@ -124,59 +124,64 @@ class Daemon:
         self.judged: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
-        runner = Runner(
-            setup_of(settings),
-            settings.runtime_dir,
-            self.monotonic,
-            self.now,
-        )
-        self.memory = self.recalled(runner)
-        self.started = self.now()  # once the copy was read, which may take its time
-        self.ticked = self.monotonic()
-        self.clock_offset = self.now() - self.monotonic()
+        self.memory = Memory(settings.runtime_dir, now, monotonic, settings.node_name, settings.cluster)
         kernel = Listener(
             settings.kernel_log.source,
             settings.root,
             self.boot_id,
-            self.memory.ledger.cursors.get(settings.kernel_log.source),
             settings.kernel_log.accept_injected,
-            self.now,
-            self.monotonic,
+            now,
+            monotonic,
             only_observes_kernel_log(self.configured.loaded),
         )
-        job_at_source = JobAtSource(
-            settings.root, settings.node_name, lambda: self.settings.mode is not Mode.OBSERVE, self.monotonic
-        )
-        self.hand = Hand(settings, self.memory, self.boot_id, self.now, self.monotonic)
+        job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
+        self.hand = Hand(settings, self.memory, self.boot_id, now, monotonic)
         self.looking = Looking(
             self.configured,
             self.memory,
-            runner,
-            lambda: self.hand.shows_drained(self.verdict),
-            lambda reply: self.hearing.hear_from_journal(reply),
-            lambda inventory: self.hearing.know(inventory),
-            self.now,
-            self.monotonic,
+            Runner(setup_of(settings), settings.runtime_dir, monotonic, now),
+            now,
+            monotonic,
         )
-        self.hearing = Hearing(
-            self.configured,
-            self.memory,
-            kernel,
-            job_at_source,
-            lambda kind: self.looking.look_after(kind),
-            self.now,
-        )
-        self.watching = Watching(self.configured, self.monotonic)
+        self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, now)
+        self.watching = Watching(self.configured, monotonic)
         self.before_resume = BeforeResume(
             self.command_of,
-            lambda name: self.looking.rounds.look_early(name, self.monotonic()),
-            lambda: is_held(os.path.join(self.settings.runtime_dir, VALIDATION_LOCK)),
-            self.now,
-            self.monotonic,
+            partial(is_held, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
+            now,
+            monotonic,
         )
-        self.hot_unplug = hot_unplug(settings.root)
-        self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, self.monotonic)
+        self.hot_unplug = hot_unplug(settings.root, monotonic)
+        self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, monotonic)
         self.publisher = Publisher(settings)
+
+    # --- start
+
+    def start(self) -> None:
+        """Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is read.
+        What is opened is closed in the other order."""
+        settings, opened, runner = self.settings, self.opened, self.looking.runner
+        self.lock = lock(settings.runtime_dir)
+        opened.callback(lambda: os.close(self.lock))
+        remove_leftovers(settings.runtime_dir)
+        os.makedirs(os.path.join(settings.runtime_dir, job_gpus.FOLDER), mode=0o755, exist_ok=True)  # the prolog writes
+        self.wakeup = wake_on_signals()
+        opened.callback(wake_no_longer, self.wakeup)
+        runner.adopt_lost()
+        opened.callback(runner.close, STOP_SECONDS)
+        self.recall()
+        self.started = self.now()  # once the copy was read, which may take its time
+        self.ticked = self.monotonic()
+        self.clock_offset = self.now() - self.monotonic()
+        opened.callback(self.publisher.close)
+        opened.callback(self.hand.close)
+        opened.callback(self.watching.close)
+        self.hot_unplug.open()
+        opened.callback(self.hot_unplug.close)
+        self.hearing.kernel.open(self.memory.ledger.cursors.get(settings.kernel_log.source))
+        opened.callback(self.hearing.kernel.close)
+        self.control.open()
+        opened.callback(self.last_words)
         self.judge()
         self.publisher.shown = self.snapshot()
         self.keep_in_memory()
@@ -193,25 +198,23 @@ class Daemon:
     def settings(self) -> Settings:
         return self.configured.settings
 
-    def recalled(self, runner: Runner) -> Memory:
-        """The ledger as it was, without the conditions of checks that are no longer configured."""
-        settings = self.settings
-        memory = Memory(settings.runtime_dir, self.now, self.monotonic, settings.node_name, settings.cluster)
+    def recall(self) -> None:
+        """Go on from the ledger as it was, without the conditions of checks that are no longer configured."""
+        settings, memory = self.settings, self.memory
         last_alive = newest(settings.runtime_dir, (VERDICT_FILE, *NAMES))  # the verdict is written each round
-        memory.recall(lambda: self.read_copy(runner, memory), self.boot_id, settings.mode, last_alive)
+        memory.recall(self.read_copy, self.boot_id, settings.mode, last_alive)
         memory.say_checks(self.configured.versions(healthd.__version__))
         memory.keep_only(self.configured.runs)
         memory.set_conditions(absorb.reconfigured(memory.conditions, self.configured.runs))
-        return memory
 
-    def read_copy(self, runner: Runner, memory: Memory) -> dict[str, str | None]:
+    def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
+        memory, runner = self.memory, self.looking.runner
         table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
         reply = runner.send(Request("state_dir", TASK_SECONDS, table))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
-                # Nothing is saved: the next start would take a new live ledger before the copy.
                 log.info("stopped before the copy of the ledger in %s was read", self.settings.state_dir)
                 raise SystemExit(0)
             reply = runner.step()
@@ -221,6 +224,22 @@ class Daemon:
         memory.copied_at = reply.table.get("written", 0.0)
         texts: dict[str, str | None] = reply.table.get("texts", {})
         return texts
+
+    # --- one turn of the loop
+
+    def turn(self) -> None:
+        self.wait()
+        self.follow_clock()
+        self.obey_signals()
+        self.must_hold_its_directory()
+        self.know_whether_drained()
+        self.listen()
+        seen = self.looking.look()
+        self.hear_of(seen)
+        self.pass_time()
+        self.decide(seen.round_ended)
+        self.publish(seen.round_ended)
+        self.say_ready()
 
     # --- the one wait
 
@@ -249,6 +268,19 @@ class Daemon:
         woke_for_worker = bool(ready) and ready <= {descriptor for descriptor, _ in of_worker}
         self.only_worker_woke = woke_for_worker and self.monotonic() < others_wait_until
         service.watchdog()
+
+    def follow_clock(self) -> None:
+        """The clock may have been set while we slept. Whatever comes next is told the new one, and the ledger's times
+        are moved to it first."""
+        now, monotonic = self.now(), self.monotonic()
+        step = now - monotonic - self.clock_offset
+        if abs(step) > CLOCK_STEP_SECONDS:
+            log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
+            self.clock_offset += step
+            self.memory.set_clock(step, since=self.started, until=now - step)
+            self.started += step
+
+    def obey_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
                 with suppress(commands.CommandRefused):  # which it has logged; nobody waits for an answer
@@ -272,32 +304,33 @@ class Daemon:
         if self.only_worker_woke:  # dozens of times a round
             return
         self.control.step()
-        self.hearing.listen()
+        self.looking.look_after(self.hearing.listen())
         request = self.hearing.journal_request()
         if request is not None and request != self.looking.runner.request:
             self.looking.rounds.task(request)  # else the same lines would be read, and counted, twice
         with guard.at(FAILSLOW):
             if self.watching.step():
-                self.looking.look_after("failslow")
+                self.looking.look_after(["failslow"])
         removed: list[str] = []
         with guard.at(HOT_UNPLUG):
             removed = self.hot_unplug.read()
         for pci in removed:
             log.warning("device %s was removed", pci or "(which one was not heard)")
             self.looking.renew_inventory_soon()
-            self.looking.look_after("pci_remove")
+            self.looking.look_after(["pci_remove"])
 
-    # --- time goes by: windows, pauses, a clock that was set
+    def hear_of(self, seen: Seen) -> None:
+        """What the worker read for the ears."""
+        if seen.inventory is not None:
+            self.hearing.know(seen.inventory)
+        if seen.journal is not None:
+            self.looking.look_after(self.hearing.hear_from_journal(seen.journal))
+
+    # --- time goes by: windows, pauses, acks
 
     def pass_time(self) -> None:
         monotonic, now = self.monotonic(), self.now()
         seconds, self.ticked = monotonic - self.ticked, monotonic
-        step = now - monotonic - self.clock_offset
-        if abs(step) > CLOCK_STEP_SECONDS:
-            log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
-            self.clock_offset += step
-            self.memory.set_clock(step, since=self.started, until=now - step)
-            self.started += step
         slurm = self.memory.ledger.slurm
         self.memory.pass_quiet_time(seconds, loaded=not (slurm.reason or slurm.overruled or slurm.adopted))
         pause = self.memory.ledger.pause
@@ -320,8 +353,13 @@ class Daemon:
             self.verdict = verdict.judge(known.by_key(), looking.results, names, known.trusted_since, optional)
             if waits_for:
                 self.verdict = dataclasses.replace(self.verdict, may_resume=False, before_resume=waits_for)
+            self.know_whether_drained()
 
-    def decide(self) -> None:
+    def know_whether_drained(self) -> None:
+        """Slurm's word on this node grows old, and what is wanted of it changes."""
+        self.looking.is_drained = self.hand.shows_drained(self.verdict)
+
+    def decide(self, round_ended: bool) -> None:
         before = self.verdict.health
         self.judge()
         if self.verdict.health is not before:
@@ -330,7 +368,7 @@ class Daemon:
         self.slurm_was_looked_at(self.hand.step(), decision)
         self.run_before_resume()
         decision = self.hand.decision
-        self.slurm_was_looked_at(self.hand.look(self.verdict, self.looking.rounds.ended), decision)
+        self.slurm_was_looked_at(self.hand.look(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
         """What checks want run on the drained, idle node. The verdict says what the resume waits for."""
@@ -352,10 +390,12 @@ class Daemon:
             clean=rest.may_resume,
             failed=found_by(known.conditions, programs, self.memory.booted_at),
         )
-        before.step(programs, sight, looking.results)
+        if ended := before.step(programs, sight, looking.results):
+            looking.rounds.look_early(ended, self.monotonic())
         self.judge()
 
     def slurm_was_looked_at(self, report: ReconcileReport | None, before: Decision) -> None:
+        self.know_whether_drained()
         if report is not None:
             if report.node is not None:  # read in this look: an older word of Slurm says nothing of jobs now
                 self.looking.forget_unless_idle()
@@ -368,8 +408,8 @@ class Daemon:
 
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
-    def publish(self) -> None:
-        if round_ended := self.looking.rounds.ended:
+    def publish(self, round_ended: bool) -> None:
+        if round_ended:
             self.say_alive()
         known = self.memory.ledger
         if self.memory.unsaved or round_ended:
@@ -533,7 +573,7 @@ class Daemon:
         if command in commands.OF_DETECTION:
             done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())
             self.commanded[command] += 1
-            self.looking.look_after("failslow")
+            self.looking.look_after(["failslow"])
             return done
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1
@@ -583,18 +623,17 @@ class Daemon:
 
     def shut_down(self) -> None:
         """Stop within 5 seconds, whatever hangs: we wait for nothing that could be stuck."""
+        self.opened.close()
+        if self.memory.is_recalled:
+            log.info("stopped")
+
+    def last_words(self) -> None:
         service.stopping()
         self.before_resume.drop()
         self.hearing.note_cursor()
-        if holds(self.lock, self.settings.runtime_dir):  # else the files there belong to another daemon
+        is_ours = holds(self.lock, self.settings.runtime_dir)  # else the files there belong to another daemon
+        if is_ours:
             self.memory.say_stopped("it was told to" if self.stopping else "by a mistake of its own")
             self.memory.save(round_over=True)
             self.looking.last_words(LAST_WORDS_SECONDS)
-            self.control.close()
-        self.hearing.kernel.close()
-        self.hot_unplug.close()
-        self.watching.close()
-        self.hand.close()
-        self.publisher.close()
-        self.looking.runner.close(STOP_SECONDS)
-        log.info("stopped")
+        self.control.close(is_ours)

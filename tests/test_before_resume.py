@@ -28,16 +28,15 @@ class Node:
         self.looks: list[RunName] = []
         self.started: list[tuple[str, ...]] = []
         self.results: dict[RunName, CheckResult] = {}
-        self.before = BeforeResume(
-            self.argv, self.looks.append, lambda: self.busy, lambda: self.time, lambda: self.time
-        )
+        self.before = BeforeResume(self.argv, lambda: self.busy, lambda: self.time, lambda: self.time)
 
     def argv(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
         self.started.append(arguments)
         return (sys.executable, "-c", self.code)
 
     def step(self, sight: Sight = WELL, program: Program | None = PROGRAM) -> str:
-        self.before.step({RUN: program} if program else {}, sight, self.results)
+        ended = self.before.step({RUN: program} if program else {}, sight, self.results)
+        self.looks += [ended] if ended else []
         return self.before.waits_for
 
     def step_until(self, stage: Stage) -> None:

@@ -43,6 +43,7 @@ class Served:
         self.answer: dict[str, Any] = {"done": "yes"}
         self.path = path
         self.server = ControlServer(path, self._answer, self.monotonic)
+        self.server.open()
 
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
@@ -235,6 +236,7 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> Non
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(path)
     server = ControlServer(path, lambda *_: {}, time.monotonic)
+    server.open()
     server.close()
     assert not os.path.exists(path)
 
@@ -405,6 +407,7 @@ def test_a_request_on_which_healthd_fails_gets_an_answer_and_costs_no_other_clie
         return {"done": 1 / request["by"], "cannot be sent": {1, 2} if request["by"] == 7 else 0}
 
     server = ControlServer(path, fails, time.monotonic)
+    server.open()
     mistake = "healthd makes a mistake with this request: "
     for by, answer in (
         (0, {"error": f"{mistake}ZeroDivisionError: division by zero"}),

@@ -8,16 +8,13 @@ import contextlib
 import dataclasses
 import logging
 import operator
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from healthd import daemon as daemons
 from healthd import guard
 from healthd.config import CheckConfig, Loaded
 from healthd.daemon import Daemon
@@ -31,6 +28,7 @@ from healthd.settings.registry import Check
 from healthd.settings.settle import settle
 from healthd.slurm.look import ReconcileReport
 from healthd.work import hearing
+from healthd.work.looking import Seen
 from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 
@@ -61,6 +59,7 @@ def settings(tmp_path: Path, only: str = "") -> tuple[Loaded, dict[str, Check]]:
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[Daemon]:
     made = Daemon(lambda _running: settings(tmp_path))
+    made.start()
     yield made
     made.shut_down()
 
@@ -147,21 +146,22 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
 
 
 @pytest.mark.parametrize(
-    "where",
+    ("where", "whose"),
     [
-        "hearing.job_at_source.name",
-        "hearing._tell_incidents",
-        "looking.concerned",
-        "looking.rounds.look_after_event",
+        ("hearing.job_at_source.name", "kernel_log"),
+        ("hearing._tell_incidents", "kernel_log"),
+        ("looking.concerned", "worker"),
+        ("looking.rounds.look_after_event", "worker"),
     ],
 )
-def test_what_is_only_beside_the_judging_costs_no_fault(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, where: str
+def test_what_is_only_beside_the_judging_costs_no_fault_and_is_counted_where_the_mistake_is(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, where: str, whose: str
 ) -> None:
     path, name = where.rsplit(".", 1)
     monkeypatch.setattr(operator.attrgetter(path)(daemon), name, raises)
-    daemon.hearing.hear([xid(79)])
-    assert (codes(daemon), dict(guard.dropped)) == (["gpu_xid/79"], {"kernel_log": 1})
+    monkeypatch.setattr(daemon.hearing.kernel, "read", lambda: [xid(79)])
+    daemon.listen()
+    assert (codes(daemon), dict(guard.dropped)) == (["gpu_xid/79"], {whose: 1})
 
 
 def test_what_slurm_says_of_jobs_and_devices_that_go_cost_the_turn_nothing(
@@ -210,16 +210,16 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
     ):
         daemon.looking.results.clear()
         reply = Reply(request, Outcome.COMPLETED, 0.1, {**good, **answer}, told=NOW)
-        monkeypatch.setattr(daemon.looking.rounds, "step", lambda reply=reply: [reply])
-        daemon.looking.take_replies(daemon.looking.rounds.step())
+        daemon.looking.take(reply, Seen())
         result = daemon.looking.results["clock", ""]
         assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
     assert not guard.dropped
+    gap = {"since_usec": 1, "until_usec": 2, "limit": 10}
     for op in ("inventory", "read_journal", "save_copy"):
-        reply = Reply(Request("", 1.0, {"op": op, "gap": 7, "history": ()}), Outcome.COMPLETED, 0.1, {"error": ""})
-        monkeypatch.setattr(daemon.looking.rounds, "step", lambda reply=reply: [reply])
-        daemon.looking.take_replies(daemon.looking.rounds.step())
-    assert guard.dropped["worker"] >= 2
+        reply = Reply(Request("", 1.0, {"op": op, "gap": gap, "history": False}), Outcome.COMPLETED, 0.1, {"error": ""})
+        daemon.hear_of(daemon.looking.take(reply, Seen()))
+    assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
+    assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,7 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
 
     request = Request("state_dir", 1.0, {"op": "save_copy"})
     for answer in (Reply(request, outcome, 0.1, {}, error), Reply(request, Outcome.COMPLETED, 0.1, {})):
-        monkeypatch.setattr(daemon.looking.rounds, "step", lambda answer=answer: [answer])
-        daemon.looking.take_replies(daemon.looking.rounds.step())
+        daemon.looking.take(answer, Seen())
         if answer.outcome is outcome:
             (trouble,) = of_copy()
             assert trouble.endswith(told)
@@ -264,12 +263,10 @@ def test_what_was_done_in_slurm_is_copied_at_once_and_the_rest_at_the_end_of_a_r
 
 
 def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_again_a_while_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ahead = [0.0]
-    clock = SimpleNamespace(time=lambda: time.time() + ahead[-1], monotonic=time.monotonic)
-    monkeypatch.setattr(daemons, "time", clock)
-    with alone(tmp_path, "disk_space") as daemon:
+    with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
         began = time.monotonic()
         daemon.looking.rounds.step()
         assert daemon.looking.runner.request is not None
@@ -280,34 +277,39 @@ def test_a_clock_that_is_set_while_a_check_runs_fails_that_run_and_it_is_done_ag
         assert daemon.looking.outcomes == {("disk_space", "", "failed"): 1}
         assert caplog.text.count("check disk_space: failed: the clock was set while it ran") == 1
         assert "disk_space" not in daemon.memory.past, "it is of two clocks"
-        go(daemon, lambda: daemon.looking.rounds.ended and not daemon.looking.runner.busy)
+        go(daemon, lambda: a_round_is_over(daemon) and not daemon.looking.runner.busy)
         assert began < daemon.looking.rounds.deadline - EARLY_AGAIN_SECONDS <= time.monotonic()
 
 
-def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_takes_seconds_to_start_costs_no_run(tmp_path: Path) -> None:
     """Each start costs 5 s, on both clocks."""
     made: list[Daemon] = []
 
     def late(clock: Callable[[], float]) -> Callable[[], float]:
         return lambda: clock() + sum(5.0 * one.looking.runner.started_total for one in made)
 
-    monkeypatch.setattr(daemons, "time", SimpleNamespace(time=late(time.time), monotonic=late(time.monotonic)))
-    with alone(tmp_path, "disk_space") as daemon:
+    with alone(tmp_path, "disk_space", now=late(time.time), monotonic=late(time.monotonic)) as daemon:
         made.append(daemon)
         daemon.looking.runner.renew()
-        go(daemon, lambda: daemon.looking.rounds.ended)
+        go(daemon, lambda: a_round_is_over(daemon))
         assert daemon.looking.runner.started_total == 2
         assert daemon.looking.outcomes == {("disk_space", "", "completed"): 1}
 
 
 @contextlib.contextmanager
-def alone(tmp_path: Path, check: str) -> Iterator[Daemon]:
+def alone(tmp_path: Path, check: str, **clocks: Callable[[], float]) -> Iterator[Daemon]:
     """A daemon with one check."""
-    daemon = Daemon(lambda _running: settings(tmp_path, only=check))
+    daemon = Daemon(lambda _running: settings(tmp_path, only=check), **clocks)
+    daemon.start()
     try:
         yield daemon
     finally:
         daemon.shut_down()
+
+
+def a_round_is_over(daemon: Daemon) -> bool:
+    rounds = daemon.looking.rounds
+    return rounds.status.number > 0 and not rounds.running
 
 
 def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None:
@@ -316,22 +318,23 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
     while not over():
         assert time.monotonic() < end, "it did not happen"
         wakeup.poll(daemon.looking.runner.waits(), 0.05)
-        daemon.looking.look()
+        daemon.hear_of(daemon.looking.look())
 
 
 def test_a_ledger_with_which_healthd_fails_is_kept_aside_and_a_new_one_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = Daemon(lambda _running: settings(tmp_path))
+    first.start()
     first.hearing.hear([xid(79)])
     first.shut_down()
-    os.close(first.lock)
     before = (tmp_path / "runtime_dir/ledger.json").read_text()
     with monkeypatch.context() as broken:
         broken.setattr(
             "healthd.judge.ledger.with_none_in_the_future", lambda ledger, _now: raises() if ledger.events else ledger
         )
         second = Daemon(lambda _running: settings(tmp_path))
+        second.start()
     assert (codes(second), guard.dropped["ledger"]) == ([], 2), "the live one, and the copy of the last words"
     assert (tmp_path / "runtime_dir/ledger.json.unreadable").read_text() == before
     assert encode(second.memory.ledger)
@@ -368,6 +371,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
 ) -> None:
     """With slurmctld away nobody knows of a job: a faulty node would be given back."""
     daemon = Daemon(lambda _running: acting(tmp_path))
+    daemon.start()
     held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
     now = time.time()
     result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (held,))
@@ -382,7 +386,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     known = daemon.memory.ledger.slurm
     report = ReconcileReport(known, node=node) if read else ReconcileReport(known, trouble="slurmctld is away")
     monkeypatch.setattr(driver, "begin", lambda *_: driver._ended(report))
-    daemon.decide()
+    daemon.decide(round_ended=False)
     assert (held.key in daemon.memory.conditions) is stands
     daemon.shut_down()
 
@@ -393,6 +397,7 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
     """Such a look has not come to all jobs: what it says is no list of them."""
     caplog.set_level(logging.INFO, "healthd")
     daemon = Daemon(lambda _running: acting(tmp_path))
+    daemon.start()
     known, all_of_them = daemon.memory.ledger.slurm, (("12", "has GPU a"), ("13", "has GPU b"))
     whole = ReconcileReport(known, spared=all_of_them, settled=True)
     cut = ReconcileReport(known, spared=all_of_them[:1], trouble="slurmctld is away")
@@ -410,13 +415,13 @@ def test_who_is_not_requeued_is_told_once_also_where_looks_end_in_trouble(
 
 def test_a_fault_that_is_heard_before_the_gpus_are_known_is_named_in_status_reason_and_stream(daemon: Daemon) -> None:
     daemon.hearing.hear([xid(79)])
-    daemon.decide()
+    daemon.decide(round_ended=False)
     named = "GPU has fallen off the bus, GPU 3 (GPU-00000003-"
     assert named not in str(daemon.snapshot().verdict.conditions[0].message)
     assert isinstance(daemon.hand.decision, Leave)
     assert named not in daemon.hand.decision.would
     go(daemon, lambda: bool(daemon.memory.ledger.inventory.gpus))
-    daemon.decide()
+    daemon.decide(round_ended=False)
     (fallen,) = (c for c in daemon.snapshot().verdict.conditions if c.code == "gpu_xid/79")
     assert named in fallen.message
     assert named in daemon.hand.decision.would
@@ -449,6 +454,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
 def test_a_reload_reaches_every_part_of_the_daemon(tmp_path: Path) -> None:
     loads = [settings(tmp_path), acting(tmp_path)]
     daemon = Daemon(lambda _running: loads.pop(0))
+    daemon.start()
     daemon.reload()
     assert daemon.configured.settings.mode is Mode.ACT
     assert daemon.hearing.configured is daemon.looking.configured is daemon.configured

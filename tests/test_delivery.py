@@ -39,7 +39,7 @@ def reply(request: Request, outcome: Outcome, error: str = "") -> Reply:
 def test_lines_go_to_the_worker_once_the_ledger_with_them_is_saved(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.memory.unsaved
     assert not daemon.looking.delivery.is_due
-    daemon.publish()
+    daemon.publish(round_ended=False)
     go(daemon, lambda: waiting(daemon) == [])
     assert [e["event"] for e in written(tmp_path)][:2] == ["started", "check_enabled"]
 
@@ -49,7 +49,7 @@ def test_a_ledger_that_cannot_be_saved_tells_nothing(daemon: Daemon, monkeypatch
         raise OSError(5, os.strerror(5))
 
     monkeypatch.setattr("healthd.judge.memory.rewrite_file", broken)
-    daemon.publish()
+    daemon.publish(round_ended=False)
     assert daemon.memory.save_failed
     assert not daemon.looking.delivery.is_due
 
@@ -123,6 +123,7 @@ def test_the_epilogs_word_sets_the_time_of_the_flush_and_wakes_the_daemon_then(d
 def test_a_reload_tells_which_checks_changed(tmp_path: Path) -> None:
     given = settings(tmp_path, only="clock")
     daemon = Daemon(lambda _running: given)
+    daemon.start()
     try:
         daemon.memory.written(daemon.memory.ledger.outbox.lines)
         daemon.reload()

@@ -38,6 +38,7 @@ def bridge() -> Iterator[str]:
 @pytest.fixture
 def heard(bridge: str) -> Iterator[HotUnplug]:
     found = hot_unplug("/")
+    found.open()
     yield found
     found.close()
 
@@ -58,6 +59,7 @@ def socket_of(heard: HotUnplug) -> int:
 
 def test_a_captured_tree_has_no_removals(tmp_path: Path) -> None:
     heard = hot_unplug(str(tmp_path))
+    heard.open()
     assert (heard.read(), list(heard.waits()), list(heard.sources)) == ([], [], [])
     assert heard.deadline == float("inf")
 
@@ -134,6 +136,7 @@ def test_a_netlink_that_is_refused_is_tried_again_ever_more_slowly() -> None:
         raise OSError("no netlink here")
 
     heard = HotUnplug(refused, lambda: now)
+    heard.open()
     for failures in range(1, len(RETRY_SECONDS) + 2):
         assert (len(tried), heard.status.restarts_total, heard.status.up) == (failures, failures, False)
         assert heard.status.trouble == "no netlink here"

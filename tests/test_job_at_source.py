@@ -42,8 +42,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def source(root: Path, clock: Clock, may_ask: bool = False) -> JobAtSource:
-    return JobAtSource(str(root), "n1", lambda: may_ask, clock)
+def source(root: Path, clock: Clock) -> JobAtSource:
+    return JobAtSource(str(root), "n1", clock)
 
 
 def named(source: JobAtSource, *events: KernelEvent, gpus: Sequence[Gpu] = GPUS, now: float = NOW + 1) -> list[str]:
@@ -131,10 +131,12 @@ PID      JOBID    STEPID   LOCALID GLOBALID
 """
 
 
-def answered(made: JobAtSource, events: Sequence[KernelEvent], now: float = NOW + 1) -> dict[int, str]:
+def answered(
+    made: JobAtSource, events: Sequence[KernelEvent], now: float = NOW + 1, may_ask: bool = True
+) -> dict[int, str]:
     end = time.monotonic() + 120
     while time.monotonic() < end:
-        told = made.step(events, GPUS, now)
+        told = made.step(events, GPUS, now, may_ask)
         waits = [descriptor for descriptor, _ in made.waits()]
         if told or not waits:
             return told
@@ -147,7 +149,7 @@ def test_where_slurm_uses_no_cgroups_listpids_tells_the_jobs_a_moment_later(scon
     for pid in (100, 101, 102, 50):
         process(scontrol, pid, "0::/user.slice\n", *(["/dev/nvidia5"] if pid in (101, 102, 50) else []))
     events = (event(pid=None), event(pid=100, sequence=2), event(pid=50, sequence=3), event(pid=99, sequence=4))
-    made = JobAtSource(str(scontrol), "n1", lambda: True, time.monotonic)
+    made = JobAtSource(str(scontrol), "n1", time.monotonic)
     assert named(made, *events) == ["", "", "", ""]
     jobs = answered(made, events)
     assert jobs == {1: "12,14", 2: "12", 4: "12,14"}
@@ -159,13 +161,13 @@ def test_where_slurm_uses_no_cgroups_listpids_tells_the_jobs_a_moment_later(scon
 def test_slurm_is_asked_again_only_after_a_while_and_then_for_all_that_waits(scontrol: Path) -> None:
     (scontrol / "listed").write_text(LISTED)
     process(scontrol, 100, "0::/\n")
-    made = JobAtSource(str(scontrol), "n1", lambda: True, time.monotonic)
+    made = JobAtSource(str(scontrol), "n1", time.monotonic)
     began = time.monotonic()
     named(made, event(pid=7))
     assert answered(made, [event(pid=7)]) == {}
     second = event(pid=100, sequence=2)
     named(made, second)
-    assert made.step([second], GPUS, NOW + 1) == {}
+    assert made.step([second], GPUS, NOW + 1, True) == {}
     assert not list(made.waits())
     assert began + ASK_AGAIN_SECONDS <= made.deadline <= time.monotonic() + ASK_AGAIN_SECONDS
     time.sleep(max(0.0, made.deadline - time.monotonic()) + 0.01)
@@ -175,9 +177,9 @@ def test_slurm_is_asked_again_only_after_a_while_and_then_for_all_that_waits(sco
 
 def test_an_event_that_waited_too_long_is_not_asked_about(scontrol: Path) -> None:
     (scontrol / "listed").write_text(LISTED)
-    made = JobAtSource(str(scontrol), "n1", lambda: True, time.monotonic)
+    made = JobAtSource(str(scontrol), "n1", time.monotonic)
     named(made, event(pid=7))
-    assert made.step([event(pid=7)], GPUS, NOW + 60) == {}
+    assert made.step([event(pid=7)], GPUS, NOW + 60, True) == {}
     assert not list(made.waits())
     assert made.deadline == float("inf")
 
@@ -185,20 +187,20 @@ def test_an_event_that_waited_too_long_is_not_asked_about(scontrol: Path) -> Non
 def test_in_mode_observe_slurm_is_not_asked(scontrol: Path, clock: Clock) -> None:
     made = source(scontrol, clock)
     named(made, event(pid=7))
-    assert answered(made, [event(pid=7)]) == {}
+    assert answered(made, [event(pid=7)], may_ask=False) == {}
     assert not (scontrol / "asked").exists()
 
 
 @pytest.mark.parametrize("said", ["", "No job steps exist on this node.\n", "\x00\n1 2 3\n", "PID JOBID\n5\n"])
 def test_whatever_scontrol_prints_accuses_nobody(scontrol: Path, said: str) -> None:
     (scontrol / "listed").write_text(said)
-    made = JobAtSource(str(scontrol), "n1", lambda: True, time.monotonic)
+    made = JobAtSource(str(scontrol), "n1", time.monotonic)
     named(made, event(pid=7), event(pid=None, sequence=2))
     assert answered(made, [event(pid=7), event(pid=None, sequence=2)]) == {}
 
 
 def test_a_node_without_slurm_has_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    made = JobAtSource(str(tmp_path), "n1", lambda: True, time.monotonic)
+    made = JobAtSource(str(tmp_path), "n1", time.monotonic)
     assert named(made, dataclasses.replace(event(), pid=7)) == [""]
     assert answered(made, [event(pid=7)]) == {}

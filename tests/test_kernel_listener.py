@@ -28,7 +28,9 @@ class Clock:
 
 
 def listener(spec: str, root: str = "/", cursor: object = None, clock: Clock | None = None) -> Listener:
-    return Listener(spec, root, "b1", cursor, False, time.time, clock or Clock())
+    made = Listener(spec, root, "b1", False, time.time, clock or Clock())
+    made.open(cursor)
+    return made
 
 
 def fake_kmsg(root: Path, target: str) -> Path:

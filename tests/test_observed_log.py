@@ -83,7 +83,8 @@ def test_a_file_is_observed_unless_it_is_trusted_or_a_drills_flag(
 @pytest.mark.parametrize("observed", [True, False])
 def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: Path, observed: bool) -> None:
     log = tmp_path / "kern.log"
-    listener = Listener(str(log), "/", BOOT, None, False, time.time, time.monotonic, observed)
+    listener = Listener(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
+    listener.open()
     assert listener.status.trouble == f"{log} is not there yet"
     log.write_text(f"{XID_79}\n")
     (event,) = listener.read()
@@ -219,6 +220,7 @@ def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
         "checks": {name: {"enabled": False} for name in checks if name != "gpu_xid" and not checks[name].per},
     }
     made = Daemon(lambda _running: (settle(table, "test", {}, checks), checks))
+    made.start()
     made.memory.change(trusted_since=0.0)
     made.hearing.listen()
     with open(log, "a") as file:

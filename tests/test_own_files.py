@@ -24,7 +24,7 @@ from healthd.daemon import Daemon
 from healthd.text import compile_patterns
 args = SimpleNamespace(config=sys.argv[1])
 daemon = Daemon(lambda checks_dir: load_settings(args, checks_dir=checks_dir))
-daemon.keep_in_memory()
+daemon.start()
 print(*sys.modules, f"uncompiled={compile_patterns()}")
 daemon.shut_down()
 """

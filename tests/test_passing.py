@@ -73,6 +73,7 @@ def began() -> Iterator[None]:
 
 def test_a_request_with_files_that_linger_is_answered_at_once(tmp_path, hand_over, began):
     server = ControlServer(str(tmp_path / "sock"), lambda *_: {"done": "yes"}, time.monotonic)
+    server.open()
     with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
         hand_over(stream, b'{"command": "status"}\n')
         server.step()
@@ -82,6 +83,7 @@ def test_a_request_with_files_that_linger_is_answered_at_once(tmp_path, hand_ove
 
 def test_who_leaves_files_unread_does_not_hold_up_the_end(tmp_path, hand_over, began):
     server = ControlServer(str(tmp_path / "sock"), lambda *_: {}, time.monotonic)
+    server.open()
     with connected(str(tmp_path / "sock"), socket.SOCK_STREAM) as stream:
         server.step()
         hand_over(stream, b"x")

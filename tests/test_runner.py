@@ -81,6 +81,7 @@ def runners(checks_dir: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
         monotonic: Callable[[], float] = time.monotonic, now: Callable[[], float] | None = None, **setup: str
     ) -> Runner:
         made.append(Runner(Setup(checks_dir=checks_dir, **setup), str(tmp_path), monotonic, now))
+        made[-1].adopt_lost()
         return made[-1]
 
     yield make

@@ -76,6 +76,7 @@ def daemon(tmp_path: Path, writes: Writes, monkeypatch: pytest.MonkeyPatch) -> I
         return settle(table, "test", {}, checks), checks
 
     made = Daemon(settings)
+    made.start()
     real = memory.rewrite_file
 
     def noted(path: str, text: Any) -> None:
@@ -93,12 +94,7 @@ def go(daemon: Daemon, over: Callable[[], bool], seconds: float = 240.0) -> None
     end = time.monotonic() + seconds
     while not over():
         assert time.monotonic() < end, "it did not happen"
-        daemon.wait()
-        daemon.listen()
-        daemon.looking.look()
-        daemon.pass_time()
-        daemon.decide()
-        daemon.publish()
+        daemon.turn()
 
 
 def rounds(daemon: Daemon, number: int) -> None:

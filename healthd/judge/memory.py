@@ -36,6 +36,8 @@ class Memory:
     `unsaved`: a kill would lose what the next round does not see again; `uncopied`: a reboot would lose something.
     `node_name`, `cluster`: whose stream of events it is; a cluster that no setting names is that of Slurm's settings,
     once they were read.
+    `is_recalled`: before, what is here is not what is known, and `save` leaves the files alone: an empty live ledger
+    would be taken before the copy at the next start.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Memory:
         self._cluster = cluster
         self._boot_id = ""
         self.booted_at = 0.0  # epoch: when healthd first ran in this boot; 0 = it ran in it before
+        self.is_recalled = False
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
         self._conditions_of: tuple[Condition, ...] = ()
         self._conditions: dict[ConditionKey, Condition] = {}
         self.unsaved = False
         self.uncopied = False
+        self.slurm_uncopied = False  # what we did there, and no copy knows of
         self._past_unsaved = False
         self._past_is_set = False  # by somebody's word or the clock: then it is saved at once
         self._quiet_seconds = 0.0  # went by, and no window has counted them yet
@@ -87,6 +91,12 @@ class Memory:
         last_alive  when the daemon of the live ledger is last known to have run (epoch seconds), 0 = not known
         """
         self._boot_id = boot_id
+        self._recall(read_copy, boot_id, mode, last_alive)
+        self.is_recalled = True
+
+    def _recall(
+        self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float
+    ) -> None:
         with guard.at(LEDGER, self._path(ledger_file.FILE)):
             if (live := self._live()) is not None:
                 try:
@@ -189,6 +199,7 @@ class Memory:
 
     def _set(self, ledger: Ledger) -> None:
         if ledger != self.ledger:
+            self.slurm_uncopied = self.slurm_uncopied or ledger.slurm is not self.ledger.slurm
             self.unsaved = self.unsaved or not ledgers.is_only_seen_again(self.ledger, ledger)
             self.ledger = ledger
             self.uncopied = True
@@ -338,6 +349,8 @@ class Memory:
         that ledger: after a kill, growth may be found once more, and none is missed. Nor is it older: a repair of what
         the ledger knows (a counter that fell) is seen by it.
         """
+        if not self.is_recalled:
+            return
         try:
             has_news = self.ledger is not self._saved
             if has_news:

@@ -28,15 +28,14 @@ FORGEABLE = (
 
 
 class Listener:
-    """It gives KernelEvents, and a status about itself. `cursor` is where an earlier listener stopped; `observed`: the
-    source can be forged (config.only_observes_kernel_log)."""
+    """It gives KernelEvents, and a status about itself, from `open()` on. `observed`: the source can be forged
+    (config.only_observes_kernel_log)."""
 
     def __init__(
         self,
         spec: str,
         root: str,
         boot_id: str,
-        cursor: Any,
         accept_injected: bool,
         now: Callable[[], float],
         monotonic: Callable[[], float],
@@ -45,7 +44,7 @@ class Listener:
         self._spec = spec
         self._root = root
         self._boot_id = boot_id
-        self._cursor = cursor
+        self._cursor: Any = None
         self._accept_injected = accept_injected
         self._now = now
         self._monotonic = monotonic
@@ -59,7 +58,6 @@ class Listener:
         trouble = "" if spec != "off" else "switched off"
         self.status = KernelLogStatus(spec, alive=False, trouble=trouble, observed=observed)
         self.journal = SourceStatus("journal", up=True)
-        self._open()
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         descriptor = self._source.fileno() if self._source else None
@@ -164,6 +162,11 @@ class Listener:
                 self._failed(f"{self._spec}: {_why(error)}")
 
     # --- open and closed
+
+    def open(self, cursor: Any = None) -> None:
+        """`cursor`: where an earlier listener stopped; None: nowhere."""
+        self._cursor = cursor
+        self._open()
 
     def close(self) -> None:
         if self._source is not None:

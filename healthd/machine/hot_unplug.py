@@ -28,7 +28,7 @@ class HotUnplug:
     def __init__(
         self, open_uevents: Callable[[], Uevents] | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`open_uevents` raises OSError. A captured tree has none."""
+        """`open_uevents` raises OSError. A captured tree has none. Nothing is heard before `open()`."""
         self._open_uevents = open_uevents
         self._monotonic = monotonic
         self._uevents: Uevents | None = None
@@ -36,8 +36,6 @@ class HotUnplug:
         self._retry_at = 0.0
         self._missed = False
         self.status = SourceStatus("device_removals", up=False)
-        if open_uevents is not None:
-            self._open()
 
     @property
     def sources(self) -> Iterator[SourceStatus]:
@@ -79,6 +77,10 @@ class HotUnplug:
                 self._missed = False
         return sorted(removed)
 
+    def open(self) -> None:
+        if self._open_uevents is not None:
+            self._open()
+
     def close(self) -> None:
         if self._uevents is not None:
             self._uevents.close()
@@ -110,5 +112,5 @@ class HotUnplug:
         self.status = replace(self.status, up=False, trouble=trouble, restarts_total=restarts)
 
 
-def hot_unplug(root: str) -> HotUnplug:
-    return HotUnplug() if root.rstrip("/") else HotUnplug(Uevents)
+def hot_unplug(root: str, monotonic: Callable[[], float] = time.monotonic) -> HotUnplug:
+    return HotUnplug(None if root.rstrip("/") else Uevents, monotonic)

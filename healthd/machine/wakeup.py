@@ -20,6 +20,14 @@ def wake_on_signals() -> int:
     return reading
 
 
+def wake_no_longer(descriptor: int) -> None:
+    """Close what `wake_on_signals` opened. The signals end nothing from now on, and not this process."""
+    writing = signal.set_wakeup_fd(-1)
+    for end in (writing, descriptor):
+        if end >= 0:
+            os.close(end)
+
+
 def signals(descriptor: int) -> bytes:
     """The signals that came since the last call. SIGALRM only ends a wait in the kernel (passing.py)."""
     try:

@@ -40,7 +40,8 @@ class _Client:
 
 
 class ControlServer:
-    """`answer(command, who, may_command)` gives the reply to one request; `who` is "root (uid 0)" of the peer."""
+    """`answer(command, who, may_command)` gives the reply to one request; `who` is "root (uid 0)" of the peer. Nobody
+    can ask before `open()`."""
 
     def __init__(
         self, path: str, answer: Callable[[dict[str, Any], str, bool], dict[str, Any]], monotonic: Callable[[], float]
@@ -50,12 +51,19 @@ class ControlServer:
         self._monotonic = monotonic
         self._clients: list[_Client] = []
         self._rests_until = 0.0  # 0 = it does not rest
-        if os.path.lexists(path):
-            os.unlink(path)  # left by a daemon that was killed: the lock says that we are the only one
+
+    def open(self) -> None:
+        """Raises OSError."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._brief = take_no_files(self._listener)
-        self._listener.bind(path)
-        os.chmod(path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
+        if os.path.lexists(self._path):
+            os.unlink(self._path)  # left by a daemon that was killed: the lock says that we are the only one
+        try:
+            self._listener.bind(self._path)
+        except OSError:
+            self._listener.close()
+            raise
+        os.chmod(self._path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
         self._listener.listen(MOST_ACCEPTED)
         self._listener.setblocking(False)
 
@@ -74,12 +82,13 @@ class ControlServer:
         with self._brief():
             self._serve_all()
 
-    def close(self) -> None:
+    def close(self, is_ours: bool = True) -> None:
+        """`is_ours`: what lies at the path is not another daemon's by now."""
         with self._brief():
             for client in self._clients:
                 client.stream.close()
             self._listener.close()
-        if os.path.exists(self._path):
+        if is_ours and os.path.exists(self._path):
             os.unlink(self._path)
 
     def _serve_all(self) -> None:

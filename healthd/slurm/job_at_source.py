@@ -23,14 +23,9 @@ FOREVER = float("inf")
 
 
 class JobAtSource:
-    """`may_ask_slurm` is asked before scontrol is started: never in mode observe."""
-
-    def __init__(
-        self, root: str, node_name: str, may_ask_slurm: Callable[[], bool], monotonic: Callable[[], float]
-    ) -> None:
+    def __init__(self, root: str, node_name: str, monotonic: Callable[[], float]) -> None:
         self._root = root
         self._argv = listpids(node_name)
-        self._may_ask_slurm = may_ask_slurm
         self._monotonic = monotonic
         self._looked_at = self._asked_at = -FOREVER
         self._processes: dict[int, str] = {}  # of jobs, by their cgroups
@@ -68,15 +63,20 @@ class JobAtSource:
                 self._waiting |= {event.sequence for event in left}
         return with_jobs(events, jobs)
 
-    def step(self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float) -> dict[int, str]:
-        """Go on with asking Slurm. Returns the jobs that it told, by the sequences of `events`."""
+    def step(
+        self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_ask_slurm: bool
+    ) -> dict[int, str]:
+        """Go on with asking Slurm. Returns the jobs that it told, by the sequences of `events`.
+
+        `may_ask_slurm`: never in mode observe.
+        """
         told = {}
         if self._child is not None and self._child.step():
             child, self._child = self._child, None
             told = self._told(child, events, device_nodes(gpus))
         if self._waiting and self._child is None and self._monotonic() >= self._asked_at + ASK_AGAIN_SECONDS:
             self._waiting &= {event.sequence for event in events if is_open(event, now)}
-            self._ask()
+            self._ask(may_ask_slurm)
         return told
 
     def _look(self, minors: set[int]) -> None:
@@ -87,8 +87,8 @@ class JobAtSource:
         if missing and self._processes:
             self._holding.update(jobs_holding(missing, self._processes, self._root))
 
-    def _ask(self) -> None:
-        if not self._waiting or not self._may_ask_slurm():
+    def _ask(self, may_ask_slurm: bool) -> None:
+        if not self._waiting or not may_ask_slurm:
             self._waiting.clear()
             return
         self._asked_at = self._monotonic()

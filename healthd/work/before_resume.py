@@ -75,8 +75,8 @@ def found_by(conditions: Collection[Condition], runs: Collection[RunName], befor
 
 
 class BeforeResume:
-    """`argv_of`: the command for a program's arguments; `look_early`: have the check look at once; `is_busy`: whether
-    such a program, of whoever, runs on this node.
+    """`argv_of`: the command for a program's arguments; `is_busy`: whether such a program, of whoever, runs on this
+    node.
 
     waits_for what the resume waits for, in words; "" = for nothing
     trouble   why the last one told nothing; "" = it did
@@ -86,7 +86,6 @@ class BeforeResume:
     def __init__(
         self,
         argv_of: Callable[[tuple[str, ...]], tuple[str, ...]],
-        look_early: Callable[[RunName], None],
         is_busy: Callable[[], bool],
         now: Callable[[], float],
         monotonic: Callable[[], float],
@@ -94,7 +93,6 @@ class BeforeResume:
         self.stage = Stage.BEFORE
         self.waits_for = self.trouble = ""
         self._argv_of = argv_of
-        self._look_early = look_early
         self._is_busy = is_busy
         self._now = now
         self._monotonic = monotonic
@@ -116,16 +114,17 @@ class BeforeResume:
             return min(self._again_at, self._look_until)
         return self._child.deadline - (0.0 if self._asked_to_end else ENDING_SECONDS)
 
-    def step(self, programs: Mapping[RunName, Program], sight: Sight, results: Results) -> None:
-        """Go on: end, take note, start. A reload may have changed the programs."""
+    def step(self, programs: Mapping[RunName, Program], sight: Sight, results: Results) -> RunName | None:
+        """Go on: end, take note, start. A reload may have changed the programs. Returns the check whose program has
+        just ended: it looks at once."""
         if not programs:
             self.drop()
-            return
+            return None
         stage = after(self.stage, sight)
         if stage is not self.stage and self.stage is not Stage.OVER:
             self.drop()
         self.stage = stage
-        self._go_on()
+        ended = self._go_on()
         if self.stage is Stage.BEFORE and keeps(self.stage, sight) and sight.idle and sight.clean:
             self._ahead = list(programs.items())
             self._busy_until = self._monotonic() + max(program.seconds for program in programs.values())
@@ -136,6 +135,7 @@ class BeforeResume:
         if self.stage is Stage.LOOKING and (looked or self._monotonic() >= self._look_until):
             self.stage, self._look_until = Stage.OVER, FOREVER
         self.waits_for = self._words(programs) if keeps(self.stage, sight) else ""
+        return ended
 
     def _words(self, programs: Mapping[RunName, Program]) -> str:
         seconds = sum(program.seconds for program in programs.values())
@@ -143,18 +143,20 @@ class BeforeResume:
             return "the node is idle and every check that can drain has completed clean: then it is validated"
         return f"it is validated, which takes {seconds:.0f} s at most"
 
-    def _go_on(self) -> None:
+    def _go_on(self) -> RunName | None:
         """Ask the one that runs to end when its time is nearly over; take note of its end."""
         child, running = self._child, self._running
         if child is None or running is None:
-            return
+            return None
         name, program = running
         if child.step():
             self._child = self._running = None
             self._take(name, program, child)
-        elif not self._asked_to_end and self._monotonic() >= child.deadline - ENDING_SECONDS:
+            return name
+        if not self._asked_to_end and self._monotonic() >= child.deadline - ENDING_SECONDS:
             self._asked_to_end = True
             child.terminate()
+        return None
 
     def _take(self, name: RunName, program: Program, child: Child) -> None:
         out, err = child.output()
@@ -169,7 +171,6 @@ class BeforeResume:
         words = self.trouble or f"{_called(program)} has ended with status {child.status}"
         log.log(level, "before the resume: %s", words)
         self._ended[name] = self._now()
-        self._look_early(name)
 
     def _start_next(self) -> None:
         """The next one, once no other such program runs here. One by hand has its own time, and is not waited for

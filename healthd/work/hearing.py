@@ -17,7 +17,7 @@ from healthd.judge.ledger import KEEP_EVENTS
 from healthd.judge.memory import Memory
 from healthd.kernel.listener import Listener
 from healthd.kernel.source import Gap, RawLine
-from healthd.model import ConditionKey, Inventory, KernelEvent, Outcome, Severity
+from healthd.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import JobAtSource
 from healthd.work.runner import Reply, Request
@@ -30,10 +30,11 @@ JOURNAL_LINES = 10_000
 # cause kernel lines without end (a loop of segfaults). What drains always has its line.
 MOST_TOLD, TOLD_SECONDS = 10, 60.0
 INCIDENT_SECONDS = 600.0  # how much of the log is searched for other events of the same incident
+Kinds = tuple[str, ...]
 
 
 class Hearing:
-    """`look_after` is told the kind of each event that is news: some checks look at once then.
+    """What it hears it returns as the kinds of the events that are news: some checks look at once then.
 
     configured   the present one; a reload replaces it
     incidents    condition -> the first condition of the same fault
@@ -45,7 +46,6 @@ class Hearing:
         memory: Memory,
         kernel: Listener,
         job_at_source: JobAtSource,
-        look_after: Callable[[str], None],
         now: Callable[[], float],
     ) -> None:
         self.configured = configured
@@ -57,7 +57,6 @@ class Hearing:
         self._untold: Counter[str] = Counter()
         self._untold_since = 0.0
         self._memory = memory
-        self._look_after = look_after
         self._now = now
 
     # --- waiting
@@ -70,41 +69,43 @@ class Hearing:
     def deadline(self) -> float:
         return min(self.kernel.deadline, self.job_at_source.deadline)
 
-    def listen(self) -> None:
+    def listen(self) -> Kinds:
         """Take in what the kernel said since the last call."""
-        self.hear(self.kernel.read())
+        news = self.hear(self.kernel.read())
         self._tell_how_many_more()
         self.hear_of_jobs()
         if self.kernel.status.source not in self._memory.ledger.cursors:
             self.note_cursor()  # from now on every line is news, also one that comes while we are down
+        return news
 
     # --- events
 
-    def hear(self, events: Sequence[KernelEvent]) -> None:
+    def hear(self, events: Sequence[KernelEvent]) -> Kinds:
         """Take in events, and save them with the log's cursor in one go: so each event counts once."""
-        if events:
-            self._take_in_what_can_be(events)
-            self.note_cursor()
-            self._memory.save()
+        if not events:
+            return ()
+        news = self._take_in_what_can_be(events)
+        self.note_cursor()
+        self._memory.save()
+        return tuple(dict.fromkeys(news))
 
-    def _take_in_what_can_be(self, events: Sequence[KernelEvent]) -> None:
+    def _take_in_what_can_be(self, events: Sequence[KernelEvent]) -> Kinds:
         """If healthd makes a mistake with some of them, halving finds which: the others are taken in, and those count
         as lines that could not be read."""
         before = self._memory.ledger, self.events_forgotten
         try:
-            self.take_in(events)
+            return self.take_in(events)
         except Exception as error:
             ledger, self.events_forgotten = before
             self._memory.go_back_to(ledger)
             if len(events) > 1:
                 half = len(events) // 2
-                self._take_in_what_can_be(events[:half])
-                self._take_in_what_can_be(events[half:])
-                return
+                return (*self._take_in_what_can_be(events[:half]), *self._take_in_what_can_be(events[half:]))
             guard.drop(KERNEL_LOG, error, events[0].text)
             self._memory.take(intake.unread(self._memory.ledger, events[0]))
+            return ()
 
-    def take_in(self, events: Sequence[KernelEvent]) -> None:
+    def take_in(self, events: Sequence[KernelEvent]) -> Kinds:
         memory, before = self._memory, self._memory.ledger
         heard = intake.heard(before, events, self.configured.listeners, self._now(), self._with_jobs)
         for event, mistake in heard.mistakes:
@@ -116,6 +117,7 @@ class Hearing:
             self._tell(heard, {event.sequence: event.lines for event in before.events})
             if not known.issuperset(memory.conditions):
                 self._tell_incidents()
+        return tuple(event.kind for event in heard.news)
 
     def know(self, inventory: Inventory) -> None:
         """What this node has was read. What was heard before it was known at all is named now."""
@@ -138,7 +140,7 @@ class Hearing:
         return events
 
     def _tell(self, heard: intake.Heard, before: Mapping[int, int]) -> None:
-        """Tell the log, and the checks that look at once. `before`: how many lines each event had."""
+        """Tell the log. `before`: how many lines each event had."""
         found = (finding for mine in heard.findings.values() for finding in mine)
         drain = {sequence for f in found if f.severity >= Severity.DEGRADED for sequence in f.events}
         for event in heard.news:
@@ -150,7 +152,6 @@ class Hearing:
                 else:
                     self._untold_since = self._untold_since or self._now()
                     self._untold[event.kind] += 1
-            self._look_after(event.kind)
 
     def _has_a_line(self, kind: str) -> bool:
         now = self._now()
@@ -195,10 +196,10 @@ class Hearing:
 
     def hear_of_jobs(self) -> None:
         """If Slurm uses no cgroups, it tells a moment later which jobs were at the source."""
-        ledger = self._memory.ledger
+        ledger, may_ask_slurm = self._memory.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.at(SLURM):
-            jobs = self.job_at_source.step(ledger.events, ledger.inventory.gpus, self._now())
+            jobs = self.job_at_source.step(ledger.events, ledger.inventory.gpus, self._now(), may_ask_slurm)
         if jobs:
             self._memory.take(intake.told_of_jobs(ledger, jobs, self.configured.listeners))
             self._memory.save()
@@ -229,12 +230,18 @@ class Hearing:
         }
         return Request("journal", JOURNAL_SECONDS, {"op": "read_journal", "gap": table, "history": gap.history})
 
-    def hear_from_journal(self, reply: Reply) -> None:
+    def hear_from_journal(self, reply: Reply) -> Kinds:
         """Take in what the journal had for a gap in the ring buffer."""
         asked = reply.request.table
         gap = Gap(asked["gap"]["since_usec"], asked["gap"]["until_usec"], asked["history"])
         if reply.outcome is not Outcome.COMPLETED:
             self.kernel.not_filled(gap, reply.error)
-            return
-        lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
-        self.hear(self.kernel.filled(gap, lines, asked["gap"]["limit"]))
+            return ()
+        try:
+            lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
+            events = self.kernel.filled(gap, lines, asked["gap"]["limit"])
+        except Exception as error:
+            guard.drop(KERNEL_LOG, error, "the journal's lines")
+            self.kernel.not_filled(gap, f"healthd makes a mistake with the journal's lines: {guard.words(error)}")
+            return ()
+        return self.hear(events)

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd import guard
 from healthd.convert import load
@@ -26,7 +26,7 @@ from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
 from healthd.work import own_files
 from healthd.work.delivery import Delivery
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
-from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds
+from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds, Step
 from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
@@ -42,11 +42,20 @@ CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, {"op": "read_cluster_name"})
 FOREVER = float("inf")
 
 
+class Seen(NamedTuple):
+    """What a look brought for others: whether a round ended, what the worker read in the journal, and what this node
+    has, where it was read anew."""
+
+    round_ended: bool = False
+    journal: Reply | None = None
+    inventory: Inventory | None = None
+
+
 class Looking:
-    """`is_drained`: whether Slurm shows this node drained and idle; `from_journal` takes what the worker read there,
-    `know` what this node has.
+    """What it sees for others it returns.
 
     configured   the present one; a reload replaces it
+    is_drained   whether Slurm shows this node drained and idle, as whoever asks Slurm says here
     results      the last result of each run since the start; `outcomes`: how often, by check, instance and outcome
     turns        how often the outcome of some run has changed, or what it finds that drains
     """
@@ -56,15 +65,13 @@ class Looking:
         configured: Configured,
         memory: Memory,
         runner: Runner,
-        is_drained: Callable[[], bool],
-        from_journal: Callable[[Reply], None],
-        know: Callable[[Inventory], None],
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         settings = configured.settings
         self.configured = configured
         self.runner = runner
+        self.is_drained = False
         self.results: dict[RunName, CheckResult] = {}
         self.outcomes: Counter[tuple[str, str, str]] = Counter()
         self.turns = 0
@@ -73,11 +80,7 @@ class Looking:
         self.files_trouble = ""  # healthd's own files are gone, or others
         self._own_files = own_files.identities()  # they were just read
         self.delivery = Delivery(memory, settings.state_dir)
-        self._copied_slurm = memory.ledger.slurm
         self._memory = memory
-        self._is_drained = is_drained
-        self._from_journal = from_journal
-        self._know = know
         self._now = now
         self._monotonic = monotonic
         self._host = Host(settings.root)
@@ -113,7 +116,7 @@ class Looking:
     def scheduled(self) -> list[ScheduledRun]:
         """The runs that come round. If nobody else holds the driver, GPU checks are far apart: opening it costs seconds
         a GPU, and closing it wipes the volatile ECC counts."""
-        now = self._driver_is_unheld, self.is_idle()
+        now = self._driver_is_unheld, self.is_idle
         if now not in self._scheduled:
             self._scheduled[now] = list(self._make_scheduled(*now))
         return self._scheduled[now]
@@ -131,8 +134,7 @@ class Looking:
 
     def judged_by(self) -> list[RunName]:
         """The runs that the node's health rests on."""
-        drained = self._is_drained()
-        return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
+        return [run.name for run in self.scheduled() if self.is_drained or not self.configured.checks[run.check].when]
 
     def concerned(self, kind: str) -> list[RunName]:
         """The checks that look at once after an event of this kind."""
@@ -144,24 +146,26 @@ class Looking:
             return []
         return [name for name in self.concerned(NVML_TROUBLE) if name != reply.run]
 
-    def look_after(self, kind: str) -> None:
-        """An event of this kind came."""
-        self.rounds.look_after_event(self.concerned(kind))
+    def look_after(self, kinds: Iterable[str]) -> None:
+        """Events of these kinds came."""
+        for kind in kinds:
+            with guard.at(WORKER, kind):  # to look at once matters less than what was heard
+                self.rounds.look_after_event(self.concerned(kind))
 
     def is_driver_unheld(self) -> bool:
         return not self.configured.settings.nvml.fake and self._host.driver_is_held() is False
 
     # --- whether a job is on this node
 
+    @property
     def is_idle(self) -> bool:
         """Whether no job is on this node: drained and idle, or empty since the last job ended."""
-        return self._is_drained() or self._is_empty()
+        return self.is_drained or self._is_without_jobs
 
-    def _is_empty(self) -> bool:
-        """Whether Slurm's cgroups show no job since an epilog said that one ended. Another may come any moment."""
+    def look_for_jobs(self) -> None:
+        """Once a turn. Where the last job has ended, another may come any moment."""
         if self._is_without_jobs and self._monotonic() >= self._looked_for_jobs_at + LOOK_AGAIN_SECONDS:
             self._look_for_jobs()
-        return self._is_without_jobs
 
     def _look_for_jobs(self) -> None:
         self._looked_for_jobs_at = self._monotonic()
@@ -171,7 +175,7 @@ class Looking:
 
     def forget_unless_idle(self) -> None:
         """If jobs are on this node or may come, forget what was found while there were none."""
-        if self.is_idle():
+        if self.is_idle:
             return
         only_then = self.configured.only_when_idle
         self.results = {name: result for name, result in self.results.items() if name not in only_then}
@@ -205,24 +209,33 @@ class Looking:
 
     # --- the worker's answers
 
-    def look(self) -> None:
+    def look(self) -> Seen:
         """Take replies. Most checks answer within a millisecond: the rest of the loop need not run between them."""
+        self.look_for_jobs()
         until = self._monotonic() + BURST_SECONDS
-        self.take_replies(self.rounds.step())
-        while self.runner.busy and self.runner.answers_within(until - self._monotonic()):
-            self.take_replies(self.rounds.go_on())
+        seen = self._seen(self.rounds.step())
+        while seen == Seen() and self.runner.busy and self.runner.answers_within(until - self._monotonic()):
+            seen = self._seen(self.rounds.go_on())
+        return seen
 
-    def take_replies(self, replies: Iterable[Reply]) -> None:
-        for reply in replies:
-            try:
-                self._take(reply)
-            except Exception as error:
-                guard.drop(WORKER, error, reply.request.table["op"])
-                why = f"healthd makes a mistake with the answer: {words(error)}"
-                with guard.at(WORKER):  # it could not look, which is neither good nor bad news
-                    self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why))
+    def _seen(self, step: Step) -> Seen:
+        seen = Seen(step.round_ended)
+        for reply in step.replies:
+            seen = self.take(reply, seen)
+        return seen
 
-    def _take(self, reply: Reply) -> None:
+    def take(self, reply: Reply, seen: Seen) -> Seen:
+        """Take one reply. What it brought for others is added to `seen`."""
+        try:
+            return self._take(reply, seen)
+        except Exception as error:
+            guard.drop(WORKER, error, reply.request.table["op"])
+            why = f"healthd makes a mistake with the answer: {words(error)}"
+            with guard.at(WORKER):  # it could not look, which is neither good nor bad news
+                return self._take(dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why), seen)
+        return seen
+
+    def _take(self, reply: Reply, seen: Seen) -> Seen:
         op = reply.request.table["op"]
         if op == "run":
             self._checked(reply)
@@ -245,12 +258,11 @@ class Looking:
             inventory = load(Inventory, reply.table["inventory"])
             whole = when_whole(self._memory.ledger.whole_gpus, inventory.gpus)
             self._memory.change(whole_gpus=whole)
-            self._know(inventory)
             self._inventory_at = self._monotonic()
+            return seen._replace(inventory=inventory)
         elif op == "read_cluster_name":
             self._memory.know_cluster(reply.table["cluster"])
-        if op == "read_journal":
-            self._from_journal(reply)
+        return seen._replace(journal=reply) if op == "read_journal" else seen
 
     def _checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""
@@ -258,7 +270,7 @@ class Looking:
         if name not in self.configured.runs:
             return  # a reload removed the run meanwhile
         check, config, memory = self.configured.check(name), self.configured.runs[name], self._memory
-        if check.when and not self.is_idle():
+        if check.when and not self.is_idle:
             return  # jobs came while it ran
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
@@ -331,12 +343,11 @@ class Looking:
     def copy_ledger(self, round_ended: bool) -> None:
         """The worker copies the ledger to the state directory, whose disk may hang: each round, and at once what we did
         in Slurm. A machine that is booted again minutes after its drain must know that the drain is its own."""
-        if self._memory.uncopied and (round_ended or self._memory.ledger.slurm is not self._copied_slurm):
+        if self._memory.uncopied and (round_ended or self._memory.slurm_uncopied):
             self.rounds.task(self._copy_request())
 
     def _copy_request(self) -> Request:
         memory, settings = self._memory, self.configured.settings
-        self._copied_slurm = memory.ledger.slurm
         table = {
             "op": "save_copy",
             "from": settings.runtime_dir,
@@ -344,7 +355,7 @@ class Looking:
             "names": list(NAMES),
             "keep": memory.copy_unread,
         }
-        memory.uncopied = memory.copy_unread = False
+        memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
         return Request("state_dir", TASK_SECONDS, table)
 
     # --- the stream
@@ -377,12 +388,10 @@ class Looking:
             poll(list(self.runner.waits()), until - self._monotonic())
             reply = self.runner.step()
         if reply is not None:
-            self._take(reply)
+            self.take(reply, Seen())
         return reply is not None
 
     def round_is_over(self) -> None:
-        """Called by whoever acted on the end of a round."""
-        self.rounds.ended = False
         self.rounds.task(Request("own_files", TASK_SECONDS, {"op": LOOK_AT_OWN_FILES, "paths": list(self._own_files)}))
         self._driver_is_unheld = self.is_driver_unheld()
 

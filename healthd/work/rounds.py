@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd.model import Outcome, RoundStatus, RunName
 from healthd.work import schedule
@@ -23,6 +23,13 @@ CLOSE_NVML_SECONDS = 10.0
 TASK_SECONDS = 20.0
 EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
 FOREVER = float("inf")
+
+
+class Step(NamedTuple):
+    """What a step of the worker's side brought: the replies, usually none or one, and whether a round ended."""
+
+    replies: list[Reply]
+    round_ended: bool
 
 
 class Rounds:
@@ -52,13 +59,12 @@ class Rounds:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._quarantined: set[str] = set(runner.quarantined)
+        self._quarantined: set[str] = set()
         self._running = False
         self._began = 0.0
         self._due_of: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
-        self.ended = False  # set when a round ends; whoever acts on that resets it
 
     @property
     def running(self) -> bool:
@@ -114,12 +120,12 @@ class Rounds:
 
     # --- work
 
-    def step(self) -> list[Reply]:
-        """Go on, also with what is due by now. Returns the replies that came meanwhile: usually none or one."""
+    def step(self) -> Step:
+        """Go on, also with what is due by now."""
         self._queue_what_is_due()
         return self.go_on()
 
-    def go_on(self) -> list[Reply]:
+    def go_on(self) -> Step:
         """The same with what is under way: in a burst of answers nothing else has happened."""
         ended = []
         reply = self._runner.step()
@@ -137,9 +143,10 @@ class Rounds:
             at_once = request if isinstance(request, Reply) else self._runner.send(request)
             if at_once is not None:
                 ended.append(at_once)
-        if self._running and not self._queue and not self._runs_a_check():
+        round_ended = self._running and not self._queue and not self._runs_a_check()
+        if round_ended:
             self._end()
-        return ended
+        return Step(ended, round_ended)
 
     def _look_where_freed(self, freed: set[str]) -> None:
         for resource in sorted(freed - {""}):
@@ -208,7 +215,6 @@ class Rounds:
 
     def _end(self) -> None:
         self._running = False
-        self.ended = True
         wait = self._next_due() - self._monotonic()
         self.status = dataclasses.replace(
             self.status, seconds=self._monotonic() - self._began, next_at=self._now() + max(wait, 0.0)

@@ -178,7 +178,6 @@ class Runner:
         self._workers_fd = -1
         self.started_total = 0
         self.abandoned_total = 0
-        self._adopt_lost()
 
     # --- what the daemon's wait needs
 
@@ -226,6 +225,19 @@ class Runner:
         return bool(self._worker.answers.poll(seconds * 1000))
 
     # --- requests
+
+    def adopt_lost(self) -> None:
+        """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
+        try:
+            known = [load(Identity, item) for item in json.loads(ownership.read(self._workers_file))]
+        except (OSError, RecursionError, TypeError, ValueError):
+            return  # no file, or cut off by a crash of the machine: no process of that boot lives
+        for identity in known:
+            if start_time(identity.pid) == identity.start:
+                try:
+                    self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
+                except OSError:
+                    continue  # it ended just now
 
     def send(self, request: Request) -> Reply | None:
         """Begin a request. Returns a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
@@ -467,19 +479,6 @@ class Runner:
                 self._workers_fd = os.open(self._workers_file, flags, 0o600)
             os.pwrite(self._workers_fd, text.ljust(len(self._written)).encode(), 0)
             self._written = text
-
-    def _adopt_lost(self) -> None:
-        """Take over the workers of an earlier daemon that still live: their resources stay quarantined."""
-        try:
-            known = [load(Identity, item) for item in json.loads(ownership.read(self._workers_file))]
-        except (OSError, RecursionError, TypeError, ValueError):
-            return  # no file, or cut off by a crash of the machine: no process of that boot lives
-        for identity in known:
-            if start_time(identity.pid) == identity.start:
-                try:
-                    self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
-                except OSError:
-                    continue  # it ended just now
 
 
 @functools.lru_cache(maxsize=64)  # a round has some forty, always the same

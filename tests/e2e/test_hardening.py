@@ -119,7 +119,9 @@ def see_what_another_users_process_holds():
     assert open(f"/proc/{sys.argv[1]}/wchan").read() not in ("", "0")
 def hear_of_devices():
     from healthd.machine.hot_unplug import hot_unplug
-    assert list(hot_unplug("/").waits())
+    heard = hot_unplug("/")
+    heard.open()
+    assert list(heard.waits())
 def ask_a_file_system():
     assert os.statvfs("/").f_blocks
 def see_processes_memory_and_disks():

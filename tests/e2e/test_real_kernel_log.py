@@ -123,7 +123,8 @@ def test_a_reader_that_is_open_but_deaf_is_noticed_by_a_second_one(inject, kmsg)
 
 def test_a_reader_that_is_deaf_or_dead_is_opened_again_and_loses_no_line(inject):
     now = 1000.0
-    log = Listener("kmsg", "/", Host().boot_id(), None, True, time.time, lambda: now)
+    log = Listener("kmsg", "/", Host().boot_id(), True, time.time, lambda: now)
+    log.open()
     hear(log)
     nothing, writer = os.pipe2(os.O_NONBLOCK)
     for failures, breaks in enumerate((lambda fd: os.dup2(nothing, fd), os.close), start=1):

@@ -227,6 +227,7 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
     path = f"{folder}/healthd.sock"
     server = ControlServer(path, answer, time.monotonic)
+    server.open()
     atexit.register(server.close)
 
     def take(data: bytes) -> None:

@@ -1,0 +1,123 @@
+"""The daemon's ears by themselves: what is news, how far the log was read, what the journal had for a gap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_daemon_guards import settings
+
+from healthd import guard
+from healthd.judge.memory import Memory
+from healthd.kernel.listener import Listener
+from healthd.kernel.source import Gap
+from healthd.model import Gpu, Inventory, Mode, Outcome
+from healthd.settings.configured import Configured
+from healthd.slurm.job_at_source import JobAtSource
+from healthd.work.hearing import Hearing
+from healthd.work.runner import Reply, Request
+
+XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=7, name=x, GPU has fallen off the bus."
+
+
+class Ears:
+    """Hearing of one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.folder = folder / "kern.log", folder
+        self.log.touch()
+        self.memory = Memory(str(folder), time.time)
+        self.memory.recall(dict, "b", Mode.OBSERVE)
+        kernel = Listener(str(self.log), "/", "b", False, time.time, time.monotonic)
+        kernel.open(self.memory.ledger.cursors.get(str(self.log)))
+        jobs = JobAtSource("/nonexistent", "n1", time.monotonic)
+        self.hearing = Hearing(Configured(*settings(folder)), self.memory, kernel, jobs, time.time)
+
+    def say(self, *lines: str) -> None:
+        with open(self.log, "a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def codes(self) -> list[str]:
+        return sorted(c.code for c in self.memory.ledger.conditions)
+
+
+@pytest.fixture
+def ears(tmp_path: Path) -> Iterator[Ears]:
+    made = Ears(tmp_path)
+    made.hearing.listen()
+    yield made
+    made.hearing.kernel.close()
+
+
+def test_what_was_heard_is_a_condition_saved_and_returned_as_news(ears: Ears) -> None:
+    assert ears.hearing.listen() == ()
+    ears.say(XID.format(79), XID.format(48), "usb 1-1: new device", "EXT4-fs error (device sda1): bad block")
+    assert ears.hearing.listen() == ("xid", "fs")
+    assert "gpu_xid/79" in ears.codes()
+    assert not ears.memory.unsaved
+    assert ears.hearing.listen() == (), "news once"
+
+
+def test_a_line_is_heard_once_also_by_the_next_daemon(ears: Ears) -> None:
+    ears.say(XID.format(79))
+    ears.hearing.listen()
+    again = Ears(ears.folder)
+    assert again.hearing.listen() == ()
+    (condition,) = again.memory.ledger.conditions
+    assert condition.count == 1
+    again.hearing.kernel.close()
+
+
+def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ears.hearing.take_in
+
+    def fails(events: list[object]) -> tuple[str, ...]:
+        if any(getattr(event, "code", "") == "48" for event in events):
+            raise ZeroDivisionError
+        return real(events)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ears.hearing, "take_in", fails)
+    ears.say(XID.format(48))
+    assert ears.hearing.listen() == ()
+    ears.say(XID.format(48), XID.format(79))
+    assert ears.hearing.listen() == ("xid",)
+    assert ears.codes() == ["gpu_xid/79", "kernel/unread"]
+    assert dict(guard.dropped) == {"kernel_log": 2}
+
+
+def of_the_journal(outcome: Outcome, **table: object) -> Reply:
+    gap = {"since_usec": 1, "until_usec": 10, "limit": 5}
+    request = Request("journal", 1.0, {"op": "read_journal", "gap": gap, "history": False})
+    return Reply(request, outcome, 0.1, table, "" if outcome is Outcome.COMPLETED else "no journal here")
+
+
+def test_what_the_journal_has_for_a_gap_is_heard_as_any_other_line(ears: Ears) -> None:
+    lines = [[time.time(), XID.format(79), 5, None]]
+    assert ears.hearing.hear_from_journal(of_the_journal(Outcome.COMPLETED, lines=lines)) == ("xid",)
+    assert ears.codes() == ["gpu_xid/79"]
+
+
+def test_a_journal_that_cannot_be_read_leaves_the_gap_and_says_why(ears: Ears) -> None:
+    assert ears.hearing.hear_from_journal(of_the_journal(Outcome.FAILED)) == ()
+    assert (ears.hearing.kernel.journal.up, ears.hearing.kernel.journal.trouble) == (False, "no journal here")
+
+
+def test_a_gap_is_asked_about_with_all_that_the_worker_needs(ears: Ears, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ears.hearing.journal_request() is None
+    monkeypatch.setattr(ears.hearing.kernel, "gap", lambda: Gap(1, 10, False))
+    request = ears.hearing.journal_request()
+    assert request is not None
+    assert (request.table["op"], request.table["gap"]["boot_id"], request.table["history"]) == (
+        *("read_journal", "b"),
+        False,
+    )
+
+
+def test_what_was_heard_before_the_gpus_were_known_is_named_once_they_are(ears: Ears) -> None:
+    ears.say(XID.format(79))
+    ears.hearing.listen()
+    ears.hearing.know(Inventory(gpus=(Gpu("0000:61:00.0", 3, "GPU-1"),)))
+    (condition,) = ears.memory.ledger.conditions
+    assert "GPU 3 (GPU-1" in condition.message

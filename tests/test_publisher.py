@@ -1,0 +1,64 @@
+"""What the daemon shows by itself: the verdict file is written when its word changes, and after each round."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fakes import NOW
+from fakes import PLAIN_SNAPSHOT as PLAIN
+
+from healthd.config import Settings
+from healthd.say.publisher import Publisher
+from healthd.say.status import VERDICT_FILE
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    return Publisher(Settings(runtime_dir=str(tmp_path)))
+
+
+def verdict(publisher: Publisher) -> str:
+    return (Path(publisher.settings.runtime_dir) / VERDICT_FILE).read_text()
+
+
+def test_the_verdict_is_written_when_its_word_changes_and_after_each_round(publisher: Publisher) -> None:
+    assert publisher.publish(PLAIN, drain=False, until=NOW + 10, round_ended=False)
+    first = verdict(publisher)
+    assert not publisher.publish(PLAIN, drain=False, until=NOW + 20, round_ended=False)
+    assert verdict(publisher) == first
+    assert publisher.publish(PLAIN, drain=False, until=NOW + 20, round_ended=True)
+    assert verdict(publisher) != first, "it expires later"
+    assert publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=False)
+    assert publisher.verdict_word == verdict(publisher).split()[0] == "drain"
+
+
+def test_what_is_shown_is_the_last_also_where_the_verdict_is_not_written_anew(publisher: Publisher) -> None:
+    publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
+    later = dataclasses.replace(PLAIN, now=NOW + 5)
+    assert not publisher.publish(later, drain=False, until=NOW, round_ended=False)
+    assert publisher.shown is later
+
+
+def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
+    publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / VERDICT_FILE).mkdir()
+    assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
+    assert f"{VERDICT_FILE}: cannot be written" in caplog.text
+
+
+def test_news_is_what_the_shown_rests_on_and_has_changed(publisher: Publisher) -> None:
+    assert publisher.has_news(("healthy", 1))
+    assert not publisher.has_news(("healthy", 1))
+    assert publisher.has_news(("healthy", 2))
+
+
+def test_metrics_that_nobody_wants_are_not_served(tmp_path: Path) -> None:
+    quiet = Settings(runtime_dir=str(tmp_path))
+    quiet = dataclasses.replace(quiet, metrics=dataclasses.replace(quiet.metrics, listen="off"))
+    publisher = Publisher(quiet)
+    publisher.serve_metrics()
+    assert (publisher._pages, publisher.metrics_troubles) == (None, ())
+    publisher.close()

@@ -1,0 +1,34 @@
+"""One turn of the daemon's loop: what comes before what."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from test_daemon_guards import alone
+
+from healthd.work.looking import Seen
+
+
+def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything_is_heard_or_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run is told the new clock while the ledger has the old one: a confirm time would be cut by the step."""
+    ahead = [0.0]
+    with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
+        before = daemon.now()
+        daemon.memory.change(trusted_since=before)
+        seen: list[float] = []
+
+        def look() -> Seen:
+            seen.append(daemon.memory.ledger.trusted_since)
+            return Seen()
+
+        monkeypatch.setattr(daemon, "listen", look)
+        monkeypatch.setattr(daemon.looking, "look", look)
+        ahead.append(3600.0)
+        daemon.turn()
+        assert seen == [pytest.approx(before + 3600.0, abs=1.0)] * 2
+        daemon.turn()
+        assert seen[2:] == seen[:2], "once"

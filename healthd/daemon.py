@@ -533,6 +533,7 @@ class Daemon:
             reload_trouble=self.reload_trouble,
             metrics_troubles=self.publisher.metrics_troubles,
             web_trouble=self.publisher.web_trouble,
+            textfile_trouble=self.looking.textfile_trouble,
             files_trouble=self.looking.files_trouble,
             save_failed=self.memory.save_failed,
             copy_trouble=self.looking.copy_trouble,

@@ -246,6 +246,24 @@ def test_a_copy_of_the_ledger_that_cannot_be_written_is_told_in_status_until_it_
     assert of_copy() == []
 
 
+def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_once_in_the_log(
+    daemon: Daemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [sentence for sentence, command in daemon.troubles() if command == "healthd doctor"]
+
+    request = Request("textfile", 1.0, {"op": "write_file", "path": "/u/a.prom", "text": ""})
+    refused = Reply(request, Outcome.FAILED, 0.1, {}, "Untrusted: /u belongs to user 1001, it must belong to root")
+    why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
+    daemon.looking.take_replies([refused, refused])
+    assert told() == [why]
+    assert [record.getMessage() for record in caplog.records] == [why]
+    daemon.looking.take_replies([Reply(request, Outcome.STUCK, 0.1, {}, "")])
+    assert told() == ["no metrics in /u/a.prom (metrics.textfile): stuck"]
+    daemon.looking.take_replies([Reply(request, Outcome.COMPLETED, 0.1, {})])
+    assert told() == []
+
+
 def test_what_was_done_in_slurm_is_copied_at_once_and_the_rest_at_the_end_of_a_round(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

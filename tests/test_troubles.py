@@ -19,6 +19,7 @@ def found(**changes: Any) -> tuple[Trouble, ...]:
         "files_trouble": "",
         "metrics_troubles": (),
         "web_trouble": "",
+        "textfile_trouble": "",
         "save_failed": False,
         "copy_trouble": "",
         "stream": StreamStatus(),
@@ -48,6 +49,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         reload_trouble="no",
         metrics_troubles=("no metrics page: 127.0.0.1:9478: Address already in use",),
         web_trouble="metrics page: node.crt: the certificate ends 2126-10-29 13:08 UTC",
+        textfile_trouble="no metrics in /x/a.prom: No space left on device",
         save_failed=True,
         copy_trouble="No space left on device",
         stream=StreamStatus(waiting=3, trouble="No space left on device"),
@@ -68,6 +70,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("kernel log", "ls"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
+        ("no metrics in /x/a.prom", "healthd"),
         ("slurm", "journalctl"),
     ]
 

@@ -25,6 +25,7 @@ def troubles(
     reload_trouble: str,
     metrics_troubles: Iterable[str],
     web_trouble: str,
+    textfile_trouble: str,
     files_trouble: str,
     save_failed: bool,
     copy_trouble: str,
@@ -66,6 +67,7 @@ def troubles(
         Trouble(failslow_trouble, "journalctl -u healthd -n 50"),
         *(Trouble(sentence, "ss -ltnp") for sentence in metrics_troubles),
         Trouble(web_trouble, f"healthd config check {shlex.quote(settings_file)}"),
+        Trouble(textfile_trouble, "healthd doctor"),
         *(Trouble(sentence, "journalctl -u healthd -p err -n 50") for sentence in mistakes),
     )
     return tuple(trouble for trouble in found if trouble.sentence)

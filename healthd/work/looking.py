@@ -23,6 +23,7 @@ from healthd.machine.wakeup import poll
 from healthd.model import CheckResult, Inventory, Observation, Outcome, RunName, Severity
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
+from healthd.text import without_class
 from healthd.work import own_files
 from healthd.work.delivery import Delivery
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
@@ -77,6 +78,7 @@ class Looking:
         self.turns = 0
         self.copy_failures = 0
         self.copy_trouble = ""  # why the ledger's copy could not be written, until it can
+        self.textfile_trouble = ""  # why metrics.textfile could not be written, until it can
         self.files_trouble = ""  # healthd's own files are gone, or others
         self._own_files = own_files.identities()  # they were just read
         self.delivery = Delivery(memory, settings.state_dir)
@@ -244,6 +246,8 @@ class Looking:
             self.delivery.ended(reply)
         elif op == LOOK_AT_OWN_FILES:
             self._know_own_files(reply)
+        elif op == "write_file":
+            self._wrote_textfile(reply)
         elif reply.outcome is not Outcome.COMPLETED:
             log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
             if op == "save_copy":
@@ -263,6 +267,16 @@ class Looking:
         elif op == "read_cluster_name":
             self._memory.know_cluster(reply.table["cluster"])
         return seen._replace(journal=reply) if op == "read_journal" else seen
+
+    def _wrote_textfile(self, reply: Reply) -> None:
+        """Metrics that the collector lacks are a trouble, and a line of the log each time the reason changes."""
+        trouble = ""
+        if reply.outcome is not Outcome.COMPLETED:
+            why = without_class(reply.error) or reply.outcome.value.replace("_", " ")
+            trouble = f"no metrics in {reply.request.table['path']} (metrics.textfile): {why}"
+        if trouble not in ("", self.textfile_trouble):
+            log.error("%s", trouble)
+        self.textfile_trouble = trouble
 
     def _checked(self, reply: Reply) -> None:
         """One run of a check is over: its findings become conditions, its counters' past goes on."""

@@ -216,8 +216,11 @@ def test_metrics_come_over_http_and_as_a_whole_file(directory: Path) -> None:
 
 def test_a_collectors_directory_that_is_not_there_is_said_and_harms_nothing(directory: Path) -> None:
     with Healthd(directory=directory, config='[metrics]\ntextfile = "/nonexistent/healthd.prom"') as daemon:
-        until(lambda: "/nonexistent/healthd.prom" in daemon.log.read_text())
-        assert daemon.status()["health"] == "healthy"
+        status = daemon.until(lambda s: s["troubles"], "it is a trouble")
+        (trouble,) = status["troubles"]
+        assert trouble.startswith("no metrics in /nonexistent/healthd.prom (metrics.textfile): ")
+        assert trouble in daemon.log.read_text()
+        assert status["health"] == "healthy"
 
 
 def test_the_status_is_answered_while_a_round_is_under_way(directory: Path) -> None:

@@ -23,7 +23,7 @@ mapfile -t versions < <(scripts/setup.sh interpreters | cut -d' ' -f1 | grep -vx
 if [ "${1:-}" = --all ]; then
   options=(-n "$((($(nproc) + 1) / 2))" -m 'not long and not gpu and not one_python' --flaky-is-red "${@:2}")
 else
-  options=(-n 0 -m 'not long and not gpu and not one_python and not wide and not own_python')
+  options=(-n "$(nproc)" -m 'not long and not gpu and not one_python and not wide and not own_python')
   [ ${#versions[@]} -le 2 ] || versions=("${versions[0]}" "${versions[-1]}")
 fi
 running=()

@@ -112,7 +112,7 @@ def parts(whole: object, seen: set[int]) -> Iterator[object]:
 
 def questions(part: object) -> Iterator[tuple[str, Any]]:
     """What can be asked of it, by name."""
-    for name, member in inspect.getmembers_static(type(part)):
+    for name, member in inspect.getmembers(type(part)):
         if isinstance(member, property):
             yield name, lambda name=name: getattr(part, name)
         elif name in ASKED:

@@ -81,7 +81,7 @@ def _regular(path: str, name: str) -> BinaryIO:
     kind = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(kind):
         file.close()
-        shell = stat.S_ISFIFO(kind) and path.startswith(("/dev/", "/proc/self/"))
+        shell = stat.S_ISFIFO(kind) and path.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
         hint = " (standard input is named -: ... | healthd failslow -)" if shell else ""
         raise Unreadable(f"{name}: is no regular file{hint}")
     return file

@@ -329,7 +329,7 @@ def test_after_the_last_job_the_epilog_validates_and_has_the_daemon_look(tmp_pat
 def test_one_that_hangs_is_ended_before_the_epilogs_time_is_over(tmp_path: Path) -> None:
     hangs = f"open({str(tmp_path / 'up')!r}, 'w'); import time; time.sleep(600)"
     with daemon(tmp_path, then(tmp_path, hangs), b'{"asked": 5, "left": []}'):
-        assert hook.epilog(str(tmp_path), "12", 8.0).endswith("the validation took too long")
+        assert hook.epilog(str(tmp_path), "12", 12.0).endswith("the validation took too long")
 
 
 @pytest.mark.parametrize(("wait", "conf"), [(5.0, ""), (60.0, "PrologEpilogTimeout=5\n")])

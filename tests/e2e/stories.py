@@ -33,7 +33,7 @@ from healthd.slurm.reason import parse_reason
 INTERVAL_SECONDS = 0.5
 FREE_SECONDS = 240.0  # a node that could not be mended is not given to another
 IDLE_SECONDS = 120.0  # after a story, or the node is mended and the story has failed
-WINDOW_SECONDS = 12.0  # of what ends by itself: longer than a story takes until it waits for that
+WINDOW_SECONDS = 45.0  # of what ends by itself: longer than a story takes, on a busy machine, until it waits for that
 ROUNDS = 4  # in which nothing may happen: more than `clear_after`
 GPU = GPUS[3]
 CHECKS = registry.built_in()

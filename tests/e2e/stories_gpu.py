@@ -9,6 +9,7 @@ from machine import GPUS
 from stories import (
     GPU,
     PCI,
+    WINDOW_SECONDS,
     Row,
     Step,
     gpu,
@@ -40,10 +41,9 @@ RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
 ANY_NUMBER = {"gpu_count": {"expected": 0}}  # or the number says it, too
-CLEAN_SECONDS = 15.0  # of a clean time under load: longer than it takes to see that it stands
 SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
 SLOWED = {"gpu_clocks": {"within_seconds": 3.0, "clean_seconds": 2.0}}
-SLOW_SECONDS = 15
+SLOW_SECONDS = 60  # longer than the story takes until its repair
 A10 = "compute_capability = [8, 6]\n"  # it contains no errors
 LEFT_OVER = "processes = [4711]"
 A100, B200 = fake_pci_gpus("dgx-a100")[3], fake_pci_gpus("dgx-b200")[3]
@@ -301,14 +301,14 @@ LINKS = [
         fault=gpu("nvlink_crc = {4 = 90000}"),
         repair=steps(WELL, rebooted),
     ),
-    warns("gpu_nvlink/crc", "nvlink_crc = {4 = 20}", nothing, clean_seconds=CLEAN_SECONDS),
+    warns("gpu_nvlink/crc", "nvlink_crc = {4 = 20}", nothing, clean_seconds=WINDOW_SECONDS),
     warns(
         "gpu_nvlink/packet",
         "nvlink_packet_errors = {4 = 20}",
         nothing,
         B200,
         "dgx-b200",
-        clean_seconds=CLEAN_SECONDS,
+        clean_seconds=WINDOW_SECONDS,
     ),
     warns("gpu_nvlink/bit_errors", "nvlink_ber = {4 = 1e-5}", part=B200, fake="dgx-b200"),
     Row(
@@ -325,7 +325,7 @@ LINKS = [
         confirm_seconds=1.0,
         clean_seconds=2.0,
     ),
-    warns("gpu_pcie/replays", "pcie_replays = 2000", nothing, clean_seconds=CLEAN_SECONDS),
+    warns("gpu_pcie/replays", "pcie_replays = 2000", nothing, clean_seconds=WINDOW_SECONDS),
     Row(
         "sxid/11001",
         SWITCH,

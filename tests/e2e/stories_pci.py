@@ -6,14 +6,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from machine import NICS
-from stories import GPU, PCI, Row, Step, kernel, nothing, put_back, rebooted, repaired, rounds, steps, taken_out, writes
+from stories import (
+    GPU,
+    PCI,
+    WINDOW_SECONDS,
+    Row,
+    Step,
+    kernel,
+    nothing,
+    put_back,
+    rebooted,
+    repaired,
+    rounds,
+    steps,
+    taken_out,
+    writes,
+)
 from trees import aer
 
 from healthd.model import Severity
 
 NIC, DRIVE = NICS[0], "0000:06:00.0"
 PORT, DRIVE_PORT = "0000:00:01.1", "0000:00:02.1"  # above them
-CLEAN_SECONDS = 15.0  # of a clean time under load: longer than it takes to see that it stands
 WIDE = {"width": "16", "speed": "32.0 GT/s PCIe"}
 
 
@@ -80,8 +94,8 @@ ROWS = [
         also=frozenset({"pcie_aer/nonfatal"}),
         settings={"pcie_aer": {"clean_seconds": 5.0}},  # of which none counts without load
     ),
-    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=CLEAN_SECONDS),
-    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=CLEAN_SECONDS),
+    warns("pcie_aer/nonfatal", NIC, counted(NIC, "nonfatal", CmpltTO=1), clean_seconds=WINDOW_SECONDS),
+    warns("pcie_aer/correctable", GPU, counted(GPU, "correctable", RxErr=101), clean_seconds=WINDOW_SECONDS),
     Row(
         "pcie_devices/gone",
         NIC,
@@ -110,7 +124,7 @@ ROWS = [
         repair=rebooted,
     ),
     *(
-        warns(f"pcie_hotplug/{code}", part, kernel(line), warning_window_seconds=CLEAN_SECONDS)
+        warns(f"pcie_hotplug/{code}", part, kernel(line), warning_window_seconds=WINDOW_SECONDS)
         for code, part, line in (
             ("link_down", DRIVE, f"pcieport {DRIVE_PORT}: pciehp: Slot(33): Link Down"),
             ("no_link", NIC, f"pcieport {PORT}: pciehp: Slot(7): No link"),

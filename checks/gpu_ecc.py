@@ -35,6 +35,8 @@ AFTER_EVENTS = ("xid", "job_end")
 # Management", docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, table "Supported GPUs": GA100, GH100 and GB10x contain
 # them and take the page out of use; GA10x (A10, A40: 8.6) and AD10x (L4, L40: 8.9) only remap rows, at a reset; V100
 # (7.0) and T4 (7.5) are older and retire pages. What stands in no column (GB20x is 12.0) is taken not to contain them.
+# So is Blackwell Ultra (B300 and GB300: 10.3): NVIDIA's driver calls that chip GB110, and the table names no GB11x.
+# That requeues a job too many if it contains them after all, and leaves none on lost data if it does not.
 CONTAINS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 

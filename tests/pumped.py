@@ -30,6 +30,17 @@ def pumps(pattern: re.Pattern[str], size: int) -> Iterator[str]:
                 yield (before + unit * (size // len(unit)))[:size] + END
 
 
+def pumps_of_a_search(pattern: re.Pattern[str], size: int) -> Iterator[str]:
+    """The same for a pattern that may begin anywhere in a text: also what leads it on again and again."""
+    seen = set()
+    for before, units in _repeats(_parser.parse(pattern.pattern, pattern.flags), ""):
+        for unit in filter(None, units):
+            for first, then in ((before, unit), ("", before + unit), ("", before or unit)):
+                if (first, then) not in seen:
+                    seen.add((first, then))
+                    yield (first + then * (size // len(then)))[:size] + END
+
+
 def _repeats(items: Iterable[Any], before: str) -> Iterator[tuple[str, list[str]]]:
     """(what stands before a repeat, what it may repeat), for each repeat in a sequence of a pattern's tree."""
     for item in items:

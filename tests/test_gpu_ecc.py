@@ -29,7 +29,7 @@ def test_a_healthy_machine_gives_its_counters_and_no_finding(host, profile):
 CONTAIN = {"A100, A30": (8, 0), "H100, H200": (9, 0), "B200": (10, 0)}
 REMAP = {"A10, A40": (8, 6), "L4, L40": (8, 9)}
 RETIRE = {"V100": (7, 0), "T4": (7, 5)}
-OTHERS = {"RTX PRO 6000 Blackwell": (12, 0), "one of tomorrow": (99, 0)}
+OTHERS = {"B300, GB300": (10, 3), "RTX PRO 6000 Blackwell": (12, 0), "one of tomorrow": (99, 0)}
 DO_NOT_CONTAIN = {**REMAP, **RETIRE, **OTHERS}
 
 

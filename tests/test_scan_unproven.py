@@ -17,7 +17,7 @@ from healthd.scan import events as scan
 from healthd.scan import judged as scan_judged
 from healthd.scan.lines import Block, Tally
 from healthd.scan.neighbours import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
-from healthd.scan.quoted import begins_as_the_kernels, quoted
+from healthd.scan.quoted import begins_as_the_kernels, dated_by_a_program, quoted
 
 UE = (
     "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x1 offset:0x0 grain:32)"
@@ -291,6 +291,13 @@ def test_what_stands_before_it_is_its_time_and_its_host() -> None:
         "mynode-066 | ERROR: nhc: Health check failed: check_gpu_xid: GPU Xid errors detected: [ 3606.832215] ",
         "E0312 12:00:00.000000    1234 log_monitor.go:160] ",
         'time=now level=error msg="',
+        "2024-01-01 00:00:00,000 INFO monitor: ",  # Python's logging, in the forms of its documentation
+        "2024-01-01 00:00:00,000 - monitor - ERROR - ",
+        "2024-01-01 00:00:00,000 [ERROR] monitor: ",
+        "2024-01-01 00:00:00.123 | ERROR    | monitor:look:12 - ",  # loguru
+        "2024-01-01 00:00:00 WARNING monitor: ",
+        "2024-01-01T00:00:00Z WARN monitor: ",
+        "2024-01-01 00:00:00+00:00 ERROR monitor: ",
     ],
 )
 def test_what_another_program_quotes_in_its_log_is_a_warning_and_unproven(prefix: str) -> None:
@@ -306,6 +313,10 @@ def test_what_another_program_quotes_in_its_log_is_a_warning_and_unproven(prefix
         f"Oct  4 14:16:55 node17 sshd[7]: <pc> kernel: {XID}",
         f"Oct  4 14:16:55 node17 sshd[7]: diff:371;{XID}",
         f"Oct  4 14:16:55 node17 x: [x] ERROR: {XID}",
+        f"2026-10-04T14:16:55.123456+03:00 node17 ERROR: {XID}",
+        f"2026-10-04T14:16:55.123456+03:00 node17 x: ERROR: {XID}",
+        f"2026-10-04T14:16:55,123456+03:00 overlayfs: failed to resolve 'ERROR: {XID}': -2",
+        f"2026-10-04 14:16:55 it said: {XID}",
         '{"MESSAGE": "<pc> kernel: ' + XID + '"}',
     ],
 )
@@ -366,3 +377,5 @@ def test_any_text_is_a_quotation_or_none(text: str) -> None:
 def test_a_very_long_quotation_takes_no_longer_than_its_length(piece: str) -> None:
     text = piece * (64_000 // len(piece))
     assert cpu_seconds(lambda: [quoted(text, by_programs=True) for _ in range(20)], 1.0) < 1.0
+    dated = f"2024-01-01 00:00:00,000 INFO {text}"
+    assert cpu_seconds(lambda: [dated_by_a_program(dated) for _ in range(20)], 1.0) < 1.0

@@ -19,7 +19,7 @@ from cpu_time import cpu_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, messages
-from pumped import pumps
+from pumped import pumps, pumps_of_a_search
 
 from healthd.kernel.lines.rule import MAX_TEXT
 from healthd.kernel.parse import RULES, UNREAD, parse
@@ -53,21 +53,46 @@ def patterns_of(module: str) -> list[re.Pattern[str]]:
     return list({(p.pattern, p.flags): p for value in values for p in patterns(value)}.values())
 
 
-def seconds(pattern: re.Pattern[str], text: str) -> float:
-    return cpu_seconds(lambda: pattern.match(text), QUICK_SECONDS)
+SEARCHES = ("search", "sub", "subn", "finditer", "findall", "split")
+
+
+def searched_of(module: str) -> list[re.Pattern[str]]:
+    """The patterns that a module looks for anywhere in a text: by their name, as they stand in the call, or, where a
+    local name goes through them, all of its tables."""
+    values = vars(importlib.import_module(module))
+    found: list[re.Pattern[str]] = []
+    for node in ast.walk(ast.parse(Path(values["__file__"]).read_text("utf-8"))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHES):
+            continue
+        on = node.func.value
+        if isinstance(on, ast.Name) and on.id in values:
+            found += patterns(values[on.id])
+        elif isinstance(on, ast.Name) and node.func.attr != "split":  # which text has as well
+            found += (one for value in values.values() if not hasattr(value, "pattern") for one in patterns(value))
+        elif isinstance(on, ast.Call):
+            found += (regex(text, flags) for text, flags in literals(on))
+    return list({(one.pattern, one.flags): one for one in found}.values())
+
+
+def seconds(pattern: re.Pattern[str], text: str, search: bool = False) -> float:
+    return cpu_seconds(lambda: use(pattern, text, search), QUICK_SECONDS)
+
+
+def use(pattern: re.Pattern[str], text: str, search: bool) -> object:
+    return [*pattern.finditer(text)] if search else pattern.match(text)
 
 
 QUICK_SECONDS = 0.05  # 64 KiB in linear time take a tenth of this, in quadratic time ten times as much
 KIB = 1024
 
 
-def is_linear(pattern: re.Pattern[str], text: str) -> bool:
+def is_linear(pattern: re.Pattern[str], text: str, search: bool = False) -> bool:
     """Four times the text takes four times as long, not sixteen times. Both are measured by the same reference."""
     quarter = text[: len(text) // 4] + text[-1]
-    if seconds(pattern, quarter) > 1:
+    if seconds(pattern, quarter, search) > 1:
         return False
-    whole = seconds(pattern, text)
-    return whole < QUICK_SECONDS or whole < 8 * cpu_seconds(lambda: pattern.match(quarter), enough=0.0)
+    whole = seconds(pattern, text, search)
+    return whole < QUICK_SECONDS or whole < 8 * cpu_seconds(lambda: use(pattern, quarter, search), enough=0.0)
 
 
 def test_what_takes_longer_than_its_length_is_noticed():
@@ -98,6 +123,24 @@ def test_no_text_takes_a_pattern_longer_than_its_length(module):
     assert slow == []
 
 
+def test_what_is_searched_for_from_each_place_anew_is_noticed():
+    quadratic = regex(r"\s*\[[a-z]{1,80}\]$")
+    assert not all(is_linear(quadratic, text, search=True) for text in pumps_of_a_search(quadratic, 16 * KIB))
+    linear = regex(r"\[[a-z]{1,80}\]\s*$")
+    assert all(is_linear(linear, text, search=True) for text in pumps_of_a_search(linear, 16 * KIB))
+
+
+@EACH_MODULE
+def test_no_text_takes_a_search_longer_than_its_length(module):
+    slow = [
+        f"{pattern.pattern[:80]} at {text[:60]!r}"
+        for pattern in searched_of(module)
+        for text in pumps_of_a_search(pattern, 16 * KIB)
+        if not is_linear(pattern, text, search=True)
+    ]
+    assert slow == []
+
+
 def test_every_rule_is_pumped_at_each_of_its_repeats():
     """And none fails on what it is given then."""
     known = {p.pattern for module in modules() if ".lines." in module for p in patterns_of(module)}
@@ -112,19 +155,22 @@ def test_a_pattern_knows_the_digits_of_ascii_only(module):
     assert [p.pattern for p in patterns_of(module) if not p.flags & re.ASCII] == []
 
 
+def literals(call: ast.Call) -> Iterator[tuple[str, int]]:
+    """(pattern, flags) of a call if it is regex("...") and its text stands there. One that is put together of parts is
+    a module's, or of our own words."""
+    if isinstance(call.func, ast.Name) and call.func.id == "regex":
+        with contextlib.suppress(ValueError):
+            text = ast.literal_eval(call.args[0])
+            flags = (each.attr for each in ast.walk(call) if isinstance(each, ast.Attribute) and each.attr.isupper())
+            yield text, sum(getattr(re, flag) for flag in flags)
+
+
 def literal_patterns() -> Iterator[tuple[str, str, int]]:
     """(where, pattern, flags) of each regex("...") whose text stands in the call."""
     for path in sorted([*(ROOT / "healthd").rglob("*.py"), *(ROOT / "checks").glob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "regex":
-                with contextlib.suppress(ValueError):  # put together of parts: a module's is compiled by the test below
-                    text = ast.literal_eval(node.args[0])
-                    flags = [
-                        getattr(re, each.attr)
-                        for each in ast.walk(node)
-                        if isinstance(each, ast.Attribute) and each.attr.isupper()
-                    ]
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text, sum(flags)
+            for text, flags in literals(node) if isinstance(node, ast.Call) else ():
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", text, flags
 
 
 def test_each_pattern_that_stands_in_the_source_can_be_compiled():

@@ -66,9 +66,11 @@ class Unknown(NamedTuple):
 Asked = Code | OfCheck | OthersReason | Several | HarmlessLine | Unknown
 
 # A Reason as Slurm's commands print it: "Reason=TEXT [root@2026-11-22T10:00:00]" (scontrol), or with the columns of
-# sinfo -R behind it (user, time stamp, nodes).
+# sinfo -R behind it (user, time stamp, nodes). What is blank before it is left to strip().
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
-_BEHIND = regex(rf"\s*\[[^\[\]]{{1,80}}@(?:{_STAMP}|Unknown)\]\s*$|\s+[\w.-]{{1,40}}\s+{_STAMP}\s+\S{{1,500}}\s*$")
+_BEHIND = regex(
+    rf"\[[^\[\]]{{1,80}}@(?:{_STAMP}|Unknown)\]\s*$|\s[\w.-]{{1,40}}\s{{1,40}}{_STAMP}\s{{1,40}}\S{{1,500}}\s*$"
+)
 _CODE = regex(r"[a-z0-9_]{1,60}/[A-Za-z0-9_.:-]{1,60}")
 _XID = regex(r"xid[\s:#=(_]{0,3}(\d{1,4})(?!\d)(?:\s{0,3}[.:]\s{0,3}(\d{1,3})(?!\d))?\)?", 2)
 _SXID = regex(r"sxid[\s:#=(_]{0,3}(\d{1,6})(?!\d)\)?", 2)

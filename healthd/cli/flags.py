@@ -134,7 +134,7 @@ def duration(text: str) -> float | None:
     if not regex(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+").fullmatch(text):
         return None
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    return sum(float(number) * units[unit] for number, unit in regex(r"([0-9.]+)([smhd])").findall(text)) or None
+    return sum(float(number) * units[unit] for number, unit in regex(r"([0-9.]{1,19})([smhd])").findall(text)) or None
 
 
 # --- what they make

@@ -1,9 +1,11 @@
 """Whether a GPU that NVML lost or does not show may only be in a reset: then it must be missed for a while to count.
 
-An epilog may reset the GPUs of its job (nvidia-smi --gpu-reset), and NVML has them lost meanwhile. That takes seconds
-(5 to 10: factryze.ai/glossary/gpu-reset), and Linux itself gives a device 60 s to answer after its reset
-(PCIE_RESET_READY_POLL_MS in drivers/pci/pci.h). Before slurmd has started no epilog runs; and a GPU that the kernel no
-longer has, or that has lost its driver, is in no reset.
+An epilog may reset the GPUs of its job (nvidia-smi --gpu-reset), and NVML has them lost meanwhile. How long that takes
+was not measured for healthd: it was developed without a GPU that may be reset. The 60 s that the checks wait
+(`confirm_seconds`) are what Linux itself gives a device to answer after its reset (PCIE_RESET_READY_POLL_MS in
+drivers/pci/pci.h): a GPU that needs longer is lost to the kernel, too. A page that tells of resets has 5 to 10 s
+(factryze.ai/glossary/gpu-reset), without saying of which GPUs; whose take longer sets more. Before slurmd has started
+no epilog runs; and a GPU that the kernel no longer has, or that has lost its driver, is in no reset.
 """
 
 from __future__ import annotations

@@ -15,16 +15,18 @@ from healthd.scan import literals as literals_of
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import IN_NUMBERS, Search, Skeletons
 from healthd.scan.neighbours import Neighbours
-from healthd.scan.quoted import begins_as_the_kernels
+from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 from healthd.scan.unprefixed import JSON, stripped
 
 PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
 BLOCKS_WITHOUT_RE2 = 32  # a small log is read by the time that re2 is imported
 
-# A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off.
+# A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off. Where a level stands near
+# the date it may be a program's own, which quotes the kernel (quoted.py).
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
+    rb"(?!(?:[^ \n]{1,40} {1,4}){0,4}\[?" + LEVEL.encode() + rb"\b)"
 )
 _BLANK = (b" ", b"\t")
 

@@ -21,7 +21,7 @@ from healthd.scan.candidates import candidates, skeletons_of_lines
 from healthd.scan.lines import Block, Tally
 from healthd.scan.literals import ALL, Search
 from healthd.scan.neighbours import Heads, Neighbours
-from healthd.scan.quoted import quoted, with_host
+from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 from healthd.scan.unprefixed import JSON, exported, prefix_width, stripped
 from healthd.text import regex
 
@@ -212,16 +212,19 @@ def _in_quotes(
     """What a line says behind what people or another program put before it (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
-    if found is None:
-        written = with_host(line.decode("utf-8", "replace"))
-        found = None if written is None else strip_prefix(written, now)
+    text = line.decode("utf-8", "replace")
+    if found is None and (written := with_host(text)) is not None:
+        found = strip_prefix(written, now)
         message = None if found is None else parsed(found.text, ALL)
         return None if found is None or message is None else (found.uptime, found.epoch, found.host, 1, message)
-    behind = quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
+    behind = None
+    if found is not None:
+        behind = quoted(found.text, by_programs=(found.uptime, found.epoch, found.host) == (None, None, ""))
+    behind = behind or dated_by_a_program(text)
     message = None if behind is None else parsed(behind.text, ALL)
     if behind is None or message is None:
         return None
-    if not behind.proven:
+    if found is None or not behind.proven:
         return (None, None, "", 1, _unproven(message))
     return (found.uptime or behind.uptime, found.epoch, found.host or behind.host, 1, message)
 

@@ -7,8 +7,9 @@ Forms, each as somebody posted it:
     2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   the host left out by who posted it
     [Sun Dec  1 14:54:40 2024] node17 kernel: mlx5_core 0000:5c:00.0: ...          gpud's tests
     [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
+    2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      the same as Python's logging dates it
 
-The last is the program's word, not the kernel's: nobody can tell from the line where it has that from.
+The last two are the program's word, not the kernel's: nobody can tell from the line where it has that from.
 """
 
 from __future__ import annotations
@@ -39,12 +40,20 @@ _TICKET = regex(r"[A-Za-z0-9_]{1,40}:[0-9]{1,10};")
 _LEFT_OUT = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
 _HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
 _TAG = regex(r"kernel: ")
+LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)"
 # The beginning of another program's log line: levels or times in brackets, or a level by its name, or klog's.
 _LOG_PREFIX = regex(
     r"(?:\[[^\[\]]{1,40}\] ?){1,4}(?:[^\[\]:]{1,60}: ){0,3}"
-    r"|[^\n]{0,100}\b(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)\b[^\n]{0,160}?(?:[:\]|;] ?)"
+    rf"|[^\n]{{0,100}}\b{LEVEL}\b[^\n]{{0,160}}?(?:[:\]|;] ?| - )"
     r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
     r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
+)
+# A program that dates its lines itself: with a blank before the time, where syslog daemons have a "T", or with its
+# level right behind. Behind the date of a syslog daemon stand host and name of a program, which any user chooses.
+_OWN_DATE = regex(
+    r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{1,4}"
+    rf"(?=(?:[\w.()-]{{1,40}}[ |:,-]{{1,4}}){{0,2}}\[?{LEVEL}\b)"
+    rf"|T\d\d:\d\d:\d\d(?:[.,]\d{{1,9}})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{{1,4}}(?=\[?{LEVEL}\b))"
 )
 _STAMP = regex(r"\[ {0,12}[0-9]{1,10}\.[0-9]{1,9} ?\] $")
 
@@ -89,8 +98,16 @@ def quoted(text: str, by_programs: bool) -> Quoted | None:
         rest = rest[found.end() :]
     if _BEGINS.match(rest):
         return Quoted(rest, uptime, host) if rest != text else None
-    if not by_programs:
-        return None
+    return _by_a_program(text) if by_programs else None
+
+
+def dated_by_a_program(line: str) -> Quoted | None:
+    """What another program's log quotes in a line that begins with the date which that program wrote."""
+    date = _OWN_DATE.match(line)
+    return _by_a_program(line[date.end() :]) if date else None
+
+
+def _by_a_program(text: str) -> Quoted | None:
     begins = next((found.start() for found in _BEGINS.finditer(text, 0, MOST_BEFORE + 200)), 0)
     before = _STAMP.sub("", text[:begins]) if 0 < begins <= MOST_BEFORE else ""
     return Quoted(text[begins:], proven=False) if before and _LOG_PREFIX.fullmatch(before) else None

@@ -13,7 +13,9 @@ _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "iteration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
-_UNIT = regex(r"(?i)[_ .(\[-]+(seconds|secs|sec|s|milliseconds|millis|ms|microseconds|us|nanoseconds|ns|norm)[)\]]?$")
+_UNIT = regex(
+    r"(?i)[_ .(\[-]{1,8}(seconds|secs|sec|s|milliseconds|millis|ms|microseconds|us|nanoseconds|ns|norm)[)\]]?$"
+)
 _SERIES = (
     *(
         "rank",

@@ -23,7 +23,7 @@ FARTHEST = 1e19  # no place in a job or in time is farther
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
 _WHOLE = regex(r"\s*[+-]?\d{1,18}\s*")
-_ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz))+$")
+_ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$")
 
 
 class Read(NamedTuple):

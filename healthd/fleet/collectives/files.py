@@ -29,7 +29,7 @@ LONGEST_LINE = 1 << 16
 
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-_NUMBERED = regex(r"([A-Za-z]*)[\-_.=]*(\d+)")  # a number, and the word before it
+_NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # a number, and the word before it
 _LONGEST_NUMBER = 7
 _OF_ELSE = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are no ranks
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|log|txt|out|err|gz|xz|bz2|bin|dump|trace)$")

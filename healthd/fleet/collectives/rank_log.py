@@ -36,7 +36,7 @@ _STATUS = regex(
     r"(?i)last enqueued (?:nccl )?work: (-?\d{1,18}),(?: last started work: [^,]*,)? "
     r"last completed (?:nccl )?work: (-?\d{1,18})"
 )
-_NCCL = regex(r"([\w.-]+):(\d+):\d+ \[\d+\] NCCL (?:INFO|TRACE) (.*)")
+_NCCL = regex(r"(?<![\w.-])([\w.-]+):(\d{1,10}):\d{1,10} \[\d{1,10}\] NCCL (?:INFO|TRACE) (.*)")
 _ENTERED = regex(
     r"(\w+): opCount ([0-9a-f]{1,16}) .*?\bcount (\d{1,18}) datatype (\d{1,3}) "
     r".*?\bcomm (0x[0-9a-f]+)(?: \[nranks=(\d{1,7})\])?"

@@ -21,7 +21,7 @@ from healthd.fleet.sources.node_facts import Facts, called_here, read_files
 from healthd.fleet.sources.reading import Reading
 from healthd.text import regex
 
-_WORD = regex(r"([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
+_WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")
 # What has no nodes of its own to say: sizes, blocks of blocks, the line between topologies, other settings.
 _OTHERS = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")

@@ -30,7 +30,7 @@ TESTS = {
 }
 MOST_DEVICES = 256
 _VERSION = regex(r"nvbandwidth Version: v?([0-9][0-9.]{0,15})")
-_DEVICE = regex(r"Device ([0-9]{1,3}): .*\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
+_DEVICE = regex(r"Device ([0-9]{1,3}): [^\n]{0,200}\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
 _LISTED = regex(r"([0-9]{1,3}): .*\(([0-9a-fA-F]{1,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\)")
 _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 

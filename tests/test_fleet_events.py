@@ -285,6 +285,29 @@ def test_a_stream_that_cannot_be_read_to_its_end_is_told_as_failed_and_the_other
     assert (again.failed, again.unread.rows["events"]) == (why, 0)
 
 
+def test_what_a_kill_left_of_a_line_that_was_written_again_is_told_and_is_no_row(tmp_path, capsys):
+    node, store = tmp_path / "n1", tmp_path / "db"
+    node.mkdir()
+    torn = line(3)[:40] + b"\n"
+    (node / "events.jsonl").write_bytes(lines(1, 2) + torn + lines(3, 4))
+    assert run(store, tmp_path).unread.unread["events"] == 0
+    assert "events: 1 lines are torn or damaged, and no event is missing there\n" in capsys.readouterr().err
+    (node / "events.jsonl").write_bytes(lines(5, 6) + line(7)[:40] + b"\n" + lines(8, 9))
+    came = run(store, tmp_path)
+    assert (came.unread.unread["events"], came.unread.too_many()) == (1, True)
+    assert seqs(store) == [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_what_is_damaged_at_another_time_than_was_asked_for_is_not_told(tmp_path, capsys):
+    node = tmp_path / "srv" / "n1"
+    node.mkdir(parents=True)
+    (node / "events.jsonl").write_bytes(lines(1, 2) + b"{torn\n" + lines(4, 9))
+    wanted = [(events.SOURCE, [str(tmp_path / "srv")])]
+    for begin, unread in ((AT + 6, 0), (AT + 2, 1)):
+        came = ingest(str(tmp_path / str(begin)), wanted, Asked(AT + 86400, "c1", from_time=begin))
+        assert came.unread.unread["events"] == unread
+
+
 def test_a_folder_without_streams_is_a_sentence(tmp_path):
     assert run(tmp_path / "db", tmp_path / "gone").failed == [
         f"events: {tmp_path}/gone: there is no such file or folder"

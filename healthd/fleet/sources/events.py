@@ -8,6 +8,7 @@ A schema or an event that is not known here is kept whole in `rest`. Holes are t
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -196,7 +197,7 @@ def ingest(run: Run, files: list[str]) -> None:
         run.failed.append(f"{run.source.name}: {sentence}")
     ahead = run.watch(streams, unit="nodes")
     all_of = Tally()
-    missing = 0
+    missing = cut = 0
     while True:
         with run.steps() as step:
             some = Part(run, step, ahead)
@@ -205,11 +206,14 @@ def ingest(run: Run, files: list[str]) -> None:
             name = f"{', '.join(files)} {run.store.manifest.generation}"
             step.stage("ingests", some.covered(name))
         missing += some.missing
+        cut += some.cut
         all_of.unknown.update(some.unknown)
         if some.is_last:
             break
     for what, lines in sorted(all_of.unknown.items()):
         run.say(f"events: {lines:,} lines of {what}, which is not known here, are kept as they are")
+    if cut:
+        run.say(f"events: {cut:,} lines are torn or damaged, and no event is missing there")
     if missing:
         run.say(f"events: {missing:,} lines of the streams are missing: they were lost, or are still under way")
 
@@ -223,6 +227,7 @@ class Part:
         self.ahead = ahead
         self.is_last = True
         self.missing = 0
+        self.cut = 0
         self.unknown: Counter[str] = Counter()
         self.unread: Counter[Value] = Counter()  # cluster -> lines of its streams
 
@@ -231,7 +236,7 @@ class Part:
         done = 0
         for stream in self.ahead:
             name = f"stream {os.path.abspath(stream)}"
-            cursor, tally = self._cursor(name), Tally()
+            cursor, tally = self._cursor(name), _tally(self.run)
             holes, left_out = _missing(cursor), 0
             kept = self._cursor(name)
             of_stream: Row | None = None
@@ -245,10 +250,14 @@ class Part:
             # What --from and --to left out was not read: its files are looked through again, for it alone.
             self.step.cursor(name, text_of(kept if left_out else cursor))
             tally.events -= left_out
-            self._tell(stream, tally)
+            missing = max(0, _missing(cursor) - holes)
+            # What a kill leaves of a line is no row: the daemon writes that line again, and its number is there.
+            unread = tally.unread if tally.stray or missing else 0
+            self._tell(stream, tally, unread)
             if of_stream is not None:
-                self.unread[of_stream[_CLUSTER]] += tally.unread
-            self.missing += max(0, _missing(cursor) - holes)
+                self.unread[of_stream[_CLUSTER]] += unread
+            self.missing += missing
+            self.cut += tally.unread - unread
             done += tally.events
             if done >= BATCH:
                 self.is_last = False
@@ -263,14 +272,22 @@ class Part:
     def _cursor(self, name: str) -> Cursor:
         return cursor_of(self.run.cursor(name), self.run.private.marks_key)
 
-    def _tell(self, stream: str, tally: Tally) -> None:
+    def _tell(self, stream: str, tally: Tally, unread: int) -> None:
         self.run.read(tally.events)
         self.unknown.update(tally.unknown)
-        for line in tally.examples:
-            self.run.unread(line.path, line.number, line.why)
-        if hidden := tally.unread - len(tally.examples):
-            self.run.unread(stream, 0, "and more", hidden)
+        if unread:
+            for line in tally.examples:
+                self.run.unread(line.path, line.number, line.why)
+            if hidden := unread - len(tally.examples):
+                self.run.unread(stream, 0, "and more", hidden)
         self.run.failed.extend(f"{self.run.source.name}: {sentence}" for sentence in tally.trouble)
+
+
+def _tally(run: Run) -> Tally:
+    """What is wrong at a time that was not asked for is not told."""
+    return Tally(
+        -math.inf if run.from_time is None else run.from_time, math.inf if run.to_time is None else run.to_time
+    )
 
 
 def _keep(seen: Seen, told: Told) -> None:

@@ -335,6 +335,10 @@ class Ack:
     given: float = 0.0
 
 
+# The events that a check fails on, and how; None: only on several of them together.
+Failures = tuple[tuple[KernelEvent | None, Exception], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A finding that the ledger holds.

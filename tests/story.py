@@ -16,7 +16,6 @@ from kernel_lines import event
 from healthd.config import CheckConfig
 from healthd.host import Host
 from healthd.judge import endings, intake, verdict
-from healthd.judge.absorb import as_configured
 from healthd.judge.ledger import Ledger, with_conditions
 from healthd.model import (
     CheckResult,
@@ -124,11 +123,10 @@ class Story:
         return self._decide()
 
     def _absorb(self, outcome: Outcome, found: list[Finding], repairs: tuple[Repair, ...] = ()) -> None:
-        findings = tuple(as_configured(finding, self.config) for finding in found)
-        self.result = CheckResult(
-            self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, findings, repairs=repairs
+        result = CheckResult(
+            self.check.name, self.config.name, outcome, self.now, RUN_SECONDS, tuple(found), repairs=repairs
         )
-        self.ledger = intake.looked(self.ledger, self.result, self.config, self.now)
+        self.ledger, self.result = intake.looked(self.ledger, result, self.config, self.now)
 
     def looks(self, host: Host, times: int, minutes: float = 5.0) -> Story:
         for _ in range(times):

@@ -84,7 +84,7 @@ def found(number: int, severity: Severity = Severity.WARNING, **more: object) ->
 
 def run(ledger: Ledger, findings: Sequence[Finding], at: float = NOW, clear_after: int = 1) -> Ledger:
     result = CheckResult("processes", "", Outcome.COMPLETED, at, 0.0, tuple(findings))
-    return intake.looked(ledger, result, CheckConfig(clear_after=clear_after), at)
+    return intake.looked(ledger, result, CheckConfig(clear_after=clear_after), at).ledger
 
 
 # --- the bounds

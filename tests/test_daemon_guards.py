@@ -397,7 +397,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     loaded = dataclasses.replace(daemon.configured.loaded, checks={**daemon.configured.runs, result.run: config})
     daemon.configured = dataclasses.replace(daemon.configured, loaded=loaded)
     daemon.looking.reconfigure(daemon.configured)
-    daemon.memory.take(intake.looked(daemon.memory.ledger, result, config, now))
+    daemon.memory.take(intake.looked(daemon.memory.ledger, result, config, now).ledger)
     driver = daemon.hand._driver
     node = NodeState("n1", frozenset({"ALLOCATED"}))
     driver.status = dataclasses.replace(driver.status, node=node, read_at=now - 10_000)
@@ -457,7 +457,7 @@ def test_a_node_may_be_resumed_once_a_check_has_seen_the_repair_that_a_person_to
 
         def look(result: CheckResult) -> bool:
             looking._note(result)
-            memory.take(intake.looked(memory.ledger, result, daemon.configured.runs[result.run], time.time()))
+            memory.take(intake.looked(memory.ledger, result, daemon.configured.runs[result.run], time.time()).ledger)
             daemon.judge()
             return daemon.verdict.may_resume
 

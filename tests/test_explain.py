@@ -58,7 +58,7 @@ def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[
     while at <= LONGEST_SECONDS:
         now = START + at
         result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
-        ledger = intake.looked(ledger, replace(result, findings=(as_the_site_wants(finding, config),)), config, now)
+        ledger = intake.looked(ledger, result, config, now).ledger
         verdict = judge(ledger.by_key(), {}, (), 0.0)
         decision = decide(verdict, IDLE, SlurmMemory(), Policy(mode=mode), now)
         if isinstance(decision, Drain):
@@ -67,12 +67,6 @@ def drains_when_held(finding: Finding, config: CheckConfig, mode: Mode) -> dict[
                 found["requeues"] = at
         at += LOOK_SECONDS
     return found
-
-
-def as_the_site_wants(finding: Finding, config: CheckConfig) -> Finding:
-    from healthd.judge.absorb import as_configured
-
-    return as_configured(finding, config)
 
 
 def said(finding: Finding, config: CheckConfig, mode: Mode) -> dict[str, float | None]:
@@ -114,7 +108,7 @@ def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
     for one in (seen for block in blocks for seen in scan.events([block], START, Tally())):
         event, text = one.event, one.event.text
         for check in CHECKS.values():
-            for finding in check.correlate([replace(event, sequence=1)], Inventory(), check.config()) or ():
+            for finding in check.correlate([replace(event, sequence=1)], Inventory(), check.config())[0]:
                 explain = registry.explain(CHECKS, finding.code)
                 assert explain is not None, text
                 assert finding.severity in (explain.severity, *explain.also), (finding.code, text)
@@ -135,7 +129,7 @@ def test_settings_that_a_text_names_exist():
 
 
 def correlate(events, node):
-    return [f for check in CHECKS.values() for f in check.correlate(events, node, check.config()) or ()]
+    return [f for check in CHECKS.values() for f in check.correlate(events, node, check.config())[0]]
 
 
 def means(words: str):
@@ -197,7 +191,7 @@ def test_the_reason_of_every_code_is_understood_whole_and_as_sinfo_cuts_it(code)
         CheckResult("x", "", Outcome.COMPLETED, NOW, 0.0, (Finding(Severity.CRITICAL, code, "0000:61:00.0", "words"),)),
         CheckConfig(),
         NOW,
-    )
+    ).ledger
     whole = reason(ledger.conditions)
     assert means(whole) == Code(code, "0000:61:00.0")
     cut = means(f"{whole[:20]} root 2026-11-20T21:53:48 n[1-3]")

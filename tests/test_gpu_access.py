@@ -260,7 +260,7 @@ def test_a_lost_gpu_counts_at_once_where_the_kernel_log_says_that_it_is_gone(tmp
     event = replace(said, time=NOW, last_time=NOW, boot_id=BOOT)
     ledger = intake.heard(heard.ledger, [event], [(heard.check, heard.config)], NOW).ledger
     result = CheckResult("gpu_access", "", Outcome.COMPLETED, NOW, 0.1, tuple(findings(gpu_access, host)))
-    looked = intake.looked(ledger, result, Config(), NOW)
+    looked = intake.looked(ledger, result, Config(), NOW).ledger
     found = looked.by_key()[ConditionKey("gpu_access/lost", subject)]
     assert found.state is (ConditionState.OPEN if at_once else ConditionState.PENDING)
 

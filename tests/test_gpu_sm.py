@@ -12,7 +12,7 @@ from healthd.checks import gpu_sm, gpu_xid
 from healthd.checks.gpu_sm import Config, correlate
 from healthd.judge import intake
 from healthd.judge.ledger import KEEP_EVENTS, Ledger
-from healthd.kernel.coalesce import MOST_SMS, coalesce_events
+from healthd.kernel.coalesce import MOST_SMS, coalesce_events, with_jobs
 from healthd.kernel.file import counted_lines
 from healthd.kernel.repeats import head
 from healthd.kernel.source import RawLine, unrepeated
@@ -35,7 +35,7 @@ def seen(*told):
     events = [event(text, at) for text, _, at in told]
     jobs = {number: job for number, (_, job, _) in enumerate(told, 1) if job}
     recent, _, _ = coalesce_events((), events, 1)
-    return list(correlate(intake.with_jobs(recent, jobs), NODE, Config()))
+    return list(correlate(with_jobs(recent, jobs), NODE, Config()))
 
 
 def test_one_sm_in_two_jobs_warns_and_is_named():
@@ -73,7 +73,7 @@ def test_jobs_that_share_a_gpu_are_different_ones_where_no_one_of_them_can_have_
 def test_exceptions_of_one_processor_are_judged_in_linear_time(count, others):
     """Each pair compared: 0.7 s for one job's KEEP_EVENTS, a minute for ten times that, at each further line."""
     events = [replace(event(line(), NOW), sequence=n) for n in range(count)]
-    events = intake.with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
+    events = with_jobs(events, {n: f"7,{100 + n % others}" for n in range(count)})
     assert list(correlate(events, NODE, Config())) == []
     linear = 0.1 * count / KEEP_EVENTS
     assert cpu_seconds(lambda: list(correlate(events, NODE, Config())), linear) < linear
@@ -106,7 +106,7 @@ def test_an_exception_on_most_of_a_gpu_accuses_no_processor_and_takes_no_room(co
     assert len(recent) == 2
     named = recent[0].field("sm").split()
     assert len(named) == (names or 1)
-    found = list(correlate(intake.with_jobs(recent, {1: "12", 2: "13"}), NODE, Config()))
+    found = list(correlate(with_jobs(recent, {1: "12", 2: "13"}), NODE, Config()))
     assert bool(found) is bool(names)
     assert len(str(recent[0].fields)) < 200
 

@@ -22,6 +22,7 @@ from healthd.model import (
     Clears,
     Condition,
     ConditionState,
+    Failures,
     Finding,
     Gpu,
     Inventory,
@@ -111,8 +112,8 @@ def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
     class Resets:
         name = "resets"
 
-        def correlate(self, *_: Any) -> list[Finding]:
-            return []
+        def correlate(self, *_: Any) -> tuple[list[Finding], Failures]:
+            return [], ()
 
         def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
             return [Repair(Clears.GPU_RESET, GPU, "it was reset", NOW - 1) for _ in events]
@@ -151,10 +152,22 @@ def test_the_jobs_that_became_known_later_are_those_of_the_event_and_its_conditi
 def test_what_a_run_saw_of_a_repair_counts_where_it_could_not_read_all(outcome: Outcome, ended: bool):
     waits = Finding(Severity.CRITICAL, "gpu_ecc/x", GPU, "it waits", clears=Clears.GPU_RESET)
     saw = CheckResult("gpu_ecc", "", Outcome.COMPLETED, NOW, 0.1, (waits,))
-    ledger = intake.looked(EMPTY, saw, CheckConfig(), NOW)
+    ledger = intake.looked(EMPTY, saw, CheckConfig(), NOW).ledger
     repair = Repair(Clears.GPU_RESET, GPU, "its counters fell", NOW + 1)
     after = CheckResult("gpu_ecc", "", outcome, NOW + 300, 0.1, repairs=(repair,))
-    assert [c.code for c in intake.looked(ledger, after, CheckConfig(), NOW + 300).cleared] == ["gpu_ecc/x"] * ended
+    ledger = intake.looked(ledger, after, CheckConfig(), NOW + 300).ledger
+    assert [c.code for c in ledger.cleared] == ["gpu_ecc/x"] * ended
+
+
+def test_what_a_run_finds_is_judged_as_the_site_wants_it_as_what_is_heard_is() -> None:
+    saw = CheckResult("gpu_ecc", "", Outcome.COMPLETED, NOW, 0.1, (Finding(Severity.CRITICAL, "gpu_ecc/x", GPU, "m"),))
+    for config, severity in (
+        (CheckConfig(), Severity.CRITICAL),
+        (CheckConfig(enforce=False), Severity.WARNING),
+        (CheckConfig(severity={"gpu_ecc/x": Severity.INFO}), Severity.INFO),
+    ):
+        ledger, result = intake.looked(EMPTY, saw, config, NOW)
+        assert [c.severity for c in ledger.conditions] == [f.severity for f in result.findings] == [severity]
 
 
 # --- a log of another machine is judged by the same steps

@@ -170,7 +170,7 @@ def test_a_level_check_that_sees_the_fault_proves_it() -> None:
     (known,) = ledger.conditions
     finding = Finding(Severity.DEGRADED, known.code, known.subject, "it is gone", Clears.PASS, confirm_seconds=0.0)
     result = CheckResult(known.check, "", Outcome.COMPLETED, NOW + 5, 0.1, (finding,))
-    after = intake.looked(ledger, result, LISTENERS[0][1], NOW + 5)
+    after = intake.looked(ledger, result, LISTENERS[0][1], NOW + 5).ledger
     (condition,) = after.conditions
     assert (condition.observed, condition.severity, condition.clears, condition.message) == (
         False,

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from datetime import date
 from pathlib import Path
@@ -190,12 +190,12 @@ def test_codes_that_cannot_be_listed_are_none(folder):
 
 def test_a_sites_check_does_not_listen_to_the_kernel_log(folder):
     check = site(folder, "def correlate(events, node, config):\n    1 / 0")
-    assert check.correlate((), Inventory(), check.config()) is None
+    assert check.correlate((), Inventory(), check.config()) == ([], ())
 
 
 def test_a_built_in_check_does():
     check = registry.built_in()["gpu_xid"]
-    assert list(check.correlate((), Inventory(), check.config()) or ()) == []
+    assert check.correlate((), Inventory(), check.config()) == ([], ())
 
 
 def test_every_built_in_check_is_declared_as_a_sites_has_to_be():
@@ -463,22 +463,38 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
     check = Check("broken", module)
     event = KernelEvent("xid", "79", sequence=1)
     for _ in range(3):
-        assert check.correlate([event], Inventory(), check.config()) == []
+        found, ((failed, error),) = check.correlate([event], Inventory(), check.config())
+        assert (found, failed, str(error)) == ([], event, "a mistake of its author")
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["kernel_log: left out, healthd makes a mistake: ZeroDivisionError: a mistake of its author"], (
-        "both raise at the same place"
-    )
+    assert said == [
+        "kernel_log: left out, healthd makes a mistake with 'check broken': ZeroDivisionError: a mistake of its author"
+    ]
 
 
 def test_an_event_that_a_check_fails_on_keeps_no_other_from_being_judged():
     check = registry.built_in()["gpu_xid"]
     codes = ["79", "3x1", "48", "9" * 5000]
     events = [KernelEvent("xid", code, f"0000:{n}b:00.0", sequence=n) for n, code in enumerate(codes)]
-    failed = []
-    found = check.correlate(events, Inventory(), check.config(), lambda event, error: failed.append(event.sequence))
+    found, failed = check.correlate(events, Inventory(), check.config())
     assert {finding.code for finding in found} == {"gpu_xid/79", "gpu_xid/48"}
-    assert failed == [1, 3]
+    assert [event.sequence for event, _ in failed] == [1, 3]
+
+
+def test_a_check_that_fails_on_several_events_together_has_judged_each_and_says_that_it_failed():
+    def mistaken(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
+        if len(events) > 1:
+            raise ZeroDivisionError
+        yield Finding(Severity.WARNING, "broken/a", events[0].pci, "")
+
+    module = ModuleType("broken")
+    module.__dict__.update(correlate=mistaken)
+    check = Check("broken", module)
+    found, ((event, error),) = check.correlate(
+        [KernelEvent("xid", "79", pci, sequence=n) for n, pci in enumerate("ab")], Inventory(), check.config()
+    )
+    assert [finding.subject for finding in found] == ["a", "b"]
+    assert (event, type(error)) == (None, ZeroDivisionError)
 
 
 def test_what_a_code_is_called_now_exists():

@@ -139,7 +139,7 @@ def _correlate(
 
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
         listening = [check for check in checks.values() if check.listens]
-        return [found for check in listening for found in check.correlate(events, node, config_of(check)) or ()]
+        return [found for check in listening for found in check.correlate(events, node, config_of(check))[0]]
 
     from healthd.model import RunName
 

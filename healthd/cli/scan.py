@@ -109,12 +109,14 @@ def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding
 
     checks = [(check, check.config()) for check in registry.built_in().values() if check.listens]
 
-    def unjudged(event: KernelEvent, error: Exception) -> None:
-        drop(KERNEL_LOG, error, event.text)
-
     def correlate(events: Sequence[KernelEvent], node: Inventory) -> list[Finding]:
-        found = (intake.found_by(check, config, events, node, unjudged) for check, config in checks)
-        return [finding for mine in found for finding in mine]
+        every: list[Finding] = []
+        for check, config in checks:
+            found, failed = intake.found_by(check, config, events, node)
+            every += found
+            for event, error in failed:
+                drop(KERNEL_LOG, error, event.text if event else f"check {check.name}")
+        return every
 
     return correlate
 

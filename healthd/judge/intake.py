@@ -1,7 +1,9 @@
 """The one way in: what was heard or seen becomes conditions. Pure: from the ledger before to the ledger after.
 
-    kernel events -> coalesced -> judged by each check that listens, as the site wants it -> absorbed -> repairs
-    the result of a check's run                                                           -> absorbed -> repairs
+    kernel events -> coalesced -> judged by each check that listens -> as the site wants it -> absorbed -> repairs
+    the result of a check's run                                     -> as the site wants it -> absorbed -> repairs
+
+Between the first two steps the daemon names the jobs at the source of the events (work/hearing.py).
 
 The daemon, `healthd check` and the tests' stories all use it. A log of another machine (scan/) is coalesced and judged
 by the same steps.
@@ -9,7 +11,7 @@ by the same steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -18,12 +20,13 @@ from healthd.config import CheckConfig
 from healthd.judge import absorb, bounds, endings
 from healthd.judge.condition import Standing, ended, standing
 from healthd.judge.ledger import KEEP_EVENTS, KEEP_EVENTS_SECONDS, Ledger, with_conditions
-from healthd.kernel.coalesce import coalesce_events, newest_of_each
+from healthd.kernel.coalesce import coalesce_events, newest_of_each, with_jobs
 from healthd.kernel.parse import UNREAD, as_unread
 from healthd.model import (
     CheckResult,
     Condition,
     ConditionKey,
+    Failures,
     Finding,
     Inventory,
     KernelEvent,
@@ -32,7 +35,6 @@ from healthd.model import (
     Severity,
 )
 
-Unjudged = Callable[[KernelEvent, Exception], object]
 Events = tuple[KernelEvent, ...]
 
 
@@ -43,14 +45,25 @@ class Listens(Protocol):
     def name(self) -> str: ...
 
     def correlate(
-        self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig, unjudged: Unjudged
-    ) -> list[Finding] | None:
-        """The findings in these events. An event that the check fails on goes to `unjudged`."""
+        self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
+    ) -> tuple[list[Finding], Failures]:
+        """The findings in these events, and the events that the check fails on."""
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
 
 Listeners = Sequence[tuple[Listens, CheckConfig]]
+
+
+class Coalesced(NamedTuple):
+    """events         those that are kept, and all that are new
+    touched        the sequences of those that are new or grew
+    next_sequence  of the event after these
+    """
+
+    events: Events
+    touched: tuple[int, ...]
+    next_sequence: int
 
 
 class Heard(NamedTuple):
@@ -65,7 +78,7 @@ class Heard(NamedTuple):
     events: Events
     news: Events
     findings: dict[str, list[Finding]]
-    mistakes: tuple[tuple[KernelEvent, Exception], ...]
+    mistakes: Failures
 
     @property
     def forgotten(self) -> int:
@@ -73,31 +86,29 @@ class Heard(NamedTuple):
         return len(self.events) - len(self.ledger.events)
 
 
-def heard(
-    ledger: Ledger,
-    incoming: Sequence[KernelEvent],
-    listeners: Listeners,
-    now: float,
-    named: Callable[[Events, Collection[int]], Events] = lambda events, _touched: events,
-) -> Heard:
-    """Take in kernel events. All new ones are judged before any is forgotten.
+def coalesced(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
+    return Coalesced(*coalesce_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS))
 
-    `named`: returns the events; those that were touched have the jobs at their source.
-    """
-    events, touched, sequence = coalesce_events(ledger.events, incoming, ledger.next_sequence, KEEP_EVENTS_SECONDS)
+
+def heard(ledger: Ledger, incoming: Sequence[KernelEvent], listeners: Listeners, now: float) -> Heard:
+    """Take in kernel events, whose jobs nobody names."""
+    return judged(ledger, coalesced(ledger, incoming), listeners, now)
+
+
+def judged(ledger: Ledger, taken: Coalesced, listeners: Listeners, now: float) -> Heard:
+    """Take in kernel events. All new ones are judged before any is forgotten."""
     known = (*ledger.conditions, *ledger.cleared)
-    events, findings, mistakes = _judged(named(events, touched), listeners, ledger.inventory, known)
+    events, findings, mistakes = _judged(taken.events, listeners, ledger.inventory, known)
     by_sequence = {event.sequence: event for event in events}
+    touched = frozenset(taken.touched)
     conditions: dict[ConditionKey, Condition] = ledger.by_key()
     for name, found in findings.items():
-        conditions = absorb.absorb_events(
-            conditions, name, found, by_sequence, frozenset(touched), ledger.boot_id, ledger.cleared
-        )
-    news = tuple(event for number in touched if (event := by_sequence.get(number)) and not event.history)
+        conditions = absorb.absorb_events(conditions, name, found, by_sequence, touched, ledger.boot_id, ledger.cleared)
+    news = tuple(event for number in taken.touched if (event := by_sequence.get(number)) and not event.history)
     conditions = bounds.bounded(_after_repairs(conditions, news, listeners, now))
     behind = {c.last_sequence for c in conditions.values() if c.severity >= Severity.DEGRADED and not c.observed}
     kept = newest_of_each(events, KEEP_EVENTS, behind)
-    after = replace(with_conditions(ledger, conditions), events=kept, next_sequence=sequence)
+    after = replace(with_conditions(ledger, conditions), events=kept, next_sequence=taken.next_sequence)
     return Heard(after, events, news, findings, mistakes)
 
 
@@ -116,31 +127,33 @@ def _after_repairs(
 
 def _judged(
     events: Events, listeners: Listeners, node: Inventory, known: Sequence[Condition]
-) -> tuple[Events, dict[str, list[Finding]], tuple[tuple[KernelEvent, Exception], ...]]:
+) -> tuple[Events, dict[str, list[Finding]], Failures]:
     """(the events, what each check finds in them, those that a check failed on)."""
-    failed: dict[int, Exception] = {}
-    found = findings_of(events, listeners, node, known, lambda event, error: failed.setdefault(event.sequence, error))
+    found, failures = _findings_of(events, listeners, node, known)
+    failed = {event.sequence: (event, error) for event, error in reversed(failures) if event is not None}
     if not failed:
-        return events, found, ()
+        return events, found, failures
     readable = tuple(
         as_unread(e) if e.sequence in failed else e for e in events if e.sequence not in failed or e.kind != UNREAD
     )
-    mistakes = tuple((event, failed[event.sequence]) for event in events if event.sequence in failed)
+    mistakes = tuple(failed[event.sequence] for event in events if event.sequence in failed)
     return readable, findings_of(readable, listeners, node, known), mistakes
 
 
 def findings_of(
-    events: Sequence[KernelEvent],
-    listeners: Listeners,
-    node: Inventory,
-    known: Sequence[Condition] = (),
-    unjudged: Unjudged = lambda _event, _error: None,
+    events: Sequence[KernelEvent], listeners: Listeners, node: Inventory, known: Sequence[Condition] = ()
 ) -> dict[str, list[Finding]]:
     """What each check that listens finds in the events that still count, at the site's severity.
 
     `known`: conditions that stand or were cleared. A fault that was repaired, reset or acknowledged makes no later
     event worse: a harmless line is harmless also an hour after a fatal one of the same code was repaired.
     """
+    return _findings_of(events, listeners, node, known)[0]
+
+
+def _findings_of(
+    events: Sequence[KernelEvent], listeners: Listeners, node: Inventory, known: Sequence[Condition]
+) -> tuple[dict[str, list[Finding]], Failures]:
     settled: dict[ConditionKey, list[Condition]] = {}
     named = {condition.key for condition in known if not condition.cleared_at}
     for condition in known:
@@ -152,42 +165,47 @@ def findings_of(
         own = settled.get(key, ())
         return own if key in named else (*own, *settled.get(ConditionKey(key.code, bounds.OTHERS), ()))
 
-    every = {}
+    every: dict[str, list[Finding]] = {}
+    failures: Failures = ()
     for check, config in listeners:
-        judge = partial(found_by, check, config, node=node, unjudged=unjudged)
-        if found := _of_each_kind(events, judge, settled_by):
+        found, failed = _of_each_kind(events, partial(found_by, check, config, node=node), settled_by)
+        failures += failed
+        if found:
             every[check.name] = found
-    return every
+    return every, failures
 
 
 def found_by(
-    check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory, unjudged: Unjudged
-) -> list[Finding]:
-    """What one check finds in these events, at the site's severity. `unjudged` is told of an event that it fails on."""
-    found = check.correlate(events, node, config, unjudged) if events else ()
-    return [absorb.as_configured(finding, config) for finding in found or ()]
+    check: Listens, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory
+) -> tuple[list[Finding], Failures]:
+    """What one check finds in these events, at the site's severity, and those that it fails on."""
+    found, failed = check.correlate(events, node, config) if events else ([], ())
+    return [absorb.as_configured(finding, config) for finding in found], failed
 
 
-Judge = Callable[[Sequence[KernelEvent]], "list[Finding]"]
+Judge = Callable[[Sequence[KernelEvent]], tuple[list[Finding], Failures]]
 Settled = Callable[[ConditionKey], Sequence[Condition]]
 
 
-def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
+def _of_each_kind(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
     """Live events, those of a source that can be forged, and history are judged apart: none makes a better one worse,
     and of two findings with one key the better one counts."""
     of_kind: dict[Standing, list[KernelEvent]] = {kind: [] for kind in reversed(Standing)}
     for event in events:
         of_kind[standing(event)].append(event)
     every: list[Finding] = []
+    failures: Failures = ()
     for mine in of_kind.values():
         keys = {finding.key for finding in every}
-        every += [finding for finding in _of_unsettled(mine, judge, settled) if finding.key not in keys]
-    return every
+        found, failed = _of_unsettled(mine, judge, settled)
+        every += [finding for finding in found if finding.key not in keys]
+        failures += failed
+    return every, failures
 
 
-def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> list[Finding]:
+def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled) -> tuple[list[Finding], Failures]:
     """Judge twice if a condition is settled: only the findings tell which events are behind which condition."""
-    found = judge(events)
+    found, failures = judge(events)
     over = {
         event.sequence
         for finding in found
@@ -198,7 +216,10 @@ def _of_unsettled(events: Sequence[KernelEvent], judge: Judge, settled: Settled)
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
-    return judge([event for event in events if event.sequence not in over]) if over else found
+    if not over:
+        return found, failures
+    found, again = judge([event for event in events if event.sequence not in over])
+    return found, failures + again
 
 
 def unread(ledger: Ledger, event: KernelEvent) -> Ledger:
@@ -259,21 +280,21 @@ def with_inventory(ledger: Ledger, inventory: Inventory, listeners: Listeners) -
     return with_conditions(after, bounds.bounded(conditions))
 
 
-def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> Events:
-    """`events` with these jobs, by sequence, in their field "job"."""
-    return tuple(
-        replace(event, fields=(*event.fields, ("job", jobs[event.sequence]))) if event.sequence in jobs else event
-        for event in events
-    )
+class Looked(NamedTuple):
+    """`result`: with its findings as the site wants them, and those without a condition of their own counted."""
+
+    ledger: Ledger
+    result: CheckResult
 
 
-def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Ledger:
+def looked(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> Looked:
     """Take in one run of a check. The repairs that it saw count also if it failed on some device."""
     if not (ledger.conditions or result.findings or result.repairs):
-        return ledger
+        return Looked(ledger, result)
     before = ledger.by_key()
-    result = bounds.with_others(result, before)
+    wanted = tuple(absorb.as_configured(finding, config) for finding in result.findings)
+    result = bounds.with_others(replace(result, findings=wanted), before)
     conditions = absorb.absorb_result(before, result, config.clear_after, ledger.boot_id, ledger.cleared)
     if result.outcome in (Outcome.COMPLETED, Outcome.FAILED):
         conditions = endings.after_repairs(conditions, result.repairs, now)
-    return with_conditions(ledger, bounds.bounded(conditions))
+    return Looked(with_conditions(ledger, bounds.bounded(conditions)), result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from healthd.kernel.lines.rule import DETAIL, FURTHER, SM
 from healthd.model import KernelEvent
@@ -133,6 +133,16 @@ def coalesce_events(
     oldest = max((event.last_time for event in events), default=0.0) - keep_seconds
     kept = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)
     return kept, tuple(touched), next_sequence
+
+
+def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
+    """`events` with these jobs, by sequence, in their field "job"."""
+    return tuple(
+        dataclasses.replace(event, fields=(*event.fields, ("job", jobs[event.sequence])))
+        if event.sequence in jobs
+        else event
+        for event in events
+    )
 
 
 def newest_of_each(events: tuple[KernelEvent, ...], most: int, behind: Container[int] = ()) -> tuple[KernelEvent, ...]:

@@ -32,6 +32,7 @@ from healthd.model import (
     Clears,
     Entry,
     Explain,
+    Failures,
     Finding,
     Inventory,
     KernelEvent,
@@ -137,31 +138,25 @@ class Check:
         events: Sequence[KernelEvent],
         node: Inventory,
         config: CheckConfig,
-        unjudged: Callable[[KernelEvent, Exception], object] = lambda event, error: drop(KERNEL_LOG, error, event.text),
-    ) -> list[Finding] | None:
-        """The findings in a window of kernel events; None if the check does not listen to the log.
+    ) -> tuple[list[Finding], Failures]:
+        """(the findings in a window of kernel events, the events that the check fails on); neither if it does not
+        listen to the log.
 
         Built-in checks only: it runs in the daemon, at each line. If it raises, the other checks and the daemon go on
-        (the daemon would meet the same line again at each start): each event is then judged by itself, and `unjudged`
-        is told of those that it fails on.
+        (the daemon would meet the same line again at each start): each event is then judged by itself.
         """
         listen = None if self.path else self.declares.correlate
         if listen is None:
-            return None
+            return [], ()
         try:
-            return list(listen(events, node, config))
+            return list(listen(events, node, config)), ()
         except Exception as error:
             mistake = error
         if len(events) == 1:
-            unjudged(events[0], mistake)
-            return []
-        failed: list[tuple[KernelEvent, Exception]] = []
-        alone = [self.correlate([event], node, config, lambda *one: failed.append(one)) or [] for event in events]
-        for one in failed:
-            unjudged(*one)
-        if not failed:  # it fails only on several of them together
-            drop(KERNEL_LOG, mistake, f"check {self.name}")
-        return [finding for found in alone for finding in found]
+            return [], ((events[0], mistake),)
+        alone = [self.correlate([event], node, config) for event in events]
+        failed = tuple(one for _, failures in alone for one in failures)
+        return [finding for found, _ in alone for finding in found], failed or ((None, mistake),)
 
     @property
     def wants(self) -> Baseline | None:

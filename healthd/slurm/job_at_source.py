@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from healthd.judge.intake import with_jobs
+from healthd.kernel.coalesce import with_jobs
 from healthd.machine.child import Child
 from healthd.machine.process import job_of, job_processes, jobs_holding
 from healthd.model import Gpu, KernelEvent

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from healthd import guard
 from healthd.guard import KERNEL_LOG, SLURM
@@ -107,9 +107,10 @@ class Hearing:
 
     def take_in(self, events: Sequence[KernelEvent]) -> Kinds:
         memory, before = self._memory, self._memory.ledger
-        heard = intake.heard(before, events, self.configured.listeners, self._now(), self._with_jobs)
+        taken = self._with_jobs(intake.coalesced(before, events))
+        heard = intake.judged(before, taken, self.configured.listeners, self._now())
         for event, mistake in heard.mistakes:
-            guard.drop(KERNEL_LOG, mistake, event.text)
+            guard.drop(KERNEL_LOG, mistake, event.text if event else "events that came together")
         known = set(memory.conditions)
         memory.take(heard.ledger)
         self._count_forgotten(heard.forgotten)
@@ -134,10 +135,11 @@ class Hearing:
                     log.info("%s: %s", c.key, c.message, extra=log_fields.of_condition(c))
             self._tell_incidents()
 
-    def _with_jobs(self, events: intake.Events, touched: Collection[int]) -> intake.Events:
+    def _with_jobs(self, taken: intake.Coalesced) -> intake.Coalesced:
+        gpus = self._memory.ledger.inventory.gpus
         with guard.at(KERNEL_LOG):  # whose jobs they are is not needed to judge them
-            return self.job_at_source.name(events, touched, self._memory.ledger.inventory.gpus, self._now())
-        return events
+            return taken._replace(events=self.job_at_source.name(taken.events, taken.touched, gpus, self._now()))
+        return taken
 
     def _tell(self, heard: intake.Heard, before: Mapping[int, int]) -> None:
         """Tell the log. `before`: how many lines each event had."""

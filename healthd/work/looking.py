@@ -15,7 +15,7 @@ from healthd import guard
 from healthd.convert import load
 from healthd.guard import WORKER, words
 from healthd.host import Host
-from healthd.judge import bounds, intake, verdict
+from healthd.judge import intake, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.machine.inventory import when_whole
 from healthd.machine.process import has_no_jobs
@@ -292,9 +292,9 @@ class Looking:
             reply = dataclasses.replace(reply, outcome=Outcome.FAILED, table={}, error=why, told=None)
             self.rounds.look_early(name, self._monotonic() + EARLY_AGAIN_SECONDS)
         result = result_of(check, config, reply, began(reply, self._now()), silent)
-        result = bounds.with_others(result, memory.conditions)
+        ledger, result = intake.looked(memory.ledger, result, config, self._now())
         self._note(result)
-        memory.take(intake.looked(memory.ledger, result, config, self._now()))
+        memory.take(ledger)
         if result.outcome in (Outcome.COMPLETED, Outcome.FAILED) and isinstance(reply.table.get("past"), str):
             memory.set_past(str(name), reply.table["past"])
         again_at = verdict.next_look(memory.conditions).get(name)

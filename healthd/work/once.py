@@ -78,9 +78,11 @@ def look(
     started = then.time if then else time.time()
     ledger = Ledger(boot_id=boot_id)
     looked, runs = _run_all(loaded, checks, runner, boot_id, then)
+    taken = []
     for result in looked:
-        ledger = intake.looked(ledger, result, loaded.checks[result.run], started)
-    results = _one_of_each(looked)
+        ledger, result = intake.looked(ledger, result, loaded.checks[result.run], started)
+        taken.append(result)
+    results = _one_of_each(taken)
     listening = [
         (checks[name.check], config)
         for name, config in loaded.checks.items()
@@ -221,7 +223,7 @@ def _listen(
         events = [event for line in log if (event := event_of(line, ledger.boot_id)) is not None]
         heard = intake.heard(ledger, events, listening, now)
         for event, mistake in heard.mistakes:
-            drop(KERNEL_LOG, mistake, event.text)
+            drop(KERNEL_LOG, mistake, event.text if event else "events that came together")
         ledger, findings, seconds = heard.ledger, heard.findings, time.monotonic() - began
     results = []
     for check, _ in listening:

@@ -1,4 +1,4 @@
-"""From what the worker said of one run of a check to its result, as the site wants it judged: pure."""
+"""From what the worker said of one run of a check to its result: pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from healthd.config import CheckConfig
 from healthd.convert import ConvertError, load
-from healthd.judge.absorb import as_configured
 from healthd.model import CheckResult, Finding, Observation, Outcome, Repair, RunName
 from healthd.settings.registry import Check
 from healthd.values import dataclass
@@ -98,7 +97,7 @@ def result_of(check: Check, config: CheckConfig, reply: Reply, started: float, s
         outcome=outcome,
         started=started,
         duration_seconds=reply.seconds,
-        findings=tuple(as_configured(finding, config) for finding in findings),
+        findings=tuple(findings),
         observations=observations,
         left_out=said.left_out,
         repairs=said.repairs,

@@ -47,6 +47,7 @@ HealthdError
 ├── NoAnswer                    cli/control.py               no daemon answers
 ├── HostListError (ValueError)  fleet/hostlist.py            a text is no host list, or of too many names
 ├── NotReadable                 fleet/sources/job_row.py     a source of jobs cannot be read at all
+├── CutOff (NotReadable)        fleet/sources/job_row.py     ... to its end: it breaks off
 ├── TimeError (ValueError)      fleet/times.py               a text is no time, or not one time
 ├── NoTime (TimeError)          fleet/times.py              ... but none at all
 └── Stop                        cli/terminal.py              a command ends here, with this exit status

@@ -255,12 +255,13 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
     request = Request("textfile", 1.0, {"op": "write_file", "path": "/u/a.prom", "text": ""})
     refused = Reply(request, Outcome.FAILED, 0.1, {}, "Untrusted: /u belongs to user 1001, it must belong to root")
     why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
-    daemon.looking.take_replies([refused, refused])
+    for reply in (refused, refused):
+        daemon.looking.take(reply, Seen())
     assert told() == [why]
     assert [record.getMessage() for record in caplog.records] == [why]
-    daemon.looking.take_replies([Reply(request, Outcome.STUCK, 0.1, {}, "")])
+    daemon.looking.take(Reply(request, Outcome.STUCK, 0.1, {}, ""), Seen())
     assert told() == ["no metrics in /u/a.prom (metrics.textfile): stuck"]
-    daemon.looking.take_replies([Reply(request, Outcome.COMPLETED, 0.1, {})])
+    daemon.looking.take(Reply(request, Outcome.COMPLETED, 0.1, {}), Seen())
     assert told() == []
 
 

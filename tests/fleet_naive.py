@@ -513,8 +513,14 @@ def out_of_service(made: History, begin: int, end: int) -> Rows:
     spells = []
     for (cluster, node), some in in_order(made).items():
         said = [e for e in some if e["event"] in ("drain", "resume") and e["stage"] == "confirmed"]
+        states = [s for s in made["node_states"] if (s["cluster"], s["node"]) == (cluster, node)]
         for line, after in zip_longest(said, said[1:]):
             if line["event"] == "drain":
+                over = after and after["time"]
+                before = [s for s in states if s["start_time"] - 300 <= line["time"]]
+                last = max(before, key=lambda s: (s["start_time"], ranked(s["end_time"])), default=None)
+                if not (after and after["event"] == "resume") and last and (last["end_time"] or 0) >= line["time"]:
+                    over = last["end_time"]
                 spells.append(
                     {
                         "cluster": cluster,
@@ -522,7 +528,7 @@ def out_of_service(made: History, begin: int, end: int) -> Rows:
                         "what": "outage",
                         "start_time": line["time"],
                         "from": 0,
-                        "end_time": after and after["time"],
+                        "end_time": over,
                         "reason": line["reason"],
                         "state": None,
                         "user_name": None,

@@ -230,6 +230,19 @@ def test_a_rerun_reads_only_what_is_new_whatever_was_rotated_meanwhile(tmp_path)
     assert run(store, tmp_path / "srv").unread.rows["events"] == 0
 
 
+@pytest.mark.parametrize(("files", "again"), [(25, 0), (events.MOST_MARKS + 5, 5)])
+def test_of_as_many_files_as_a_centre_keeps_none_is_read_again_and_of_more_the_oldest(tmp_path, files, again):
+    text = None
+    for number in range(files):
+        content = lines(10 * number + 1, 10 * number + 10)
+        (tmp_path / f"events.jsonl-{20240101 + number}.gz").write_bytes(gzip.compress(content))
+    for read_again in (10 * files, 10 * again, 10 * again):
+        cursor, tally = events.cursor_of(text), Tally()
+        assert len(list(read(str(tmp_path), cursor, tally))) == (10 * files if text is None else 0)
+        assert tally.lines == read_again
+        text = events.text_of(cursor)
+
+
 def test_a_truncated_file_is_read_anew_and_adds_only_what_is_new(tmp_path):
     node, store = tmp_path / "n1", tmp_path / "db"
     node.mkdir()

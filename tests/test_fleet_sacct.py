@@ -193,6 +193,8 @@ def test_a_job_that_was_cancelled_while_it_waited_never_ran(tmp_path: Path) -> N
     ("said", "why"),
     [
         ({"End": "1793500099"}, "End is 1 s before Start"),
+        ({"End": "9999999999"}, "a time before 1970 or after 2100: '9999999999'"),
+        ({"Submit": "4102444801"}, "a time before 1970 or after 2100: '4102444801'"),
         ({"State": "RUNNING"}, "RUNNING with an End: was sacct asked to cut times (--truncate)?"),
         ({"State": "completed"}, "State: no state of a job: 9 characters"),
         ({"Submit": "Unknown"}, "Submit: a job without it"),

@@ -286,6 +286,30 @@ def test_a_line_of_the_log_tells_of_one_end_of_a_job(begin):
     assert said == {**({1: ("logged", 9)} if begin == BEGIN else {}), 2: ("unknown", None)}
 
 
+def drained(made: History, time: int, stage: str = "drain", stream: str = "s1", seq: int = 1) -> None:
+    said = {"event": stage, "stage": "confirmed", "reason": "healthd: gpu_xid/79"}
+    about = {"cluster": "c1", "node": "gpu-1", "stream_id": stream, "seq": seq, "time": time, "schema_version": 1}
+    made["events"].append(row("events", **about, **said))
+
+
+@pytest.mark.parametrize("behind", [-200, 0, 30])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_drain_of_a_node_that_was_installed_anew_ends_as_slurms_does(behind: int, again: bool) -> None:
+    """Its new ledger knows of no drain, so that no line tells the resume; and it may be drained again later."""
+    made: History = {name: [] for name in TABLES}
+    state = {"cluster": "c1", "node": "gpu-1", "state": "DRAIN", "reason": "healthd: gpu_xid/79", "set_by": "healthd"}
+    spells = [(BEGIN + 1000, BEGIN + 4600), *([(BEGIN + 90_000, BEGIN + 91_000)] if again else [])]
+    for number, (start, end) in enumerate(spells):
+        drained(made, start + behind, stream=f"s{number}")
+        made["node_states"].append(row("node_states", start_time=start, end_time=end, **state))
+    found = answers(made)["out_of_service"]
+    told = sorted((dict(one)["start_time"], dict(one)["end_time"], dict(one)["from_healthd"]) for one in found)
+    assert told == [(min(start, start + behind), end, 1) for start, end in spells]
+    assert found == naive(made, "out_of_service", found)
+    made["node_states"][-1]["end_time"] = None
+    assert [dict(one)["end_time"] for one in answers(made)["out_of_service"]][-1] is None
+
+
 def test_what_can_be_said_with_a_parameter_is_taken():
     made = a_failed_job("NODE_FAIL")
     seen(made, BEGIN + 3700 - 5000)

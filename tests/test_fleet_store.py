@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from dataclasses import replace
@@ -147,6 +149,15 @@ def test_a_second_writer_is_told_who_writes(tmp_path):
     ):
         pass
     with writing(str(db)):
+        pass
+
+
+def test_a_file_system_without_locks_is_a_sentence(tmp_path, monkeypatch):
+    def flock(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # as Lustre without -o flock
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StoreError, match=f"{tmp_path}: cannot be locked: Function not implemented"), made_in(tmp_path):
         pass
 
 

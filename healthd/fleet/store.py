@@ -314,6 +314,11 @@ def _locked(folder: str) -> Iterator[None]:
         except BlockingIOError:
             who = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             raise StoreError(f"{folder}: another ingest is writing there (process {who}): wait for it") from None
+        except OSError as error:
+            raise StoreError(
+                f"{folder}: cannot be locked: {error.strerror}: name a folder of a file system that has locks (Lustre: "
+                "one that is mounted with -o flock)"
+            ) from None
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # on a full disk the number is missing
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)

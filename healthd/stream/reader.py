@@ -336,6 +336,7 @@ def _events(path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, do
                 yield told
     finally:
         if name:
+            cursor.marks.pop(name, None)  # the last are those that were read last
             cursor.marks[name] = here
 
 

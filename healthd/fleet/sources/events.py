@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
 BATCH = 500_000  # events a step: each step writes the months that it touches anew
-MOST_MARKS = 16  # files of one stream that are remembered; a stream has four
+MOST_MARKS = 64  # files of one stream that are remembered; a node has four, at the centre logrotate keeps 24
 MOST_STREAMS = 64  # and streams: a node begins a new one at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"

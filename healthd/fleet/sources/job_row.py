@@ -40,6 +40,8 @@ _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
 _NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
 
+_LATEST = str(times.MAX_SECONDS)  # of ten digits too
+
 T = TypeVar("T")
 
 
@@ -127,7 +129,8 @@ class JobRows:
         submitted: int | None
         began: int | None
         ended: int | None
-        if len(submit) == len(start) == len(end) == 10 and is_decimal(submit + start + end):  # as most of ours
+        epochs = len(submit) == len(start) == len(end) == 10 and is_decimal(submit + start + end)
+        if epochs and max(submit, start, end) <= _LATEST:  # as most of ours
             submitted, began, ended = int(submit), int(start), int(end)
         else:
             submitted, began, ended = self._seconds(submit), self._seconds(start), self._seconds(end)
@@ -169,7 +172,7 @@ class JobRows:
         return Row(head, tail, known, cluster, db_index, job_id, submitted, began, ended, excluded, batch)
 
     def _seconds(self, text: str) -> int | None:
-        if len(text) == 10 and is_decimal(text):
+        if len(text) == 10 and is_decimal(text) and text <= _LATEST:
             return int(text)
         if len(text) == 19:
             tens, tail = self._tens[text[:15]], self._tails[text[15:]]

@@ -1,7 +1,8 @@
 -- When a node was out of service, and by whom; times of maintenance apart.
 --
 -- Spells that overlap [from_time, to_time). What Slurm kept of a node's states (sacctmgr show event) and the drains and resumes that healthd saw confirmed are one spell where they overlap
--- or touch: a drain, the node down in it and its resume are once out of service. Reservations with the flag MAINT are spells of their own.
+-- or touch: a drain, the node down in it and its resume are once out of service. A drain whose resume no line tells (a node that is installed anew begins with an empty ledger) ends as
+-- Slurm's state of that time does, if that was read. Reservations with the flag MAINT are spells of their own.
 --
 -- columns
 --   what           outage | maintenance
@@ -19,9 +20,48 @@ WITH told AS (
 ),
 ours AS (
   SELECT
-    cluster, node, time AS start_time, event, reason,
-    lead(time) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS end_time
+    cluster, node, stream_id, seq, time, event, reason,
+    lead(event) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS next_event,
+    lead(time) OVER (PARTITION BY cluster, node ORDER BY stream_time, stream_id, seq) AS next_time
   FROM told
+),
+slurms AS (
+  SELECT
+    cluster, node, end_time,
+    row_number() OVER (PARTITION BY cluster, node ORDER BY start_time, end_time NULLS LAST) AS place
+  FROM node_states
+  WHERE node IS NOT NULL AND start_time IS NOT NULL
+),
+moments AS (
+  SELECT cluster, node, start_time - 300 AS time, 1 AS of_slurm, CAST(NULL AS VARCHAR) AS stream_id, CAST(NULL AS BIGINT) AS seq
+  FROM node_states
+  WHERE node IS NOT NULL AND start_time IS NOT NULL
+  UNION ALL
+  SELECT cluster, node, time, 0, stream_id, seq
+  FROM ours
+  WHERE event = 'drain'
+),
+-- How many states of Slurm had begun, the place of the last of them: the node's clock may be some minutes behind.
+begun AS (
+  SELECT
+    cluster, node, stream_id, seq,
+    CAST(sum(of_slurm) OVER (
+      PARTITION BY cluster, node ORDER BY time, of_slurm DESC, stream_id, seq ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+    ) AS BIGINT) AS place
+  FROM moments
+),
+drains AS (
+  SELECT
+    ours.cluster, ours.node, ours.time AS start_time, ours.reason,
+    CASE WHEN ours.next_event <> 'resume' OR ours.next_event IS NULL
+      THEN coalesce(CASE WHEN slurms.end_time >= ours.time THEN slurms.end_time END, ours.next_time)
+      ELSE ours.next_time
+    END AS end_time
+  FROM ours
+  JOIN begun
+    ON begun.cluster = ours.cluster AND begun.node = ours.node AND begun.stream_id = ours.stream_id AND begun.seq = ours.seq
+  LEFT JOIN slurms ON slurms.cluster = begun.cluster AND slurms.node = begun.node AND slurms.place = begun.place
+  WHERE ours.event = 'drain'
 ),
 spells AS (
   SELECT
@@ -32,8 +72,7 @@ spells AS (
   UNION ALL
   SELECT
     cluster, node, 'outage', start_time, end_time, 0, CAST(NULL AS VARCHAR), reason, CAST(NULL AS VARCHAR), 0, 1, 'healthd'
-  FROM ours
-  WHERE event = 'drain'
+  FROM drains
   UNION ALL
   SELECT
     cluster, node, 'maintenance', start_time, end_time, 2, CAST(NULL AS VARCHAR), name, CAST(NULL AS VARCHAR), 0, 0, 'reservation'

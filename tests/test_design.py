@@ -45,6 +45,7 @@ PURE: dict[str, set[str]] = {
         "model",
     },
     "judge.log_fields": {"model"},
+    "judge.log_lines": {"judge.ledger", "judge.log_fields", "model"},
     "judge.verdict": {"judge.condition", "model"},
     "slurm.fleet_limit": {"config", "model"},
     "slurm.flapping": {"model", "slurm.fleet_limit", "slurm.reason"},

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from healthd import guard
 from healthd.guard import KERNEL_LOG, SLURM
-from healthd.judge import incidents, intake, log_fields, telling
+from healthd.judge import incidents, intake, log_lines, telling
 from healthd.judge.ledger import KEEP_EVENTS
-from healthd.judge.memory import Memory
+from healthd.judge.memory import Memory, tell
 from healthd.kernel.listener import Listener
 from healthd.kernel.source import Gap, RawLine
 from healthd.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
@@ -129,10 +129,7 @@ class Hearing:
         memory.take(after)
         with guard.at(KERNEL_LOG):
             memory.say(*telling.named(before, memory.ledger, self._now()))
-            said = {c.key: c.message for c in before.conditions}
-            for c in memory.ledger.conditions:
-                if said.get(c.key, c.message) != c.message:
-                    log.info("%s: %s", c.key, c.message, extra=log_fields.of_condition(c))
+            tell(log_lines.of_names(before, memory.ledger))
             self._tell_incidents()
 
     def _with_jobs(self, taken: intake.Coalesced) -> intake.Coalesced:

@@ -327,13 +327,17 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("judge",),
     ("slurm",),
     ("record", "say"),
+    ("control",),
     ("work", "failslow"),
     ("live",),
     ("daemon", "scan", "fleet", "doctor", "validation"),
     ("cli",),
 )
 # What lies in a room and is a word all the same: a check reaches them through its Host.
-WORDS = {"machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"}
+WORDS = {
+    *("machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"),
+    "control.protocol",
+}
 # Where `python -m healthd`, `-m healthd.worker` and `-m healthd.trial` begin.
 DOORS = {"__main__", "worker", "trial"}
 

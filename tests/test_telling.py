@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd import guard
+from healthd.control import commands
 from healthd.judge import endings, ledger_file, telling
 from healthd.judge.ledger import KEEP_CLEARED, Ledger
 from healthd.judge.memory import Memory
@@ -30,7 +31,6 @@ from healthd.model import (
     Slowness,
     SlurmMemory,
 )
-from healthd.say import commands
 from healthd.stream.event import EVENTS, Event
 
 NOW = 1795349480.0

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from healthd import past
 from healthd.config import CheckConfig, Settings
+from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import dump, load
-from healthd.host import RUNTIME_DIR, STATE_DIR, Host
+from healthd.host import Host
 from healthd.machine.oom import raise_score
 from healthd.model import Entry, Finding, Observation, Repair, RunName
 from healthd.past import Past

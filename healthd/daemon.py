@@ -63,6 +63,7 @@ from healthd.text import compile_patterns, printable
 from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.work.hearing import Hearing
 from healthd.work.looking import Looking, Seen
+from healthd.work.requests import LoadCopy, WriteFile
 from healthd.work.results import CLOCK_STEP_SECONDS
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Request, Runner
@@ -212,8 +213,7 @@ class Daemon:
     def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
         memory, runner = self.memory, self.looking.runner
-        table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
-        reply = runner.send(Request("state_dir", TASK_SECONDS, table))
+        reply = runner.send(Request.of("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
@@ -456,8 +456,7 @@ class Daemon:
 
             with guard.at(METRICS):
                 page = render(self.snapshot(), self.settings.metrics.deprecated)
-                table = {"op": "write_file", "path": path, "text": page.decode()}
-                self.looking.rounds.task(Request("textfile", TASK_SECONDS, table))
+                self.looking.rounds.task(Request.of("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
 
     def say_ready(self) -> None:
         """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""

@@ -29,6 +29,7 @@ from healthd.settings.settle import settle
 from healthd.slurm.look import ReconcileReport
 from healthd.work import hearing
 from healthd.work.looking import Seen
+from healthd.work.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory
 from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 
@@ -214,9 +215,8 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         result = daemon.looking.results["clock", ""]
         assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
     assert not guard.dropped
-    gap = {"since_usec": 1, "until_usec": 2, "limit": 10}
-    for op in ("inventory", "read_journal", "save_copy"):
-        reply = Reply(Request("", 1.0, {"op": op, "gap": gap, "history": False}), Outcome.COMPLETED, 0.1, {"error": ""})
+    for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
+        reply = Reply(Request.of("", 1.0, asked), Outcome.COMPLETED, 0.1, {"error": ""})
         daemon.hear_of(daemon.looking.take(reply, Seen()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
     assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")

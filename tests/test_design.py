@@ -27,6 +27,7 @@ PURE: dict[str, set[str]] = {
     "past": {"convert", "model"},
     "work.schedule": {"model"},
     "work.unchanged": {"past"},
+    "work.requests": {"convert"},
     "slurm.reason": {"model"},
     "judge.condition": {"model"},
     "judge.bounds": {"judge.condition", "model"},

@@ -48,7 +48,8 @@ ROUND = {
     *("judge.ledger", "judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),
     *("kernel.parse", "kernel.prefix", "kernel.repeats", "kernel.source", "machine.oom", "record", "record.recording"),
     *("say.status", "say.troubles", "stream", "stream.event", "stream.outbox", "stream.told", "work"),
-    *("work.forked", "work.once", "work.results", "work.runner", "work.schedule", "work.unchanged", "work.worker"),
+    *("work.forked", "work.once", "work.requests", "work.results", "work.runner", "work.schedule", "work.unchanged"),
+    "work.worker",
 }
 FAMILIES = {"checks", "kernel.lines"}  # folders whose files all belong to what is listed with them
 

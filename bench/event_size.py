@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import healthd
+from healthd.control import commands
 from healthd.judge import telling
 from healthd.judge.bounds import MOST_OF_A_CODE
 from healthd.judge.memory import Memory
 from healthd.model import Clears, Condition, ConditionState, Drain, Leave, Mode, RunName, Severity, SlurmMemory
-from healthd.say import commands
 from healthd.stream import file
 from healthd.stream.event import Event
 from healthd.stream.reader import Cursor, Tally, find, read

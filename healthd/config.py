@@ -11,6 +11,7 @@ from dataclasses import field
 from typing import Any, NamedTuple
 
 from healthd import toml
+from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import ConvertError, show
 from healthd.errors import HealthdError
 from healthd.machine import ownership
@@ -150,8 +151,8 @@ class Settings:
     interval_seconds: Period = 300.0
     round_timeout_seconds: Period = 120.0
     root: AbsolutePath = "/"
-    state_dir: AbsolutePath = "/var/lib/healthd"
-    runtime_dir: AbsolutePath = "/run/healthd"
+    state_dir: AbsolutePath = STATE_DIR
+    runtime_dir: AbsolutePath = RUNTIME_DIR
     checks_dir: AbsolutePath = "/etc/healthd/checks.d"
     profile: FileOrName = "auto"
     baseline_file: AbsolutePathOrNone = "/etc/healthd/baseline.toml"

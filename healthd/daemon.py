@@ -34,6 +34,8 @@ from typing import Any
 import healthd
 from healthd import guard
 from healthd.config import ConfigError, Loaded, Settings, only_observes_kernel_log
+from healthd.control import commands, protocol
+from healthd.control.protocol import SOCKET, VERDICT_FILE
 from healthd.guard import FAILSLOW, HOT_UNPLUG, METRICS
 from healthd.host import Host
 from healthd.judge import absorb, log_fields, telling, verdict
@@ -46,10 +48,10 @@ from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
 from healthd.machine.wakeup import FOREVER, poll, signals, wake_no_longer, wake_on_signals
 from healthd.model import Decision, Health, Mode, Outcome, Verdict
 from healthd.nvidia import codes
-from healthd.say import commands, service
+from healthd.say import service
 from healthd.say.control_server import ControlServer
 from healthd.say.publisher import Publisher
-from healthd.say.status import SOCKET, VERDICT_FILE, Snapshot, decision_words, status_json
+from healthd.say.status import Snapshot, decision_words, status_json
 from healthd.say.troubles import Trouble, troubles
 from healthd.settings.configured import Configured
 from healthd.settings.registry import Check
@@ -57,10 +59,11 @@ from healthd.slurm import job_gpus
 from healthd.slurm.hand import Hand
 from healthd.slurm.job_at_source import JobAtSource
 from healthd.slurm.look import ReconcileReport
-from healthd.text import compile_patterns
+from healthd.text import compile_patterns, printable
 from healthd.work.before_resume import BeforeResume, Sight, Stage, found_by
 from healthd.work.hearing import Hearing
 from healthd.work.looking import Looking, Seen
+from healthd.work.requests import LoadCopy, WriteFile
 from healthd.work.results import CLOCK_STEP_SECONDS
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Request, Runner
@@ -210,8 +213,7 @@ class Daemon:
     def read_copy(self) -> dict[str, str | None]:
         """The ledger's copy. The worker reads it, since that disk may hang; its deadline bounds this wait."""
         memory, runner = self.memory, self.looking.runner
-        table = {"op": "load_copy", "from": self.settings.state_dir, "names": list(NAMES)}
-        reply = runner.send(Request("state_dir", TASK_SECONDS, table))
+        reply = runner.send(Request.of("state_dir", TASK_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
             poll([(self.wakeup, False), *runner.waits()], runner.deadline - self.monotonic())
             if set(signals(self.wakeup)) - {signal.SIGHUP}:
@@ -454,8 +456,7 @@ class Daemon:
 
             with guard.at(METRICS):
                 page = render(self.snapshot(), self.settings.metrics.deprecated)
-                table = {"op": "write_file", "path": path, "text": page.decode()}
-                self.looking.rounds.task(Request("textfile", TASK_SECONDS, table))
+                self.looking.rounds.task(Request.of("textfile", TASK_SECONDS, WriteFile(path, page.decode())))
 
     def say_ready(self) -> None:
         """At the first verdict; if that drains, once the drain stands: then slurmd is started and takes jobs."""
@@ -549,16 +550,24 @@ class Daemon:
     # --- what people say
 
     def answer(self, request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
-        """The reply to one request on the control socket (the protocol is in say/status.py)."""
-        return commands.answer(
-            request,
-            who,
-            may_command,
-            status=lambda: status_json(self.snapshot()),
-            looks_left=self.looking.looks_left,
-            job_ended=self.job_ended,
-            carry_out=self.carry_out,
-        )
+        """The reply to one request on the control socket (control/protocol.py). `who`: "root (uid 0)"."""
+        try:
+            name = protocol.command_of(request, who, may_command)
+            if name == protocol.STATUS:
+                return {"status": status_json(self.snapshot())}
+            if name == protocol.LOOKS_LEFT:
+                asked = protocol.asked_of(request)
+                return {"asked": asked, "left": self.looking.looks_left(asked)}
+            if name == protocol.JOB_ENDED:
+                return self.job_ended()
+        except protocol.Refused as refusal:
+            return {"error": str(refusal)}
+        try:
+            done = self.carry_out(name, request, who)
+        except commands.CommandRefused as refusal:
+            return {"error": printable(f"{name}: {refusal}")}
+        log.warning("%s by %s: %s", name, who, done)
+        return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
         """What the epilog may wait for, and what it runs then: only where no job is left, and nothing drains."""
@@ -569,7 +578,7 @@ class Daemon:
 
     def carry_out(self, command: str, request: Mapping[str, Any], who: str) -> str:
         """What was done, in words. Raises commands.CommandRefused."""
-        if command == commands.RELOAD:
+        if command == protocol.RELOAD:
             return self.reload()
         if command in commands.OF_DETECTION:
             done = commands.OF_DETECTION[command](self.settings.runtime_dir, request, who, self.now())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The boundaries, as metrics and troubles name them.
 SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "slurm", "ledger"
-HOT_UNPLUG, METRICS, STREAM, FAILSLOW = "device_removals", "metrics", "stream", "failslow"
+HOT_UNPLUG, METRICS, STREAM, FAILSLOW, LOG = "device_removals", "metrics", "stream", "failslow", "log"
 SHOWN_SECONDS = 24 * 3600.0  # a trouble is shown for so long after the last drop
 MOST_TOLD = 200  # at most so many places in the program are logged; more would flood the log
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
+from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.machine.program import Ran
 from healthd.machine.system import FileStat, FileSystem, KernelClock, System, Tree
 from healthd.text import is_decimal, regex
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # ENODEV: a sysfs file whose device goes away while it is read
-STATE_DIR, RUNTIME_DIR = "/var/lib/healthd", "/run/healthd"
 INFOROM_SECONDS = 3600.0
 PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_NUMBER = regex(r"0x[0-9a-f]{4,6}")

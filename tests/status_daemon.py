@@ -13,7 +13,7 @@ from typing import Any
 
 from test_json_doc import STATUS_DOCUMENT
 
-from healthd.say.status import SOCKET
+from healthd.control.protocol import SOCKET
 
 
 class StatusDaemon:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_memory import NOW, STANDING
 
+from healthd.control.commands import COMMANDS
 from healthd.judge import absorb, endings, verdict
 from healthd.judge.ledger_file import decode, encode
 from healthd.judge.memory import Memory
@@ -25,7 +26,6 @@ from healthd.model import (
     Severity,
     Verdict,
 )
-from healthd.say.commands import COMMANDS
 
 HOUR = 3600.0
 MOUNT = ("mount/missing", "/data")

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd import past
+from healthd.control.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused
 from healthd.judge.condition import LONGEST_WISH_SECONDS, acts
 from healthd.judge.ledger import Pause
 from healthd.judge.memory import Memory
 from healthd.model import Condition, ConditionState, Mode, Resumed, Severity, SlurmMemory
-from healthd.say.commands import COMMANDS, MAX_WHY, OF_DETECTION, CommandRefused, answer
 from healthd.slurm import flapping
 
 
@@ -96,22 +96,6 @@ def test_what_does_not_stand_cannot_be_meant_and_the_refusal_says_what_does(
     why = refused(memory, command, **{"seconds": 60, "why": "because", **request_})
     assert why.startswith("there is no condition ")
     assert "gpu_xid/79 0000:61:00.0" in why
-
-
-def test_what_is_refused_is_quoted_in_bounds_and_on_one_line() -> None:
-    def carry_out(*_: object) -> str:
-        raise CommandRefused("there is no condition gpu\n_xid/79; there are: none")
-
-    said = answer(
-        {"command": "ack"},
-        "root (uid 0)",
-        True,
-        status=dict,
-        looks_left=lambda _: [],
-        job_ended=dict,
-        carry_out=carry_out,
-    )
-    assert said == {"error": "ack: there is no condition gpu?_xid/79; there are: none"}
 
 
 def test_where_nothing_stands_the_refusal_says_so(memory: Memory) -> None:

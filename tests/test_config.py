@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd import config
-from healthd.cli import flags
 from healthd.config import ConfigError, FleetLimits, Loaded, Settings, SlurmConfig, listen_addresses, read_file
+from healthd.control import protocol
 from healthd.convert import ConvertError
 from healthd.model import Mode, Severity
 from healthd.settings.registry import built_in
@@ -291,7 +291,7 @@ def test_a_client_finds_the_daemon_whatever_else_is_wrong_in_the_file():
 
 
 def test_what_a_client_knows_without_the_settings_is_what_they_say():
-    assert Settings().runtime_dir == flags.DEFAULT_RUNTIME_DIR
+    assert Settings().runtime_dir == protocol.RUNTIME_DIR
 
 
 # --- whatever stands in the file

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd.cli import control
-from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
-from healthd.say import status
+from healthd.control import protocol
+from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 
 heard: list[bytes] = []  # requests, as they came
 Serve = Callable[[Callable[[socket.socket], None]], str]
@@ -23,7 +22,7 @@ Serve = Callable[[Callable[[socket.socket], None]], str]
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts a daemon of one conversation; gives its runtime directory."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / control.SOCKET))
+        listener.bind(str(tmp_path / protocol.SOCKET))
         listener.listen()
         threads: list[threading.Thread] = []
 
@@ -47,10 +46,6 @@ def sentence(runtime_dir: str, kind: type[Exception] = NoAnswer, patience: float
     with pytest.raises(kind) as raised:
         ask(runtime_dir, {"command": "status"}, patience)
     return str(raised.value)
-
-
-def test_the_socket_is_where_the_daemon_has_it():
-    assert control.SOCKET == status.SOCKET
 
 
 def test_an_answer_is_given_back(serve):

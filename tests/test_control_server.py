@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from healthd import guard
-from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
+from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 from healthd.machine.passing import SO_PASSRIGHTS
 from healthd.say import control_server
 from healthd.say.control_server import (

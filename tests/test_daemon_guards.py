@@ -29,6 +29,7 @@ from healthd.settings.settle import settle
 from healthd.slurm.look import ReconcileReport
 from healthd.work import hearing
 from healthd.work.looking import Seen
+from healthd.work.requests import JournalGap, ReadJournal, SaveCopy, TakeInventory, WriteFile
 from healthd.work.rounds import EARLY_AGAIN_SECONDS
 from healthd.work.runner import Reply, Request
 
@@ -214,9 +215,8 @@ def test_an_answer_of_the_worker_that_nothing_can_be_made_of_means_that_the_chec
         result = daemon.looking.results["clock", ""]
         assert (result.outcome, result.error.partition(", is ")[0]) == (outcome, error), answer
     assert not guard.dropped
-    gap = {"since_usec": 1, "until_usec": 2, "limit": 10}
-    for op in ("inventory", "read_journal", "save_copy"):
-        reply = Reply(Request("", 1.0, {"op": op, "gap": gap, "history": False}), Outcome.COMPLETED, 0.1, {"error": ""})
+    for asked in (TakeInventory(gpus=True), ReadJournal(JournalGap("b", 1, 2, 10)), SaveCopy("a", "b", ())):
+        reply = Reply(Request.of("", 1.0, asked), Outcome.COMPLETED, 0.1, {"error": ""})
         daemon.hear_of(daemon.looking.take(reply, Seen()))
     assert dict(guard.dropped) == {"worker": 1, "kernel_log": 1}
     assert daemon.hearing.kernel.journal.trouble.startswith("healthd makes a mistake with the journal's lines")
@@ -252,7 +252,7 @@ def test_a_textfile_that_cannot_be_written_is_told_in_status_until_it_can_and_on
     def told() -> list[str]:
         return [sentence for sentence, command in daemon.troubles() if command == "healthd doctor"]
 
-    request = Request("textfile", 1.0, {"op": "write_file", "path": "/u/a.prom", "text": ""})
+    request = Request.of("textfile", 1.0, WriteFile("/u/a.prom", ""))
     refused = Reply(request, Outcome.FAILED, 0.1, {}, "Untrusted: /u belongs to user 1001, it must belong to root")
     why = "no metrics in /u/a.prom (metrics.textfile): Untrusted: /u belongs to user 1001, it must belong to root"
     for reply in (refused, refused):

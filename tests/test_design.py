@@ -27,6 +27,7 @@ PURE: dict[str, set[str]] = {
     "past": {"convert", "model"},
     "work.schedule": {"model"},
     "work.unchanged": {"past"},
+    "work.requests": {"convert"},
     "slurm.reason": {"model"},
     "judge.condition": {"model"},
     "judge.bounds": {"judge.condition", "model"},
@@ -45,6 +46,7 @@ PURE: dict[str, set[str]] = {
         "model",
     },
     "judge.log_fields": {"model"},
+    "judge.log_lines": {"judge.ledger", "judge.log_fields", "model"},
     "judge.verdict": {"judge.condition", "model"},
     "slurm.fleet_limit": {"config", "model"},
     "slurm.flapping": {"model", "slurm.fleet_limit", "slurm.reason"},
@@ -326,13 +328,17 @@ TIERS: tuple[tuple[str, ...], ...] = (
     ("judge",),
     ("slurm",),
     ("record", "say"),
+    ("control",),
     ("work", "failslow"),
     ("live",),
     ("daemon", "scan", "fleet", "doctor", "validation"),
     ("cli",),
 )
 # What lies in a room and is a word all the same: a check reaches them through its Host.
-WORDS = {"machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"}
+WORDS = {
+    *("machine.system", "machine.program", "machine.ownership", "machine.mountinfo", "nvml_binding"),
+    "control.protocol",
+}
 # Where `python -m healthd`, `-m healthd.worker` and `-m healthd.trial` begin.
 DOORS = {"__main__", "worker", "trial"}
 

@@ -17,6 +17,7 @@ from healthd.model import Gpu, Inventory, Mode, Outcome
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import JobAtSource
 from healthd.work.hearing import Hearing
+from healthd.work.requests import JournalGap, ReadJournal
 from healthd.work.runner import Reply, Request
 
 XID = "NVRM: Xid (PCI:0000:61:00): {}, pid=7, name=x, GPU has fallen off the bus."
@@ -88,8 +89,7 @@ def test_a_mistake_with_one_event_is_no_news_and_costs_no_other(ears: Ears, monk
 
 
 def of_the_journal(outcome: Outcome, **table: object) -> Reply:
-    gap = {"since_usec": 1, "until_usec": 10, "limit": 5}
-    request = Request("journal", 1.0, {"op": "read_journal", "gap": gap, "history": False})
+    request = Request.of("journal", 1.0, ReadJournal(JournalGap("b", 1, 10, 5)))
     return Reply(request, outcome, 0.1, table, "" if outcome is Outcome.COMPLETED else "no journal here")
 
 

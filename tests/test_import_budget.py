@@ -29,7 +29,7 @@ sys.argv[1:] = json.loads(sys.argv[1])
 main()
 print(json.dumps(sorted(set(sys.modules) - before)), file=sys.stderr)
 """
-BASE = {"", "cli", "cli.flags", "cli.main", "cli.terminal", "errors", "text"}
+BASE = {"", "cli", "cli.flags", "cli.main", "cli.terminal", "control", "control.protocol", "errors", "text"}
 SETTINGS = {
     *("config", "convert", "guard", "host", "plausible", "settings", "settings.layers", "settings.registry"),
     *("settings.settle", "toml", "data", "nvml", "model", "past", "contract", "values"),
@@ -48,7 +48,8 @@ ROUND = {
     *("judge.ledger", "judge.verdict", "kernel", "kernel.coalesce", "kernel.kmsg", "kernel.lines", "kernel.open"),
     *("kernel.parse", "kernel.prefix", "kernel.repeats", "kernel.source", "machine.oom", "record", "record.recording"),
     *("say.status", "say.troubles", "stream", "stream.event", "stream.outbox", "stream.told", "work"),
-    *("work.forked", "work.once", "work.results", "work.runner", "work.schedule", "work.unchanged", "work.worker"),
+    *("work.forked", "work.once", "work.requests", "work.results", "work.runner", "work.schedule", "work.unchanged"),
+    "work.worker",
 }
 FAMILIES = {"checks", "kernel.lines"}  # folders whose files all belong to what is listed with them
 
@@ -56,15 +57,15 @@ FAMILIES = {"checks", "kernel.lines"}  # folders whose files all belong to what 
 BUDGETS = {
     "--version": BASE,
     "--help": BASE,
-    "hook healthcheck": BASE | {"cli.control", "cli.hook"},
-    "hook epilog": BASE | {"cli.control", "cli.hook", "say", *SHOWN},
-    "status": BASE | SHOWN | {"cli.control", "cli.running", "cli.watch", "say.event_rows"},
+    "hook healthcheck": BASE | {"cli.hook", "control.client"},
+    "hook epilog": BASE | {"cli.hook", "control.client", "say", *SHOWN},
+    "status": BASE | SHOWN | {"cli.control", "control.client", "cli.running", "cli.watch", "say.event_rows"},
     "explain gpu_xid/79": BASE
     | SETTINGS
     | CHECKS
     | SHOWN
     | {
-        *("cli.control", "cli.explain", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.verdict"),
+        *("control.client", "cli.explain", "judge", "judge.absorb", "judge.bounds", "judge.condition", "judge.verdict"),
         *("nvidia.xid_texts", "say.course", "say.explanation", "slurm", "slurm.fleet_limit", "slurm.flapping"),
         *("slurm.policy", "slurm.reason"),
     },

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from healthd import past
-from healthd.judge import ledger_file
+from healthd import guard, past
+from healthd.judge import ledger_file, log_lines
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
 from healthd.machine.rewrite import rewrite_file
@@ -409,3 +409,15 @@ def test_on_a_full_file_system_the_ledger_is_saved_without_the_stream_that_has_n
     memory.change(mode="drain")
     memory.save()
     assert memory.save_failed
+
+
+def test_a_mistake_in_the_words_of_the_log_costs_no_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(log_lines, "_words", raises)
+    memory = Memory(str(tmp_path), lambda: NOW)
+    memory.recall(dict, "b1", Mode.ACT)
+    memory.set_conditions({STANDING.key: STANDING})
+    assert memory.ledger.conditions == (STANDING,)
+    assert dict(guard.dropped) == {"log": 1}

@@ -10,8 +10,8 @@ from fakes import NOW
 from fakes import PLAIN_SNAPSHOT as PLAIN
 
 from healthd.config import Settings
+from healthd.control.protocol import VERDICT_FILE
 from healthd.say.publisher import Publisher
-from healthd.say.status import VERDICT_FILE
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from healthd.model import Outcome, RunName
+from healthd.work.requests import Run
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, Rounds
 from healthd.work.runner import Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
@@ -64,7 +65,7 @@ class Node:
         fake.write_text(f'profile = "dgx-h100"\n{scenario}')
         self.runner = Runner(Setup(fake_nvml=str(fake), checks_dir=str(checks)), "", self.monotonic)
         self.rounds = Rounds(
-            self.runner, "n1", round_timeout, lambda: self.scheduled, self.request_of, time.time, self.monotonic, after
+            self.runner, "n1", round_timeout, lambda: self.scheduled, self.asked_of, time.time, self.monotonic, after
         )
         self.wakes = 0
         self.round_ended = False
@@ -72,8 +73,8 @@ class Node:
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead
 
-    def request_of(self, wanted: ScheduledRun) -> dict[str, Any]:
-        return {"op": "run", "check": wanted.check, "instance": "", "config": {}, "past": "", "boot_id": "b"}
+    def asked_of(self, wanted: ScheduledRun) -> Run:
+        return Run(wanted.check, "", {}, boot_id="b")
 
     def step(self) -> list[Reply]:
         step = self.rounds.step()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healthd import guard
+from healthd.control import commands
 from healthd.judge import endings, ledger_file, telling
 from healthd.judge.ledger import KEEP_CLEARED, Ledger
 from healthd.judge.memory import Memory
@@ -30,7 +31,6 @@ from healthd.model import (
     Slowness,
     SlurmMemory,
 )
-from healthd.say import commands
 from healthd.stream.event import EVENTS, Event
 
 NOW = 1795349480.0
@@ -304,14 +304,34 @@ def test_what_only_stands_is_not_seen(node: Node) -> None:
     assert node.names() == ["opened"]
 
 
-def test_a_clock_that_is_set_back_delays_no_line(node: Node) -> None:
+@pytest.mark.parametrize("step", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_moves_the_hour_between_two_lines_with_it(node: Node, step: float) -> None:
     node.has(MOUNT)
     node.told()
-    node.memory.set_clock(-86400.0)
+    node.memory.set_clock(step)
     assert node.names() == []
-    node.now -= 86400
+    node.now += step + 60
     node.has(seen(MOUNT, 2, node.now))
+    assert node.names() == []
+    node.now += 3600
+    node.has(seen(MOUNT, 3, node.now))
     assert node.names() == ["seen_again"]
+
+
+@pytest.mark.parametrize("step", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_after_a_jobs_end_neither_hastens_nor_repeats_what_is_told_of_its_last_minutes(
+    node: Node, step: float
+) -> None:
+    node.has(MOUNT)
+    node.memory.job_ended()
+    node.told()
+    node.memory.set_clock(step)
+    node.now += step + 60
+    node.memory.flush_after_job()
+    assert node.memory.ledger.told.job_ended == NOW + step
+    node.now += 300
+    node.memory.flush_after_job()
+    assert (node.memory.ledger.told.job_ended, node.names()) == (0.0, []), "its only sight has its line"
 
 
 # --- a job's end

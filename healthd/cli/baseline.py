@@ -16,7 +16,8 @@ from healthd.model import Entry, LeftOut, Outcome, RunName
 from healthd.settings.registry import Check, with_baseline
 from healthd.text import printable, without_class
 from healthd.values import dataclass
-from healthd.work.once import CLOSE_NVML_SECONDS, ask
+from healthd.work.once import ask, close_nvml
+from healthd.work.requests import Run, TakeBaseline
 from healthd.work.runner import Request, Runner
 
 CHECK_SECONDS = 10.0
@@ -44,11 +45,11 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
     silent: dict[str, str] = {}  # resource -> why nothing in it is asked again
     for name in with_baseline(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
-        if runner.nvml_open and resource != "nvml":
-            ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+        if resource != "nvml":
+            close_nvml(runner)
         seconds = GPU_SECONDS if resource == "nvml" else CHECK_SECONDS
-        table = {"op": "baseline", "check": name, "config": loaded.tables.get(RunName(name), {})}
-        reply = ask(runner, Request(resource, seconds, table))
+        asked = TakeBaseline(name, loaded.tables.get(RunName(name), {}))
+        reply = ask(runner, Request.of(resource, seconds, asked))
         if reply.outcome is Outcome.COMPLETED:
             found += [load(Entry, entry) for entry in reply.table["entries"]]
             found += [load(LeftOut, left) for left in reply.table["left_out"]]
@@ -57,8 +58,7 @@ def take(loaded: Loaded, checks: Mapping[str, Check], runner: Runner) -> Present
         if reply.outcome is Outcome.TIMED_OUT:
             silent[resource] = why
         found.append(LeftOut(name, f"could not be looked at: {why}"))
-    if runner.nvml_open:
-        ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+    close_nvml(runner)
     entries = [item for item in found if isinstance(item, Entry)]
     left_out = [item for item in found if isinstance(item, LeftOut)]
     broken = list(_broken(entries, checks, runner))
@@ -79,8 +79,8 @@ def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], runner: Runne
         if left <= 0:
             yield LeftOut(check, "not asked: others took too long", instance=instance, unread=True)
             continue
-        run = {"op": "run", "check": check, "instance": instance, "config": table, "past": "", "boot_id": ""}
-        reply = ask(runner, Request(checks[check].resource(instance), INSTANCE_SECONDS, run))
+        run = Run(check, instance, table)
+        reply = ask(runner, Request.of(checks[check].resource(instance), INSTANCE_SECONDS, run))
         left -= reply.seconds
         problems = [finding["message"] for finding in reply.table.get("findings", ())]
         if reply.outcome is not Outcome.COMPLETED:

@@ -1,113 +1,21 @@
-"""What people ask of the running daemon, and tell it. `ask` never waits longer than it says (protocol: status.py)."""
+"""What people ask of the running daemon, and tell it: status, ack, repaired, pause, resume-checks, reload."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
-import socket
-import struct
 import time
-from contextlib import suppress
 from typing import Any
 
 from healthd.cli import flags
-from healthd.cli.flags import DEFAULT_RUNTIME_DIR, Command, Parser
+from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OF_HEALTH, REFUSED, UNKNOWN, Stop, as_json, page, say
-from healthd.errors import HealthdError
+from healthd.control import protocol
+from healthd.control.client import PATIENCE_SECONDS, NoAnswer, RefusedByDaemon, ask
 
-SOCKET = "healthd.sock"  # as in status.py, which loads far more than a client needs
-PATIENCE_SECONDS = 5.0
 RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is tried first, in a process of its own
-AGAIN_SECONDS = 0.1
-MAX_ANSWER_BYTES = 64 << 20
 SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each look costs the daemon some milliseconds
-
-
-class NoAnswer(HealthdError):
-    """One sentence: why there is no answer of a daemon."""
-
-
-class RefusedByDaemon(HealthdError):
-    """One sentence of the daemon: why it does not do what was asked."""
-
-
-def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
-    """The daemon's answer to one request; who is turned away tries again. Raises NoAnswer, RefusedByDaemon."""
-    deadline = time.monotonic() + patience_seconds
-    answer: dict[str, Any] = {}
-    while True:
-        try:
-            answer = _asked(os.path.join(runtime_dir, SOCKET), request, deadline, patience_seconds)
-        except NoAnswer:
-            if not answer:
-                raise
-            break  # it answers, and has no time for us: what it said before stands
-        if not answer.get("again") or time.monotonic() + AGAIN_SECONDS > deadline:
-            break
-        time.sleep(AGAIN_SECONDS)
-    if "error" in answer:
-        raise RefusedByDaemon(str(answer["error"]))
-    return answer
-
-
-def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> dict[str, Any]:
-    """One answer, a refusal too. Raises NoAnswer."""
-    try:
-        line = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
-    except FileNotFoundError:
-        raise NoAnswer(f"healthd does not answer: there is no {path}") from None
-    except ConnectionRefusedError:
-        raise NoAnswer(f"healthd does not answer: nobody listens at {path}") from None
-    except (TimeoutError, BlockingIOError):
-        raise NoAnswer(f"healthd does not answer: nothing came from {path} within {patience_seconds:g} s") from None
-    except OSError as error:
-        raise NoAnswer(f"healthd cannot be asked at {path}: {error.strerror or error}") from None
-    try:
-        answer = json.loads(line)
-    except (ValueError, RecursionError):
-        answer = None
-    if not isinstance(answer, dict):
-        what = "nonsense" if line else "nothing: it may be stopping"
-        raise NoAnswer(f"healthd at {path} answered {what}")
-    return answer
-
-
-def _exchange(path: str, request: bytes, deadline: float) -> bytes:
-    """Send, and read to the stream's end. Raises OSError; TimeoutError at the deadline, even if the answer drips in."""
-    answer = bytearray()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-        # Blocking, so that where the daemon's queue is full the kernel lets us wait for a place, in turn; a Python
-        # time-out makes it fail at once instead (unix(7): EAGAIN).
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_left(deadline)))
-        stream.connect(path)
-        stream.settimeout(_left(deadline))
-        with suppress(ConnectionError):  # it hung up on us before we had said all; why, can be read all the same
-            stream.sendall(request)
-        with suppress(ConnectionError):
-            while len(answer) < MAX_ANSWER_BYTES:
-                stream.settimeout(_left(deadline))
-                chunk = stream.recv(1 << 16)
-                if not chunk:
-                    break
-                answer += chunk
-    return bytes(answer)
-
-
-def _timeval(seconds: float) -> bytes:
-    """As setsockopt(2) wants it. 0 would mean: for ever."""
-    return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-# --- the commands
 
 
 def _answer(
@@ -138,7 +46,7 @@ def _status_arguments(parser: Parser) -> None:
 def _status(args: argparse.Namespace) -> int:
     if args.watch is not None:
         return _watch(args)
-    text, status = _shown(args, _answer(args, {"command": "status"}).get("status", {}))
+    text, status = _shown(args, _answer(args, protocol.plain(protocol.STATUS)).get("status", {}))
     return say(text, status)
 
 
@@ -157,7 +65,8 @@ def _watch(args: argparse.Namespace) -> int:
     def look() -> Seen:
         nonlocal last
         try:
-            last = document = ask(runtime_dir, {"command": "status"}, min(period, PATIENCE_SECONDS)).get("status", {})
+            answer = ask(runtime_dir, protocol.plain(protocol.STATUS), min(period, PATIENCE_SECONDS))
+            last = document = answer.get("status", {})
             _, status = _shown(args, document)
             return Seen(status, lambda: _shown(args, document)[0])
         except (NoAnswer, RefusedByDaemon, Stop) as error:
@@ -200,8 +109,7 @@ def _repaired_arguments(parser: Parser) -> None:
 
 
 def _repaired(args: argparse.Namespace) -> int:
-    request = {"command": "repaired", "code": args.code, "part": args.part, "why": args.why}
-    return say(_answer(args, request)["done"] + "\n")
+    return say(_answer(args, protocol.repaired(args.code, args.part, args.why))["done"] + "\n")
 
 
 def _ack_arguments(parser: Parser) -> None:
@@ -211,8 +119,8 @@ def _ack_arguments(parser: Parser) -> None:
 
 
 def _ack(args: argparse.Namespace) -> int:
-    request = {"command": "ack", "code": args.code, "part": args.part}
-    return say(_answer(args, {**request, "seconds": _seconds(args, "ack"), "why": args.why})["done"] + "\n")
+    request = protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)
+    return say(_answer(args, request)["done"] + "\n")
 
 
 def _pause_arguments(parser: Parser) -> None:
@@ -222,17 +130,16 @@ def _pause_arguments(parser: Parser) -> None:
 
 
 def _pause(args: argparse.Namespace) -> int:
-    request = {"command": "pause", "seconds": _seconds(args, "pause"), "why": args.why}
-    return say(_answer(args, request)["done"] + "\n")
+    return say(_answer(args, protocol.pause(_seconds(args, "pause"), args.why))["done"] + "\n")
 
 
 def _pause_detection(args: argparse.Namespace) -> int:
-    request = {"command": "pause-detection", "seconds": _seconds(args, "failslow pause"), "why": args.why}
+    request = protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.PAUSE_DETECTION)
     return say(_answer(args, request)["done"] + "\n")
 
 
 def _resume_detection(args: argparse.Namespace) -> int:
-    return say(_answer(args, {"command": "resume-detection"})["done"] + "\n")
+    return say(_answer(args, protocol.plain(protocol.RESUME_DETECTION))["done"] + "\n")
 
 
 def _seconds(args: argparse.Namespace, command: str) -> float:
@@ -244,16 +151,16 @@ def _seconds(args: argparse.Namespace, command: str) -> float:
 
 
 def _resume_checks(args: argparse.Namespace) -> int:
-    return say(_answer(args, {"command": "resume-checks"})["done"] + "\n")
+    return say(_answer(args, protocol.plain(protocol.RESUME_CHECKS))["done"] + "\n")
 
 
 def _reload(args: argparse.Namespace) -> int:
-    default = os.environ.get("RUNTIME_DIRECTORY", DEFAULT_RUNTIME_DIR)  # systemd.exec(5)
+    default = os.environ.get("RUNTIME_DIRECTORY", protocol.RUNTIME_DIR)  # systemd.exec(5)
     try:
         directory = flags.runtime_dir(args, default)
     except Stop:  # what is wrong with the file, the daemon says: its status and its metrics tell of it then
         directory = default
-    answer = _answer(args, {"command": "reload"}, directory, RELOAD_PATIENCE_SECONDS)
+    answer = _answer(args, protocol.plain(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
     return say(answer["done"] + "\n")
 
 

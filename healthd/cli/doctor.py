@@ -15,6 +15,7 @@ import healthd
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings
 from healthd.cli.terminal import as_json, page, say
+from healthd.control.protocol import RUNTIME_DIR
 
 if TYPE_CHECKING:
     from healthd.config import Loaded
@@ -86,7 +87,7 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
         says = f"{', '.join(hang) or _file(args)}: {can_load.why}: what follows is for the defaults"
         settings_line, is_right = replace(can_load, why=says).line("settings"), False
         if hang == [_file(args)]:  # so it was not asked where the daemon is, either
-            directory = functools.partial(_given_or, args.runtime_dir, flags.DEFAULT_RUNTIME_DIR)
+            directory = functools.partial(_given_or, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = bounded.values([(SECONDS, lambda: _status_of_the_daemon(directory))])
     else:
         loaded, checks, settings_line, is_right = _settings(args)
@@ -186,11 +187,12 @@ def _where(args: argparse.Namespace, loaded: Loaded) -> str:
 
 
 def _status_of_the_daemon(runtime_dir: Callable[[], str]) -> tuple[dict[str, Any] | None, str]:
-    from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
     from healthd.cli.terminal import Stop
+    from healthd.control import protocol
+    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 
     try:
-        return ask(runtime_dir(), {"command": "status"}, PATIENCE_SECONDS)["status"], ""
+        return ask(runtime_dir(), protocol.plain(protocol.STATUS), PATIENCE_SECONDS)["status"], ""
     except (NoAnswer, RefusedByDaemon, Stop) as error:
         return None, str(error)
 

@@ -103,13 +103,14 @@ def _running(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
     if loaded and not os.path.exists(loaded.settings.runtime_dir):
         return None  # no daemon was ever here since the boot: what would ask it need not be loaded
 
-    from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
+    from healthd.control import protocol
+    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
     from healthd.model import Mode
     from healthd.say.explanation import Running
 
     try:
         runtime_dir = loaded.settings.runtime_dir if loaded else flags.runtime_dir(args)
-        status = ask(runtime_dir, {"command": "status"}, patience_seconds=1.0).get("status", {})
+        status = ask(runtime_dir, protocol.plain(protocol.STATUS), patience_seconds=1.0).get("status", {})
         pause = status.get("pause") or {}
         return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)))
     except (NoAnswer, RefusedByDaemon, Stop, AttributeError, TypeError, ValueError):  # or one of another version

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from healthd.cli.terminal import Stop, complain
+from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.text import regex
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
 # As in config.py, which a client should not have to load.
-DEFAULT_RUNTIME_DIR, DEFAULT_STATE_DIR = "/run/healthd", "/var/lib/healthd"
 
 # flag -> the setting that it overrides
 SETTINGS = {
@@ -225,7 +225,7 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     return given
 
 
-def runtime_dir(args: argparse.Namespace, default: str = DEFAULT_RUNTIME_DIR) -> str:
+def runtime_dir(args: argparse.Namespace, default: str = RUNTIME_DIR) -> str:
     """Where the daemon's socket is. Other errors in the file do not matter: the daemon may run all the same, with what
     it read before. Where the file cannot be read this says so, and gives the default. Raises Stop."""
     return _directory(args, "runtime_dir", default)
@@ -233,7 +233,7 @@ def runtime_dir(args: argparse.Namespace, default: str = DEFAULT_RUNTIME_DIR) ->
 
 def state_dir(args: argparse.Namespace) -> str:
     """Where the daemon keeps what it remembers; the same of errors."""
-    return _directory(args, "state_dir", DEFAULT_STATE_DIR)
+    return _directory(args, "state_dir", STATE_DIR)
 
 
 def _directory(args: argparse.Namespace, name: str, default: str) -> str:

@@ -12,9 +12,11 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from healthd.cli import flags
-from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import Stop, complain, say
+from healthd.control import protocol
+from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.control.protocol import VERDICT_FILE
 from healthd.text import is_decimal
 
 FIRST_PAUSE_SECONDS = 0.02
@@ -43,12 +45,12 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     pause = FIRST_PAUSE_SECONDS
     then: object = None
     try:
-        answer = _ask(runtime_dir, {"command": "job-ended", "job": job}, deadline)
+        answer = _ask(runtime_dir, protocol.job_ended(job), deadline)
         then = answer.get("then")
         while answer.get("left") and time.monotonic() + pause < deadline:
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
-            answer = _ask(runtime_dir, {"command": "looks-left", "asked": answer.get("asked")}, deadline)
+            answer = _ask(runtime_dir, protocol.looks_left(answer.get("asked")), deadline)
     except (NoAnswer, RefusedByDaemon) as error:
         return str(error)
     left = answer.get("left") or []
@@ -74,7 +76,7 @@ def _run_then(then: object, deadline: float, runtime_dir: str, job: str) -> str:
             return "no time is left to validate"
         words.append(_run_one((*argv, "--seconds", f"{seconds:.0f}"), deadline - LAST_SECONDS))
     with suppress(NoAnswer, RefusedByDaemon):
-        _ask(runtime_dir, {"command": "job-ended", "job": job}, deadline)
+        _ask(runtime_dir, protocol.job_ended(job), deadline)
     return ", ".join(words)
 
 
@@ -107,7 +109,7 @@ def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> dict[str
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
     """(status, sentence) from the verdict file alone: no socket, no check, no Slurm. slurmd may start the next while
     this one hangs. No lock keeps it from that: everybody may read the verdict, so everybody could hold the lock."""
-    path = os.path.join(runtime_dir, "verdict")
+    path = os.path.join(runtime_dir, VERDICT_FILE)
     try:
         with open(path, "rb", buffering=0) as file:
             text = file.read(4096) or b""

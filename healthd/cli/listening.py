@@ -16,10 +16,11 @@ NO_DAEMON_THERE = "a recording and another machine's files have no daemon that l
 
 def ask_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     """What these checks have found, by the daemon's word. `trouble`: why it cannot tell, one sentence."""
-    from healthd.cli.control import NoAnswer, RefusedByDaemon, ask
+    from healthd.control import protocol
+    from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 
     try:
-        status = ask(runtime_dir, {"command": "status"})["status"]
+        status = ask(runtime_dir, protocol.plain(protocol.STATUS))["status"]
         log = status["kernel_log"]
         return {
             "checks": list(names),

@@ -103,7 +103,7 @@ def _alive(settings: Settings, status: Mapping[str, Any], processes: Sequence[ps
 
 def _listener(runtime_dir: str) -> int | None:
     """The process at the other end of the daemon's socket (SO_PEERCRED, unix(7)); None where nobody is."""
-    from healthd.say.status import SOCKET
+    from healthd.control.protocol import SOCKET
 
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(SECONDS)

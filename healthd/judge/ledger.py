@@ -21,7 +21,7 @@ from healthd.model import (
     SlurmMemory,
 )
 from healthd.stream.outbox import Outbox
-from healthd.stream.told import Told
+from healthd.stream.told import Told, moved
 from healthd.values import dataclass
 
 VERSION = 1
@@ -134,6 +134,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
         pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until), given=move(pause.given))
         if pause
         else None,
+        told=moved(ledger.told, move),
     )
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import healthd
 from healthd import guard, past
-from healthd.guard import LEDGER, STREAM
-from healthd.judge import bounds, endings, kept_file, ledger_file, log_fields, telling
+from healthd.guard import LEDGER, LOG, STREAM
+from healthd.judge import bounds, endings, kept_file, ledger_file, log_lines, telling
 from healthd.judge import ledger as ledgers
 from healthd.judge.kept_file import LedgerError
 from healthd.judge.ledger import Ledger
+from healthd.judge.log_lines import Line
 from healthd.machine.rewrite import rewrite_file
-from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
+from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName
 from healthd.stream import outbox
 from healthd.stream.event import Event, Source
 from healthd.stream.outbox import Outbox
@@ -210,14 +211,10 @@ class Memory:
 
     def take(self, after: Ledger) -> None:
         """Go on with this ledger. The log is told what opened, rose or cleared."""
-        before, known = self.ledger, self.conditions
-        if after is before:
-            return
-        self._replace(after)
-        if after.conditions is not before.conditions:
-            history = set(map(id, before.cleared))
-            for condition in (*after.conditions, *(c for c in after.cleared if id(c) not in history)):
-                tell(known.get(condition.key), condition)
+        before = self.ledger
+        if after is not before:
+            self._replace(after)
+            tell(log_lines.of_change(before, after))
 
     def set_conditions(self, conditions: dict[ConditionKey, Condition]) -> None:
         """Go on with these conditions. The log is told."""
@@ -237,11 +234,8 @@ class Memory:
 
     def end_acks(self) -> None:
         """End the acks whose time is over, or whose condition is worse than the person knew."""
-        for key, after in (ended := endings.after_acks(self.conditions, self._now())).items():
-            before = self.conditions[key]
-            if before.ack and not after.ack:
-                worse = "it is worse now" if after.severity > before.ack.severity else "its time is over"
-                log.info("%s: the ack of %s ends, %s: %s", key, before.ack.who, worse, before.ack.why)
+        ended = endings.after_acks(self.conditions, self._now())
+        tell(log_lines.of_ended_acks(self.conditions, ended))
         self.set_conditions(ended)
 
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
@@ -391,27 +385,8 @@ def _with_new_stream(ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, outbox=outbox.begun_anew(ledger.outbox, os.urandom(8).hex()))
 
 
-def tell(before: Condition | None, after: Condition) -> None:
-    """Tell the log how a condition changed. If it opened and cleared at once, the log is told both."""
-    if before is None and after.state is ConditionState.CLEARED:
-        opened = dataclasses.replace(after, state=ConditionState.OPEN)
-        tell(None, opened)
-        before = opened
-    words = news(before, after)
-    if words:
-        level = logging.WARNING if after.severity >= Severity.WARNING else logging.INFO
-        log.log(level, "%s", words, extra=log_fields.of_condition(after))
-
-
-def news(before: Condition | None, after: Condition) -> str:
-    """What to tell the log about a condition that changed; "" if a person need not know."""
-    what = after.key
-    if before is None or after.state is not before.state:
-        if after.state is ConditionState.PENDING:
-            return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
-        if after.state is ConditionState.CLEARED:
-            return f"{what}: cleared: {after.cleared_by}"
-        return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
-    if after.severity > before.severity:
-        return f"{what}: now {after.severity.name.lower()}: {after.message}"
-    return ""
+def tell(lines: Iterable[Line]) -> None:
+    """Tell the log. A mistake in the words costs nothing of what they are about."""
+    with guard.at(LOG):
+        for line in lines:
+            log.log(logging.WARNING if line.warns else logging.INFO, "%s", line.words, extra=line.fields)

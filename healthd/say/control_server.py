@@ -1,4 +1,5 @@
-"""Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in status.py.
+"""Answers RUNTIME_DIR/healthd.sock without ever waiting for a client. The protocol is in
+control/protocol.py.
 
 Anyone may ask, so anyone may also connect and say nothing. The kernel tells whose a connection is (SO_PEERCRED,
 unix(7)): a user has a few places, all of them together never those that are kept for root. Who has no place is told so

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from healthd.config import Settings, listen_addresses
+from healthd.control.protocol import VERDICT_FILE
 from healthd.machine.files import replace_file
 from healthd.say import service
-from healthd.say.status import VERDICT_FILE, Snapshot, decision_words, verdict_line
+from healthd.say.status import Snapshot, decision_words, verdict_line
 from healthd.say.web_config import WebConfigError
 
 if TYPE_CHECKING:

@@ -1,23 +1,4 @@
-"""What the running daemon believes, as one value: for `healthd status`, the metrics and the verdict file.
-
-Control protocol, on RUNTIME_DIR/healthd.sock: one JSON object a line each way, then the daemon closes.
-
-    {"command": "status"}                                        -> {"status": {...as status_json...}}
-    {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "repaired: ..."}
-    {"command": "ack", "code": "gpu_xid/79", "part": null, "seconds": 7200, "why": "..."} -> {"done": "..."}
-    {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
-    {"command": "resume-checks"}                                 -> {"done": "..."}
-    {"command": "pause-detection", "seconds": 7200, "why": "..."} -> {"done": "..."}
-    {"command": "resume-detection"}                              -> {"done": "..."}
-    {"command": "reload"}                                        -> {"done": "settings read again: ..."}
-    {"command": "job-ended"}                                     -> {"done": "...", "asked": 17e8, "left": ["gpu_ecc"]}
-        and, where the epilog is to run something: "then": [{"argv": [...], "seconds": 5.0}]
-    {"command": "looks-left", "asked": 17e8}                     -> {"asked": 17e8, "left": []}
-    anything refused                                             -> {"error": "one sentence"}
-    no place for another connection of this user                 -> {"error": "one sentence", "again": true}
-
-Anyone may ask for the status; only root (or the user that healthd runs as) may command.
-"""
+"""What the running daemon believes, as one value: for `healthd status`, the metrics and the verdict file."""
 
 from __future__ import annotations
 
@@ -48,8 +29,6 @@ from healthd.model import (
 from healthd.say.troubles import Trouble
 from healthd.values import dataclass
 
-SOCKET = "healthd.sock"
-VERDICT_FILE = "verdict"
 NAMED_JOBS = 5  # of those that are not requeued, in the words of the decision
 
 

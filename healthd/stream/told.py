@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Callable
+from dataclasses import field, replace
 
 from healthd.model import Severity
 from healthd.values import dataclass
@@ -56,3 +57,17 @@ class Told:
     alive_at: float = 0.0
     job_ended: float = 0.0
     ended_again: float = 0.0
+
+
+def moved(told: Told, move: Callable[[float], float]) -> Told:
+    """The clock was set: its moments by the new one. What a condition is called stays, though a moment is in it."""
+    return replace(
+        told,
+        conditions={
+            key: replace(said, last=move(said.last), at=move(said.at)) for key, said in told.conditions.items()
+        },
+        checks=tuple(replace(check, since=move(check.since)) for check in told.checks),
+        alive_at=move(told.alive_at),
+        job_ended=move(told.job_ended),
+        ended_again=move(told.ended_again),
+    )

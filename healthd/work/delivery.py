@@ -6,6 +6,7 @@ import logging
 
 from healthd.judge.memory import Memory
 from healthd.model import Outcome, StreamStatus
+from healthd.work.requests import AppendEvents
 from healthd.work.rounds import TASK_SECONDS
 from healthd.work.runner import Reply, Request
 
@@ -35,13 +36,8 @@ class Delivery:
 
     def request(self) -> Request:
         self._under_way = True
-        table = {
-            "op": "append_events",
-            "to": self._state_dir,
-            "lines": list(self._memory.ledger.outbox.lines),
-            "again": self._again,
-        }
-        return Request("state_dir", TASK_SECONDS, table)
+        asked = AppendEvents(self._state_dir, tuple(self._memory.ledger.outbox.lines), self._again)
+        return Request.of("state_dir", TASK_SECONDS, asked)
 
     def ended(self, reply: Reply) -> None:
         self._under_way = False

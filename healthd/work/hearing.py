@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from healthd import guard
 from healthd.guard import KERNEL_LOG, SLURM
-from healthd.judge import incidents, intake, log_fields, telling
+from healthd.judge import incidents, intake, log_lines, telling
 from healthd.judge.ledger import KEEP_EVENTS
-from healthd.judge.memory import Memory
+from healthd.judge.memory import Memory, tell
 from healthd.kernel.listener import Listener
 from healthd.kernel.source import Gap, RawLine
 from healthd.model import ConditionKey, Inventory, KernelEvent, Mode, Outcome, Severity
 from healthd.settings.configured import Configured
 from healthd.slurm.job_at_source import JobAtSource
+from healthd.work.requests import JournalGap, ReadJournal, asked_in
 from healthd.work.runner import Reply, Request
 
 log = logging.getLogger("healthd")
@@ -129,10 +130,7 @@ class Hearing:
         memory.take(after)
         with guard.at(KERNEL_LOG):
             memory.say(*telling.named(before, memory.ledger, self._now()))
-            said = {c.key: c.message for c in before.conditions}
-            for c in memory.ledger.conditions:
-                if said.get(c.key, c.message) != c.message:
-                    log.info("%s: %s", c.key, c.message, extra=log_fields.of_condition(c))
+            tell(log_lines.of_names(before, memory.ledger))
             self._tell_incidents()
 
     def _with_jobs(self, taken: intake.Coalesced) -> intake.Coalesced:
@@ -223,25 +221,22 @@ class Hearing:
         gap = self.kernel.gap()
         if gap is None:
             return None
-        table = {
-            "boot_id": self._memory.ledger.boot_id,
-            "since_usec": gap.since_usec,
-            "until_usec": gap.until_usec,
-            "limit": JOURNAL_LINES,
-            "accept_injected": self.configured.settings.kernel_log.accept_injected,
-        }
-        return Request("journal", JOURNAL_SECONDS, {"op": "read_journal", "gap": table, "history": gap.history})
+        accept_injected = self.configured.settings.kernel_log.accept_injected
+        boot_id = self._memory.ledger.boot_id
+        lost = JournalGap(boot_id, gap.since_usec, gap.until_usec, JOURNAL_LINES, accept_injected)
+        return Request.of("journal", JOURNAL_SECONDS, ReadJournal(lost, gap.history))
 
     def hear_from_journal(self, reply: Reply) -> Kinds:
         """Take in what the journal had for a gap in the ring buffer."""
-        asked = reply.request.table
-        gap = Gap(asked["gap"]["since_usec"], asked["gap"]["until_usec"], asked["history"])
+        asked = asked_in(reply.request.table)
+        assert isinstance(asked, ReadJournal)
+        gap = Gap(asked.gap.since_usec, asked.gap.until_usec, asked.history)
         if reply.outcome is not Outcome.COMPLETED:
             self.kernel.not_filled(gap, reply.error)
             return ()
         try:
             lines = [RawLine(when, text, usec=usec) for when, text, usec, _ in reply.table["lines"]]
-            events = self.kernel.filled(gap, lines, asked["gap"]["limit"])
+            events = self.kernel.filled(gap, lines, asked.gap.limit)
         except Exception as error:
             guard.drop(KERNEL_LOG, error, "the journal's lines")
             self.kernel.not_filled(gap, f"healthd makes a mistake with the journal's lines: {guard.words(error)}")

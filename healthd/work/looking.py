@@ -26,6 +26,16 @@ from healthd.slurm.job_at_source import LOOK_AGAIN_SECONDS
 from healthd.text import without_class
 from healthd.work import own_files
 from healthd.work.delivery import Delivery
+from healthd.work.requests import (
+    AppendEvents,
+    LookAtOwnFiles,
+    ReadClusterName,
+    ReadJournal,
+    Run,
+    SaveCopy,
+    TakeInventory,
+    WriteFile,
+)
 from healthd.work.results import CLOCK_STEP_SECONDS, began, result_of
 from healthd.work.rounds import EARLY_AGAIN_SECONDS, TASK_SECONDS, Rounds, Step
 from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
@@ -36,10 +46,9 @@ log = logging.getLogger("healthd")
 OPENING_SECONDS = 60.0  # for 8 GPUs whose driver nobody holds: 1-3 s each to initialise
 BURST_SECONDS = 0.02  # for so long we wait for the worker alone: a kernel line waits that long at worst
 JOB_END = "job_end"  # in AFTER_EVENTS of a check: it looks when the epilog says that a job ended
-INVENTORY = Request("nvml", TASK_SECONDS, {"op": "inventory", "gpus": True})
+INVENTORY = Request.of("nvml", TASK_SECONDS, TakeInventory(gpus=True))
 INVENTORY_SECONDS = 24 * 3600.0
-LOOK_AT_OWN_FILES = "look_at_own_files"
-CLUSTER_NAME = Request("slurm_conf", TASK_SECONDS, {"op": "read_cluster_name"})
+CLUSTER_NAME = Request.of("slurm_conf", TASK_SECONDS, ReadClusterName())
 FOREVER = float("inf")
 
 
@@ -97,7 +106,7 @@ class Looking:
             settings.node_name,
             settings.round_timeout_seconds,
             self.scheduled,
-            self._request_of,
+            self._asked_of,
             now,
             monotonic,
             self._looks_once_more,
@@ -238,35 +247,35 @@ class Looking:
         return seen
 
     def _take(self, reply: Reply, seen: Seen) -> Seen:
-        op = reply.request.table["op"]
-        if op == "run":
+        kind = reply.request.kind
+        if kind is Run:
             self._checked(reply)
             self._renew_inventory(reply)
-        elif op == "append_events":
+        elif kind is AppendEvents:
             self.delivery.ended(reply)
-        elif op == LOOK_AT_OWN_FILES:
+        elif kind is LookAtOwnFiles:
             self._know_own_files(reply)
-        elif op == "write_file":
+        elif kind is WriteFile:
             self._wrote_textfile(reply)
         elif reply.outcome is not Outcome.COMPLETED:
-            log.error("the worker could not %s: %s", op.replace("_", " "), reply.error)
-            if op == "save_copy":
+            log.error("the worker could not %s: %s", reply.request.table["op"].replace("_", " "), reply.error)
+            if kind is SaveCopy:
                 self.copy_failures += 1
                 self.copy_trouble = reply.error or reply.outcome.value.replace("_", " ")
                 self._memory.uncopied = True  # it is tried again after the next round
-            elif op == "inventory" and reply.outcome is Outcome.TIMED_OUT:
+            elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
                 self.rounds.task(reply.request)  # again when the worker that hangs in it has ended
-        elif op == "save_copy":
+        elif kind is SaveCopy:
             self.copy_trouble = ""
-        elif op == "inventory":
+        elif kind is TakeInventory:
             inventory = load(Inventory, reply.table["inventory"])
             whole = when_whole(self._memory.ledger.whole_gpus, inventory.gpus)
             self._memory.change(whole_gpus=whole)
             self._inventory_at = self._monotonic()
             return seen._replace(inventory=inventory)
-        elif op == "read_cluster_name":
+        elif kind is ReadClusterName:
             self._memory.know_cluster(reply.table["cluster"])
-        return seen._replace(journal=reply) if op == "read_journal" else seen
+        return seen._replace(journal=reply) if kind is ReadJournal else seen
 
     def _wrote_textfile(self, reply: Reply) -> None:
         """Metrics that the collector lacks are a trouble, and a line of the log each time the reason changes."""
@@ -362,15 +371,9 @@ class Looking:
 
     def _copy_request(self) -> Request:
         memory, settings = self._memory, self.configured.settings
-        table = {
-            "op": "save_copy",
-            "from": settings.runtime_dir,
-            "to": settings.state_dir,
-            "names": list(NAMES),
-            "keep": memory.copy_unread,
-        }
+        asked = SaveCopy(settings.runtime_dir, settings.state_dir, NAMES, memory.copy_unread)
         memory.uncopied = memory.slurm_uncopied = memory.copy_unread = False
-        return Request("state_dir", TASK_SECONDS, table)
+        return Request.of("state_dir", TASK_SECONDS, asked)
 
     # --- the stream
 
@@ -406,18 +409,12 @@ class Looking:
         return reply is not None
 
     def round_is_over(self) -> None:
-        self.rounds.task(Request("own_files", TASK_SECONDS, {"op": LOOK_AT_OWN_FILES, "paths": list(self._own_files)}))
+        self.rounds.task(Request.of("own_files", TASK_SECONDS, LookAtOwnFiles(tuple(self._own_files))))
         self._driver_is_unheld = self.is_driver_unheld()
 
-    def _request_of(self, run: ScheduledRun) -> dict[str, Any]:
-        return {
-            "op": "run",
-            "check": run.check,
-            "instance": run.instance,
-            "config": self.configured.loaded.tables[run.name],
-            "past": self._memory.past.get(str(run.name), ""),
-            "boot_id": self._memory.ledger.boot_id,
-        }
+    def _asked_of(self, run: ScheduledRun) -> Run:
+        past = self._memory.past.get(str(run.name), "")
+        return Run(*run.name, self.configured.loaded.tables[run.name], past, self._memory.ledger.boot_id)
 
 
 def weighed(result: CheckResult) -> tuple[object, ...]:

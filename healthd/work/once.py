@@ -29,12 +29,11 @@ from healthd.model import (
 from healthd.record.recording import Recording, Run
 from healthd.say.status import condition_json, result_json
 from healthd.settings.registry import Check
-from healthd.work import schedule
+from healthd.work import requests, schedule
 from healthd.work.results import result_of
-from healthd.work.runner import NVML_TROUBLE, Reply, Request, Runner
+from healthd.work.runner import CLOSE_NVML, NVML_TROUBLE, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
-CLOSE_NVML_SECONDS = 10.0
 MOST_READS = 1000  # of 1000 kernel lines each: so a log that is written faster than it is read ends too
 
 KernelLog = Callable[[], list[RawLine]]  # the lines that mean something; raises OSError
@@ -157,9 +156,9 @@ def _run_all(
     while queue:
         run = queue.pop(0)
         if run.resource != "nvml":
-            _close_nvml(runner)
-        table = {"op": "run", "check": run.check, "instance": run.instance, "config": loaded.tables[run.name]}
-        request = Request(run.resource, run.timeout_seconds, {**table, "past": "", "boot_id": boot_id})
+            close_nvml(runner)
+        asked = requests.Run(*run.name, loaded.tables[run.name], boot_id=boot_id)
+        request = Request.of(run.resource, run.timeout_seconds, asked)
         then = recording.run_of(run.name, sum(before.name == run.name for before in runs)) if recording else None
         if then is not None and not then.answered:
             reply = Reply(request, then.outcome, then.seconds, {}, then.error)
@@ -179,13 +178,13 @@ def _run_all(
         if reply.nvml_trouble:
             once_more = [name for name in loaded.checks if NVML_TROUBLE in checks[name.check].after_events]
             queue = schedule.again(queue, scheduled, {*once_more} - {run.name})
-    _close_nvml(runner)
+    close_nvml(runner)
     return results, runs
 
 
-def _close_nvml(runner: Runner) -> None:
+def close_nvml(runner: Runner) -> None:
     if runner.nvml_open:
-        ask(runner, Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"}))
+        ask(runner, CLOSE_NVML)
 
 
 def ask(runner: Runner, request: Request) -> Reply:

@@ -10,16 +10,16 @@ import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from healthd.model import Outcome, RoundStatus, RunName
 from healthd.work import schedule
-from healthd.work.runner import Reply, Request, Runner
+from healthd.work.requests import Run
+from healthd.work.runner import CLOSE_NVML, Reply, Request, Runner
 from healthd.work.schedule import ScheduledRun
 
 log = logging.getLogger("healthd")
 
-CLOSE_NVML_SECONDS = 10.0
 TASK_SECONDS = 20.0
 EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
 FOREVER = float("inf")
@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 class Rounds:
-    """`scheduled` says what comes round; `request_of` makes the worker's request for one; `after` says which of them
+    """`scheduled` says what comes round; `asked_of` makes the request for one; `after` says which of them
     look once more in this round, after such a reply."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Rounds:
         node_name: str,
         round_timeout_seconds: float,
         scheduled: Callable[[], list[ScheduledRun]],
-        request_of: Callable[[ScheduledRun], dict[str, Any]],
+        asked_of: Callable[[ScheduledRun], Run],
         now: Callable[[], float],
         monotonic: Callable[[], float],
         after: Callable[[Reply], Collection[RunName]] = lambda reply: (),
@@ -51,7 +51,7 @@ class Rounds:
         self._node_name = node_name
         self._round_timeout_seconds = round_timeout_seconds
         self._scheduled = scheduled
-        self._request_of = request_of
+        self._asked_of = asked_of
         self._after = after
         self._now = now
         self._monotonic = monotonic
@@ -108,8 +108,8 @@ class Rounds:
     def task(self, request: Request) -> None:
         """Give the worker other work, for when no check is due. A task waits while a worker hangs in its resource. Of
         several tasks of a kind only the newest is kept."""
-        kind = (request.resource, request.table["op"])
-        self._tasks = deque(e for e in self._tasks if (e.resource, e.table["op"]) != kind)
+        kind = (request.resource, request.kind)
+        self._tasks = deque(e for e in self._tasks if (e.resource, e.kind) != kind)
         self._tasks.append(request)
 
     def forget(self, configured: Iterable[RunName]) -> None:
@@ -189,10 +189,10 @@ class Rounds:
     def _next(self) -> Request | Reply | None:
         """The next thing to do. When NVML's checks and tasks are done it is closed first; then checks, then tasks."""
         if self._runner.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
-            return self._take(self._task("nvml")) or Request("nvml", CLOSE_NVML_SECONDS, {"op": "close_nvml"})
+            return self._take(self._task("nvml")) or CLOSE_NVML
         if self._queue:
             run = self._queue.popleft()
-            request = Request(run.resource, run.timeout_seconds, self._request_of(run))
+            request = Request.of(run.resource, run.timeout_seconds, self._asked_of(run))
             if self._monotonic() - self._began >= self._round_timeout_seconds:
                 return Reply(request, Outcome.TIMED_OUT, 0.0, {}, "the round was out of time before its turn")
             return request
@@ -211,7 +211,7 @@ class Rounds:
 
     def _runs_a_check(self) -> bool:
         request = self._runner.request
-        return request is not None and request.table["op"] == "run"
+        return request is not None and request.kind is Run
 
     def _end(self) -> None:
         self._running = False

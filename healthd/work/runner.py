@@ -27,6 +27,7 @@ from healthd.machine import ownership
 from healthd.model import Outcome, RunName
 from healthd.values import dataclass
 from healthd.work import unchanged
+from healthd.work.requests import OPS, Asked, CloseNvml, Run, table_of
 from healthd.work.unchanged import Known
 from healthd.work.worker import Setup, as_arguments
 
@@ -42,17 +43,28 @@ _decoder = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`resource`: what it may hang in ("nvml", "mount /data"); `table`: the op and its arguments."""
+    """`resource`: what it may hang in ("nvml", "mount /data"); `table`: what it asks, as it goes over the stream
+    (work/requests.py)."""
 
     resource: str
     timeout_seconds: float
     table: dict[str, Any]
 
+    @classmethod
+    def of(cls, resource: str, timeout_seconds: float, asked: Asked) -> Request:
+        return cls(resource, timeout_seconds, table_of(asked))
+
+    @property
+    def kind(self) -> type[Asked]:
+        return OPS[self.table["op"]]
+
     @property
     def run(self) -> RunName | None:
         """The run of a check that it asks for, if it does."""
-        is_run = self.table["op"] == "run"
-        return RunName(self.table["check"], self.table["instance"]) if is_run else None
+        return RunName(self.table["check"], self.table["instance"]) if self.kind is Run else None
+
+
+CLOSE_NVML = Request.of("nvml", 10.0, CloseNvml())
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +85,13 @@ class Reply:
 
     @property
     def run(self) -> RunName:
-        """The run that it ends, of a request whose op is "run"."""
+        """The run that it ends, of a request for one."""
         return RunName(self.request.table["check"], self.request.table["instance"])
 
     @property
     def nvml_trouble(self) -> bool:
         """Whether a run met what says more of the GPUs than of its own check: one was gone, or NVML did not answer."""
-        if self.request.resource != "nvml" or self.request.table["op"] != "run":
+        if self.request.resource != "nvml" or self.request.kind is not Run:
             return False
         never_came = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
         return never_came or self.table.get("gone") is True
@@ -383,7 +395,7 @@ class Runner:
             table, known = unchanged.restored(table, self._asked, worker.requests, worker.known.pop(run, None))
             if known:
                 worker.known[run] = known
-        closes_nvml = request.table["op"] == "close_nvml"
+        closes_nvml = request.kind is CloseNvml
         if closes_nvml or table.get("outdated"):
             worker.nvml_open = False
         is_old = worker.fitted or self._monotonic() - worker.began >= BELIEVED_SECONDS

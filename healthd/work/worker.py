@@ -23,13 +23,15 @@ from typing import Any, NamedTuple
 
 from healthd import past
 from healthd.config import CheckConfig, Settings
+from healthd.control.protocol import RUNTIME_DIR, STATE_DIR
 from healthd.convert import dump, load
-from healthd.host import RUNTIME_DIR, STATE_DIR, Host
+from healthd.host import Host
 from healthd.machine.oom import raise_score
 from healthd.model import Entry, Finding, Observation, Repair, RunName
 from healthd.past import Past
 from healthd.settings import registry
 from healthd.values import dataclass
+from healthd.work import requests
 
 CHUNK_BYTES = 1 << 16
 MOST_OBSERVATIONS = 4096  # of one run: a DGX H100 gives some 600 of its NVLinks; each is a series, and kept in the past
@@ -166,7 +168,8 @@ class _Kept(NamedTuple):
 
 
 class Worker:
-    """The operations. Each returns a plain table; an exception becomes "error" in one sentence."""
+    """The operations, each given what was asked (work/requests.py; a run as its table, since it may be shortened).
+    Each returns a plain table; an exception becomes "error" in one sentence."""
 
     def __init__(
         self,
@@ -194,9 +197,11 @@ class Worker:
         return text.encode() + b"\n"
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        operation: Callable[[dict[str, Any]], dict[str, Any]] = getattr(self, f"do_{request['op']}")
         try:
-            return {"error": "", **operation(request)}
+            if request["op"] == "run":
+                return {"error": "", **self.do_run(request)}
+            operation: Callable[[Any], dict[str, Any]] = getattr(self, f"do_{request['op']}")
+            return {"error": "", **operation(requests.asked_in(request))}
         except Exception as error:
             return {"error": one_sentence(error)}
 
@@ -260,27 +265,27 @@ class Worker:
             self.checks = built_in if name in built_in else registry.find(self.setup.checks_dir, bounded=False)
         return self.checks[name]
 
-    def do_close_nvml(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def do_close_nvml(self, _asked: requests.CloseNvml) -> dict[str, Any]:
         self.host.close_nvml()
         return {}
 
-    def do_inventory(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_inventory(self, asked: requests.TakeInventory) -> dict[str, Any]:
         from healthd.machine.inventory import take
 
-        return {"inventory": dump(take(self.host, gpus=request["gpus"]))}
+        return {"inventory": dump(take(self.host, gpus=asked.gpus))}
 
-    def do_baseline(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_baseline(self, asked: requests.TakeBaseline) -> dict[str, Any]:
         """What this node has now of the settings that a check wants in the baseline."""
         from healthd.work.present import look
 
-        check = self._check(request["check"])
-        found = look(self.host, check, self._config(check, request["config"]))
+        check = self._check(asked.check)
+        found = look(self.host, check, self._config(check, asked.config))
         return {
             "entries": [dump(item) for item in found if isinstance(item, Entry)],
             "left_out": [dump(item) for item in found if not isinstance(item, Entry)],
         }
 
-    def do_save_copy(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_save_copy(self, asked: requests.SaveCopy) -> dict[str, Any]:
         """Copy files of the runtime directory to the state directory, durably. `keep`: the old copy could not be read
         at the start, and goes aside for a person instead of being replaced."""
         from healthd.judge.kept_file import read_text, set_aside
@@ -288,19 +293,19 @@ class Worker:
         from healthd.machine.files import remove_leftovers, replace_file
 
         try:
-            with ownership.folder(request["to"], make_mode=0o700):
-                remove_leftovers(request["to"])
+            with ownership.folder(asked.to, make_mode=0o700):
+                remove_leftovers(asked.to)
         except ownership.Untrusted as error:
-            raise error.at(request["to"], "state_dir") from None
-        for name in request["names"]:
-            text = read_text(os.path.join(request["from"], name))
-            if request["keep"] and os.path.exists(os.path.join(request["to"], name)):
-                set_aside(os.path.join(request["to"], name))
+            raise error.at(asked.to, "state_dir") from None
+        for name in asked.names:
+            text = read_text(os.path.join(asked.from_, name))
+            if asked.keep and os.path.exists(os.path.join(asked.to, name)):
+                set_aside(os.path.join(asked.to, name))
             if text is not None:
-                replace_file(os.path.join(request["to"], name), text, durable=True)
+                replace_file(os.path.join(asked.to, name), text, durable=True)
         return {}
 
-    def do_append_events(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_append_events(self, asked: requests.AppendEvents) -> dict[str, Any]:
         """Write lines of the stream behind the others, durably, then to the journal. "journal_lost": how many of them
         that did not take."""
         from healthd.machine.journald import stderr_is_the_journal
@@ -308,43 +313,45 @@ class Worker:
         from healthd.stream import file, journal
 
         try:
-            file.append(request["to"], request["lines"], request["again"])
+            file.append(asked.to, asked.lines, asked.again)
         except Untrusted as error:
-            raise error.at(request["to"], "state_dir") from None
-        return {"journal_lost": journal.send(request["lines"]) if stderr_is_the_journal() else 0}
+            raise error.at(asked.to, "state_dir") from None
+        return {"journal_lost": journal.send(asked.lines) if stderr_is_the_journal() else 0}
 
-    def do_read_cluster_name(self, _request: dict[str, Any]) -> dict[str, Any]:
+    def do_read_cluster_name(self, _asked: requests.ReadClusterName) -> dict[str, Any]:
         """The name of the cluster, as Slurm's settings on this node have it."""
         from healthd.slurm.cluster_name import cluster_name
 
         return {"cluster": cluster_name(self.setup.root)}
 
-    def do_write_file(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_write_file(self, asked: requests.WriteFile) -> dict[str, Any]:
         """Write a file for others to read, on any disk."""
         from healthd.machine.files import replace_file
 
-        replace_file(request["path"], request["text"], mode=0o644)
+        replace_file(asked.path, asked.text, mode=0o644)
         return {}
 
-    def do_load_copy(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_load_copy(self, asked: requests.LoadCopy) -> dict[str, Any]:
         """The texts of files in the state directory. "written": when the newest of them was (epoch), 0 = not known."""
         from healthd.judge.kept_file import read_text
         from healthd.machine.files import newest
 
-        texts = {name: read_text(os.path.join(request["from"], name)) for name in request["names"]}
-        return {"texts": texts, "written": newest(request["from"], request["names"])}
+        texts = {name: read_text(os.path.join(asked.from_, name)) for name in asked.names}
+        return {"texts": texts, "written": newest(asked.from_, asked.names)}
 
-    def do_look_at_own_files(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_look_at_own_files(self, asked: requests.LookAtOwnFiles) -> dict[str, Any]:
         """What lies where the daemon was started from."""
         from healthd.work.own_files import identities
 
-        return {"files": identities(request["paths"])}
+        return {"files": identities(asked.paths)}
 
-    def do_read_journal(self, request: dict[str, Any]) -> dict[str, Any]:
+    def do_read_journal(self, asked: requests.ReadJournal) -> dict[str, Any]:
         """Kernel lines of this boot that the ring buffer no longer has."""
         from healthd.kernel.journal import read_journal
 
-        lines = read_journal(**request["gap"])
+        lines = read_journal(
+            asked.gap.boot_id, asked.gap.since_usec, asked.gap.until_usec, asked.gap.limit, asked.gap.accept_injected
+        )
         return {"lines": [list(line) for line in lines]}
 
 

@@ -30,6 +30,7 @@ from test_slurm_output import PARSERS
 from healthd import guard
 from healthd.cli.scan import correlate_all
 from healthd.config import ConfigError, parse_toml
+from healthd.control import commands, protocol
 from healthd.convert import ConvertError
 from healthd.judge import intake, ledger_file, verdict
 from healthd.judge.kept_file import LedgerError
@@ -44,7 +45,6 @@ from healthd.model import Condition, Mode, RunName, Severity
 from healthd.nvml import NvmlError
 from healthd.record import recording
 from healthd.record.recording import RecordingError
-from healthd.say import commands
 from healthd.say.control_server import ControlServer
 from healthd.say.render import Page
 from healthd.say.status import condition_json
@@ -56,6 +56,7 @@ from healthd.settings import registry
 from healthd.settings.settle import settle
 from healthd.slurm.output import SlurmTrouble
 from healthd.slurm.reason import parse_reason, reason
+from healthd.text import printable
 from healthd.validation import document as validation_document
 from healthd.validation import history as validation_history
 from healthd.validation import judge as validation_judge
@@ -215,15 +216,14 @@ def request() -> tuple[Sequence[bytes], Callable[[bytes], None]]:
 
     def answer(request: dict[str, Any], who: str, may_command: bool) -> dict[str, Any]:
         memory.set_conditions({c.key: c for c in standing})
-        return commands.answer(
-            request,
-            who,
-            may_command,
-            status=lambda: {"conditions": [condition_json(c) for c in memory.ledger.conditions]},
-            looks_left=lambda asked: [str(asked)],
-            job_ended=lambda: {"left": []},
-            carry_out=lambda name, request, who: commands.COMMANDS[name](memory, request, who, NOW),
-        )
+        try:
+            name = protocol.command_of(request, who, may_command)
+            if name in commands.COMMANDS:
+                return {"done": commands.COMMANDS[name](memory, request, who, NOW)}
+            left = protocol.asked_of(request) if name == protocol.LOOKS_LEFT else 0.0
+        except (protocol.Refused, commands.CommandRefused) as refusal:
+            return {"error": printable(str(refusal))}
+        return {"left": [str(left)], "status": [condition_json(c) for c in memory.ledger.conditions]}
 
     path = f"{folder}/healthd.sock"
     server = ControlServer(path, answer, time.monotonic)

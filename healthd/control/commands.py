@@ -1,4 +1,4 @@
-"""What people tell the running daemon over its control socket (the protocol is in status.py). Decisions are pure.
+"""What each command changes in the ledger (protocol.py has their form). Raises CommandRefused where it changes nothing.
 
 Each command is one that an engineer gives at a node: "I know of it", "I repaired it", "leave it alone for half an
 hour", "go on".
@@ -6,10 +6,17 @@ hour", "go on".
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from healthd.control.protocol import (
+    ACK,
+    PAUSE,
+    PAUSE_DETECTION,
+    REPAIRED,
+    RESUME_CHECKS,
+    RESUME_DETECTION,
+)
 from healthd.errors import HealthdError
 from healthd.judge import endings
 from healthd.judge.condition import LONGEST_WISH_SECONDS
@@ -23,55 +30,11 @@ from healthd.slurm.flapping import answered_for, ended_in_drain, has_drained
 from healthd.stream.event import Event
 from healthd.text import printable
 
-log = logging.getLogger("healthd")
-
 MAX_WHY = 500
-LATEST = 1e12  # seconds since the epoch: later than any clock
-
-Reply = dict[str, Any]
 
 
 class CommandRefused(HealthdError):
     """One sentence: why a command is not carried out."""
-
-
-def answer(
-    request: Mapping[str, Any],
-    who: str,
-    may_command: bool,
-    *,
-    status: Callable[[], Reply],
-    looks_left: Callable[[float], list[str]],
-    job_ended: Callable[[], Reply],
-    carry_out: Callable[[str, Mapping[str, Any], str], str],
-) -> Reply:
-    """The reply to one request on the control socket. `who`: "root (uid 0)".
-
-    status      gives what `healthd status` shows
-    looks_left  tells which checks have not looked since a time
-    job_ended   is told when the epilog says that a job ended
-    carry_out   does one of COMMANDS, OF_DETECTION, or RELOAD; returns what was done, in words; raises CommandRefused
-    """
-    name = request.get("command")
-    if name == "status":
-        return {"status": status()}
-    if name == "looks-left":
-        asked = request.get("asked")
-        if not isinstance(asked, int | float) or not 0 <= asked < LATEST:  # JSON's true would be a moment in 1970
-            return {"error": "asked: must be a time, in seconds since the epoch"}
-        return {"asked": asked, "left": looks_left(asked)}
-    if not isinstance(name, str) or name not in ("job-ended", RELOAD, *COMMANDS, *OF_DETECTION):
-        return {"error": f"there is no command {name!r:.40}" if isinstance(name, str) else "command: must be text"}
-    if not may_command:
-        return {"error": f"{name}: refused: {who} is neither root nor the user that healthd runs as"}
-    if name == "job-ended":
-        return job_ended()
-    try:
-        done = carry_out(name, request, who)
-    except CommandRefused as refusal:
-        return {"error": printable(f"{name}: {refusal}")}
-    log.warning("%s by %s: %s", name, who, done)
-    return {"done": done}
 
 
 def repaired(memory: Memory, request: Mapping[str, Any], who: str, now: float) -> str:
@@ -169,7 +132,6 @@ def resume_detection(runtime_dir: str, _request: Mapping[str, Any], _who: str, n
     return "slow jobs are told again"
 
 
-RELOAD = "reload"  # the settings: it changes more than what is remembered
-COMMANDS = {"ack": ack, "repaired": repaired, "pause": pause, "resume-checks": resume_checks}
+COMMANDS = {ACK: ack, REPAIRED: repaired, PAUSE: pause, RESUME_CHECKS: resume_checks}
 # What changes nothing that is remembered: (runtime directory, request, who, now) -> what was done.
-OF_DETECTION = {"pause-detection": pause_detection, "resume-detection": resume_detection}
+OF_DETECTION = {PAUSE_DETECTION: pause_detection, RESUME_DETECTION: resume_detection}

@@ -1,0 +1,100 @@
+"""The client's end of the control socket. `ask` never waits longer than it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from typing import Any
+
+from healthd.control.protocol import SOCKET
+from healthd.errors import HealthdError
+
+PATIENCE_SECONDS = 5.0
+AGAIN_SECONDS = 0.1
+MAX_ANSWER_BYTES = 64 << 20
+
+
+class NoAnswer(HealthdError):
+    """One sentence: why there is no answer of a daemon."""
+
+
+class RefusedByDaemon(HealthdError):
+    """One sentence of the daemon: why it does not do what was asked."""
+
+
+def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
+    """The daemon's answer to one request; who is turned away tries again. Raises NoAnswer, RefusedByDaemon."""
+    deadline = time.monotonic() + patience_seconds
+    answer: dict[str, Any] = {}
+    while True:
+        try:
+            answer = _asked(os.path.join(runtime_dir, SOCKET), request, deadline, patience_seconds)
+        except NoAnswer:
+            if not answer:
+                raise
+            break  # it answers, and has no time for us: what it said before stands
+        if not answer.get("again") or time.monotonic() + AGAIN_SECONDS > deadline:
+            break
+        time.sleep(AGAIN_SECONDS)
+    if "error" in answer:
+        raise RefusedByDaemon(str(answer["error"]))
+    return answer
+
+
+def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> dict[str, Any]:
+    """One answer, a refusal too. Raises NoAnswer."""
+    try:
+        line = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
+    except FileNotFoundError:
+        raise NoAnswer(f"healthd does not answer: there is no {path}") from None
+    except ConnectionRefusedError:
+        raise NoAnswer(f"healthd does not answer: nobody listens at {path}") from None
+    except (TimeoutError, BlockingIOError):
+        raise NoAnswer(f"healthd does not answer: nothing came from {path} within {patience_seconds:g} s") from None
+    except OSError as error:
+        raise NoAnswer(f"healthd cannot be asked at {path}: {error.strerror or error}") from None
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        what = "nonsense" if line else "nothing: it may be stopping"
+        raise NoAnswer(f"healthd at {path} answered {what}")
+    return answer
+
+
+def _exchange(path: str, request: bytes, deadline: float) -> bytes:
+    """Send, and read to the stream's end. Raises OSError; TimeoutError at the deadline, even if the answer drips in."""
+    answer = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        # Blocking, so that where the daemon's queue is full the kernel lets us wait for a place, in turn; a Python
+        # time-out makes it fail at once instead (unix(7): EAGAIN).
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_left(deadline)))
+        stream.connect(path)
+        stream.settimeout(_left(deadline))
+        with suppress(ConnectionError):  # it hung up on us before we had said all; why, can be read all the same
+            stream.sendall(request)
+        with suppress(ConnectionError):
+            while len(answer) < MAX_ANSWER_BYTES:
+                stream.settimeout(_left(deadline))
+                chunk = stream.recv(1 << 16)
+                if not chunk:
+                    break
+                answer += chunk
+    return bytes(answer)
+
+
+def _timeval(seconds: float) -> bytes:
+    """As setsockopt(2) wants it. 0 would mean: for ever."""
+    return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

@@ -1,0 +1,71 @@
+"""What healthd's own log is told of a change of the ledger: lines as values. Pure. What the stream is told of the same
+change is in telling.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from healthd.judge import log_fields
+from healthd.judge.ledger import Ledger
+from healthd.judge.log_fields import Fields
+from healthd.model import Condition, ConditionKey, ConditionState, Severity
+
+
+class Line(NamedTuple):
+    """`fields`: the journal's (log_fields.py)."""
+
+    warns: bool
+    words: str
+    fields: Fields
+
+
+def of_change(before: Ledger, after: Ledger) -> Iterator[Line]:
+    """What opened, rose or cleared. `after` has all that ended in its history."""
+    if after.conditions is before.conditions:
+        return
+    known, history = before.by_key(), set(map(id, before.cleared))
+    for condition in (*after.conditions, *(c for c in after.cleared if id(c) not in history)):
+        yield from _of_condition(known.get(condition.key), condition)
+
+
+def _of_condition(before: Condition | None, after: Condition) -> Iterator[Line]:
+    """If it opened and cleared at once, both are told."""
+    if before is None and after.state is ConditionState.CLEARED:
+        opened = replace(after, state=ConditionState.OPEN)
+        yield from _of_condition(None, opened)
+        before = opened
+    if words := _words(before, after):
+        yield Line(after.severity >= Severity.WARNING, words, log_fields.of_condition(after))
+
+
+def _words(before: Condition | None, after: Condition) -> str:
+    """ "" if a person need not know."""
+    what = after.key
+    if before is None or after.state is not before.state:
+        if after.state is ConditionState.PENDING:
+            return f"{what}: {after.message} (counts if it lasts {after.confirm_seconds:g} s)"
+        if after.state is ConditionState.CLEARED:
+            return f"{what}: cleared: {after.cleared_by}"
+        return f"{what}: {after.severity.name.lower()}, {after.state.value}: {after.message}"
+    if after.severity > before.severity:
+        return f"{what}: now {after.severity.name.lower()}: {after.message}"
+    return ""
+
+
+def of_ended_acks(before: Mapping[ConditionKey, Condition], after: Mapping[ConditionKey, Condition]) -> Iterator[Line]:
+    for key, now in after.items():
+        was = before[key]
+        if was.ack and not now.ack:
+            worse = "it is worse now" if now.severity > was.ack.severity else "its time is over"
+            yield Line(False, f"{key}: the ack of {was.ack.who} ends, {worse}: {was.ack.why}", {})
+
+
+def of_names(before: Ledger, after: Ledger) -> Iterator[Line]:
+    """The messages that name a part which was not known when the condition opened."""
+    said = {c.key: c.message for c in before.conditions}
+    for c in after.conditions:
+        if said.get(c.key, c.message) != c.message:
+            yield Line(False, f"{c.key}: {c.message}", log_fields.of_condition(c))

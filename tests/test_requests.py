@@ -1,0 +1,63 @@
+"""What the worker can be asked goes over the stream and comes out as it was, also between versions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.convert import ConvertError
+from healthd.work import requests
+from healthd.work.requests import OPS, JournalGap, ReadJournal, Run, SaveCopy, asked_in, table_of
+from healthd.work.worker import Worker
+
+numbers = st.integers(-(2**63), 2**63)
+texts = st.tuples(st.text(), st.text())
+FIELDS = {
+    "config": st.dictionaries(st.text(), numbers | st.text()),
+    "names": texts,
+    "lines": texts,
+    "paths": texts,
+    "keep": st.booleans(),
+    "again": st.booleans(),
+    "gpus": st.booleans(),
+    "history": st.booleans(),
+    "gap": st.builds(JournalGap, st.text(), numbers, numbers, numbers, st.booleans()),
+}
+asked = st.sampled_from([*OPS.values()]).flatmap(
+    lambda kind: st.builds(kind, **{name: FIELDS.get(name, st.text()) for name in kind.__dataclass_fields__})
+)
+
+
+@given(asked)
+def test_a_request_comes_out_of_the_stream_as_it_went_in(request_: Any) -> None:
+    assert asked_in(json.loads(json.dumps(table_of(request_)))) == request_
+
+
+@given(asked)
+def test_what_a_runner_or_a_newer_daemon_adds_is_no_mistake(request_: Any) -> None:
+    assert asked_in({**table_of(request_), "number": 3, "now": 1.5, "unheard_of": [1]}) == request_
+
+
+def test_the_tables_are_those_of_the_daemons_that_may_still_run() -> None:
+    """An older daemon under which newer files were put sends these, and may get no other."""
+    old = {"op": "run", "check": "cpu", "instance": "", "config": {}, "past": "", "boot_id": "b"}
+    assert table_of(Run("cpu", "", {}, boot_id="b")) == old
+    old = {"op": "save_copy", "from": "/run", "to": "/var", "names": ["ledger.json"], "keep": False}
+    assert table_of(SaveCopy("/run", "/var", ("ledger.json",))) == old
+    gap = {"boot_id": "b", "since_usec": 1, "until_usec": 2, "limit": 3, "accept_injected": False}
+    assert table_of(ReadJournal(JournalGap("b", 1, 2, 3))) == {"op": "read_journal", "gap": gap, "history": False}
+
+
+@pytest.mark.parametrize("table", [{"op": "save_copy"}, {"op": "read_journal", "gap": 7}, {"op": "inventory"}])
+def test_a_table_that_lacks_what_it_needs_is_refused_in_a_sentence(table: dict[str, Any]) -> None:
+    with pytest.raises(ConvertError):
+        asked_in(table)
+
+
+def test_the_worker_has_an_operation_for_each_request_and_no_other() -> None:
+    assert {name.removeprefix("do_") for name in vars(Worker) if name.startswith("do_")} == set(OPS)
+    assert set(requests.Asked.__args__) == set(OPS.values())

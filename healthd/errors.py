@@ -42,9 +42,10 @@ HealthdError
 ├── WrongCommand (IngestError)  fleet/ingest.py              ... nor any file of it, as it was asked
 ├── ServerError                 fleet/sources/prometheus_server.py  a Prometheus server cannot be asked
 ├── TooMuch (ServerError)       fleet/sources/prometheus_server.py  ... of so long a time
-├── CommandRefused              say/commands.py              the daemon does not carry out what a person asks
-├── RefusedByDaemon             cli/control.py               the same refusal, on the client's side
-├── NoAnswer                    cli/control.py               no daemon answers
+├── Refused                     control/protocol.py         a request is none that the daemon knows
+├── CommandRefused              control/commands.py         the daemon does not carry out what a person asks
+├── RefusedByDaemon             control/client.py           the same refusal, on the client's side
+├── NoAnswer                    control/client.py           no daemon answers
 ├── HostListError (ValueError)  fleet/hostlist.py            a text is no host list, or of too many names
 ├── NotReadable                 fleet/sources/job_row.py     a source of jobs cannot be read at all
 ├── CutOff (NotReadable)        fleet/sources/job_row.py     ... to its end: it breaks off

@@ -31,7 +31,7 @@ def run(host, config, past):
             gpu.ecc_mode()
     if "{name}" == "slow":
         time.sleep(0.2)
-    while "{name}" == "hangs" and not os.path.exists({go_on!r}):
+    while "{name}" == "hangs" and not os.path.exists({go_on!r}) and os.path.exists({folder!r}):  # or the test is over
         time.sleep(0.01)
     yield Observation("ran", 1)
 """
@@ -58,7 +58,7 @@ class Node:
         checks = directory / "checks"
         checks.mkdir(mode=0o755)
         for name in ("a", "b", "gpu_1", "gpu_2", "gpu_asks", "slow", "hangs"):
-            (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on)))
+            (checks / f"{name}.py").write_text(CHECK.format(name=name, go_on=str(self.go_on), folder=str(directory)))
         self.ahead = 0.0
         self.scheduled = list(scheduled)
         fake = directory / "scenario.toml"

@@ -45,7 +45,9 @@ CHECKS = {
     "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
     "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
     "hangs": "time.sleep(600)",
-    "waits_for_file": "while not os.path.exists(config.name): time.sleep(0.01)",
+    "waits_for_file": (  # or until the test is over
+        "while os.path.exists(os.path.dirname(config.name)) and not os.path.exists(config.name): time.sleep(0.01)"
+    ),
 }
 
 HEADER = """

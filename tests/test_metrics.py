@@ -45,6 +45,7 @@ from healthd.say.metric_names import FAMILIES
 from healthd.say.metrics import render
 from healthd.say.status import Snapshot
 from healthd.settings import registry
+from healthd.work.requests import WriteFile
 from healthd.work.worker import Setup, Worker
 from tests.e2e.requirements import require_programs
 from tests.fakes import NOW, run_check, scenarios
@@ -419,7 +420,7 @@ def test_the_textfile_is_the_page_and_everyone_may_read_it(tmp_path: Path, healt
     path.write_text("old")
     before = os.umask(0o077)  # as a unit may have it
     try:
-        Worker(Setup(), Host("/")).do_write_file({"path": str(path), "text": render(healthy).decode()})
+        Worker(Setup(), Host("/")).do_write_file(WriteFile(str(path), render(healthy).decode()))
     finally:
         os.umask(before)
     assert path.read_bytes() == render(healthy)

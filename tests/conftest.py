@@ -102,7 +102,7 @@ WIDE = {
     "test_new_check.py": "`make check` on a new tree",
     "test_wheel.py": "builds wheels",
 }
-# Tests of those files that `make test` runs all the same: the core of real parts.
+# Tests of those files that `make test` runs all the same: the core of real parts, and what costs nothing.
 CORE = {
     "e2e/test_daemon.py": (
         "test_a_second_daemon_in_the_same_place_says_so_and_leaves_the_first_alone",
@@ -132,6 +132,7 @@ CORE = {
         "test_story[block_device/medium_error]",
         "test_story[exec/critical]",
     ),
+    "test_wheel.py": ("test_each_package_of_the_tree_is_told_to_setuptools",),
 }
 # What on the oldest and the newest Python only `make test-all` runs: files whose tests start programs, Pythons mostly;
 # those of the centre, which are DuckDB's work and not Python's; and thousands of rows of tables of codes, lines and

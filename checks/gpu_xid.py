@@ -193,10 +193,10 @@ def _gsp(event: KernelEvent, present: bool, config: Config) -> Rule:
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
     """Judged by the line's number: its words change with the driver's branch. None: no action is needed."""
-    number = event.field("recovery_to")
-    if number == "0":
+    number = xid_table.number(event.field("recovery_to"))
+    if number == 0:
         return None
-    action = recovery.ACTIONS.get(int(number), recovery.UNKNOWN) if number else recovery.UNKNOWN
+    action = recovery.UNKNOWN if number is None else recovery.ACTIONS.get(number, recovery.UNKNOWN)
     return _lasting(Meaning(action.severity, action.clears), config)
 
 
@@ -219,7 +219,7 @@ def _link_is_down(event: KernelEvent) -> bool:
 
 
 def _registers(event: KernelEvent) -> list[int]:
-    return [int(word, 16) for word in event.field("register").split()]
+    return [xid_table.word(text) or 0 for text in event.field("register").split()]
 
 
 # --- for people
@@ -270,17 +270,19 @@ def _what(event: KernelEvent) -> str:
         words = [_IN_WORDS.get(event.code, event.code)]
         words[0] += f" ({found['status']})" if found["status"] else ""
         return ", ".join([*words, f"link {found['link']}"] if found["link"] else words)
-    code = int(event.code)
+    code = xid_table.number(event.code)
+    if code is None:
+        return f"Xid {printable(event.code[:20])}: unknown to this version"
     if code == 154 and found["recovery_to"]:
-        action = recovery.ACTIONS.get(int(found["recovery_to"]))
+        action = recovery.ACTIONS.get(xid_table.number(found["recovery_to"]) or 0)
         return f"Xid 154: {action.words if action else 'unknown recovery action ' + found['recovery_to']}"
     words = [xid_table.title(code)]
     words += [found["unit"]] if found["unit"] else []
-    if info := event.field("intr_info"):
-        words += [f"{code}:{codes.sub_code(int(info, 16))}"]
+    if (info := xid_table.word(event.field("intr_info"))) is not None:
+        words += [f"{code}:{codes.sub_code(info)}"]
         words += [] if xid_table.nvlink5_row(event) is not None else ["unknown to this version"]
     words += [f"link {found['link']}"] if found["link"] else []
-    words += [{"true": "fatal", "false": "not fatal"}[found["fatal"]]] if found["fatal"] else []
+    words += [{"true": "fatal", "false": "not fatal"}.get(found["fatal"], found["fatal"])] if found["fatal"] else []
     words += ["it is down"] if event.field("inactive") else []
     words += [known.means for known in codes.nvlink4(_registers(event))[:1]]
     words += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []

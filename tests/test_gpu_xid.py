@@ -9,7 +9,7 @@ from story import Story
 
 from healthd.checks import gpu_count, gpu_xid
 from healthd.checks.gpu_xid import Config, correlate, explain
-from healthd.model import Clears, Finding, Gpu, Inventory, PciDevice, Severity
+from healthd.model import Clears, Finding, Gpu, Inventory, KernelEvent, PciDevice, Severity
 from healthd.nvidia import codes
 from healthd.nvidia.recovery import ACTIONS
 from healthd.nvidia.xid_table import RESET
@@ -42,6 +42,27 @@ def test_a_lost_gpu_is_critical_until_a_reboot_and_named_for_people():
         Clears.REBOOT,
         events=(1,),
     )
+
+
+@given(
+    st.one_of(st.text(), st.from_regex(r"[0-9-]{1,12}", fullmatch=True), st.sampled_from(["74", "154", "149"])),
+    st.dictionaries(
+        st.sampled_from(["unit", "intr_info", "error_status", "register", "recovery_to", "fatal", "inactive"]),
+        st.one_of(st.text(max_size=40), st.from_regex(r"(0x)?[0-9a-f]{1,12}( 0x[0-9a-f]+)?", fullmatch=True)),
+    ),
+)
+def test_an_event_of_a_ledger_that_no_line_can_have_made_is_judged_without_a_mistake(code, fields):
+    made = KernelEvent("xid", code, PCI, time=1000.0, last_time=1000.0, fields=tuple(fields.items()), sequence=1)
+    for finding in correlate([made], NODE, Config()):
+        assert finding.message
+
+
+@pytest.mark.parametrize("code", ["9-4", "-79", "٧٩", "79 ", "9" * 5000])
+def test_what_is_no_xids_code_is_unknown_and_only_warns(code):
+    made = KernelEvent("xid", code, PCI, time=1000.0, last_time=1000.0, sequence=1)
+    (finding,) = correlate([made], NODE, Config())
+    assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.WARNING, Clears.WINDOW, WINDOW)
+    assert "unknown" in finding.message
 
 
 def test_a_key_rotation_error_needs_a_reboot():

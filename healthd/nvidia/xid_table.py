@@ -6,10 +6,12 @@ code that resets or loses the GPU is CRITICAL; one that an application causes ne
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from healthd.model import Clears, KernelEvent, Severity
 from healthd.nvidia import codes
+from healthd.text import is_decimal, regex
 
 # RESTART_BM and RESTART_VM.
 GONE = frozenset({79, 151})
@@ -27,6 +29,7 @@ COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING, 174: S
 NVLINK5 = range(144, 151)
 # WORKFLOW_NVLINK_ERR and the recovery action: judged by what their lines and earlier lines say.
 NVLINK, RECOVERY = 74, 154
+_WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints it
 
 
 class Meaning(NamedTuple):
@@ -39,7 +42,9 @@ class Meaning(NamedTuple):
 
 def meaning(event: KernelEvent) -> Meaning:
     """The meaning of one line alone. 74, which takes several lines, and the recovery action (154) only warn here."""
-    code = int(event.code)
+    code = number(event.code)
+    if code is None:
+        return Meaning(Severity.WARNING, Clears.WINDOW)
     fact = codes.xid(code)
     if code in GONE:
         return Meaning(Severity.CRITICAL, Clears.REBOOT)
@@ -59,6 +64,16 @@ def meaning(event: KernelEvent) -> Meaning:
     return Meaning(Severity.WARNING, Clears.WINDOW)
 
 
+def number(text: str) -> int | None:
+    """The number in an event's code, or in a field of it; None if it is none that the driver prints: 32 bits."""
+    return int(text) if is_decimal(text) and len(text) <= 10 else None
+
+
+def word(text: str) -> int | None:
+    """A register of 32 bits; None if the text is none."""
+    return int(text, 16) if _WORD.fullmatch(text) else None
+
+
 def worst(code: int) -> Meaning:
     """The worst meaning of any line of this code."""
     if code in (NVLINK, RECOVERY) or code in NVLINK5:
@@ -68,10 +83,11 @@ def worst(code: int) -> Meaning:
 
 def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
     """NVIDIA's row for the unit and registers that an Xid 144-150 shows; None if its table has no such row."""
-    unit, info, status = (event.field(name) for name in ("unit", "intr_info", "error_status"))
-    if not (unit and info and status):
+    code, unit = number(event.code), event.field("unit")
+    info, status = word(event.field("intr_info")), word(event.field("error_status"))
+    if code is None or not unit or info is None or status is None:
         return None
-    return codes.nvlink5(int(event.code), unit, int(info, 16), int(status, 16))
+    return codes.nvlink5(code, unit, info, status)
 
 
 def title(code: int) -> str:

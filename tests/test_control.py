@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,21 @@ def test_a_daemon_that_stops_meanwhile(serve):
 def test_a_daemon_that_never_answers_is_waited_for_so_long_and_no_longer(serve):
     silent = serve(lambda stream: stream.recv(1))  # until the client leaves
     assert sentence(silent, patience=0.3).startswith("healthd does not answer: nothing came from ")
+
+
+def test_a_daemon_whose_queue_is_full_took_no_connection_which_is_another_sentence_than_no_answer(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+        listener.bind(str(tmp_path / protocol.SOCKET))
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                other = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                other.setblocking(False)
+                other.connect(str(tmp_path / protocol.SOCKET))
+        began = time.monotonic()
+        said = sentence(str(tmp_path), patience=0.3)
+        assert said == f"healthd does not answer: {tmp_path}/healthd.sock took no connection within 0.3 s"
+        assert time.monotonic() - began >= 0.3, "it says what is so"
 
 
 def test_one_that_drips_is_not_waited_for_longer(serve):

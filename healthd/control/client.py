@@ -53,7 +53,9 @@ def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds
         raise NoAnswer(f"healthd does not answer: there is no {path}") from None
     except ConnectionRefusedError:
         raise NoAnswer(f"healthd does not answer: nobody listens at {path}") from None
-    except (TimeoutError, BlockingIOError):
+    except BlockingIOError:
+        raise NoAnswer(f"healthd does not answer: {path} took no connection within {patience_seconds:g} s") from None
+    except TimeoutError:
         raise NoAnswer(f"healthd does not answer: nothing came from {path} within {patience_seconds:g} s") from None
     except OSError as error:
         raise NoAnswer(f"healthd cannot be asked at {path}: {error.strerror or error}") from None
@@ -68,13 +70,11 @@ def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds
 
 
 def _exchange(path: str, request: bytes, deadline: float) -> bytes:
-    """Send, and read to the stream's end. Raises OSError; TimeoutError at the deadline, even if the answer drips in."""
+    """Send, and read to the stream's end. Raises OSError; BlockingIOError if the daemon's queue is full until the
+    deadline, TimeoutError at the deadline, even if the answer drips in."""
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-        # Blocking, so that where the daemon's queue is full the kernel lets us wait for a place, in turn; a Python
-        # time-out makes it fail at once instead (unix(7): EAGAIN).
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_left(deadline)))
-        stream.connect(path)
+        _connect(stream, path, deadline)
         stream.settimeout(_left(deadline))
         with suppress(ConnectionError):  # it hung up on us before we had said all; why, can be read all the same
             stream.sendall(request)
@@ -86,6 +86,22 @@ def _exchange(path: str, request: bytes, deadline: float) -> bytes:
                     break
                 answer += chunk
     return bytes(answer)
+
+
+def _connect(stream: socket.socket, path: str, deadline: float) -> None:
+    """Blocking, so that where the daemon's queue is full the kernel lets us wait for a place, in turn; a Python
+    time-out makes it fail at once instead (unix(7): EAGAIN). A kernel that does not wait (gVisor's) is asked again."""
+    while True:
+        left = max(deadline - time.monotonic(), 0.0)
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left))
+        try:
+            stream.connect(path)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(min(AGAIN_SECONDS, left))
+        else:
+            return
 
 
 def _timeval(seconds: float) -> bytes:

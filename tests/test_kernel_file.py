@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from story import Story
 
+from healthd import guard
 from healthd.checks import gpu_xid
+from healthd.kernel import prefix
 from healthd.kernel.file import MAX_LINE, ROTATED_SECONDS, Fifo, FollowedFile, split_lines
 from healthd.kernel.listener import Listener
 from healthd.kernel.open import open_source
@@ -62,6 +64,23 @@ def test_a_file_is_read_from_its_beginning_and_then_followed(log, sources):
     append(log, "three\n")
     assert texts(source) == ["three"]
     assert texts(source) == []
+
+
+def test_a_line_on_whose_prefix_healthd_stumbles_is_shown_as_unread_and_costs_no_other_line(log, sources, monkeypatch):
+    strip_date = prefix._strip_date
+
+    def stumbling(text, now):
+        if "four" in text:
+            raise ValueError("healthd's mistake")
+        return strip_date(text, now)
+
+    source = sources(log)
+    monkeypatch.setattr(prefix, "_strip_date", stumbling)
+    append(log, "NVRM: Xid (PCI:0000:3b:00): 13, x\nkernel: NVRM: four\nNVRM: Xid (PCI:0000:3b:00): 79, y\n")
+    events = [event_of(line, "b") for line in source.read()]
+    assert [(event.kind, event.code) for event in events] == [("xid", "13"), ("unread", ""), ("xid", "79")]
+    assert events[1].text == "kernel: NVRM: four"
+    assert dict(guard.dropped) == {"kernel_log": 1}
 
 
 def test_what_was_there_before_the_first_start_is_history(log, sources):

@@ -135,7 +135,7 @@ class FollowedFile:
             return None
         at = when(found, now, modified) if old else now
         history = old and (self._first or self._of_earlier_boot(found, now))
-        return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines)
+        return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _of_earlier_boot(self, found: Stripped, now: float) -> bool:
         """Whether a line is of an earlier boot. Called for each old line in turn: the lines of this boot begin with the
@@ -246,7 +246,7 @@ class Fifo:
         found = strip_prefix(data.decode("utf-8", "replace"), now, self._accept_injected)
         if found is None or not found.text:
             return None
-        return RawLine(now, found.text, usec=_usec(found), lines=lines * found.lines)
+        return RawLine(now, found.text, usec=_usec(found), lines=lines * found.lines, unread=found.unread)
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left

@@ -60,7 +60,12 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
         return _parse(text, literals)
     except Exception as error:
         drop(KERNEL_LOG, error, text)
-        return KernelEvent(UNREAD, text=text)
+        return unread(text)
+
+
+def unread(text: str) -> KernelEvent:
+    """The event of a line that nobody could read."""
+    return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:

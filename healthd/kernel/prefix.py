@@ -11,7 +11,7 @@ import re
 import time
 from typing import NamedTuple
 
-from healthd.guard import KERNEL_LOG, never_raises
+from healthd.guard import KERNEL_LOG, drop, never_raises
 from healthd.text import is_decimal, regex
 
 KERNEL = 0  # syslog facility
@@ -33,6 +33,7 @@ class Stripped(NamedTuple):
 
     The line's time: `uptime`, seconds since boot, or `epoch`; None where the line has none.
     host: the machine that the prefix names, "" if none. lines: how many lines it stands for.
+    unread: healthd made a mistake with what stands before the message: `text` is the whole line.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Stripped(NamedTuple):
     epoch: float | None = None
     host: str = ""
     lines: int = 1
+    unread: bool = False
 
 
 _RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\n]*)")  # Linux 3.5 wrote no flags
@@ -109,13 +111,20 @@ _AROUND = regex(
 _REPEATED = regex(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 
-@never_raises(KERNEL_LOG)
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
     """The kernel's message in a line of a log file; None if another program wrote the line.
 
     `now` (epoch seconds) tells the year of a syslog date. `injected` admits lines with the priority of another
     facility (drills and tests).
     """
+    try:
+        return _stripped(line, now, injected)
+    except Exception as error:
+        drop(KERNEL_LOG, error, line)
+        return Stripped(line.strip(), unread=True)
+
+
+def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
     text = line.strip()
     if "\x1b" in text:
         text = _COLOUR.sub("", text).strip()

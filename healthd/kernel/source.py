@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from healthd.kernel.parse import parse
+from healthd.kernel.parse import parse, unread
 from healthd.kernel.repeats import head
 from healthd.model import KernelEvent
 
@@ -28,6 +28,7 @@ class RawLine(NamedTuple):
     history   the line was in the log before healthd ever looked at it (no cursor): known, but no news
     usec      the kernel's log clock in this boot, where the source knows it
     lines     how many lines of the same fault this line stands for; the last was at `last_time`
+    unread    what stands before the message could not be read: `text` is the whole line
     """
 
     time: float
@@ -36,6 +37,7 @@ class RawLine(NamedTuple):
     usec: int | None = None
     lines: int = 1
     last_time: float = 0.0
+    unread: bool = False
 
 
 class Gap(NamedTuple):
@@ -81,7 +83,7 @@ class Source(Protocol):
 
 def event_of(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
     """`observed`: the line's source can be forged."""
-    event = parse(line.text)
+    event = unread(line.text) if line.unread else parse(line.text)
     if event is None:
         return None
     return KernelEvent(  # dataclasses.replace() takes three times as long
@@ -120,7 +122,7 @@ def unrepeated(lines: Iterable[RawLine]) -> list[RawLine]:
         if place is not None and abs(line.time - kept[place].time) <= SAME_SECONDS:
             first = kept[place]
             last = max(line.time, line.last_time, first.last_time)
-            kept[place] = RawLine(first.time, first.text, line.history, first.usec, first.lines + line.lines, last)
+            kept[place] = first._replace(lines=first.lines + line.lines, last_time=last)
             continue
         if common:
             places[common, line.history] = len(kept)

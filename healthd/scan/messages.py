@@ -180,7 +180,7 @@ class Reader:
         found_in = stripped(line, self._now)
         told = None
         if found_in is not None:
-            text, uptime, epoch, host, count = found_in
+            text, uptime, epoch, host, count = found_in[:5]
             # Escaped text may have other literals than the line itself.
             message = self._parsed(text, ALL if b"\\" in line else literals)
             told = None if message is None else (uptime, epoch, host, count, message)

@@ -29,7 +29,7 @@ from healthd.config import (
     Settings,
     SlurmConfig,
 )
-from healthd.model import Finding, Inventory, KernelEvent, Mode, Severity
+from healthd.model import Finding, Inventory, KernelEvent, Mode, RunName, Severity
 from healthd.say.course import Does, course, findings_of
 from healthd.settings import registry, trial
 from healthd.settings.registry import Check
@@ -244,6 +244,35 @@ def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
         (folder / f"{name}.py").chmod(0o644)
     with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s, it is in line 1"):
         trial.require_loadable([str(folder / f"{name}.py") for name in "abc"], 1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        config_of("limit: int = 3") + "def validate(config):\n    while config.limit > 3: pass\n",
+        config_of("limit: int = 3", "def __post_init__(self):", "    while self.limit > 3: pass"),
+    ],
+)
+def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_line_where_it_is(
+    folder, monkeypatch, text
+):
+    known = {"fan": site(folder, text)}
+    assert settle({}, "x.toml", {}, known).checks[RunName("fan")].limit == 3
+    monkeypatch.setattr(trial.require_judged, "__defaults__", (1.0,))
+    monkeypatch.setattr(trial, "STARTS_SECONDS", 60.0)
+    with pytest.raises(ConfigError) as refused:
+        settle({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
+    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s, it is in line "
+    assert str(refused.value).startswith(said)
+
+
+def test_a_validation_that_ends_the_process_is_refused_and_one_that_only_refuses_is_heard(folder):
+    text = config_of("limit: int = 3") + "def validate(config):\n    import os\n    return os._exit(config.limit)\n"
+    with pytest.raises(ConfigError, match="refused: its validation ends the process with status 3"):
+        settle({}, "x.toml", {}, {"fan": site(folder, text)})
+    text = config_of("limit: int = 3") + "def validate(config):\n    return 'limit: no'\n"
+    with pytest.raises(ConfigError, match=r"x\.toml: checks\.fan: limit: no"):
+        settle({}, "x.toml", {}, {"fan": site(folder, text)})
 
 
 def test_what_a_file_prints_or_leaves_running_is_no_matter(folder):
@@ -473,11 +502,16 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
 
 
 def test_an_event_that_a_check_fails_on_keeps_no_other_from_being_judged():
-    check = registry.built_in()["gpu_xid"]
-    codes = ["79", "3x1", "48", "9" * 5000]
-    events = [KernelEvent("xid", code, f"0000:{n}b:00.0", sequence=n) for n, code in enumerate(codes)]
+    def mistaken(events: Sequence[KernelEvent], *_: object) -> Iterator[Finding]:
+        for event in events:
+            yield Finding(Severity.WARNING, f"broken/{int(event.code)}", event.pci, "")
+
+    module = ModuleType("broken")
+    module.__dict__.update(correlate=mistaken)
+    check = Check("broken", module)
+    events = [KernelEvent("xid", code, sequence=n) for n, code in enumerate(["79", "3x1", "48", "9" * 5000])]
     found, failed = check.correlate(events, Inventory(), check.config())
-    assert {finding.code for finding in found} == {"gpu_xid/79", "gpu_xid/48"}
+    assert {finding.code for finding in found} == {"broken/79", "broken/48"}
     assert [event.sequence for event, _ in failed] == [1, 3]
 
 

@@ -226,6 +226,12 @@ class Check:
         """Observation -> what its value says."""
         return {name: meaning.text for name, meaning in self.declares.OBSERVATIONS.items()}
 
+    @property
+    def judges_settings(self) -> bool:
+        """Whether code of a site's file runs when its settings are read: a validate(), or what a Config does."""
+        own = getattr(self.config, "__post_init__", None) is not getattr(CheckConfig, "__post_init__", None)
+        return bool(self.path) and (own or hasattr(self.module, "validate"))
+
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
         """Its Config from plain data. Raises ConvertError, also for whatever a site's Config raises."""
         with self._mistakes_of("Config", where):

@@ -140,7 +140,7 @@ def _check_configs(
     tables: Mapping[str, Any], known: Mapping[str, Check], layer_of: Mapping[str, Layer]
 ) -> dict[RunName, CheckConfig]:
     """Every run of the `known` checks."""
-    configs = {}
+    wanted: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in known.items():
         table = tables.get(name, {})
         if not isinstance(table, Mapping):
@@ -152,10 +152,22 @@ def _check_configs(
             if "guessed" in values:
                 raise ConvertError(f'{where}: unknown setting "guessed"')
             guessed = _guessed(check, instance, layer_of)
-            config = check.make_config({**values, "name": instance, "guessed": guessed}, where)
-            check.check_config(config, where)
-            configs[RunName(name, instance)] = config
+            wanted.append((check, where, {**values, "name": instance, "guessed": guessed}))
+    _require_judged([(check.path, where, values) for check, where, values in wanted if check.judges_settings])
+    configs = {}
+    for check, where, values in wanted:
+        config = check.make_config(values, where)
+        check.check_config(config, where)
+        configs[RunName(check.name, values["name"])] = config
     return configs
+
+
+def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
+    """What a site's file says of its settings must end, as its import must. Raises ConfigError."""
+    if runs:
+        from healthd.settings.trial import require_judged
+
+        require_judged(runs)
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:

@@ -1,21 +1,27 @@
-"""Imports the site's check files in another process first, so that one that hangs or crashes there stops nobody else.
+"""Runs what the site's check files do in a daemon in another process first, so that one that hangs or crashes there
+stops nobody else: their import, and what they say of their settings (Config, validate()).
 
-    python -m healthd.trial SECONDS FILE...      the path of each before it is imported, then "done"
+    python -m healthd.trial SECONDS FILE...                   the path of each before it is imported, then "done"
+    python -m healthd.trial SECONDS --settings SETTINGS...    the same with [FILE, PLACE, {SETTING: VALUE}], as JSON
 
-It does not report what a file raises: the import that follows here does. It does not call run(): that has its deadline
+It does not report what a file raises: the same that follows here does. It does not call run(): that has its deadline
 in the worker.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from healthd.config import ConfigError
+from healthd.convert import ConvertError
 from healthd.machine.oom import raise_score
 from healthd.machine.program import Ran, run_program
 from healthd.text import regex
@@ -24,48 +30,86 @@ LOAD_SECONDS = 10.0  # for all of them; numpy from a cold disk takes 2
 STARTS_SECONDS = 2.0  # for the process that tries them, before its own time begins
 DONE = "done"
 
-_passed: set[tuple[str, int, int]] = set()  # (path, inode, time of change in ns): nothing is tried twice
+SETTINGS = "--settings"
+
+_passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): nothing is tried twice
+
+
+class _Tried(NamedTuple):
+    """What is tried: the argument that asks for it, the file, and how the process names it before it begins."""
+
+    argument: str
+    path: str
+    name: str
 
 
 def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> None:
     """Raises ConfigError, one sentence that names the file."""
-    found = [(path, os.stat(path)) for path in paths]
-    identities = {path: (path, about.st_ino, about.st_mtime_ns) for path, about in found}
-    new = [path for path in paths if identities[path] not in _passed]
+    _require([_Tried(path, path, path) for path in paths], (), ("imported", "its import"), seconds)
+
+
+def require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
+    """`runs`: of each the file, the place of its settings ("checks.fan") and the settings, which its Config and its
+    validate() judge. Raises ConfigError, one sentence that names both, where these do not end."""
+    asked = [_Tried(json.dumps(run, default=str), run[0], _named(run[0], run[1])) for run in runs]
+    _require(asked, (SETTINGS,), ("validated", "its validation"), seconds)
+
+
+def _named(path: str, where: str) -> str:
+    return f"{where} ({path})"
+
+
+def _require(asked: Sequence[_Tried], flags: Sequence[str], words: tuple[str, str], seconds: float) -> None:
+    """`words`: what is not done in time, and what ends the process."""
+    identities = {}
+    for one in asked:
+        about = os.stat(one.path)
+        identities[one] = (one.argument, about.st_ino, about.st_mtime_ns)
+    new = [one for one in asked if identities[one] not in _passed]
     if not new:
         return
-    command = [sys.executable, "-m", "healthd.trial", str(seconds), *new]
+    names = ", ".join(one.name for one in new)
+    command = [sys.executable, "-m", "healthd.trial", str(seconds), *flags, *(one.argument for one in new)]
     try:
         ran = run_program(command, seconds + STARTS_SECONDS, os.environ)
     except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
-        raise ConfigError(f"{', '.join(new)}: refused: not imported within {seconds:g} s") from None
+        raise ConfigError(f"{names}: refused: not {words[0]} within {seconds:g} s") from None
+    except OSError as error:
+        raise ConfigError(f"{names}: cannot be tried: {error.strerror}") from None
     *_, last = ran.stdout.splitlines() or [""]
     if last != DONE:
-        raise ConfigError(f"{last or ', '.join(new)}: refused: {_why(ran, last, seconds)}")
-    _passed.update(identities[path] for path in new)
+        path = next((one.path for one in new if one.name == last), "")
+        raise ConfigError(f"{last or names}: refused: {_why(ran, path, words, seconds)}")
+    _passed.update(identities[one] for one in new)
 
 
-def _why(ran: Ran, path: str, seconds: float) -> str:
+def _why(ran: Ran, path: str, words: tuple[str, str], seconds: float) -> str:
+    done, what = words
     if "Timeout (" in ran.stderr:
         line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
-        return f"not imported within {seconds:g} s" + (f", it is in line {line[1]}" if line else "")
+        return f"not {done} within {seconds:g} s" + (f", it is in line {line[1]}" if line else "")
     if ran.status < 0:
-        return f"its import ends the process by {signal.Signals(-ran.status).name}"
-    words = " ".join(ran.stderr.split())[-200:]
-    return f"its import ends the process with status {ran.status}" + (f": {words}" if words else "")
+        return f"{what} ends the process by {signal.Signals(-ran.status).name}"
+    said = " ".join(ran.stderr.split())[-200:]
+    return f"{what} ends the process with status {ran.status}" + (f": {said}" if said else "")
 
 
-def main(load_site: Callable[[str], object]) -> None:
+def main(load_site: Callable[[str], Any]) -> None:
     raise_score()
-    seconds, paths = float(sys.argv[1]), sys.argv[2:]
+    seconds, arguments = float(sys.argv[1]), sys.argv[2:]
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # drops what the files print
     faulthandler.dump_traceback_later(seconds, exit=True)  # from a thread of C: also out of a loop in C
-    for path in paths:
-        os.write(told, f"{path}\n".encode())
-        try:
-            load_site(path)
-        except ConfigError:
-            continue
+    if arguments[:1] == [SETTINGS]:
+        for path, where, values in map(json.loads, arguments[1:]):
+            os.write(told, f"{_named(path, where)}\n".encode())
+            with suppress(ConfigError, ConvertError):
+                check = load_site(path)
+                check.check_config(check.make_config(values, where), where)
+    else:
+        for path in arguments:
+            os.write(told, f"{path}\n".encode())
+            with suppress(ConfigError):
+                load_site(path)
     os.write(told, f"{DONE}\n".encode())
     os._exit(0)  # does not wait for what a file may have started

@@ -362,11 +362,25 @@ def test_an_answer_that_names_no_program_runs_none(tmp_path: Path, told: str) ->
         ("", 3, "the verdict is old: healthd does not run, or hangs"),
         ("ok\n", 3, "the verdict is old: healthd does not run, or hangs"),
         ("ok \xb2 x\n", 3, "the verdict is old: healthd does not run, or hangs"),
+        ("ok 20\u0660\u0660 x\n", 3, "the verdict is old: healthd does not run, or hangs"),
     ],
 )
 def test_the_health_check_says_what_was_decided(tmp_path: Path, text: str, status: int, sentence: str) -> None:
-    (tmp_path / "verdict").write_text(text, "latin-1")
+    (tmp_path / "verdict").write_text(text, "utf-8")
     assert hook.healthcheck(str(tmp_path), 1000.0) == (status, sentence)
+
+
+@pytest.mark.parametrize("ends", ["9" * 4000, "9" * 12, "253402300799", str(1000 + 4 * 7 * 86400)])
+def test_the_health_check_believes_no_verdict_that_holds_longer_than_a_daemon_writes(tmp_path: Path, ends: str) -> None:
+    (tmp_path / "verdict").write_text(f"ok {ends} healthy\n")
+    status, sentence = hook.healthcheck(str(tmp_path), 1000.0)
+    assert (status, sentence.partition(":")[0]) == (3, "no verdict")
+    assert len(sentence) < 300
+
+
+def test_the_health_check_believes_a_verdict_of_the_longest_interval_that_may_be_set(tmp_path: Path) -> None:
+    (tmp_path / "verdict").write_text(f"ok {1000 + 3 * 7 * 86400} healthy\n")
+    assert hook.healthcheck(str(tmp_path), 1000.0) == (0, "ok: healthy")
 
 
 def test_the_health_check_without_a_verdict_says_so(tmp_path: Path) -> None:
@@ -384,7 +398,7 @@ def test_a_user_who_locks_the_verdict_which_everybody_may_read_keeps_the_health_
 
 
 def test_the_hooks_load_little_and_run_without_an_environment(tmp_path: Path) -> None:
-    (tmp_path / "verdict").write_text("ok 99999999999 healthy\n")
+    verdict(tmp_path, "ok {} healthy\n")
     code = "import sys; from healthd.cli.main import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     for words in (["hook", "healthcheck"], ["hook", "epilog", "--wait", "1"]):
         argv = [sys.executable, "-c", code, *words, "--runtime-dir", str(tmp_path)]
@@ -410,7 +424,7 @@ def test_the_epilog_ends_with_0_whatever_is_in_the_settings(
 def test_with_settings_that_are_no_toml_the_healthcheck_reads_the_default_verdict(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "verdict").write_text("ok 99999999999 healthy\n")
+    verdict(tmp_path, "ok {} healthy\n")
     file = tmp_path / "healthd.toml"
     file.write_text("mode = \n")
     code = "import sys; from healthd.cli import flags; from healthd.cli.main import main; "

@@ -25,6 +25,8 @@ LAST_PAUSE_SECONDS = 0.25
 LEAST_SECONDS, ENDING_SECONDS, LAST_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60 s, and may start the next one beside it before that
+# A verdict holds for three rounds, and an interval is a week at most (plausible.Period); it ends in seconds since 1970.
+LONGEST_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # statuses of healthcheck
 
 
@@ -116,8 +118,10 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
     except OSError as error:
         return NO_VERDICT, f"no verdict: {path}: {error.strerror}"
     word, expires, why = (*text.decode("ascii", "replace").strip().split(" ", 2), "", "", "")[:3]
-    if not is_decimal(expires) or now >= int(expires):
+    if not is_decimal(expires[:EPOCH_DIGITS]) or (ends := int(expires[:EPOCH_DIGITS])) <= now:
         return NO_VERDICT, "the verdict is old: healthd does not run, or hangs"
+    if len(expires) > EPOCH_DIGITS or ends > now + LONGEST_SECONDS:
+        return NO_VERDICT, f"no verdict: no daemon writes one that holds so long as that in {path}"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
 
 

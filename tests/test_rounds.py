@@ -381,3 +381,61 @@ def test_a_round_that_takes_longer_than_its_interval_ends_and_the_next_one_begin
         assert 4 <= len(ended) <= 5  # two rounds of both, and what has begun of the third
     finally:
         node.runner.close(5.0)
+
+
+class Hanging:
+    """A runner whose every run hangs until its time-out; the worker that hung has ended when it is asked again."""
+
+    nvml_open = False
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.request: Request | None = None
+        self.deadline = FAR
+        self.quarantined: dict[str, int] = {}
+
+    @property
+    def busy(self) -> bool:
+        return self.request is not None
+
+    def send(self, request: Request) -> None:
+        self.request, self.deadline = request, self.now + request.timeout_seconds
+
+    def step(self) -> Reply | None:
+        self.quarantined = {}
+        if self.request is None or self.now < self.deadline:
+            return None
+        hung, self.request = self.request, None
+        self.quarantined = {hung.resource: 1}
+        return Reply(hung, Outcome.TIMED_OUT, hung.timeout_seconds, {}, "")
+
+
+@pytest.mark.parametrize("resource", ["", "nvml"])
+@pytest.mark.parametrize("interval", [5.0, 10.0, 1000.0])
+@pytest.mark.parametrize("have_each_other_look", [False, True])
+def test_checks_that_time_out_again_and_again_keep_no_round_open(
+    resource: str, interval: float, have_each_other_look: bool
+) -> None:
+    runner = Hanging()
+    scheduled = [a_run(name, resource, interval, timeout=10.0) for name in ("a", "b", "c")]
+
+    def others(reply: Reply) -> list[RunName]:
+        return [run.name for run in scheduled if run.name != reply.run] if have_each_other_look else []
+
+    rounds = Rounds(
+        runner,
+        "n1",
+        100_000.0,
+        lambda: scheduled,
+        lambda wanted: Run(wanted.check, "", {}, boot_id="b"),
+        lambda: runner.now,
+        lambda: runner.now,
+        others,
+    )
+    ends = []
+    for _ in range(400):
+        if rounds.step().round_ended:
+            ends.append(rounds.status.seconds)
+        runner.now = max(rounds.deadline, runner.now + 0.001)
+    assert len(ends) > 10
+    assert max(ends) <= 2 * 3 * 10.0 + 1, "each has its turn, and one more at most"

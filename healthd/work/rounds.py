@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ log = logging.getLogger("healthd")
 
 TASK_SECONDS = 20.0
 EARLY_AGAIN_SECONDS = 10.0  # events do not run one check more often than this
+# In one round, whoever wishes for more: so a round ends, also one of checks that time out and have each other look
+# once more. What is wished for beyond that is in the next one, which begins at once.
+MOST_TURNS = 2
 FOREVER = float("inf")
 
 
@@ -62,6 +65,7 @@ class Rounds:
         self._quarantined: set[str] = set()
         self._running = False
         self._began = 0.0
+        self._turns: Counter[RunName] = Counter()  # of each run in the round in progress
         self._due_of: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
@@ -168,23 +172,28 @@ class Rounds:
             return
         if not self._running:
             self._running, self._began = True, now
+            self._turns.clear()
             self.status = dataclasses.replace(self.status, number=self.status.number + 1, started=self._now())
         for run in new:
             self._last_runs[run.name] = now
+            self._turns[run.name] += 1
             self._early.pop(run.name, None)
         self._due_of = []
         self._queue = deque(schedule.gpus_first([*self._queue, *new]))
 
     def _queue_once_more(self, names: Collection[RunName]) -> None:
         """Before NVML is closed: what a GPU check met is told in this round."""
-        if names and self._running:
-            self._queue = deque(schedule.again(self._queue, self._scheduled(), names))
+        waiting = {run.name for run in self._queue}
+        again = {name for name in names if name not in waiting and self._turns[name] < MOST_TURNS}
+        if again and self._running:
+            self._turns.update(again)
+            self._queue = deque(schedule.again(self._queue, self._scheduled(), again))
 
     def _has_had_its_turn(self, run: ScheduledRun, now: float) -> bool:
         """Whether the round in progress has run it, and nobody wished for it since: a round that takes longer than the
         interval ends, and the next one begins, instead of going on until it is out of time."""
-        ran = self._running and self._last_runs.get(run.name, -FOREVER) >= self._began
-        return ran and self._early.get(run.name, FOREVER) > now
+        turns = self._turns[run.name] if self._running else 0
+        return turns >= MOST_TURNS or (turns > 0 and self._early.get(run.name, FOREVER) > now)
 
     def _next(self) -> Request | Reply | None:
         """The next thing to do. When NVML's checks and tasks are done it is closed first; then checks, then tasks."""

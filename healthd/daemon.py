@@ -249,7 +249,7 @@ class Daemon:
         """Sleep until something can be read, a deadline passes, or something is due."""
         known, worker = self.memory.ledger, self.looking.runner
         others = (self.hearing, self.hot_unplug, self.control, self.watching, self.before_resume)
-        ends = [c.ack.until for c in known.conditions if c.ack]  # epoch seconds; the moments below are monotonic
+        ends = [self.memory.acks_end]  # epoch seconds; the moments below are monotonic
         ends += [known.pause.until] if known.pause else []
         ends += [telling.flush_at(known.told)]
         ends += [self.hand.held_from] if self.publisher.verdict_word == "drain" else []

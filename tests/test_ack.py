@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_memory import NOW, STANDING
 
 from healthd.control.commands import COMMANDS
@@ -14,9 +17,11 @@ from healthd.judge import absorb, endings, verdict
 from healthd.judge.ledger_file import decode, encode
 from healthd.judge.memory import Memory
 from healthd.model import (
+    Ack,
     CheckResult,
     Clears,
     Condition,
+    ConditionKey,
     ConditionState,
     Finding,
     Health,
@@ -219,3 +224,41 @@ def test_one_that_was_given_while_the_clock_was_right_is_not_moved_by_26_years(m
     assert condition.ack
     assert memory.ledger.pause
     assert (condition.ack.until, memory.ledger.pause.until) == (NOW + 2 * HOUR, NOW + 60)
+
+
+class Walked(tuple[Condition, ...]):
+    """Conditions that count how often somebody walks them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Condition]:
+        type(self).walks += 1
+        return super().__iter__()
+
+
+def test_the_next_end_of_an_ack_is_known_without_a_walk_through_all_conditions(memory: Memory) -> None:
+    known = dataclasses.replace(STANDING, ack=Ack(NOW + 60, "known", "ann", STANDING.severity, NOW))
+    memory.ledger = dataclasses.replace(memory.ledger, conditions=Walked((STANDING, known)))
+    assert [memory.acks_end for _ in range(100)] == [NOW + 60] * 100
+    memory.end_acks()
+    assert Walked.walks == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(Severity), st.none() | st.tuples(st.integers(-5, 5), st.sampled_from(Severity))),
+        max_size=5,
+    )
+)
+def test_the_next_end_of_an_ack_is_when_one_ends(drawn: list[tuple[Severity, tuple[int, Severity] | None]]) -> None:
+    conditions = {
+        ConditionKey("mount/missing", str(number)): dataclasses.replace(
+            STANDING,
+            code="mount/missing",
+            subject=str(number),
+            severity=severity,
+            ack=ack and Ack(NOW + ack[0], "known", "ann", ack[1], NOW - 60),
+        )
+        for number, (severity, ack) in enumerate(drawn)
+    }
+    assert (endings.next_end_of_acks(conditions.values()) <= NOW) == (endings.after_acks(conditions, NOW) != conditions)

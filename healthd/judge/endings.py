@@ -104,6 +104,12 @@ def after_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Conditi
     )
 
 
+def next_end_of_acks(conditions: Iterable[Condition]) -> float:
+    """When `after_acks` has something to end, epoch seconds: 0 = now, infinity = never."""
+    ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
+    return min(ends, default=float("inf"))
+
+
 def _state_without_ack(c: Condition) -> ConditionState:
     """The state as if there had been no ack. What a resume by an operator forgave stays so until it is seen anew."""
     if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:

@@ -61,6 +61,8 @@ class Memory:
         self.past: dict[str, str] = {}
         self._conditions_of: tuple[Condition, ...] = ()
         self._conditions: dict[ConditionKey, Condition] = {}
+        self._acks_of: tuple[Condition, ...] = ()
+        self._acks_end = float("inf")
         self.unsaved = False
         self.uncopied = False
         self.slurm_uncopied = False  # what we did there, and no copy knows of
@@ -80,6 +82,14 @@ class Memory:
         if self._conditions_of is not self.ledger.conditions:
             self._conditions_of, self._conditions = self.ledger.conditions, self.ledger.by_key()
         return self._conditions
+
+    @property
+    def acks_end(self) -> float:
+        """When `end_acks` has something to end (epoch seconds). The conditions are walked when they have changed, and
+        not each time that the daemon waits."""
+        if self._acks_of is not self.ledger.conditions:
+            self._acks_of, self._acks_end = self.ledger.conditions, endings.next_end_of_acks(self.ledger.conditions)
+        return self._acks_end
 
     # --- recall
 
@@ -234,6 +244,8 @@ class Memory:
 
     def end_acks(self) -> None:
         """End the acks whose time is over, or whose condition is worse than the person knew."""
+        if self._now() < self.acks_end:
+            return
         ended = endings.after_acks(self.conditions, self._now())
         tell(log_lines.of_ended_acks(self.conditions, ended))
         self.set_conditions(ended)

@@ -36,15 +36,18 @@ class Rule:
     most: float | None = None
 
 
+MOST_LISTED = 100  # names; more are no answer
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: '; did you mean "timeout_seconds"?' or the list of what is known."""
+    """A hint for a misspelt name: '; did you mean "timeout_seconds"?' or the list of what is known, if it is short."""
     import difflib
 
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known here: {', '.join(names)}" if names else ""
+    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MOST_LISTED else ""
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:

@@ -81,6 +81,8 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),
         ('[metrics]\nlisten = "127.0.0.1:²"', 'metrics.listen: must be ADDRESS:PORT or "off", is "127.0.0.1:²"'),
         ("checks = 3", "checks: must be a table"),
+        ("[gpu_count]\nexpected = 8", 'unknown setting "gpu_count"; did you mean "checks.gpu_count"?'),
+        ("[validate]\nbefore_resume = true", 'unknown setting "validate"; did you mean "checks.validation"?'),
         ("[checks.gpu_eccc]", 'checks.gpu_eccc: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
         ("[checks]\ngpu_ecc = false", "checks.gpu_ecc: must be a table, is false"),
         (
@@ -99,6 +101,14 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
             'checks.gpu_ecc.severity: there is no code "gpu_ecc/disable"; did you mean "gpu_ecc/disabled"?',
+        ),
+        (
+            '[checks.gpu_xid.severity]\n79 = "info"',
+            'checks.gpu_xid.severity: there is no code "79"; did you mean "gpu_xid/79"?',
+        ),
+        (
+            '[checks.gpu_xid.severity]\n"the bus is gone" = "info"',
+            'checks.gpu_xid.severity: there is no code "the bus is gone"',
         ),
         (
             '[checks.gpu_xid.severity]\n"gpu_xid/sxid-20034" = "info"',

@@ -123,6 +123,10 @@ def test_a_misspelt_word_gets_the_nearest_and_another_one_the_list():
     assert nearest("zzz", []) == ""
 
 
+def test_a_list_that_nobody_would_read_is_no_hint():
+    assert nearest("zzz", map(str, range(1000))) == ""
+
+
 def test_what_is_at_its_default_is_not_written():
     assert dump(Everything(1)) == {"whole": 1}
     assert dump(Everything(1, number=2.0, colour=Colour.DARK_BLUE)) == {

@@ -343,6 +343,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     assert "\n".join(told) in check(listening=heard, results=[result(check="gpu_xid")])
     standing = check(listening={**heard, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only listen to the kernel log" in standing
+    assert "\n\n\n" not in check(listening=heard, results=[result(check="gpu_xid")]), "one empty line above it"
     assert "    open since 3 min ago, seen 2 times, last 20 s ago; ends with: a reboot\n    next: " in standing
 
 

@@ -144,10 +144,11 @@ def ahead(then: float, now: float) -> str:
 def check(document: Document, page: Page, replayed: bool = False) -> str:
     """A row for each run with its worst finding; then the findings, and what could not be looked at."""
     then = f", when it was recorded on {date(document['time'])}" if replayed else ""
-    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}", ""]
+    lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{then}"]
     listening = document.get("listening", {}).get("checks", ())
     looked = [r for r in document["results"] if r["check"] not in listening or r["findings"]]
     shown, quiet = _told_apart(looked)
+    lines += [""] if looked else []
     rows = [
         (_name(r), r["outcome"].replace("_", " "), duration(r["duration_seconds"]), *_worst(r["findings"]))
         for r in shown

@@ -247,7 +247,8 @@ class Check:
         """Codes in `severity` must exist, and the module may refuse its Config by a sentence (`validate`)."""
         for code in config.severity:
             if not self.path and self.explain(code) is None:
-                hint = renamed(code) or nearest(code, self.codes())
+                written = code if "/" in code else f"{self.name}/{code}"
+                hint = renamed(code) or nearest(written, self.codes())
                 raise ConvertError(f'{where}.severity: there is no code "{code}"{hint}')
         with self._mistakes_of("validate()", where):
             if problem := self.declares.validate(config):

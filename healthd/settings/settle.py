@@ -43,7 +43,7 @@ def settle(
     with _named(source, origins):
         if plain.get("node_name", "") == "":
             plain["node_name"] = os.uname().nodename.partition(".")[0]
-        settings = load(Settings, _known_top_level(plain), "")
+        settings = load(Settings, _known_top_level(plain, known), "")
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
         layers = [*below(settings), Layer(source, table.get("checks", {}))]
@@ -120,11 +120,16 @@ def require_what_is_named(loaded: Loaded) -> None:
         raise ConfigError(f'{origins["nvml.fake"]}: nvml.fake: there is no profile and no file "{fake}"{hint}')
 
 
-def _known_top_level(plain: dict[str, Any]) -> dict[str, Any]:
+def _known_top_level(plain: dict[str, Any], known: Mapping[str, Check]) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(Settings)} | {"checks"}
     for key in plain:
         if key not in names:
-            raise ConvertError(f'unknown setting "{key}"{nearest(key, names)}')
+            from difflib import get_close_matches
+
+            near = get_close_matches(key, [*names, *known], n=1)
+            is_check = bool(near) and near[0] not in names  # whose table stands below "checks"
+            hint = f'; did you mean "checks.{near[0]}"?' if is_check else nearest(key, names)
+            raise ConvertError(f'unknown setting "{key}"{hint}')
     return plain
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from healthd.config import Settings
+from healthd.slurm import job_gpus
 
 pytestmark = pytest.mark.one_python
 
@@ -92,6 +98,23 @@ def test_the_daemon_has_the_turn_of_any_other_service() -> None:
         ("Nice", "0"),
     }
     assert not [name for name, _ in HAS if name.startswith("IOScheduling")]
+
+
+def test_what_a_prolog_reads_and_writes_is_there_before_healthd_ran_for_the_first_time(tmp_path: Path) -> None:
+    if shutil.which("systemd-tmpfiles") is None:
+        pytest.skip("systemd-tmpfiles not found")
+    text = (SYSTEMD / "healthd-tmpfiles.conf").read_text()
+    assert text.count(" root root ") == 2
+    mine = tmp_path / "healthd.conf"  # whoever runs this test may make folders of their own
+    mine.write_text(text.replace(" root root ", f" {os.getuid()} {os.getgid()} "))
+    made = tmp_path / "root"
+    made.mkdir()
+    command = ["systemd-tmpfiles", "--create", f"--root={made}", str(mine)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (0, "")
+    runtime_dir = made / Settings().runtime_dir.lstrip("/")
+    for folder in (runtime_dir, runtime_dir / job_gpus.FOLDER):
+        assert oct(folder.stat().st_mode & 0o7777) == "0o755", folder
 
 
 def test_an_image_that_goes_by_presets_leaves_it_enabled() -> None:

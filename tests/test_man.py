@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from healthd.cli.main import FAMILIES
 from healthd.config import CheckConfig, Settings
 from healthd.convert import dump
 from healthd.settings.registry import built_in
@@ -58,6 +59,13 @@ def test_every_command_and_flag_has_its_place():
         assert f"healthd {command}" in page, command
         for flag in set(re.findall(r"--[a-z-]+", healthd(*command.split(), "--help").partition("\nexamples")[0])):
             assert flag in page or flag == "--help", f"{command} {flag}"
+
+
+def test_the_synopsis_has_each_command():
+    synopsis = text(COMMANDS).partition(".SH SYNOPSIS")[2].partition("\n.SH ")[0]
+    lines = [line.removeprefix(".B ") for line in synopsis.splitlines()]
+    missing = [name for name in FAMILIES if not any(f"{line} ".startswith(f"healthd {name} ") for line in lines)]
+    assert missing == []
 
 
 def defaults(config: Any, prefix: str = "") -> dict[str, Any]:

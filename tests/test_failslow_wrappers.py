@@ -1,5 +1,6 @@
 """The callbacks and the TaskProlog that tell healthd of steps. The base classes here are stand-ins: neither Lightning
-nor transformers is installed for a test; the hooks are as in the sources of lightning 2.6.6 and transformers 5.23.0."""
+nor transformers is installed for a test. With the real ones (pytorch-lightning 2.6.6, transformers 5.17.0) each step of
+a small training arrived, also with gradients accumulated and an evaluation between: tried by hand."""
 
 from __future__ import annotations
 

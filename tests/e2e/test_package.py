@@ -5,6 +5,7 @@ rolled back, removed, purged, and put where an installation by hand was.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,10 @@ def test_one_command_makes_a_node_watched_and_compiles_nothing(
     assert set(box.exec("find", "/opt/healthd").stdout.splitlines()) <= owned
     for name in ("bash-completion/completions/healthd", "zsh/vendor-completions/_healthd"):
         assert f"/usr/share/{name}" in owned
+    for name in ("tmpfiles.d/healthd.conf", "systemd/system-preset/80-healthd.preset"):
+        assert f"/usr/lib/{name}" in owned
+    depends = box.exec("dpkg-query", "-W", "-f", "${Depends}", "healthd").stdout
+    assert [name for name in re.split(r"[, |]+", depends) if name.startswith("python")] == [PYTHONS[release]]
     for name in ("man/man8/healthd.8.gz", "man/man5/healthd.toml.5.gz", "healthd/healthd.toml", "healthd/slurm/prolog"):
         assert f"/usr/share/{name}" in owned
     box.exec("test", "-x", "/opt/healthd/share/healthd/slurm/prolog")

@@ -198,6 +198,7 @@ EXPLAIN = {
         "drains.",
         "The message says which rank, or why nobody is named. Where it is communication, or another node's, ask there, "
         "too: healthd failslow reads the times of all ranks. What else stands on this node is in healthd status.",
+        needs="client",
     ),
     "failslow/gpu": Explain(
         Severity.WARNING,
@@ -207,6 +208,7 @@ EXPLAIN = {
         "error. It rests on the job's own word: it never drains.",
         "nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what holds the clocks; healthd status, what else stands. "
         "healthd validate measures the GPU once the node is idle.",
+        needs="client",
     ),
     "failslow/counters": Explain(
         Severity.WARNING,
@@ -215,6 +217,7 @@ EXPLAIN = {
         "As failslow/job, of a job that tells nothing itself. It was read by root, so a site may let it count for more "
         "(severity); it cannot say which rank it is.",
         "healthd status shows what else stands on this node. Whether the job itself changed, its user knows.",
+        needs="sample",
     ),
     "failslow/loss": Explain(
         Severity.CRITICAL,
@@ -228,5 +231,6 @@ EXPLAIN = {
         "where several nodes have this at once, ask for the switch that they share.",
         also=(Severity.DEGRADED,),
         shared=True,
+        needs="act",
     ),
 }

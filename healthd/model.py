@@ -301,6 +301,7 @@ class Explain:
     worsens    a finding that lasts gets worse
     shared     whether other nodes may have the same cause (Finding.shared_cause); None: some of its findings
     expects    the setting that it compares with (Finding.expects), "" = none
+    needs      the setting without which nobody looks for it, "" = none
     """
 
     severity: Severity
@@ -315,6 +316,7 @@ class Explain:
     worsens: WorsensBy | None = None
     shared: bool | None = False
     expects: str = ""
+    needs: str = ""
 
 
 class ConditionState(enum.Enum):

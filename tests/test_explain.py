@@ -121,7 +121,8 @@ def test_a_captured_kernel_line_is_judged_as_its_code_is_explained():
 def test_settings_that_a_text_names_exist():
     for code in CODES:
         explain, config = registry.explain(CHECKS, code), config_of(code)
-        named = (explain.confirm, explain.chosen_by, explain.expects, explain.worsens and explain.worsens.setting)
+        worsens = explain.worsens and explain.worsens.setting
+        named = (explain.confirm, explain.chosen_by, explain.expects, explain.needs, worsens)
         assert [name for name in named if name and not hasattr(config, name)] == [], code
 
 
@@ -343,6 +344,23 @@ def test_a_check_that_is_off_says_so(tmp_path, capsys):
     assert "Nothing: the check is off. If it were on:" in text
     assert "checks.gpu_ecc.enabled" in text
     assert str(file) in text
+
+
+def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys):
+    file = tmp_path / "healthd.toml"
+    for text, code, needs in (
+        ("", "failslow/job", "client"),
+        ("[checks.failslow]\nclient = true\n", "failslow/job", ""),
+        ("[checks.failslow]\nclient = true\n", "failslow/counters", "sample"),
+        ('[checks.failslow]\nsample = ["ib"]\n', "failslow/loss", "act"),
+        ('[checks.failslow]\nsample = ["ib"]\nact = "drain"\n', "failslow/loss", ""),
+    ):
+        file.write_text(text)
+        (run,) = explained(capsys, "--config", str(file), code)["here"]
+        assert run["needs"] == needs, text
+        assert main(["explain", "--config", str(file), code]) == 0
+        said = capsys.readouterr().out
+        assert ("so nobody looks. If it were:" in said) == bool(needs)
 
 
 def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):

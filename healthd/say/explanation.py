@@ -149,12 +149,14 @@ def _of_run(
         (finding, course(finding, config, here.policy(), heard, observed=heard and observed)) for finding in findings
     ]
     expected = getattr(config, explain.expects) if explain.expects and hasattr(config, explain.expects) else True
+    needed = getattr(config, explain.needs) if explain.needs and hasattr(config, explain.needs) else True
     steps = [step for _, each in courses for step in each]
     return {
         "instances": [],
         "set_up": not check.per or bool(config.name),
         "enabled": enabled,
         "expects": explain.expects if not expected else "",
+        "needs": explain.needs if not needed else "",
         "courses": [
             {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in each]}
             for finding, each in courses
@@ -207,7 +209,7 @@ def _deciders(
         mode, origin = here.mode
         yield {"setting": "mode", "value": mode.value, "from": origin}
     worsens = explain.worsens.setting if explain.worsens else ""
-    for setting in dict.fromkeys((explain.chosen_by, explain.expects, explain.confirm, worsens)):
+    for setting in dict.fromkeys((explain.needs, explain.chosen_by, explain.expects, explain.confirm, worsens)):
         if setting and hasattr(config, setting) and not isinstance(getattr(config, setting), dict | tuple | list):
             yield own(setting)
     if not config.enforce:
@@ -363,6 +365,8 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
         yield from page.wrap(f"Nothing: no [checks.{check}.NAME] is set up, so nobody looks. Where one is:", "  ")
     elif not run["enabled"]:
         yield from page.wrap("Nothing: the check is off. If it were on:", "  ")
+    elif run["needs"]:
+        yield from page.wrap(f"Nothing: [checks.{check}] {run['needs']} is not set, so nobody looks. If it were:", "  ")
     elif run["expects"]:
         yield from page.wrap(
             f"Nothing: [checks.{check}] {run['expects']} says of nothing that it should be there (healthd baseline "

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from waiting import until
 
 from healthd import client
-from healthd.live import datagram
+from healthd.live import datagram, process, told
 from healthd.live.receiver import Heard, Left, Receiver
+from healthd.live.settings import Place, Watched
 from healthd.machine.passing import SO_PASSRIGHTS
 
 ROOT = Path(__file__).parents[1]
@@ -326,6 +327,24 @@ def test_who_is_in_no_job_is_turned_away_and_counted(ranks):
             stranger.send(message())
     assert ranks.heard == []
     assert ranks.receiver.said_dropped().strangers == 1
+
+
+def test_who_was_turned_away_is_told_also_where_no_job_tells_anything(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "ALIVE_SECONDS", 0.0)
+    document = tmp_path / told.FILE
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    live = process.Live(Place(str(tmp_path), str(tmp_path)), theirs)
+    with ours:
+        try:
+            live.reconfigure(Watched(client=True))
+            live.step()
+            assert told.read(document.read_text()).dropped.strangers == 0
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(str(tmp_path / "failslow.sock"))
+                until(lambda: live.step() or told.read(document.read_text()).dropped.strangers == 1)
+        finally:
+            live.close()
 
 
 @pytest.mark.parametrize("size", [257, 4096, 100_000])

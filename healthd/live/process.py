@@ -120,7 +120,7 @@ class Live:
         self._said_at = -SAID_SECONDS
         self._news = self._paused = self._unsaid = False
         self._until = 0.0
-        self._written = ""
+        self._told_dropped = Dropped()
 
     # --- the one wait
 
@@ -171,6 +171,7 @@ class Live:
             self._say(ALIVE)
             self._alive_at = now + ALIVE_SECONDS
             self._news |= self.jobs.forget_quiet(clock, self.sampler.job if self.sampler is not None else "")
+            self._news |= self._dropped() != self._told_dropped
         if self.receiver is not None and now >= self.receiver.look_at:
             self._hear(self.receiver, now, clock)
         if self.sampler is not None and now >= self.sampler.deadline:
@@ -221,15 +222,19 @@ class Live:
             paused_until=self._until,
             jobs=self.jobs.told(),
             recent=tuple(self.jobs.recent),
-            dropped=Dropped() if self.receiver is None else self.receiver.said_dropped(),
+            dropped=self._dropped(),
             lost=self.jobs.lost(),
             sampling=None if self.sampler is None else self.sampler.share,
             troubles=tuple(map(sentence, (*self.troubles.values(), *sampler))),
         )
+        self._told_dropped = told.dropped
         try:
             replace_file(os.path.join(self.place.runtime_dir, FILE), as_text(told), FILE_MODE)
         except OSError as error:  # a full tmpfs: the next time is soon
             self._complain("file", error)
+
+    def _dropped(self) -> Dropped:
+        return Dropped() if self.receiver is None else self.receiver.said_dropped()
 
     # --- what is watched
 

@@ -139,6 +139,7 @@ def test_the_version():
         (("check", "--jsn"), 'healthd check: there is no --jsn; did you mean "--json"?'),
         (("check", "--config"), "healthd check: argument --config: expected one argument"),
         (("check", "gpu_eccc"), 'healthd check: there is no check "gpu_eccc"; did you mean "gpu_ecc"?'),
+        (("check", "gpu_ecc/disabled"), 'healthd check: there is no check "gpu_ecc/disabled"; did you mean "gpu_ecc"?'),
         (("check", "mount"), "healthd check: mount: nothing to check: no table [checks.mount.NAME] is in the settings, "
          "or none is enabled"),
         (("check", "--fake-nvml", "dgx-h10"), 'healthd: --fake-nvml: nvml.fake: there is no profile and no file '

@@ -147,7 +147,8 @@ def _only(
 
     for name in names:
         if name not in checks:
-            raise Stop(f'healthd {command}: there is no check "{name}"{nearest(name, checks)}')
+            hint = nearest(name.partition("/")[0], checks)  # a code begins with its check
+            raise Stop(f'healthd {command}: there is no check "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd {command}: {name}: {_why_not(checks[name])}")
     # The others run only by their names, here or when it was recorded.

@@ -348,19 +348,20 @@ def test_a_check_that_is_off_says_so(tmp_path, capsys):
 
 def test_what_nobody_looks_for_until_a_setting_says_so_is_told(tmp_path, capsys):
     file = tmp_path / "healthd.toml"
-    for text, code, needs in (
-        ("", "failslow/job", "client"),
+    for text, code, setting in (
+        ("", "failslow/job", "checks.failslow.client"),
         ("[checks.failslow]\nclient = true\n", "failslow/job", ""),
-        ("[checks.failslow]\nclient = true\n", "failslow/counters", "sample"),
-        ('[checks.failslow]\nsample = ["ib"]\n', "failslow/loss", "act"),
+        ("[checks.failslow]\nclient = true\n", "failslow/counters", "checks.failslow.sample"),
+        ('[checks.failslow]\nsample = ["ib"]\n', "failslow/loss", "checks.failslow.act"),
         ('[checks.failslow]\nsample = ["ib"]\nact = "drain"\n', "failslow/loss", ""),
+        ('[kernel_log]\nsource = "off"\n', "gpu_xid/79", "kernel_log.source"),
+        ('[kernel_log]\nsource = "off"\n', "gpu_access/lost", ""),
     ):
         file.write_text(text)
         (run,) = explained(capsys, "--config", str(file), code)["here"]
-        assert run["needs"] == needs, text
+        assert run["unlooked_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
-        said = capsys.readouterr().out
-        assert ("so nobody looks. If it were:" in said) == bool(needs)
+        assert (f"Nothing: by {setting} nobody looks." in capsys.readouterr().out) == bool(setting)
 
 
 def test_settings_that_cannot_be_read_are_told_and_the_rest_too(tmp_path, capsys):

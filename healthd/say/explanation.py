@@ -30,6 +30,7 @@ ENDS = {
 RESUMES = "healthd lifts its own drain when every check that can drain has completed clean."
 
 
+_KERNEL_LOG = "kernel_log.source"
 MODE_UNKNOWN = "default; which one is in force is not known"
 
 
@@ -149,14 +150,14 @@ def _of_run(
         (finding, course(finding, config, here.policy(), heard, observed=heard and observed)) for finding in findings
     ]
     expected = getattr(config, explain.expects) if explain.expects and hasattr(config, explain.expects) else True
-    needed = getattr(config, explain.needs) if explain.needs and hasattr(config, explain.needs) else True
     steps = [step for _, each in courses for step in each]
+    unlooked_by = _unlooked_by(explain, check, config, heard, here)
     return {
         "instances": [],
         "set_up": not check.per or bool(config.name),
         "enabled": enabled,
         "expects": explain.expects if not expected else "",
-        "needs": explain.needs if not needed else "",
+        "unlooked_by": unlooked_by,
         "courses": [
             {"severity": finding.severity.name.lower(), "steps": [_step(step) for step in each]}
             for finding, each in courses
@@ -165,8 +166,19 @@ def _of_run(
         "at_once": explain.at_once,
         "observed": heard and observed,
         "paused_until": here.running.paused_until if here.running else 0.0,
-        "settings": list(_deciders(code, explain, check, config, enabled, here, steps, heard and observed)),
+        "settings": list(
+            _deciders(code, explain, check, config, enabled, here, steps, heard and observed, unlooked_by)
+        ),
     }
+
+
+def _unlooked_by(explain: Explain, check: Check, config: CheckConfig, heard: bool, here: Here) -> str:
+    """The setting by which nobody looks for it here, "" = somebody does."""
+    if heard and here.settings.kernel_log.source == "off":
+        return _KERNEL_LOG
+    if explain.needs and not getattr(config, explain.needs, True):
+        return place_of(check.name, config.name, explain.needs)
+    return ""
 
 
 def _step(step: Step) -> dict[str, Any]:
@@ -187,6 +199,7 @@ def _deciders(
     here: Here,
     steps: Sequence[Step],
     observed: bool,
+    unlooked_by: str,
 ) -> Iterator[dict[str, Any]]:
     """The settings that decide it, and where each came from."""
 
@@ -218,8 +231,9 @@ def _deciders(
         yield {**own("severity"), "setting": f'{place("severity")}."{code}"', "value": dump(config.severity[code])}
     if explain.expects in config.guessed or "name" in config.guessed:
         yield row("profile", here.loaded.profile if here.loaded else "")
+    if observed or unlooked_by == _KERNEL_LOG:
+        yield row(_KERNEL_LOG, settings.kernel_log.source)
     if observed:
-        yield row("kernel_log.source", settings.kernel_log.source)
         yield row("kernel_log.trust_file", settings.kernel_log.trust_file)
     if Does.REQUEUES in drains and here.mode[0] is not Mode.DRAIN:
         yield row("slurm.requeue", settings.slurm.requeue)
@@ -365,8 +379,8 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
         yield from page.wrap(f"Nothing: no [checks.{check}.NAME] is set up, so nobody looks. Where one is:", "  ")
     elif not run["enabled"]:
         yield from page.wrap("Nothing: the check is off. If it were on:", "  ")
-    elif run["needs"]:
-        yield from page.wrap(f"Nothing: [checks.{check}] {run['needs']} is not set, so nobody looks. If it were:", "  ")
+    elif run["unlooked_by"]:
+        yield from page.wrap(f"Nothing: by {run['unlooked_by']} nobody looks. If somebody did:", "  ")
     elif run["expects"]:
         yield from page.wrap(
             f"Nothing: [checks.{check}] {run['expects']} says of nothing that it should be there (healthd baseline "

@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import node_tree
 from counted import cpu_ms, daemon_pid, peak_mib, scrape, wait_for_text
 from figure import Figure
 from healthd_daemon import Healthd, xid
 
+from healthd.judge.bounds import MOST_OF_ALL
+
 STORM_LINES = 1_000_000
 STORMS = 5
 BURST_LINES = 1280
 DIFFERENT_LINES = 100_000
+CHECKS, CODES_OF_A_CHECK = 60, 150
 ANSWERS = 20
+# A site's check that finds two parts of each of its codes.
+CHECK = '''"""Broken."""
+
+from healthd.model import Finding, Severity
+
+
+def run(host, config, past):
+    for number in range({count}):
+        code, part = f"{name}/code{{number % {codes}}}", f"part{{number}}"
+        yield Finding(Severity.WARNING, code, part, "a message that is as long as those of others are, with a number")
+'''
 
 
 def storms() -> list[Figure]:
     """A million Xid lines in a followed file, all at once, and another fault as the last: when is it a condition?"""
-    return [*storm("the same", same_line), *storm("varying, 8 GPUs", varying_line), *burst(), *different_parts()]
+    varying = storm("varying, 8 GPUs", varying_line)
+    return [*storm("the same", same_line), *varying, *burst(), *different_parts(), *many_checks()]
 
 
 def different_line(number: int) -> str:
@@ -68,6 +85,46 @@ def different_parts() -> list[Figure]:
         Figure("  the ledger", "KiB", [ledger / 1024], aim=512),
         Figure("  the status, as JSON", "KiB", [len(said) / 1024], aim=512),
         Figure("  it is answered in", "ms", answers, aim=250),
+    ]
+
+
+def many_checks() -> list[Figure]:
+    """Each check of the site finds hundreds of parts, and the log names Xids of thousands of codes: what a further Xid
+    costs then, and the status."""
+    directory = Path(tempfile.mkdtemp(prefix="healthd."))
+    checks = directory / "checks.d"
+    checks.mkdir()
+    for number in range(CHECKS):
+        name = f"broken{number:02}"
+        text = CHECK.format(name=name, count=2 * CODES_OF_A_CHECK, codes=CODES_OF_A_CHECK)
+        (checks / f"{name}.py").write_text(text)
+    of_gpus = [node_tree.GPUS[number % 8].rpartition(".")[0] for number in range(12_000)]
+    with Healthd("--interval", "3600", config=f'checks_dir = "{checks}"\n', directory=directory) as daemon:
+        daemon.kernel_line(*(xid(200 + number, pci, "of any code") for number, pci in enumerate(of_gpus)))
+        daemon.kernel_line(xid(79, "0000:df:00"))
+        wait_for_text(daemon.log, 0, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
+        waited = []
+        for number in range(1, ANSWERS + 1):
+            place, began = daemon.log.stat().st_size, time.perf_counter()
+            daemon.kernel_line(xid(48, f"0000:{number:02x}:00", "An uncorrectable double bit error (DBE)"))
+            wait_for_text(daemon.log, place, b"critical, open: Xid 48")
+            waited.append((time.perf_counter() - began) * 1000)
+        answers, said = [], {}
+        for _ in range(ANSWERS):
+            asked = time.perf_counter()
+            said = daemon.status()
+            answers.append((time.perf_counter() - asked) * 1000)
+        ledger = (daemon.run_dir / "ledger.json").stat().st_size
+    return [
+        Figure(
+            f"{CHECKS} checks that find {2 * CODES_OF_A_CHECK} parts each, 12000 codes: conditions",
+            "",
+            [len(said["conditions"])],
+            aim=MOST_OF_ALL + 1,
+        ),
+        Figure("  the ledger", "KiB", [ledger / 1024], aim=1024),
+        Figure("  the status is answered in", "ms", answers, aim=250),
+        Figure("  an Xid written, to its condition", "ms", waited, aim=250),
     ]
 
 

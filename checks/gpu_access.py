@@ -6,8 +6,9 @@ fail. A call that does not come back warns at first: NVML hangs for 45 s and mor
 second round it is degraded. Together with Xid 79, 119 or 120 it is critical: gpu_xid says that by itself, from the
 kernel log in the daemon, which no hung worker holds up. So it is not judged here once more, and a Xid of hours ago
 never makes a requeue of a hang of now. A lost GPU counts after a minute, since an epilog's reset looks the same, but at
-once before slurmd has started, and where the kernel has lost the GPU too. A driver that is being loaded, or whose
-device files nobody has made yet, is not "not loaded": then NVML cannot be asked, and that is no fault.
+once before slurmd has started, and where the kernel has lost the GPU too. That a GPU which had to be reset answers
+again is no evidence of its reset, but the driver's word that nothing is to be done any more is. A driver that is being
+loaded, or whose device files nobody has made yet, is not "not loaded": then NVML cannot be asked, and that is no fault.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from collections.abc import Iterator
 from healthd.config import CheckConfig, Seconds
 from healthd.host import Host
 from healthd.machine import gpu_reset
-from healthd.model import Clears, Explain, Finding, Meaning, Observation, Severity, Worsens, WorsensBy
-from healthd.nvml import NvmlError, NvmlErrorKind
+from healthd.model import Clears, Explain, Finding, Meaning, Observation, Repair, Severity, Worsens, WorsensBy
+from healthd.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 from healthd.past import Past
 from healthd.values import dataclass
 
@@ -48,7 +49,7 @@ class Config(CheckConfig):
     hang_degraded_seconds: Seconds = 240.0
 
 
-def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation]:
+def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     try:
         nvml = host.nvml
     except NvmlError as error:
@@ -64,6 +65,9 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
     for unreachable in nvml.unreachable:
         if unreachable.kind is not NvmlErrorKind.NO_PERMISSION:
             yield _unreachable(unreachable, host, config)
+        if unreachable.kind is NvmlErrorKind.RESET_REQUIRED and unreachable.pci:
+            yield _refused(unreachable.pci, True)
+    yield from host.each_gpu(lambda gpu: _answers(gpu, past))
     yield Observation("gpu_driver_info", 1, labels=(("version", nvml.driver_version() or ""),))
     for unreachable in nvml.unreachable:
         if unreachable.kind is NvmlErrorKind.NO_PERMISSION:
@@ -102,6 +106,28 @@ def _unreachable(error: NvmlError, host: Host, config: Config) -> Finding:
     return Finding(Severity.DEGRADED, "gpu_access/no_answer", error.pci, f"GPU {which} does not answer, {said}")
 
 
+def _answers(gpu: NvmlGpu, past: Past) -> Iterator[Observation | Repair]:
+    """Whether a GPU that answers was reset since it had to be.
+
+    The driver refuses a GPU by what its own memory of the GPU says ("This property will be cleared on RM init, by which
+    time the client should have reset the GPUs"): once nothing holds the GPU it forgets that, without a reset. What it
+    wants done follows from a mark in the GPU, set with almost each such refusal, taken away for tests only, and read
+    anew with the GPU: then no Xid 154 tells that the mark is gone. Source: NVIDIA's open kernel modules 595.45.04,
+    src/nvidia/src/kernel: rmapi/alloc_free.c, gpu/gpu.c (gpuUnmarkDeviceForReset, _gpuRefreshRecoveryActionInLock),
+    gpu/gsp/kernel_gsp.c. A driver before 570 does not say what it wants.
+    """
+    refused = _refused(gpu.pci, False)
+    last = past.last(refused)
+    if last is not None and last.value and gpu.recovery_action() == 0:
+        yield refused
+        why = "it had to be reset, answers again, and the driver asks for no recovery"
+        yield Repair(Clears.GPU_RESET, gpu.pci, why, before=last.time)
+
+
+def _refused(pci: str, is_refused: bool) -> Observation:
+    return Observation("gpu_refused_until_reset", int(is_refused), labels=(("pci", pci),))
+
+
 def overdue(config: Config, seconds: float) -> Iterator[Finding]:
     yield Finding(
         Severity.WARNING,
@@ -115,6 +141,9 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
 OBSERVATIONS = {
     "gpus": Meaning("GPUs that the driver has."),
     "gpus_unreachable": Meaning("GPUs that the driver has and cannot open."),
+    "gpu_refused_until_reset": Meaning(
+        "1 of a GPU that the driver refuses until it is reset, 0 when it was reset and answers again.", ("pci",)
+    ),
     "gpu_driver_info": Meaning("Always 1; the label is the version of NVIDIA's driver.", ("version",)),
 }
 
@@ -135,7 +164,8 @@ EXPLAIN = {
         "The GPU answers every question with: reset required.",
         "Nothing can start on it until it is reset, and what ran on it has failed.",
         "Let the node drain, stop what holds the GPU (DCGM, persistence daemon), nvidia-smi --gpu-reset -i PCI; on "
-        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. A reset that "
+        "machines with NVSwitches all GPUs together, or reboot. Look for the Xid that came before. That it answers "
+        "again is no evidence of a reset; that the driver (570 and later) asks for nothing any more is. A reset that "
         "healthd did not notice: healthd repaired gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from fakes import NOW
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from healthd.config import CheckConfig
 from healthd.judge import bounds, endings, intake
-from healthd.judge.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, OTHERS, bounded, with_others
+from healthd.judge.bounds import MOST_OF_A_CODE, MOST_OF_A_RUN, MOST_OF_ALL, OTHERS, bounded, with_others
 from healthd.judge.condition import acts, fault_time
 from healthd.judge.ledger import Ledger, with_conditions
 from healthd.judge.ledger_file import decode, encode
@@ -77,13 +78,15 @@ def by_key(conditions: Sequence[Condition]) -> dict[ConditionKey, Condition]:
     return {c.key: c for c in conditions}
 
 
-def found(number: int, severity: Severity = Severity.WARNING, **more: object) -> Finding:
-    finding = Finding(severity, "processes/x", f"part{number:05}", f"fault {number}")
+def found(number: int, severity: Severity = Severity.WARNING, code: str = "processes/x", **more: object) -> Finding:
+    finding = Finding(severity, code, f"part{number:05}", f"fault {number}")
     return replace(finding, **more)  # type: ignore[arg-type]
 
 
-def run(ledger: Ledger, findings: Sequence[Finding], at: float = NOW, clear_after: int = 1) -> Ledger:
-    result = CheckResult("processes", "", Outcome.COMPLETED, at, 0.0, tuple(findings))
+def run(
+    ledger: Ledger, findings: Sequence[Finding], at: float = NOW, clear_after: int = 1, check: str = "processes"
+) -> Ledger:
+    result = CheckResult(check, "", Outcome.COMPLETED, at, 0.0, tuple(findings))
     return intake.looked(ledger, result, CheckConfig(clear_after=clear_after), at).ledger
 
 
@@ -154,9 +157,33 @@ def test_a_worse_one_that_comes_later_takes_the_place_of_the_mildest() -> None:
 def test_runs_of_one_check_do_not_count_for_one_another() -> None:
     """Only a mount's own run says that it is there again."""
     several = [condition(number, "mount/missing", instance=f"/m{number}") for number in range(500)]
-    assert bounded(by_key(several)) == by_key(several)
+    assert bounded(by_key(several)) == by_key(several), "what has one condition would only change its name"
     one = [condition(number, "exec/x", instance="site") for number in range(500)]
     assert ConditionKey("exec/x", "others of site") in bounded(by_key(one))
+
+
+@pytest.mark.parametrize("more", [0, 1, 1000])
+def test_all_checks_together_have_so_many_conditions_and_each_counts_its_rest(more: int) -> None:
+    mild = [condition(n, f"check{n % 50:02}/x") for n in range(MOST_OF_ALL + more - 2)]
+    worse = [condition(10_000 + n, "check07/y", severity=Severity.DEGRADED) for n in range(2)]
+    kept = bounded(by_key([*mild, *worse]))
+    assert len(kept) == MOST_OF_ALL
+    assert {c.key for c in worse} <= kept.keys()
+    others = [c for c in kept.values() if c.subject == OTHERS]
+    assert sum(c.count for c in others) == (more + len(others) if more else 0)
+    assert all(c.code == f"{c.check}/others" for c in others)
+
+
+def test_the_mildest_of_all_checks_lose_their_names_first() -> None:
+    """A storm of warnings of one check takes the name of no fault that another check drains for."""
+    of_the_drain = [condition(n, "ib_link/down", severity=Severity.DEGRADED) for n in range(60)]
+    storm = [condition(n, f"gpu_xid/{n}", last_event=NOW + 9) for n in range(1000, 2000)]
+    others = [condition(n, f"check{n}/x", severity=Severity.INFO) for n in range(150)]
+    kept = bounded(by_key([*of_the_drain, *storm, *others]))
+    assert {c.key for c in of_the_drain} <= kept.keys()
+    assert {c.key for c in others} <= kept.keys(), "each is the only one of its check"
+    assert len(kept) == MOST_OF_ALL
+    assert kept["gpu_xid/others", OTHERS].count == 1000 - (MOST_OF_ALL - 60 - 150 - 1)
 
 
 def test_jobs_that_become_known_later_name_no_part_that_is_counted_and_are_no_news_of_a_fault() -> None:
@@ -216,6 +243,72 @@ def test_no_drain_no_latch_and_no_count_is_lost_however_many_there_are(condition
     assert bounded(after) == after, "once more changes nothing"
 
 
+# Conditions of many checks: of each group so many that are alike.
+GROUPS = st.lists(
+    st.tuples(
+        st.integers(0, 9),
+        st.integers(1, MOST_OF_A_CODE),
+        SEVERITIES,
+        STATES,
+        st.sampled_from(Clears),
+        st.sampled_from(["", "1"]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def of_groups(groups: Sequence[tuple[int, int, Severity, ConditionState, Clears, str]]) -> list[Condition]:
+    return [
+        condition(
+            1000 * number + n,
+            f"check{check}/{number}",
+            severity=severity,
+            state=state,
+            clears=clears,
+            window_seconds=60.0 if clears is Clears.WINDOW else 0.0,
+            job=job,
+        )
+        for number, (check, many, severity, state, clears, job) in enumerate(groups)
+        for n in range(many)
+    ]
+
+
+@given(GROUPS, st.randoms(use_true_random=False))
+def test_there_are_never_more_than_the_bound_and_the_verdict_is_the_one_without_it(
+    groups: list[tuple[int, int, Severity, ConditionState, Clears, str]], random: Random
+) -> None:
+    conditions = of_groups(groups)
+    before, after = by_key(conditions), bounded(by_key(conditions))
+    assert len(after) <= MOST_OF_ALL
+    assert len(after) == len(before) or len(before) > MOST_OF_A_RUN
+    assert sum(c.count for c in after.values()) == len(before)
+    assert bounded(after) == after, "once more changes nothing"
+    random.shuffle(conditions)
+    assert bounded(by_key(conditions)) == after, "nor does another order"
+    with_all, with_fewer = (judge(c, {}, [], 0.0) for c in (before, after))
+    assert (with_fewer.health, with_fewer.may_resume) == (with_all.health, with_all.may_resume)
+    worst_of = [max((c.severity for c in seen.causes), default=None) for seen in (with_all, with_fewer)]
+    assert worst_of[0] == worst_of[1]
+
+
+@given(GROUPS)
+def test_who_lost_its_name_is_no_worse_than_who_kept_it(
+    groups: list[tuple[int, int, Severity, ConditionState, Clears, str]],
+) -> None:
+    before = by_key(of_groups(groups))
+    after = bounded(before)
+    of_check: dict[RunName, list[Condition]] = {}
+    for c in before.values():
+        of_check.setdefault(c.run, []).append(c)
+    if any(len(several) > MOST_OF_A_RUN for several in of_check.values()):
+        return  # then the bound of a check comes first
+    worst_lost = max(((acts(c, 0.0), c.severity) for c in before.values() if c.key not in after), default=(False, -1))
+    for several in of_check.values():
+        named = sorted((acts(c, 0.0), c.severity) for c in several if c.key in after)
+        assert all(bad >= worst_lost for bad in named[1:]), "but for one of each check, which alone would save nothing"
+
+
 def full(others: Sequence[Condition]) -> dict[ConditionKey, Condition]:
     """A code of which all places are taken by what drains; then these."""
     named = [condition(n, severity=Severity.CRITICAL, clears=Clears.OPERATOR) for n in range(MOST_OF_A_CODE - 1)]
@@ -259,6 +352,17 @@ def test_after_a_repair_of_the_others_a_harmless_line_of_one_of_them_is_harmless
     events = [event for event in ledger.events if event.code == "79"]
     settled = intake.findings_of(events, XIDS, ledger.inventory, (*ledger.conditions, *ledger.cleared))
     assert settled == {}, "what was repaired together with the others is over"
+
+
+def test_so_is_it_after_a_repair_of_what_counts_the_rest_of_a_check() -> None:
+    ledger = hear(EMPTY, *(xid(number, 7) for number in range(1000, 1400)))
+    cleared = ledger.by_key()
+    for key in ledger.by_key():
+        cleared = endings.repaired(cleared, key.code, None, "root", NOW + 100)
+    ledger = with_conditions(ledger, cleared)
+    known = (*ledger.conditions, *ledger.cleared)
+    assert (len(ledger.conditions), len(ledger.events)) == (0, 400)
+    assert intake.findings_of(ledger.events, XIDS, ledger.inventory, known) == {}
 
 
 def test_lines_that_can_be_forged_change_nothing_of_the_others_but_their_count() -> None:
@@ -419,6 +523,67 @@ def test_other_evidence_among_the_others_is_news_to_the_operator_who_knew() -> N
     assert [c.subject for c in ledger.conditions if acts(c, 0.0)] == [OTHERS]
 
 
+def test_a_round_in_which_all_checks_find_the_same_changes_nothing_however_many_there_are() -> None:
+    """Neither does a condition open anew in each round, nor does one end that is still found."""
+    checks = [f"check{number:02}" for number in range(30)]
+
+    def round_of(ledger: Ledger, at: float) -> Ledger:
+        for number, check in enumerate(checks):
+            of_check = [found(n, (Severity.INFO, Severity.WARNING)[n % 2], f"{check}/x") for n in range(5 * number + 1)]
+            ledger = run(ledger, of_check, at + number, clear_after=2, check=check)
+            assert len(ledger.conditions) <= MOST_OF_ALL
+        return ledger
+
+    first = round_of(round_of(EMPTY, NOW), NOW + 300)
+    for number in range(2, 6):
+        ledger = round_of(first, NOW + 300 * number)
+        before, after = (
+            [(c.key, c.first_seen, c.state, c.count + more) for c in seen.conditions]
+            for seen, more in ((first, 1), (ledger, 0))
+        )
+        assert after == before, "each was seen once more"
+        assert ledger.cleared == first.cleared
+        first = ledger
+
+
+def test_what_has_lost_its_name_to_other_checks_has_it_again_when_there_is_room() -> None:
+    storm = [found(n, Severity.DEGRADED, "storm/x") for n in range(MOST_OF_A_CODE)]
+    mild = [found(n, code=f"mild/{n % 4}") for n in range(200)]
+
+    def round_of(ledger: Ledger, at: float, storms: int) -> Ledger:
+        for number in range(4):
+            of_check = [replace(f, code=f"storm{number}/x") for f in storm] if number < storms else []
+            ledger = run(ledger, of_check, at, check=f"storm{number}")
+        return run(ledger, mild, at + 1, check="mild")
+
+    ledger = round_of(EMPTY, NOW, 0)
+    named = {c.key for c in ledger.conditions}
+    assert len(named) == MOST_OF_A_RUN
+    ledger = round_of(ledger, NOW + 300, 3)
+    assert len(ledger.conditions) == MOST_OF_ALL
+    assert sum(c.check == "mild" for c in ledger.conditions) == MOST_OF_ALL - 3 * MOST_OF_A_CODE
+    assert ledger.by_key()["mild/others", OTHERS].state is ConditionState.OPEN
+    ledger = round_of(round_of(ledger, NOW + 600, 0), NOW + 900, 0)
+    assert {c.key for c in ledger.conditions} == named
+    assert run(ledger, [], NOW + 1200, check="mild").conditions == ()
+
+
+def test_what_waits_to_be_confirmed_takes_no_name_from_what_stands_and_is_worse() -> None:
+    ledger = EMPTY
+    for number in range(4):
+        code = f"check{number}/x"
+        ledger = run(ledger, [found(n, Severity.DEGRADED, code) for n in range(MOST_OF_A_CODE)], check=f"check{number}")
+    stands = {c.key for c in ledger.conditions}
+    waits = [found(n, code="late/x", confirm_seconds=60.0) for n in range(100)]
+    for at in (10, 40, 80):
+        ledger = run(ledger, waits, NOW + at, check="late")
+        late = [c for c in ledger.conditions if c.check == "late"]
+        assert [c.subject for c in late] == [OTHERS]
+        assert late[0].state is (ConditionState.OPEN if at == 80 else ConditionState.PENDING)
+    assert len(ledger.conditions) == MOST_OF_ALL
+    assert len(stands - ledger.by_key().keys()) == 2, "the last two of a check are counted in one"
+
+
 def test_a_result_shows_no_more_findings_than_there_are_conditions() -> None:
     result = CheckResult("processes", "", Outcome.COMPLETED, NOW, 0.0, tuple(found(n) for n in range(5000)))
     shown = with_others(result, {})
@@ -448,4 +613,5 @@ def test_the_words_for_a_code_of_others_can_be_asked_for() -> None:
     assert bounds.others_of_all(RunName("gpu_xid")) == ("gpu_xid/others", OTHERS)
     text = registry.explain(CHECKS, "gpu_xid/others")
     assert text is not None
-    assert "128" in text.meaning
+    assert f"{MOST_OF_A_RUN} problems" in text.meaning
+    assert f"more than {MOST_OF_ALL}:" in text.meaning

@@ -190,7 +190,7 @@ def test_a_metrics_file_that_cannot_be_made_costs_the_turn_nothing(
 def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = dataclasses.replace(xid(48), code="3x1")
+    odd = dataclasses.replace(xid(48), kind="sxid", code="3x1")  # on which its check fails
     for event in (odd, xid(79), xid(43)):
         daemon.hearing.hear([event])
     assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]

@@ -320,12 +320,16 @@ def test_story_a_lost_gpu_that_is_still_lost_after_the_reboot_drains_again(host)
     assert story.drained, "somebody says so, and the check sees otherwise"
 
 
+SAYS_NOTHING, STILL_ASKS = "gpu.3.unsupported_fields = [230]", "gpu.3.recovery_action = 1"
+
+
 @pytest.mark.parametrize("how", ["reset", "reboot", "repaired"])
-def test_story_a_gpu_that_must_be_reset_requeues_until_it_is(host, how):
+@pytest.mark.parametrize("answers", [SAYS_NOTHING, STILL_ASKS])
+def test_story_a_gpu_that_must_be_reset_requeues_until_it_is(host, how, answers):
     story = Story(gpu_access).look(host()).look(host("gpu.3.requires_reset = true"))
     assert (story.codes, story.drained, story.requeued) == (["gpu_access/reset_required"], True, True)
-    story.looks(host(), 300)
-    assert story.drained, "nothing says that it was reset"
+    story.looks(host(answers), 300)
+    assert story.drained, "it answers again, but nothing says that it was reset"
     if how == "reset":
         story.reset("0000:1b:00.0")
         assert story.drained, "that was another GPU"
@@ -334,8 +338,38 @@ def test_story_a_gpu_that_must_be_reset_requeues_until_it_is(host, how):
         story.reboot()
     else:
         story.repaired("gpu_access/reset_required")
+    story.look(host(answers))
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_reset_that_no_line_tells_is_seen_where_the_driver_asks_for_nothing_any_more(host):
+    refused = host("gpu.3.requires_reset = true\ngpu.5.requires_reset = true")
+    story = Story(gpu_access).look(host()).looks(refused, 3)
+    story.looks(host(f"{STILL_ASKS}\ngpu.5.requires_reset = true"), 2)
+    assert len(story.conditions) == 2, "the driver met it anew, and the mark in it is still there"
+    story.look(host("gpu.5.requires_reset = true"))
+    ((ended,), (stands,)) = story.cleared, story.conditions.values()
+    assert (ended.subject, stands.code, story.drained) == (THIRD, "gpu_access/reset_required", True)
+    assert ended.cleared_by == ("gpu_reset: it had to be reset, answers again, and the driver asks for no recovery")
     story.look(host())
     assert (story.codes, story.drained) == ([], False)
+
+
+def test_story_a_gpu_that_is_refused_again_right_after_its_reset_drains_again(host):
+    refused = host("gpu.3.requires_reset = true")
+    story = Story(gpu_access).look(host()).look(refused).look(host()).look(refused)
+    assert (story.codes, story.drained) == (["gpu_access/reset_required"], True)
+
+
+def test_a_gpu_that_does_not_say_what_the_driver_wants_of_it_is_asked_again_and_hides_nothing(host):
+    """Its recovery action cannot be read in the look in which it answers again."""
+    silent = host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }\ngpu.5.lost = true')
+    story = Story(gpu_access).look(host()).look(host("gpu.3.requires_reset = true"))
+    with pytest.raises(NvmlError):
+        story.look(silent)
+    assert story.codes == ["gpu_access/lost", "gpu_access/reset_required"]
+    story.look(host("gpu.5.lost = true"))
+    assert story.codes == ["gpu_access/lost"]
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,20 @@ def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
 
 
 def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_costs_no_other():
-    odd = dataclasses.replace(xid(48), code="3x1")
-    found = intake.heard(EMPTY, [odd, xid(79)], LISTENERS, NOW)
-    assert [event.code for event, _ in found.mistakes] == ["3x1"]
+    class Stumbles:
+        name = "stumbles"
+
+        def correlate(self, events: Sequence[KernelEvent], *_: Any) -> tuple[list[Finding], Failures]:
+            return [], tuple((event, ValueError(event.code)) for event in events if event.code == "48")
+
+        def repairs(self, _: Sequence[KernelEvent]) -> list[Repair]:
+            return []
+
+    listeners = [*LISTENERS, (Stumbles(), CheckConfig())]
+    found = intake.heard(EMPTY, [xid(48), xid(79)], listeners, NOW)
+    assert [event.code for event, _ in found.mistakes] == ["48"]
     assert sorted(severities(found.ledger)) == ["gpu_xid/79", "kernel/unread"]
-    assert not intake.heard(found.ledger, [xid(31)], LISTENERS, NOW).mistakes, "it is told of once"
+    assert not intake.heard(found.ledger, [xid(31)], listeners, NOW).mistakes, "it is told of once"
 
 
 def test_the_site_s_severity_holds():

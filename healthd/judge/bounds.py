@@ -1,10 +1,14 @@
 """How many conditions there may be: the worst stand by name, the rest are counted in one. Pure.
 
 A burst of lines, or a broken check, can name thousands of parts, and each condition costs time in each turn of the
-daemon's loop, a row in `healthd status`, and a series in Prometheus. Of one run
+daemon's loop, a row in `healthd status`, and a series in Prometheus.
 
-    conditions of one code, beyond MOST_OF_A_CODE    are counted in CODE others
-    conditions of all codes, beyond MOST_OF_A_RUN    are counted in CHECK/others others (an Xid of each number)
+    of one code of a run, beyond MOST_OF_A_CODE    are counted in CODE others
+    of all codes of a run, beyond MOST_OF_A_RUN    are counted in CHECK/others others (an Xid of each number)
+    of all runs, beyond MOST_OF_ALL                are counted in CHECK/others others of their runs, the mildest first
+
+Only a run's own look says that what it found is over: so each run counts its rest by itself, and one that has a single
+condition keeps it, also where more than MOST_OF_ALL runs have one.
 
 What drains has a name first, then what is proven, then the worst, then what carries a job or is latched; at equal rank
 what stood first.
@@ -18,19 +22,28 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from healthd.judge.condition import LATCHED, STANDING, Conditions, found_severity, standing
 from healthd.model import CheckResult, Clears, Condition, ConditionKey, ConditionState, Finding, RunName, Severity
 
 MOST_OF_A_CODE = 64  # no node has more parts of a kind that anybody would look at one by one
 MOST_OF_A_RUN = 128
+MOST_OF_ALL = 256  # more than anybody reads; what each costs the loop and the status: docs/bench.md
 OTHERS = "others"
 WORST = "; the worst: "
 
 # What ends a condition, the one that ends it last at the end.
 _LATER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 
-Rank = tuple[bool, bool, int, bool, bool, bool, float, str]
+Rank = tuple[bool, bool, int, bool, bool, bool, float, str, str]
+
+
+class Place(NamedTuple):
+    """Whose run it is of, and who has a name first: the least rank."""
+
+    run: RunName
+    rank: Rank
 
 
 def others_of(run: RunName, code: str) -> ConditionKey:
@@ -45,53 +58,62 @@ def others_of_all(run: RunName) -> ConditionKey:
 
 def bounded(conditions: Conditions) -> dict[ConditionKey, Condition]:
     """The conditions, those beyond the bounds counted in one. What is still pending is bounded by `with_others`."""
-    runs: dict[RunName, dict[ConditionKey, Condition]] = {}
-    for key, condition in conditions.items():
-        if condition.state in STANDING:
-            runs.setdefault(condition.run, {})[key] = condition
     new = dict(conditions)
-    for run, mine in runs.items():
-        if len(mine) <= min(MOST_OF_A_CODE, MOST_OF_A_RUN):
-            continue
-        kept = _told_apart(run, {key: _rank(condition) for key, condition in mine.items()})
-        members: dict[ConditionKey, list[Condition]] = {}
-        for key, condition in mine.items():
-            members.setdefault(kept[key], []).append(condition)
-        for key, several in members.items():
-            if [condition.key for condition in several] != [key]:
-                for condition in several:
-                    new.pop(condition.key, None)
-                new[key] = _counted(key, several)
+    stand = {key: condition for key, condition in conditions.items() if condition.state in STANDING}
+    if len(stand) <= MOST_OF_A_CODE:
+        return new
+    kept = _told_apart({key: Place(condition.run, _rank(condition)) for key, condition in stand.items()})
+    members: dict[ConditionKey, list[Condition]] = {}
+    for key, condition in stand.items():
+        members.setdefault(kept[key], []).append(condition)
+    for key, several in members.items():
+        if [condition.key for condition in several] != [key]:
+            for condition in several:
+                new.pop(condition.key, None)
+            new[key] = _counted(key, several)
     return new
 
 
 def with_others(result: CheckResult, conditions: Conditions) -> CheckResult:
     """What one run found, the findings beyond the bounds counted in one: so they live the life of one condition, which
     is seen as long as one of them is."""
-    if len(result.findings) <= 1:
+    mine = sum(condition.run == result.run for condition in conditions.values())
+    if mine + len(result.findings) <= MOST_OF_A_CODE and len(conditions) + len(result.findings) <= MOST_OF_ALL:
         return result
     found = {finding.key: finding for finding in sorted(result.findings, key=lambda finding: finding.severity)}
-    if len(found) <= 1:
-        return result
-    ranks = {key: _rank(c) for key, c in conditions.items() if c.run == result.run and c.state in STANDING}
+    places = {
+        key: Place(condition.run, _rank(condition))
+        for key, condition in conditions.items()
+        if condition.state in STANDING or condition.run != result.run
+    }
     for key, finding in found.items():
         others = conditions.get(others_of(result.run, key.code)) or conditions.get(others_of_all(result.run))
-        ranks[key] = _rank_found(finding, conditions.get(key), others)
-    kept = _told_apart(result.run, ranks)
+        places[key] = Place(result.run, _rank_found(finding, conditions.get(key), others))
+    kept = _told_apart(places)
     members: dict[ConditionKey, list[Finding]] = {}
     for key, finding in found.items():
         members.setdefault(kept[key], []).append(finding)
     if members.keys() == found.keys():
         return result
     single = (
-        several[0] if several[0].key == key and len(several) == 1 else _one_finding(key, several, ranks)
+        several[0] if several[0].key == key and len(several) == 1 else _one_finding(key, several, places)
         for key, several in members.items()
     )
     return replace(result, findings=tuple(single))
 
 
-def _told_apart(run: RunName, ranks: Mapping[ConditionKey, Rank]) -> dict[ConditionKey, ConditionKey]:
+def _told_apart(places: Mapping[ConditionKey, Place]) -> dict[ConditionKey, ConditionKey]:
     """Under which key each stands: its own, or that of a condition that counts the rest."""
+    runs: dict[RunName, dict[ConditionKey, Rank]] = {}
+    for key, place in places.items():
+        runs.setdefault(place.run, {})[key] = place.rank
+    under: dict[ConditionKey, ConditionKey] = {}
+    for run, ranks in runs.items():
+        under |= {key: key for key in ranks} if len(ranks) <= MOST_OF_A_CODE else _of_a_run(run, ranks)
+    return _of_all(under, places)
+
+
+def _of_a_run(run: RunName, ranks: Mapping[ConditionKey, Rank]) -> dict[ConditionKey, ConditionKey]:
     codes: dict[str, list[ConditionKey]] = {}
     for key in sorted(ranks, key=lambda key: ranks[key]):
         codes.setdefault(key.code, []).append(key)
@@ -104,20 +126,58 @@ def _told_apart(run: RunName, ranks: Mapping[ConditionKey, Rank]) -> dict[Condit
         if len(named) > most:
             named = named[: MOST_OF_A_CODE - 1]
         under |= {key: key if key in set(named) else others for key in keys}
-    best: dict[ConditionKey, Rank] = {}
-    for key, place in under.items():
-        best[place] = min(ranks[key], best.get(place, ranks[key]))
+    best = _best(under, ranks)
     named = sorted(best.keys() - {all_others}, key=lambda key: best[key])
     if len(named) > (MOST_OF_A_RUN - 1 if all_others in best else MOST_OF_A_RUN):
         rest = set(named[MOST_OF_A_RUN - 1 :])
-        under = {key: all_others if place in rest else place for key, place in under.items()}
+        under = {key: all_others if stands in rest else stands for key, stands in under.items()}
     return under
+
+
+def _of_all(
+    under: Mapping[ConditionKey, ConditionKey], places: Mapping[ConditionKey, Place]
+) -> dict[ConditionKey, ConditionKey]:
+    """The mildest give up their names until there are MOST_OF_ALL. To count one alone would save nothing."""
+    too_many = len(set(under.values())) - MOST_OF_ALL
+    if too_many <= 0:
+        return dict(under)
+    best = _best(under, {key: place.rank for key, place in places.items()})
+    all_others = {stands: others_of_all(places[key].run) for key, stands in under.items()}
+    rest: dict[ConditionKey, list[ConditionKey]] = {others: [] for others in all_others.values() if others in best}
+    for stands in sorted(best.keys() - rest.keys(), key=lambda key: best[key], reverse=True):
+        if too_many == 0:
+            break
+        others = all_others[stands]
+        too_many -= others in rest  # the first of a run would only get another name
+        rest.setdefault(others, []).append(stands)
+    given_up = {
+        stands: others for others, several in rest.items() if others in best or len(several) > 1 for stands in several
+    }
+    return {key: given_up.get(stands, stands) for key, stands in under.items()}
+
+
+def _best(under: Mapping[ConditionKey, ConditionKey], ranks: Mapping[ConditionKey, Rank]) -> dict[ConditionKey, Rank]:
+    """The rank of what stands under each key: that of the first of them."""
+    best: dict[ConditionKey, Rank] = {}
+    for key, stands in under.items():
+        best[stands] = min(ranks[key], best.get(stands, ranks[key]))
+    return best
 
 
 def _rank(c: Condition) -> Rank:
     """A sort key: who has a name first."""
     acts = c.state is not ConditionState.ACKNOWLEDGED and c.severity >= Severity.DEGRADED and not c.observed
-    return (not acts, c.observed, -c.severity, not c.job, c.clears not in LATCHED, False, c.first_seen, c.subject)
+    return (
+        not acts,
+        c.observed,
+        -c.severity,
+        not c.job,
+        c.clears not in LATCHED,
+        False,
+        c.first_seen,
+        c.subject,
+        c.code,
+    )
 
 
 def _rank_found(finding: Finding, known: Condition | None, others: Condition | None) -> Rank:
@@ -128,7 +188,7 @@ def _rank_found(finding: Finding, known: Condition | None, others: Condition | N
     acts = finding.severity >= Severity.DEGRADED and not (is_known and others and finding.severity <= others.severity)
     since = known.first_seen if known is not None else 0.0
     is_new, is_mild = known is None, finding.clears not in LATCHED
-    return (not acts, False, -finding.severity, True, is_mild, is_new, since, finding.subject)
+    return (not acts, False, -finding.severity, True, is_mild, is_new, since, finding.subject, finding.code)
 
 
 def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
@@ -173,8 +233,8 @@ def _counted(key: ConditionKey, members: Sequence[Condition]) -> Condition:
     )
 
 
-def _one_finding(key: ConditionKey, members: Sequence[Finding], ranks: Mapping[ConditionKey, Rank]) -> Finding:
-    worst = min(members, key=lambda finding: ranks[finding.key])
+def _one_finding(key: ConditionKey, members: Sequence[Finding], places: Mapping[ConditionKey, Place]) -> Finding:
+    worst = min(members, key=lambda finding: places[finding.key].rank)
     clears, window_seconds = _last_ending((finding.clears, finding.window_seconds) for finding in members)
     expects = {finding.expects for finding in members}
     told = "".join(sorted(f"{finding.key} {finding.evidence}\n" for finding in members))

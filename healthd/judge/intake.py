@@ -32,6 +32,7 @@ from healthd.model import (
     KernelEvent,
     Outcome,
     Repair,
+    RunName,
     Severity,
 )
 
@@ -162,8 +163,11 @@ def _findings_of(
 
     def settled_by(key: ConditionKey) -> Sequence[Condition]:
         """Of a part without a condition of its own also what counted it among others."""
-        own = settled.get(key, ())
-        return own if key in named else (*own, *settled.get(ConditionKey(key.code, bounds.OTHERS), ()))
+        if key in named:
+            return settled.get(key, ())
+        of_check = RunName(key.code.partition("/")[0])
+        counted = (bounds.others_of(of_check, key.code), bounds.others_of_all(of_check))
+        return [condition for place in (key, *counted) for condition in settled.get(place, ())]
 
     every: dict[str, list[Finding]] = {}
     failures: Failures = ()

@@ -37,6 +37,7 @@ SWITCH = "0000:85:00.0"
 REMAPPED = "remap_uncorrectable = 1"
 NO_RECOVERY = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 WELL = gpus("")
+OF_AN_OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not say which recovery it asks for
 RESET = steps(WELL, kernel(xid(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
@@ -120,14 +121,15 @@ ACCESS = [
             GPU,
             how=f"ends {how}",
             fault=gpu("requires_reset = true"),
-            meanwhile=WELL,
+            meanwhile=answers,
             repair=repair,
             checks=("gpu_xid",),
         )
-        for how, repair in (
-            ("with a reset that Xid 154 tells", RESET),
-            ("with a reboot", rebooted),
-            ("when an engineer says so", repaired),
+        for how, answers, repair in (
+            ("with a reset that Xid 154 tells", OF_AN_OLDER_DRIVER, kernel(xid(154, BUS, NO_RECOVERY))),
+            ("with a reset after which the driver asks for nothing", gpu("recovery_action = 1"), WELL),
+            ("with a reboot", OF_AN_OLDER_DRIVER, rebooted),
+            ("when an engineer says so", OF_AN_OLDER_DRIVER, repaired),
         )
     ),
     Row(

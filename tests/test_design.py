@@ -123,6 +123,7 @@ CHECKS_MAY_NOT = {"logging", "threading", "asyncio", "multiprocessing"}
 # Who may import a module of healthd ("*" is everybody below that folder).
 ONLY = {
     "cli.main": {"__main__", "cli.completion"},  # ... which tells a shell of all commands
+    "client": set(),  # jobs do
     "daemon": {"cli.run"},
     "work.worker": {"cli.baseline_file", "cli.check", "cli.doctor", "daemon", "work.forked", "work.runner", "worker"},
     "work.forked": {"cli.check"},  # the daemon's worker is a program
@@ -164,7 +165,7 @@ LAZY = {
 # The rooms, from the words up. A module imports its own room and those below it; those of one tier know nothing of each
 # other. The checks, and who loads them, have rules of their own below.
 TIERS: tuple[tuple[str, ...], ...] = (
-    ("words",),
+    ("words", "client"),  # which is copied into containers, by itself
     ("machine", "nvidia"),
     ("kernel", "settings", "stream"),
     ("judge",),
@@ -253,7 +254,7 @@ def of(pattern: str) -> list[Import]:
 def room(module: str) -> str:
     if module in WORDS:
         return "words"
-    return module.partition(".")[0] if "." in module or module == "daemon" else "words"
+    return module.partition(".")[0] if "." in module or module in ("daemon", "client") else "words"
 
 
 def tier(module: str) -> int:

@@ -14,6 +14,7 @@ import pytest
 
 from healthd import guard, past
 from healthd.judge import ledger_file, log_lines
+from healthd.judge.condition import acts
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
 from healthd.machine.rewrite import rewrite_file
@@ -232,6 +233,23 @@ def test_what_was_said_before_a_restart_with_a_right_clock_stays_as_it_was_said(
     said = dataclasses.replace(LIVE, conditions=(known,), pause=Pause(NOW + 9, "upgrade", "root", NOW - 1), slurm=slurm)
     write(tmp_path, said)
     assert remembered(recalled(tmp_path)) == said
+
+
+def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switches_draining_off_for_no_time(
+    tmp_path: Path,
+) -> None:
+    """It stood ahead when that one began to be trusted, and was set back while this one runs."""
+    step, clock = -2 * 86400.0, [NOW]
+    pause = Pause(NOW - 60 + 600, "driver upgrade", "root", NOW - 60)
+    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 300, pause=pause))
+    memory = recalled(tmp_path, now=lambda: clock[-1])
+    clock.append(NOW + 30 + step)
+    memory.set_clock(step, since=NOW, until=NOW + 30)
+    assert memory.ledger.trusted_since == clock[-1]
+    assert memory.ledger.pause == dataclasses.replace(pause, until=pause.until + step, given=clock[-1])
+    (condition,) = memory.ledger.conditions
+    found = dataclasses.replace(condition, last_event=clock[-1] + 1)
+    assert acts(found, memory.ledger.trusted_since)
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:

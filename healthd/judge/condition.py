@@ -92,7 +92,7 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
         opened_at=move(condition.opened_at),
         critical_at=move(condition.critical_at),
         cleared_at=move(condition.cleared_at),
-        ack=replace(ack, until=moved_end(ack.until, seconds, until), given=move(ack.given))
+        ack=replace(ack, until=moved_end(ack.until, seconds, until), given=min(move(ack.given), until + seconds))
         if (ack := condition.ack)
         else None,
         slowness=replace(slow, onset=move(slow.onset)) if (slow := condition.slowness) else None,
@@ -102,7 +102,8 @@ def shifted(condition: Condition, seconds: float, since: float = 0.0, until: flo
 def moved_end(moment: float, seconds: float, now: float) -> float:
     """When a pause or an ack ends after the clock was set at `now` of the old clock: it lasts as long as was said.
 
-    An end that is further away was given while the clock was right: this machine booted in the year 2000.
+    An end that is further away was given while the clock was right: this machine booted in the year 2000. One that was
+    given while the clock stood further ahead was given by now.
     """
     return moment + seconds if moment <= now + LONGEST_WISH_SECONDS else moment
 

@@ -131,7 +131,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
             ),
             hold=shifted_hold(slurm.hold, seconds, since, until) if slurm.hold else None,
         ),
-        pause=dataclasses.replace(pause, until=moved_end(pause.until, seconds, until), given=move(pause.given))
+        pause=dataclasses.replace(
+            pause, until=moved_end(pause.until, seconds, until), given=min(move(pause.given), until + seconds)
+        )
         if pause
         else None,
         told=moved(ledger.told, move),
@@ -140,8 +142,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
     """A pause, an ack or a hold that begins in the future was written while the clock stood ahead: it lasts as long as
-    was said, from now on. A drain of ours began, or was over, by now. When those that we lifted in the future really
-    came is not known: they count for nothing, or they would be in a row with the next one for ever."""
+    was said, from now on. A drain of ours began, or was over, by now, and we are trusted since then at the latest:
+    nothing would drain until that moment comes. When those that we lifted in the future really came is not known: they
+    count for nothing, or they would be in a row with the next one for ever."""
 
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)
@@ -159,6 +162,7 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
         hold = dataclasses.replace(hold, since=min(hold.since, now), until=until)
     return dataclasses.replace(
         ledger,
+        trusted_since=min(ledger.trusted_since, now),
         conditions=tuple(known(condition) for condition in ledger.conditions),
         pause=pause,
         slurm=dataclasses.replace(

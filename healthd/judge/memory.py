@@ -129,8 +129,7 @@ class Memory:
         now = self._now()
         found = ledgers.with_none_in_the_future(found, now)
         found = found if found.outbox.stream_id else _with_new_stream(found)
-        # A clock that now stands before `trusted_since` must not switch draining off until then.
-        self.ledger = dataclasses.replace(found, trusted_since=min(found.trusted_since, now))
+        self.ledger = found
         known_alive = last_alive if last_alive <= now else 0.0  # else the clock was ahead
         self.say(*telling.started(found.told, healthd.__version__, mode.value, known_alive))
         self._tell(dataclasses.replace(self.ledger, conditions=()))  # all that the stream does not know of yet
@@ -251,12 +250,15 @@ class Memory:
         self.set_conditions(ended)
 
     def set_clock(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """The clock was set by `step` seconds: moments in `since`..`until` (of the old clock) move with it."""
+        """The clock was set by `step` seconds: moments in `since`..`until` (now, of the old clock) move with it. What
+        an earlier daemon wrote does not; where the clock stood ahead then, it is in the future as little as after a
+        start."""
 
         def move(moment: float) -> float:
             return moment + step if since <= moment <= until else moment
 
-        self._set(ledgers.after_clock_step(self.ledger, step, since, until))
+        moved = ledgers.after_clock_step(self.ledger, step, since, until)
+        self._set(ledgers.with_none_in_the_future(moved, until + step))
         self._past_unsaved = self._past_is_set = True
         for check, store in self.past.items():
             self.past[check] = past.encode(past.moved(past.decode(store), move))

@@ -1,0 +1,308 @@
+"""A node that is made: its clocks, its GPUs, its kernel log, its Slurm; and on it the real daemon, whose worker answers
+in this process. Time goes by where the daemon waits and costs nothing: hours of a node are over in a second, and the
+same each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slurm_text import columns, listpids, sinfo
+from trees import FakeSystem, gpus, replace, write
+
+from healthd import daemon as daemons
+from healthd.config import Loaded
+from healthd.daemon import Daemon
+from healthd.host import Host
+from healthd.machine import wakeup
+from healthd.nvidia import fake_scenario
+from healthd.nvidia.fake_nvml import fake_pci_gpus, open_fake
+from healthd.settings import registry
+from healthd.settings.registry import Check
+from healthd.settings.settle import settle
+from healthd.slurm import driver, job_at_source
+from healthd.slurm.commands import FLEET_COLUMNS, CommandResult
+from healthd.work import looking
+from healthd.work.runner import Reply, Request
+from healthd.work.worker import Setup, Worker
+
+NOW = 1_800_000_000.0
+BOOT = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
+ASKED_SECONDS = 0.05  # what the worker is asked takes so long, and each command of Slurm's
+MOST_TURNS = 400  # of the loop in which no time goes by: more is a daemon that never sleeps
+ROOM_BYTES = 4 << 20
+
+
+class Killed(BaseException):
+    """kill -9: nothing of what the daemon would do next is done."""
+
+
+class Clock:
+    """One that can be set (`now`) and one that cannot."""
+
+    def __init__(self) -> None:
+        self.seconds, self.offset = 1000.0, NOW - 1000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def now(self) -> float:
+        return self.seconds + self.offset
+
+    def goes_on(self, seconds: float) -> None:
+        self.seconds += max(seconds, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slurm:
+    """A Slurm that does at once what it is told, with this node and 999 others, and without jobs."""
+
+    reason: str = "none"
+    since: float = 0.0
+
+    def after(self, argv: tuple[str, ...], now: float) -> Slurm:
+        told = dict(word.split("=", 1) for word in argv if "=" in word)
+        if "State" not in told:
+            return self
+        return Slurm(told["Reason"], now) if told["State"] == "DRAIN" else Slurm()
+
+    def answer(self, argv: tuple[str, ...]) -> CommandResult:
+        if "listpids" in argv:
+            return listpids()
+        if argv[0] == "sinfo" and "-n" in argv:
+            return sinfo("idle" if self.reason == "none" else "idle+drain", self.reason, self.since)
+        if argv[0] == "sinfo":
+            return CommandResult(0, columns(("gpu", "idle", "Unknown", "none", "999"), FLEET_COLUMNS))
+        if argv[-1] == "partition":
+            return CommandResult(0, "PartitionName=gpu Nodes=n[1-999] TotalNodes=999 SelectTypeParameters=NONE\n")
+        return CommandResult(0)
+
+
+class Ended:
+    """The process of a worker that is none: whenever somebody asks, it has ended."""
+
+    pid = 1 << 30  # nobody's
+    returncode: int | None = 0
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def kill(self) -> None:
+        pass
+
+
+class Killable(Daemon):
+    """`fuse`: after so many of its effects (a save, a request to the worker) it is killed."""
+
+    killed = False
+    fuse = float("inf")
+
+    def last_words(self) -> None:
+        if self.killed:
+            self.control.close(False)
+        else:
+            super().last_words()
+
+    def burn(self) -> None:
+        self.fuse -= 1
+        if self.fuse < 0:
+            raise Killed
+
+
+class Node:
+    """gpus      what NVML tells of those that are not well, by index: settings of the fake one
+    machine   the same of the whole machine
+    checks    the tables of those that run
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, checks: Mapping[str, dict[str, Any]]) -> None:
+        self.folder, self.root, self.log = folder, folder / "root", folder / "kern.log"
+        self.clock, self.slurm, self.mode = Clock(), Slurm(), "drain"
+        self.addresses = fake_pci_gpus("dgx-h100")[:2]
+        self.gpus: dict[int, dict[str, Any]] = {}
+        self.machine: dict[str, Any] = {}
+        self.checks = dict(checks)
+        self.scenario = folder / "gpus.toml"
+        self.until = float("inf")  # the daemon waits no longer
+        self._ends: list[socket.socket] = []
+        self._built_in = registry.built_in()
+        gpus(self.root, self.addresses)
+        write(self.root, {"/proc/sys/kernel/random/boot_id": f"{BOOT}\n", "/sys/module/nvidia/initstate": "live\n"})
+        self.log.touch()
+        self.changed()
+        for waits in (daemons, looking):
+            monkeypatch.setattr(waits, "poll", self._poll)
+        monkeypatch.setattr(os, "fsync", lambda _descriptor: None)  # no power fails here
+        for asks in (driver, job_at_source):
+            monkeypatch.setattr(asks, "Child", self._command)
+        self.daemon = self.started()
+
+    def close(self) -> None:
+        self.daemon.shut_down()
+        for end in self._ends:
+            end.close()
+
+    # --- what happens to it
+
+    def changed(self) -> None:
+        """NVML tells from its next opening on what is set here."""
+        tables = {"": {"profile": "dgx-h100", "pci": self.addresses, "start": NOW, **self.machine}}
+        tables |= {f"[gpu.{index}]": table for index, table in sorted(self.gpus.items())}
+        lines = [line for head, table in tables.items() for line in (head, *map(_toml, table.items()))]
+        text = "\n".join(lines)
+        fake_scenario.parse(text)  # who mistypes a setting here shall know it
+        replace(self.folder / ".new", self.scenario, text.encode())
+
+    def says(self, text: str) -> None:
+        """The kernel says a line."""
+        at = datetime.fromtimestamp(self.clock.now(), timezone.utc).isoformat(timespec="microseconds")
+        with self.log.open("a") as file:
+            file.write(f"{at} n1 kernel: {text}\n")
+
+    def hang_up(self) -> None:
+        """SIGHUP."""
+        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)
+
+    # --- the daemon's life
+
+    def started(self, folder: str = "") -> Killable:
+        """A daemon that begins, with its files in this folder below the node's."""
+        made = Killable(lambda _running: self._settings(self.folder / folder), "", self.clock.now, self.clock.monotonic)
+        runner, save = made.looking.runner, made.memory.save
+        runner._begin = self._begin_worker
+        send, step = runner.send, runner.step
+
+        def asks(request: Request) -> Reply | None:
+            made.burn()
+            reply = send(request)
+            self._answer()
+            return reply
+
+        def steps() -> Reply | None:
+            reply = step()  # which may ask anew
+            self._answer()
+            return reply
+
+        def saves(round_over: bool = False) -> None:
+            made.burn()
+            save(round_over)
+            made.burn()
+
+        runner.send, runner.step = asks, steps  # type: ignore[method-assign]
+        made.memory.save = saves  # type: ignore[method-assign]
+        made.start()
+        return made
+
+    def turn(self, most_seconds: float) -> None:
+        """One turn of the loop, which waits so long at most. A daemon that is killed in it is followed by another."""
+        self.until = self.clock.seconds + most_seconds
+        try:
+            self.daemon.turn()
+        except Killed:
+            self.kill()
+        self.until = float("inf")
+
+    def goes_on(self, seconds: float) -> None:
+        end, turns = self.clock.seconds + seconds, 0
+        while self.clock.seconds < end:
+            before = self.clock.seconds
+            self.turn(end - before)
+            turns = turns + 1 if self.clock.seconds == before else 0
+            assert turns < MOST_TURNS, "it never sleeps"
+
+    def kill(self) -> None:
+        """Another one begins in its place."""
+        self.daemon.killed, self.daemon.fuse = True, float("inf")
+        self.daemon.opened.close()
+        self.daemon = self.started()
+
+    # --- what it is made of
+
+    def _settings(self, folder: Path) -> tuple[Loaded, dict[str, Check]]:
+        checks = self._built_in
+        off = {name: {"enabled": False} for name in checks if name not in self.checks and not checks[name].per}
+        table = {
+            **{name: str(folder / name) for name in ("runtime_dir", "state_dir", "checks_dir")},
+            "root": str(self.root),
+            "node_name": "n1",
+            "cluster": "c",
+            "mode": self.mode,
+            "interval_seconds": 60.0,
+            "profile": "none",
+            "baseline_file": "",
+            "nvml": {"fake": str(self.scenario)},
+            "metrics": {"listen": "off"},
+            "kernel_log": {"source": str(self.log), "trust_file": True},
+            "checks": {**off, **self.checks},
+        }
+        return settle(table, "test", {}, checks), checks
+
+    def _poll(self, descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
+        """The daemon's wait: nothing can be read only after time went by."""
+        ready = wakeup.poll(descriptors, 0.0)
+        if not ready:
+            self.clock.goes_on(min(seconds, self.until - self.clock.seconds))
+        return ready
+
+    def _begin_worker(self, setup: Setup, stream: socket.socket) -> Ended:
+        for end in self._ends:
+            end.close()
+        self._ends = [stream.dup()]
+        self._ends[0].setblocking(False)
+        self._ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM_BYTES)
+        host = Host(
+            setup.root, lambda: open_fake(setup.fake_nvml, self.clock.now), self.clock.now, FakeSystem(setup.root)
+        )
+        self._worker = Worker(setup, host, checks=self._built_in)
+        return Ended()
+
+    def _answer(self) -> None:
+        """What the worker was asked it answers, and time goes by."""
+        try:
+            asked = self._ends[0].recv(ROOM_BYTES) if self._ends else b""
+        except (BlockingIOError, ConnectionResetError):  # nothing, or by who is gone
+            return
+        for line in asked.splitlines():
+            self.clock.goes_on(ASKED_SECONDS)
+            self._ends[0].send(self._worker.answer_line(line))
+
+    def _command(self, argv: tuple[str, ...], *_: object) -> Answered:
+        self.slurm = self.slurm.after(argv, self.clock.now())
+        return Answered(self.slurm.answer(argv), self.clock.monotonic)
+
+
+class Answered:
+    """A command of Slurm's (machine/child.py) that is over after a moment."""
+
+    def __init__(self, answer: CommandResult, monotonic: Callable[[], float]) -> None:
+        self._answer, self._monotonic = answer, monotonic
+        self.started = monotonic()
+        self.deadline = self.started + ASKED_SECONDS
+        self.status = answer.status
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return iter(())
+
+    def step(self) -> bool:
+        return self._monotonic() >= self.deadline
+
+    def output(self) -> tuple[str, str]:
+        return self._answer.stdout, self._answer.stderr
+
+
+def _toml(setting: tuple[str, Any]) -> str:
+    name, value = setting
+    return f"{name} = {json.dumps(value)}"

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_lines import LINES, messages
 
+from healthd.checks import gpu_xid
 from healthd.cli.scan import correlate_all
 from healthd.config import CheckConfig
 from healthd.judge import endings, intake
@@ -124,10 +125,17 @@ def test_the_repair_that_a_line_is_evidence_of_ends_what_waited_for_it():
     assert [(c.code, c.state, c.cleared_at) for c in after.cleared] == [("gpu_xid/79", ConditionState.CLEARED, NOW)]
 
 
-def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_costs_no_other():
-    odd = dataclasses.replace(xid(48), code="3x1")
-    found = intake.heard(EMPTY, [odd, xid(79)], LISTENERS, NOW)
-    assert [event.code for event, _ in found.mistakes] == ["3x1"]
+def test_an_event_that_a_check_fails_on_is_a_line_that_could_not_be_read_and_costs_no_other(monkeypatch):
+    real = gpu_xid._judge
+
+    def stumbles(own, *others):
+        if any(event.code == "48" for event in own):
+            raise ZeroDivisionError
+        return real(own, *others)
+
+    monkeypatch.setattr(gpu_xid, "_judge", stumbles)
+    found = intake.heard(EMPTY, [xid(48), xid(79)], LISTENERS, NOW)
+    assert [event.code for event, _ in found.mistakes] == ["48"]
     assert sorted(severities(found.ledger)) == ["gpu_xid/79", "kernel/unread"]
     assert not intake.heard(found.ledger, [xid(31)], LISTENERS, NOW).mistakes, "it is told of once"
 

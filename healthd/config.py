@@ -17,6 +17,7 @@ from healthd.errors import HealthdError
 from healthd.machine import ownership
 from healthd.model import Explain, Mode, Requeue, RunName, Severity
 from healthd.plausible import (
+    KERNEL_LOGS,
     AbsolutePath,
     AbsolutePathOrNone,
     Address,
@@ -24,6 +25,7 @@ from healthd.plausible import (
     ClusterName,
     Few,
     FileOrName,
+    KernelLog,
     NodeName,
     Nodes,
     Percent,
@@ -86,10 +88,10 @@ class NvmlConfig:
 
 @dataclass(frozen=True, slots=True)
 class KernelLogConfig:
-    """source: kmsg, journal, off, or a file or fifo to follow. accept_injected: root's own lines count (drills).
-    trust_file: what a followed file says may drain, though users can forge its lines."""
+    """source: kmsg, journal, off, or the path of a file or fifo to follow. accept_injected: root's own lines count
+    (drills). trust_file: what a followed file says may drain, though users can forge its lines."""
 
-    source: FileOrName = "kmsg"
+    source: KernelLog = "kmsg"
     accept_injected: bool = False
     trust_file: bool = False
 
@@ -135,7 +137,7 @@ class MetricsConfig:
     web_config: a file in the format of Prometheus' own (TLS, users); "" = in the clear, for everybody."""
 
     listen: Address | Addresses = "127.0.0.1:9478"
-    textfile: FileOrName = ""
+    textfile: AbsolutePathOrNone = ""
     deprecated: bool = True
     web_config: AbsolutePathOrNone = ""
 
@@ -195,7 +197,7 @@ def only_observes_kernel_log(loaded: Loaded) -> bool:
     """Whether what the kernel log says is shown and decides nothing: it is followed in a file, where a line break in a
     user's text begins a line of its own. A path that was given as a flag is a drill or a test."""
     kernel_log = loaded.settings.kernel_log
-    proven = kernel_log.source in ("kmsg", "journal", "off") or kernel_log.trust_file
+    proven = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
     return not (proven or loaded.origins.get("kernel_log.source", "").startswith("--"))
 
 

@@ -11,6 +11,8 @@ from typing import Annotated
 from healthd.convert import Rule, number, show
 from healthd.text import regex
 
+KERNEL_LOGS = ("kmsg", "journal", "off")  # kernel_log.source, if it is no file to follow
+
 _CLUSTER_NAME = regex(r"[A-Za-z0-9_.-]{1,40}")
 _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -36,6 +38,12 @@ def no_absolute_path(value: str) -> str:
 
 def _absolute_path_or_none(value: str) -> str:
     return no_absolute_path(value) if value else ""
+
+
+def _kernel_log(value: str) -> str:
+    """Another name would be followed as a file that never comes: a node that hears nothing, for a slip of the pen."""
+    fits = value in KERNEL_LOGS or not no_absolute_path(value)
+    return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, is {show(value)}'
 
 
 def _node_name(value: str) -> str:
@@ -88,7 +96,8 @@ Watts = Annotated[float, between(0, 10_000, " W")]
 Gbps = Annotated[float, between(0, 10_000, " Gbit/s")]  # InfiniBand XDR over 12 lanes has 2,400
 Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
 Mtu = Annotated[int, between(68, 65536, " bytes")]  # what IPv4 needs (RFC 791), and what Linux gives to lo
-FileOrName = Annotated[str, Rule(_file_or_name)]  # "kmsg", "dgx-h100", "/path", ""
+FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
+KernelLog = Annotated[str, Rule(_kernel_log)]
 AbsolutePath = Annotated[str, Rule(no_absolute_path)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's

@@ -75,7 +75,14 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "fleet.own_hardware_limit_at_least: must not be below fleet.limit_at_least, is 1 and that is 2",
         ),
         ('profile = "/x\\u0000"', 'profile: must not hold a NUL, is "/x?"'),
-        ('[kernel_log]\nsource = "/x\\u0000"', 'kernel_log.source: must not hold a NUL, is "/x?"'),
+        *(
+            (
+                f'[kernel_log]\nsource = "{source}"',
+                f'kernel_log.source: must be "kmsg", "journal", "off" or an absolute path, is "{shown}"',
+            )
+            for source, shown in (("", ""), ("kmesg", "kmesg"), ("log/kern.log", "log/kern.log"), ("/x\\u0000", "/x?"))
+        ),
+        ('[metrics]\ntextfile = "healthd.prom"', 'metrics.textfile: must be an absolute path, is "healthd.prom"'),
         ("nvml = 3", "nvml: must be a table, is 3"),
         ('[kernel_log]\nsourse = "off"', 'kernel_log: unknown setting "sourse"; did you mean "source"?'),
         ('[metrics]\nlisten = "9478"', 'metrics.listen: must be ADDRESS:PORT or "off", is "9478"'),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from healthd import guard
+from healthd.checks import gpu_xid
 from healthd.config import CheckConfig, Loaded
 from healthd.daemon import Daemon
 from healthd.judge import absorb, endings, intake
@@ -190,9 +191,14 @@ def test_a_metrics_file_that_cannot_be_made_costs_the_turn_nothing(
 def test_what_could_not_be_judged_is_judged_no_more_and_told_of(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    odd = dataclasses.replace(xid(48), kind="sxid", code="3x1")  # on which its check fails
-    for event in (odd, xid(79), xid(43)):
-        daemon.hearing.hear([event])
+    real = gpu_xid._judge
+
+    def stumbles(own: list[KernelEvent], *others: Any) -> Any:
+        return raises() if any(event.code == "48" for event in own) else real(own, *others)
+
+    monkeypatch.setattr(gpu_xid, "_judge", stumbles)
+    for number in (48, 79, 43):
+        daemon.hearing.hear([xid(number)])
     assert codes(daemon) == ["gpu_xid/43", "gpu_xid/79", "kernel/unread"]
     assert dict(guard.dropped) == {"kernel_log": 1}
 

@@ -421,6 +421,17 @@ def test_the_epilog_ends_with_0_whatever_is_in_the_settings(
     assert says in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("wait", ["10s", "", "-5", "nan", "inf", "1e400"])
+def test_the_epilog_ends_with_0_whatever_it_is_told_to_wait(
+    tmp_path: Path, wait: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = [sys.executable, "-m", "healthd", "hook", "epilog", "--wait", wait, "--runtime-dir", str(tmp_path)]
+    assert subprocess.run(argv, timeout=240).returncode == 0
+    said = capfd.readouterr()
+    assert said.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, is "{wait}": taken as 10\n'
+    assert "there is no" in said.out
+
+
 def test_with_settings_that_are_no_toml_the_healthcheck_reads_the_default_verdict(
     tmp_path: Path,
 ) -> None:

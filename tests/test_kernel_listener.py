@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,45 @@ def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> 
     assert [(event.code, event.pci, event.boot_id) for event in log.read()] == [("79", "0000:61:00.0", "b1")]
     assert (log.status.lines_total, log.status.events_total, log.status.restarts_total) == (1, 1, 0)
     log.close()
+
+
+@pytest.mark.parametrize("before", [os.mkfifo, Path.touch], ids=["fifo", "file"])
+@pytest.mark.parametrize("after", [os.mkfifo, Path.touch], ids=["fifo", "file"])
+def test_what_lies_in_the_place_of_a_fifo_or_of_a_file_is_opened_and_read(
+    before: Callable[[Path], None], after: Callable[[Path], None], tmp_path: Path
+) -> None:
+    clock, path = Clock(), tmp_path / "log"
+    before(path)
+    log = listener(str(path), clock=clock)
+    assert (log.read(), log.status.alive) == ([], True)
+    path.rename(tmp_path / "log.1")
+    assert log.read() == []
+    if before is os.mkfifo:
+        assert (log.status.alive, log.status.trouble.partition(": ")[2]) == (
+            False,
+            "it was removed, or another one lies there",
+        )
+    after(path)
+    for _ in range(2):  # one to see that it is another, one to open it
+        log.read()
+        clock.now += RETRY_SECONDS[-1]
+    written = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)  # of a fifo that nobody reads: ENXIO
+    os.write(written, f"{XID}\n".encode())
+    os.close(written)
+    assert [event.code for event in log.read()] == ["79"]
+    assert (log.status.alive, log.status.trouble) == (True, "")
+    log.close()
+
+
+def test_a_directory_is_no_log_and_trying_it_leaves_nothing_open(tmp_path: Path) -> None:
+    clock = Clock()
+    log = listener(str(tmp_path), clock=clock)
+    before = os.listdir("/proc/self/fd")
+    for _ in RETRY_SECONDS:
+        clock.now += RETRY_SECONDS[-1]
+        assert (log.read(), log.status.alive) == ([], False)
+    assert log.status.trouble == f"{tmp_path}: it is no file to follow"
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_source_that_cannot_be_opened_is_tried_again_ever_more_slowly_and_counted(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ NOT_NEEDED = {
     "kernel.journal": "the worker reads the journal",
     "say.service": "the log was set up at the start",
     "settings.registry": "a reload is refused then",
+    "settings.settle": "a reload is refused then",
     "kernel.prefix": "Python's own, which does not lie in the venv",
     "machine.system": "Python's own, which does not lie in the venv",
     "checks.validation": "the worker reads what the last validation left",

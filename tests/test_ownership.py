@@ -293,8 +293,9 @@ def test_a_runtime_directory_of_somebody_else_is_not_taken(shared: Path, users: 
 def test_a_link_that_lies_where_the_lock_should_is_not_followed(shared: Path) -> None:
     (shared / "run").mkdir()
     (shared / "run/lock").symlink_to(shared / "made-by-root")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(OSError, match="symbolic links") as raised:
         lock(str(shared / "run"))
+    assert raised.value.filename == f"{shared}/run/lock"
     assert not (shared / "made-by-root").exists()
 
 

@@ -75,3 +75,13 @@ def test_each_question_and_command_is_answered_by_the_daemon(daemon: Daemon) -> 
         said = daemon.answer(request, "root (uid 0)", True)
         assert said.keys() & {"status", "left", "done", "error"}, request
     assert daemon.commanded == {"pause": 1, "pause-detection": 1}, "what is refused is no command"
+
+
+def test_the_log_names_who_gave_each_command_and_who_only_asked_not(
+    daemon: Daemon,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    daemon.answer(protocol.plain(protocol.STATUS), "ann (uid 1000)", False)
+    daemon.answer(protocol.pause(60.0, "a move"), "root (uid 0)", True)
+    logged = [record.getMessage() for record in caplog.records]
+    assert [words.partition(":")[0] for words in logged if "(uid " in words] == ["pause by root (uid 0)"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+import pytest
+
 from healthd.model import KernelLogStatus, SlurmStatus, StreamStatus
 from healthd.say.troubles import Trouble, troubles
 
@@ -78,3 +80,17 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
 def test_a_kernel_log_that_is_switched_off_is_a_matter_of_the_settings():
     (trouble,) = found(kernel_log=KernelLogStatus("off", False, trouble="switched off"))
     assert trouble == ("kernel log: switched off", "healthd config show | grep kernel_log")
+
+
+@pytest.mark.parametrize(
+    ("log", "next_command"),
+    [
+        (KernelLogStatus("/var/log/kern.log", True, trouble="only observed", observed=True), "healthd config show"),
+        (KernelLogStatus("/var/log/kern.log", False, trouble="not there", observed=True), "ls -l /var/log/kern.log"),
+        (KernelLogStatus("journal", False, trouble="no journal"), "journalctl -k -n 1"),
+        (KernelLogStatus("kmsg", False, trouble="Operation not permitted"), "ls -l /dev/kmsg; dmesg"),
+    ],
+)
+def test_of_a_kernel_log_that_is_not_read_or_not_believed_the_command_looks_at_that_log(log, next_command):
+    (trouble,) = found(kernel_log=log)
+    assert trouble.next.partition(" |")[0] == next_command

@@ -165,6 +165,7 @@ LOADING: dict[str, Callable[[Site], None]] = {
     "a setting that it does not have": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
     "`validate` refuses a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
     "`validate` raises": writes(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
+    "`validate` does not end": writes(FULL.replace("return ", "while True: pass\n    return ", 1)),
     "`Config` has `timeout_seconds: str`": writes(FULL.replace("max_mib: int = 1024", 'timeout_seconds: str = "5s"')),
 }
 RUNNING: dict[str, tuple[str, Callable[[Site], object]]] = {

@@ -19,6 +19,7 @@ from healthd.control.client import NoAnswer, RefusedByDaemon, ask
 from healthd.control.protocol import VERDICT_FILE
 from healthd.text import is_decimal
 
+MOST_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
 LAST_PAUSE_SECONDS = 0.25
 # A validation in the epilog: what it needs at least, is given to end its programs, and what is left for the end of us.
@@ -129,16 +130,26 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
 
 
 def _hook_epilog_arguments(parser: Parser) -> None:
-    parser.add_argument("--wait", metavar="SECONDS", type=float, default=10.0, help="at most so long (default: 10)")
+    parser.add_argument("--wait", metavar="SECONDS", default="10", help="at most so long (default: 10)")
     flags.client(parser)
 
 
 def _hook_epilog(args: argparse.Namespace) -> int:
-    end_after(args.wait + 1)
+    wait = _wait_seconds(args.wait)
+    end_after(wait + 1)
     try:
-        return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), args.wait) + "\n")
+        return say(epilog(flags.runtime_dir(args), os.environ.get("SLURM_JOB_ID", ""), wait) + "\n")
     except Stop as stop:  # Slurm drains a node whose epilog fails
         return complain(str(stop))
+
+
+def _wait_seconds(text: str) -> float:
+    """What --wait says. Where that is no time, a slip of the pen must not fail the epilog: the default."""
+    with suppress(ValueError):
+        if 0.0 <= (seconds := float(text)) <= MOST_WAIT_SECONDS:
+            return seconds
+    complain(f'healthd hook epilog: --wait: must be 0 to {MOST_WAIT_SECONDS:.0f} seconds, is "{text}": taken as 10')
+    return 10.0
 
 
 def _hook_healthcheck(args: argparse.Namespace) -> int:

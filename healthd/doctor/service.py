@@ -15,6 +15,7 @@ from healthd.doctor.line import Line, absent, fails, limited, works
 from healthd.host import Host
 from healthd.kernel.open import open_source
 from healthd.machine.program import run_program
+from healthd.plausible import KERNEL_LOGS
 from healthd.say.render import ago, duration
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 UNIT = "healthd.service"
 SECONDS = 5.0
 MIB = 1 << 20
-FILES = ("kmsg", "journal", "off")
 
 
 # --- where faults come from
@@ -60,7 +60,7 @@ def _opened(source: str, settings: Settings) -> Line:
         where = f"{error.filename or source}: {error.strerror or error}"
         return fails("kernel log", f"{where}: no Xid is seen", *(mend or ('kernel_log.source = "journal"',)))
     opened.close()
-    if source not in FILES and not settings.kernel_log.trust_file:
+    if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
         says = f"{source} can be followed, but users can forge lines of it: what it says is only shown"
         return limited("kernel log", says, 'kernel_log.source = "kmsg"')
     return works("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} can be read")

@@ -62,10 +62,14 @@ class FollowedFile:
         self._boot_id = boot_id
         # The boot of the lines that are read next, until this boot's begin. Older cursors do not name it.
         self._boot_of_lines = str(cursor.get("boot_id", boot_id)) if cursor and places is not None else boot_id
-        for place in places or ():
-            self._resume(*place)
         self._first = places is None
-        self._look_for_new_file(old=True)
+        try:
+            for place in places or ():
+                self._resume(*place)
+            self._look_for_new_file(old=True)
+        except OSError:
+            self.close()
+            raise
 
     def fileno(self) -> int | None:
         return self._inotify.fd
@@ -152,8 +156,10 @@ class FollowedFile:
         except OSError:
             return
         status = os.fstat(fd)
-        known = any(tail.inode == status.st_ino for tail in self._tails)
-        if known or not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "it is no file to follow")  # or a fifo by now: it is opened anew
+        if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return
         if self._tails:
@@ -198,6 +204,7 @@ class Fifo:
     """A fifo. It is opened for writing too, so that the reader sees no end when writers come and go.
 
     Its lines are always news: the time of a line is when it is read. A fifo cannot be read again, so it has no cursor.
+    Nobody writes to one that another has replaced: that is an error, so that what lies there now is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -213,6 +220,7 @@ class Fifo:
         self._now = now
         self._data = b""
         self._skipping = False
+        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def fileno(self) -> int:
@@ -232,6 +240,8 @@ class Fifo:
             try:
                 self._data += os.read(self._fd, CHUNK)
             except BlockingIOError:
+                if not lines and self._is_replaced():
+                    raise OSError(errno.ESTALE, "it was removed, or another one lies there") from None
                 break
             except OSError:
                 if lines:
@@ -247,6 +257,12 @@ class Fifo:
         if found is None or not found.text:
             return None
         return RawLine(now, found.text, usec=_usec(found), lines=lines * found.lines, unread=found.unread)
+
+    def _is_replaced(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except OSError:
+            return True
 
     def filled(self, gap: Gap, left: Gap | None = None) -> None:
         del gap, left

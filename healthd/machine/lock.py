@@ -13,10 +13,8 @@ VALIDATION_LOCK = "validation.lock"
 def lock(runtime_dir: str) -> int:
     """The lock's descriptor; the directory is made if it is missing. Raises ownership.Untrusted, OSError in one
     sentence."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with ownership.folder(runtime_dir, make_mode=0o755) as folder:
-            descriptor = os.open("lock", flags, 0o600, dir_fd=folder)
+        descriptor = lock_file(runtime_dir, "lock")
     except ownership.Untrusted as error:
         raise error.at(runtime_dir, "runtime_dir") from None
     try:
@@ -25,6 +23,18 @@ def lock(runtime_dir: str) -> int:
         os.close(descriptor)
         raise OSError(f"{runtime_dir}: another healthd is running there") from None
     return descriptor
+
+
+def lock_file(runtime_dir: str, name: str) -> int:
+    """The file of a lock, not locked yet; it and the directory are made if they are missing. Raises
+    ownership.Untrusted, OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with ownership.folder(runtime_dir, make_mode=0o755) as folder:
+        try:
+            return os.open(name, flags, 0o600, dir_fd=folder)
+        except OSError as error:
+            error.filename = os.path.join(runtime_dir, name)  # a call in a folder knows only the end of the path
+            raise
 
 
 def holds(descriptor: int, runtime_dir: str) -> bool:

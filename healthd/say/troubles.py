@@ -45,9 +45,7 @@ def troubles(
     mistakes       of healthd's own (guard.troubles)
     """
     there, here = (f"ls -ld {shlex.quote(folder)}; df -h {shlex.quote(folder)}" for folder in (state_dir, runtime_dir))
-    look_at = (
-        "healthd config show | grep kernel_log" if kernel_log.source == "off" else "ls -l /dev/kmsg; dmesg | tail -1"
-    )
+    look_at = _command_of(kernel_log)
     again = f"healthd config check {shlex.quote(settings_file)} && {reload}"
     found = (
         Trouble(files_trouble, "systemctl restart healthd"),
@@ -71,3 +69,11 @@ def troubles(
         *(Trouble(sentence, "journalctl -u healthd -p err -n 50") for sentence in mistakes),
     )
     return tuple(trouble for trouble in found if trouble.sentence)
+
+
+def _command_of(log: KernelLogStatus) -> str:
+    """Where a log that is read is the trouble (switched off, or only observed), it is a matter of the settings."""
+    if log.source == "off" or (log.alive and log.observed):
+        return "healthd config show | grep kernel_log"
+    known = {"kmsg": "ls -l /dev/kmsg; dmesg | tail -1", "journal": "journalctl -k -n 1"}
+    return known.get(log.source) or f"ls -l {shlex.quote(log.source)}"

@@ -19,6 +19,7 @@ from healthd.data import data_folder
 from healthd.errors import HealthdError
 from healthd.machine import ownership, process
 from healthd.machine.files import replace_file
+from healthd.machine.lock import lock_file
 from healthd.text import printable
 from healthd.validation import history, judge, parts, programs
 from healthd.validation.carried import with_unanswered
@@ -90,9 +91,7 @@ def alone(runtime_dir: str) -> Iterator[None]:
 
     Nobody else may read it: who can open a file can lock it (flock(2)), and keep each validation from its start, or
     have a prolog end the process that has a number by now which an old validation left here."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with ownership.folder(runtime_dir, make_mode=0o755) as folder:
-        descriptor = os.open(LOCK, flags, 0o600, dir_fd=folder)
+    descriptor = lock_file(runtime_dir, LOCK)
     try:
         os.fchmod(descriptor, 0o600)
         try:

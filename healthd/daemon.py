@@ -114,12 +114,13 @@ class Daemon:
         self.load_settings, self.settings_file = load_settings, settings_file
         self.configured = Configured(*load_settings(None))
         settings = self.settings
-        self.now, self.monotonic = now, monotonic
+        self.clock, self.monotonic = now, monotonic
+        self.clock_offset = now() - monotonic()
         self.opened = ExitStack()
         self.boot_id = Host(settings.root).boot_id()
         self.watchdog_seconds = service.watchdog_seconds() or FOREVER
         self.stopping = self.said_ready = self.said_alive = self.only_worker_woke = False
-        self.started = self.ticked = self.clock_offset = 0.0  # since `start()`
+        self.started = self.ticked = 0.0  # since `start()`
         self.ready_by = FOREVER
         self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
         self.commanded: Counter[str] = Counter()
@@ -127,31 +128,31 @@ class Daemon:
         self.judged: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
-        self.memory = Memory(settings.runtime_dir, now, monotonic, settings.node_name, settings.cluster)
+        self.memory = Memory(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
         kernel = Listener(
             settings.kernel_log.source,
             settings.root,
             self.boot_id,
             settings.kernel_log.accept_injected,
-            now,
+            self.now,
             monotonic,
             only_observes_kernel_log(self.configured.loaded),
         )
         job_at_source = JobAtSource(settings.root, settings.node_name, monotonic)
-        self.hand = Hand(settings, self.memory, self.boot_id, now, monotonic)
+        self.hand = Hand(settings, self.memory, self.boot_id, self.now, monotonic)
         self.looking = Looking(
             self.configured,
             self.memory,
-            Runner(setup_of(settings), settings.runtime_dir, monotonic, now),
-            now,
+            Runner(setup_of(settings), settings.runtime_dir, monotonic, self.now),
+            self.now,
             monotonic,
         )
-        self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, now)
+        self.hearing = Hearing(self.configured, self.memory, kernel, job_at_source, self.now)
         self.watching = Watching(self.configured, monotonic)
         self.before_resume = BeforeResume(
             self.command_of,
             partial(is_held, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
-            now,
+            self.now,
             monotonic,
         )
         self.hot_unplug = hot_unplug(settings.root, monotonic)
@@ -175,7 +176,6 @@ class Daemon:
         self.recall()
         self.started = self.now()  # once the copy was read, which may take its time
         self.ticked = self.monotonic()
-        self.clock_offset = self.now() - self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.hand.close)
         opened.callback(self.watching.close)
@@ -271,15 +271,20 @@ class Daemon:
         self.only_worker_woke = woke_for_worker and self.monotonic() < others_wait_until
         service.watchdog()
 
+    def now(self) -> float:
+        """Epoch seconds. That the clock was set counts from `follow_clock()` on: within a turn time goes by as the
+        monotonic clock has it, or what was to last an hour would be over before anybody knew of the step."""
+        return self.monotonic() + self.clock_offset
+
     def follow_clock(self) -> None:
-        """The clock may have been set while we slept. Whatever comes next is told the new one, and the ledger's times
-        are moved to it first."""
-        now, monotonic = self.now(), self.monotonic()
-        step = now - monotonic - self.clock_offset
+        """The clock may have been set while we slept, or since the last turn began. Whatever comes next is told the new
+        one, and the ledger's times are moved to it first."""
+        before = self.now()
+        step = self.clock() - before
+        self.clock_offset += step
         if abs(step) > CLOCK_STEP_SECONDS:
             log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
-            self.clock_offset += step
-            self.memory.set_clock(step, since=self.started, until=now - step)
+            self.memory.set_clock(step, since=self.started, until=before)
             self.started += step
 
     def obey_signals(self) -> None:

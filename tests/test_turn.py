@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_daemon_guards import alone
 
+from healthd.judge.ledger import Pause
 from healthd.work.looking import Seen
 
 
@@ -32,3 +33,19 @@ def test_a_clock_that_was_set_while_the_daemon_slept_is_taken_in_before_anything
         assert seen == [pytest.approx(before + 3600.0, abs=1.0)] * 2
         daemon.turn()
         assert seen[2:] == seen[:2], "once"
+
+
+def test_a_clock_that_is_set_in_the_midst_of_a_turn_ends_no_pause_in_it(tmp_path: Path) -> None:
+    ahead = [0.0]
+    with alone(tmp_path, "disk_space", now=lambda: time.time() + ahead[-1]) as daemon:
+        pause = Pause(daemon.now() + 60.0, "the clock", "ann", daemon.now())
+        daemon.memory.change(pause=pause)
+        daemon.follow_clock()
+        ahead.append(3600.0)
+        daemon.pass_time()
+        assert daemon.memory.ledger.pause == pause
+        daemon.follow_clock()
+        daemon.pass_time()
+        moved = daemon.memory.ledger.pause
+        assert moved
+        assert moved.until == pytest.approx(pause.until + 3600.0, abs=1.0)

@@ -668,6 +668,8 @@ def test_kill_task_failed_over_our_reason_is_still_ours(cluster: SlurmCluster) -
         healthd = Healthd(short, "n1")
         with frozen_mount(short.directory / "frozen") as frozen:
             job = healthd.running(f"exec touch {frozen}/x")
+            # Slurm lists the script's shell, too, while it becomes touch.
+            until(lambda: len(listed(short, job, "n1")) == 1, "the job is one process")
             (pid,) = listed(short, job, "n1")
             wait_for_d_state(pid)
             assert healthd.look(faulty()).requeued == (job,)

@@ -1,0 +1,42 @@
+"""A condition when the clock is set."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+
+from life import (
+    FEWER,
+    GONE,
+    LINK,
+    PENDING,
+    Node,
+)
+
+from healthd.judge.condition import shifted
+from healthd.model import (
+    Condition,
+)
+
+# --- a clock that is set
+
+
+def test_a_clock_step_moves_every_moment_and_only_moments() -> None:
+    numbers = {f.name: 100.0 for f in dataclasses.fields(Condition) if f.type == "float"}
+    condition = replace(Node().run(GONE).only, **numbers)  # type: ignore[arg-type]
+    moved = shifted(condition, 50.0)
+    durations = {"confirm_seconds", "window_seconds", "quiet_seconds"}
+    assert {name: getattr(moved, name) for name in numbers} == {
+        name: 100.0 if name in durations else 150.0 for name in numbers
+    }
+
+
+def test_a_moment_that_never_was_stays_so() -> None:
+    assert shifted(Node().run(FEWER).only, 50.0).critical_at == 0.0
+
+
+def test_a_clock_step_cuts_no_confirm_time_short() -> None:
+    node = Node().run(LINK)
+    node.now += 3600
+    node.conditions = {key: shifted(c, 3600) for key, c in node.conditions.items()}
+    assert node.run(LINK, after=30).only.state is PENDING

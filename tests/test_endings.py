@@ -1,0 +1,300 @@
+"""What ends a condition: clean runs, a reboot, a reset, a quiet time, people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from life import (
+    ACKNOWLEDGED,
+    DAY,
+    FEWER,
+    GONE,
+    GPU,
+    HANG,
+    LINK,
+    OPEN,
+    PENDING,
+    RATE,
+    RESET,
+    ROWS,
+    RUN_SECONDS,
+    XID,
+    Node,
+)
+
+from healthd.judge import absorb, endings
+from healthd.model import (
+    Clears,
+    Finding,
+    Outcome,
+    Repair,
+    Severity,
+)
+
+# --- PASS
+
+
+def test_pass_clears_after_as_many_clean_runs_as_the_site_wants() -> None:
+    node = Node().run(FEWER).run(clear_after=3).run(clear_after=3)
+    assert node.only.clean_runs == 2
+    node.run(clear_after=3)
+    assert (node.conditions, node.cleared_by) == ({}, ["pass"])
+
+
+def test_a_fault_between_clean_runs_counts_them_anew() -> None:
+    node = Node().run(FEWER).run().run(FEWER).run()
+    assert node.only.clean_runs == 1
+    assert node.only.state is OPEN
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.STUCK])
+def test_a_run_that_did_not_complete_clears_nothing(outcome: Outcome) -> None:
+    node = Node().run(FEWER).run(outcome=outcome).run(outcome=outcome).run(outcome=outcome)
+    assert node.only.clean_runs == 0
+    assert node.only.state is OPEN
+
+
+def test_another_check_or_instance_clears_nothing() -> None:
+    data = Finding(Severity.DEGRADED, "mount/missing", "/data", "not mounted")
+    node = Node().run(data, instance="/data")
+    for _ in range(3):
+        node.run(check="mount", instance="/home").run(check="gpu_count")
+    assert node.only.state is OPEN
+    node.run(check="mount", instance="/data").run(check="mount", instance="/data")
+    assert node.conditions == {}
+
+
+def test_only_the_part_that_is_well_again_is_cleared() -> None:
+    other = replace(FEWER, subject="other")
+    node = Node().run(FEWER, other).run(other).run(other)
+    assert node.only.subject == "other"
+
+
+# --- REBOOT, GPU_RESET, OPERATOR
+
+
+@pytest.mark.parametrize("finding", [GONE, RESET, ROWS], ids=lambda f: f.clears.value)
+def test_what_waits_for_evidence_is_not_cleared_by_clean_runs(finding: Finding) -> None:
+    node = Node().run(finding)
+    for _ in range(10):
+        node.run()
+    assert node.only.state is OPEN
+
+
+@pytest.mark.parametrize("finding", [GONE, RESET], ids=lambda f: f.clears.value)
+def test_a_reboot_clears_what_waits_for_it_or_for_a_reset(finding: Finding) -> None:
+    assert Node().run(finding).reboot().cleared_by == ["reboot"]
+
+
+@pytest.mark.parametrize("finding", [FEWER, ROWS, RATE], ids=lambda f: f.clears.value)
+def test_a_reboot_does_not_clear_what_waits_for_something_else(finding: Finding) -> None:
+    assert Node().run(finding).reboot().only.state is OPEN
+
+
+def test_starting_again_in_the_same_boot_clears_nothing() -> None:
+    node = Node().run(GONE)
+    assert endings.after_boot(node.conditions, node.boot, node.now) == node.conditions
+
+
+def test_what_was_pending_before_a_reboot_is_forgotten() -> None:
+    """The time in which the machine was down confirms nothing."""
+    node = Node().run(LINK).reboot()
+    assert (node.conditions, node.cleared) == ({}, [])
+    assert node.run(LINK).only.state is PENDING
+
+
+def test_what_worsens_with_time_begins_anew_after_a_reboot() -> None:
+    assert Node().run(HANG).reboot().run(HANG, after=60).only.severity is Severity.WARNING
+
+
+def test_evidence_of_a_reset_clears_what_the_run_saw_whose_reading_it_compares_with() -> None:
+    node = Node().run(RESET)
+    before = node.now - RUN_SECONDS
+    node.run(repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    assert node.cleared_by == ["gpu_reset: volatile count fell"]
+
+
+def test_evidence_of_a_reset_clears_nothing_seen_after_the_reading_that_it_compares_with() -> None:
+    """The event came after the earlier reading: perhaps after the reset, too."""
+    node = Node().run()
+    before = node.now
+    node.event(replace(XID, clears=Clears.GPU_RESET))
+    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    assert node.only.state is OPEN
+
+
+def test_a_run_that_sees_the_fault_still_is_not_cleared_by_its_own_evidence() -> None:
+    node = Node().run(RESET)
+    node.run(RESET, repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", node.now)])
+    assert node.only.state is OPEN
+
+
+def test_evidence_of_a_reset_concerns_that_part_and_those_faults_only() -> None:
+    other = replace(RESET, subject="0000:2a:00.0")
+    node = Node().run(RESET, other).run(GONE)
+    repair = Repair(Clears.GPU_RESET, GPU, "recovery action back to none", node.now)
+    node.run(check="gpu_recovery_action", repairs=[repair])
+    assert {(c.code, c.subject) for c in node.conditions.values()} == {
+        ("gpu_ecc/uncorrected", "0000:2a:00.0"),
+        ("gpu_count/missing", GPU),
+    }
+
+
+def test_evidence_of_a_reset_clears_nothing_that_the_log_told_while_the_earlier_reading_was_taken() -> None:
+    node = Node().run()
+    before = node.now - RUN_SECONDS
+    node.event(replace(XID, clears=Clears.GPU_RESET), after=-RUN_SECONDS / 2)
+    node.run(check="gpu_ecc", repairs=[Repair(Clears.GPU_RESET, GPU, "volatile count fell", before)])
+    assert node.only.state is OPEN
+
+
+def test_what_a_run_saw_that_began_before_an_operator_resumed_acts_only_when_it_is_seen_again() -> None:
+    node = Node().run(GONE)
+    resumed = node.now + 100.0 - RUN_SECONDS / 2
+    node.take(endings.resumed_by_operator(node.conditions, node.now, resumed))
+    assert node.run(GONE, after=100.0).judge().causes == ()
+    assert node.run(GONE).judge().causes == (node.only,)
+
+
+@pytest.mark.parametrize("finding", [GONE, RESET, FEWER, RATE], ids=lambda f: f.clears.value)
+def test_an_engineer_clears_whatever_it_waits_for(finding: Finding) -> None:
+    assert Node().run(finding).repaired(finding.code).cleared_by == ["repaired by root"]
+
+
+def test_an_engineer_may_clear_one_part_or_all() -> None:
+    other = replace(GONE, subject="0000:2a:00.0")
+    node = Node().run(GONE, other).repaired(GONE.code, GPU)
+    assert node.only.subject == "0000:2a:00.0"
+    assert Node().run(GONE, other).repaired(GONE.code).conditions == {}
+    assert len(Node().run(GONE, other).repaired("gpu_count/other").conditions) == 2
+
+
+# --- WINDOW
+
+
+def test_a_window_counts_time_under_load() -> None:
+    node = Node().run(RATE).run().quiet(3599)
+    assert node.only.quiet_seconds == 3599
+    assert node.quiet(1).cleared_by == ["window"]
+
+
+def test_a_window_does_not_count_time_without_load() -> None:
+    assert Node().run(RATE).run().quiet(DAY, loaded=False).only.state is OPEN
+
+
+@pytest.mark.parametrize("end", ["reboot", "reset"])
+def test_after_a_repair_a_window_counts_without_load_too(end: str) -> None:
+    node = Node().run(RATE)
+    if end == "reboot":
+        node.reboot().run(check="pcie_aer")
+    else:
+        node.run(check="pcie_aer", repairs=[Repair(Clears.GPU_RESET, GPU, "fell", node.now)])
+    assert node.quiet(3600, loaded=False).cleared_by == ["window"]
+
+
+def test_news_begins_the_window_anew() -> None:
+    node = Node().run(RATE).run().quiet(3000).run(RATE).run().quiet(3000)
+    assert node.only.state is OPEN
+    event = replace(RATE, clears=Clears.GPU_RESET)
+    other = Node()
+    other.event(event)
+    other.quiet(3000).event(event)
+    assert other.quiet(3000).only.state is OPEN
+    assert other.quiet(600).cleared_by == ["window"], "the other way out of a fault that waits for a reset"
+
+
+def test_the_time_before_the_news_is_not_quiet() -> None:
+    node = Node()
+    node.event(replace(RATE, clears=Clears.GPU_RESET))
+    node.now += 5
+    node.take(endings.after_quiet(node.conditions, 300.0, True, node.now))
+    assert node.only.quiet_seconds == 5
+
+
+def test_between_two_runs_that_see_the_fault_no_window_passes() -> None:
+    node = Node().run(RATE).quiet(7200)
+    assert node.only.quiet_seconds == 0
+
+
+def test_while_a_check_cannot_look_the_window_does_not_begin() -> None:
+    node = Node().run(RATE).run(outcome=Outcome.STUCK).quiet(DAY)
+    assert node.only.state is OPEN
+
+
+def test_clean_runs_alone_do_not_clear_a_window() -> None:
+    """Draining took the load away: the rate falls, the fault is still there."""
+    node = Node().run(RATE)
+    for _ in range(20):
+        node.run()
+    assert node.only.state is OPEN
+
+
+# --- operators
+
+
+def test_an_operators_resume_acknowledges_what_would_drain() -> None:
+    node = Node().run(GONE).run(HANG).operator_resumes()
+    assert node.conditions[GONE.code, GPU].state is ACKNOWLEDGED
+    assert node.conditions[HANG.code, ""].state is OPEN
+    assert node.judge().causes == ()
+    assert node.judge().may_resume
+
+
+def test_after_an_operators_resume_only_what_is_seen_again_acts() -> None:
+    node = Node()
+    event = node.event(XID)
+    node.operator_resumes()
+    node.hear(XID, event)
+    assert node.only.state is ACKNOWLEDGED, "the same event is no news"
+    node.event(XID)
+    assert node.only.state is OPEN
+    assert node.judge().causes == (node.only,)
+
+
+def test_an_event_that_goes_on_after_the_resume_is_news() -> None:
+    """Lines of one fault are folded into one event: it has the number of its first line."""
+    node = Node()
+    event = node.event(XID)
+    node.operator_resumes()
+    node.now += 4
+    node.hear(XID, replace(event, last_time=node.now, lines=2))
+    assert node.only.state is OPEN
+    assert node.judge().causes == (node.only,)
+
+
+def test_an_event_from_before_the_resume_that_comes_late_is_no_news() -> None:
+    node = Node()
+    event = node.event(XID)
+    node.now += 60
+    node.operator_resumes()
+    node.hear(XID, event, replace(event, sequence=2, time=event.time + 5, last_time=event.time + 5), touched=[2])
+    assert node.only.state is ACKNOWLEDGED
+
+
+def test_a_check_that_still_fails_after_the_resume_drains_again() -> None:
+    node = Node().run(GONE).operator_resumes().run(GONE)
+    assert node.judge().causes == (node.only,)
+
+
+def test_a_drain_in_our_words_that_nobody_knows_waits_for_a_person() -> None:
+    node = Node()
+    node.take(absorb.adopted({}, "gpu_xid/79", GPU, node.boot, node.now))
+    assert (node.only.state, node.only.clears) == (ACKNOWLEDGED, Clears.OPERATOR)
+    assert node.judge().causes == ()
+    assert node.reboot().repaired("gpu_xid/79").cleared_by == ["repaired by root"]
+
+
+def test_what_was_adopted_and_is_then_seen_ends_as_if_it_had_always_been_known() -> None:
+    """A lost ledger, a file system that is still away: when it is back nothing stands but the drain, for a person."""
+    node = Node()
+    node.take(absorb.adopted({}, LINK.code, LINK.subject, node.boot, node.now))
+    node.run(LINK, instance="mlx5_0/1")
+    assert (node.only.state, node.only.clears, node.only.instance) == (OPEN, Clears.PASS, "mlx5_0/1")
+    node.run(instance="mlx5_0/1").run(instance="mlx5_0/1")
+    assert node.cleared_by == ["pass"]
+
+
+def test_adopting_what_is_known_changes_nothing() -> None:
+    node = Node().run(GONE)
+    assert absorb.adopted(node.conditions, GONE.code, GPU, node.boot, node.now) == node.conditions

@@ -14,7 +14,7 @@ import pytest
 
 from healthd import guard, past
 from healthd.judge import ledger_file, log_lines
-from healthd.judge.condition import acts
+from healthd.judge.condition import acknowledged, acts
 from healthd.judge.ledger import Ledger, Pause
 from healthd.judge.memory import Memory
 from healthd.machine.rewrite import rewrite_file
@@ -250,6 +250,15 @@ def test_a_clock_that_is_set_back_to_before_what_an_earlier_daemon_wrote_switche
     (condition,) = memory.ledger.conditions
     found = dataclasses.replace(condition, last_event=clock[-1] + 1)
     assert acts(found, memory.ledger.trusted_since)
+
+
+def test_what_an_operator_resumed_while_the_clock_stood_ahead_drains_again_when_it_is_seen_now(tmp_path: Path) -> None:
+    resumed = tuple(acknowledged(condition, NOW + 86400.0) for condition in LIVE.conditions)
+    write(tmp_path, dataclasses.replace(LIVE, trusted_since=NOW - 300, conditions=resumed))
+    memory = recalled(tmp_path)
+    (condition,) = memory.ledger.conditions
+    seen = dataclasses.replace(condition, state=ConditionState.OPEN, last_event=NOW + 1)
+    assert acts(seen, memory.ledger.trusted_since)
 
 
 def test_a_machine_that_boots_in_the_year_2000_acts_before_and_after_the_time_server_answers(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def worst_cells(nodes: Sequence[Row]) -> list[tuple[str, ...]]:
         (
             row["node"],
             percent(row["availability"]),
-            f"{row['repair']['ended'] + row['repair']['still_out']} times",
+            plural(row["repair"]["ended"] + row["repair"]["still_out"], "time"),
             "yes" if row["repair"]["still_out"] else "no",
             span(row["repair"]["mean_seconds"]),
             percent(row["shares"]["not_observed"]),

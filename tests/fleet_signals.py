@@ -82,6 +82,12 @@ class Made:
             row("node_states", cluster="c1", node=node, start_time=start, end_time=end, state="DRAIN", set_by=by)
         )
 
+    def read(self, source: str, begin: int, end: int) -> None:
+        """An ingest read this source of this time."""
+        self.history["ingests"].append(
+            row("ingests", cluster="c1", source=source, name="f", from_time=begin, to_time=end)
+        )
+
     def node(self, name: str, **more: Any) -> None:
         self.history["nodes"].append(row("nodes", cluster="c1", node=name, **more))
 

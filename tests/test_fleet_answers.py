@@ -24,6 +24,7 @@ from test_fleet_query import HAS_A_TIME
 from healthd.cli.fleet_answers import COMMANDS
 from healthd.cli.main import main
 from healthd.cli.terminal import STEERS
+from healthd.fleet.answers.document import never
 from healthd.fleet.answers.study import opened
 from healthd.fleet.store import StoreError, reading, writing
 from healthd.fleet.tables import TABLES
@@ -34,13 +35,13 @@ pytestmark = pytest.mark.one_python
 Document = dict[str, Any]
 UNSAID = re.compile(r"\bNone\b(?! of)|\bnan\b|\binf\b")  # what Python says where a person should read "-"
 
-WITHOUT_A_STORE = {"nccl"}
+WITHOUT_A_STORE, OF_TWO_SIDES = {"nccl"}, {"compare"}
 NAMES = sorted({name.removeprefix("fleet ") for name in COMMANDS} - WITHOUT_A_STORE)
 TIMES = ("--from", "2026-10-30T22:00:00", "--to", "2026-11-03T05:00:00")
 MODELS, SWITCHES, PARTITIONS, ACCOUNTS = ("H100", "A100"), ("leaf1", "leaf2"), ("train", "debug"), ("speech", "vision")
 # What an answer cannot do without, beside the store and its time.
 FLAGS: dict[str, tuple[str, ...]] = {
-    "compare": PARTITIONS,
+    "compare": ("2026-10-30..2026-11-01", "2026-11-01..2026-11-03"),
     "ettr": ("--gpus", "1024"),
 }
 CHOICES = (
@@ -177,6 +178,15 @@ def test_every_answer_is_json_and_has_a_text_and_a_chapter_whatever_the_history(
         judge(name, told)
 
 
+@pytest.mark.parametrize("seed", [0, 2, 3, 7])
+def test_two_periods_of_any_history_are_compared_with_a_text_and_a_chapter(seed: int, tmp_path: Path) -> None:
+    """Each side has its time: what asks the others of one time is not for it."""
+    size = (0, 1, 4, 12, 30)[seed % 5]
+    status, out, err = asked("compare", stored(a_site(Random(seed), size), tmp_path / "db"), "--json")
+    assert (status in (0, 1), err) == (True, "")
+    judge("compare", json.loads(out, parse_constant=not_json))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_usual_history_has_an_answer(name: str, db: Path) -> None:
     """Else the tests here could compare nothing with nothing."""
@@ -300,6 +310,14 @@ def test_what_cannot_be_asked_is_one_sentence(name: str, flags: tuple[str, ...],
     assert (status, out, err.count("\n")) == (64, "", 1), err
     assert err.startswith("healthd fleet")
     assert says in err
+
+
+def test_the_page_names_the_answers_that_find_something_and_those_that_only_say_how_much() -> None:
+    page = (Path(ROOT) / "docs/fleet-answers.md").read_text(encoding="utf-8")
+    finds, how_much = page.partition("Found is: ")[2].partition(" say how much, and end with 0")[0].split(". ")
+    quiet = {one for one in NAMES if importlib.import_module(f"healthd.fleet.answers.{one}").found is never}
+    assert set(re.findall(r"`([a-z]+)`", how_much)) == quiet
+    assert set(re.findall(r"`([a-z]+)`", finds)) == {*NAMES, *WITHOUT_A_STORE, *OF_TWO_SIDES} - quiet
 
 
 @pytest.mark.parametrize("name", NAMES)

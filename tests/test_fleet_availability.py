@@ -140,6 +140,20 @@ def test_a_node_without_a_word_is_up_where_slurm_was_read_and_else_not_observed(
     assert any("not read for 75.0 % of the time of c1" in note for note in told["notes"])
 
 
+def test_a_node_that_is_out_still_is_out_until_the_last_that_was_told_and_not_observed_from_then_on(
+    tmp_path: Path,
+) -> None:
+    made = nothing()
+    made["nodes"] = [row("nodes", cluster="c1", node="a"), row("nodes", cluster="c1", node="b")]
+    made["node_states"] = [node_state(0, None, "DRAIN", "person")]
+    told = asked_of(told_by_slurm(made, 0, LENGTH // 4), tmp_path)
+    a, b = told["nodes"]
+    assert (a["shares"]["drained_people"], a["shares"]["not_observed"], a["availability"]) == (0.25, 0.75, 0.0)
+    assert (b["shares"]["up"], b["shares"]["not_observed"]) == (0.25, 0.75)
+    assert told["fleet"]["availability"] == 0.5
+    assert a["repair"]["still_out"] == 1
+
+
 def test_a_node_that_is_down_in_its_maintenance_is_planned_away(tmp_path: Path) -> None:
     made = one_node(node_state(0, 2 * HOUR, "DOWN*", "slurm"), reservations=[reserved(0, HOUR, True)])
     told = asked_of(made, tmp_path)

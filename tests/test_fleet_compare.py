@@ -267,6 +267,33 @@ def test_a_half_in_which_the_nodes_end_jobs_differs_in_r_f_and_says_so(tmp_path)
         assert sum(amounts) == shares["completed"][which]["exposure"]
 
 
+def test_a_time_of_which_no_node_states_were_read_is_no_time_in_service(tmp_path):
+    made, half = Made(), BEGIN + (END - BEGIN) // 2
+    for node in "abcdefgh":
+        made.node(node)
+        made.out(node, half + HOUR, half + DAY)
+    made.alive("a")
+    made.read("node_states", half, END)
+    told = periods(made, tmp_path)
+    its = next(row for row in told["measures"] if row["measure"] == "unavailable")
+    assert (its["a"]["exposure"], its["a"]["rate"]) == (0, None)
+    assert its["b"]["exposure"] == pytest.approx(8 * (END - half) / DAY)
+    assert its["b"]["amount"] == pytest.approx(8 * (DAY - HOUR) / DAY)
+    assert differs(told) == []
+
+
+def test_where_one_side_has_nothing_of_it_the_sentence_names_both_and_no_ratio(tmp_path):
+    made, half = Made(), BEGIN + (END - BEGIN) // 2
+    for node in range(40):
+        made.node(f"n{node}")
+        made.out(f"n{node}", half + HOUR, half + DAY)
+    made.alive("a")
+    made.read("node_states", BEGIN, END)
+    told = periods(made, tmp_path)
+    assert differs(told) == ["unavailable"]
+    assert compare.sentences(told)[1].endswith("more than A's 0.0 %.")
+
+
 def test_two_choices_of_one_time_can_be_compared_too(tmp_path):
     made = Made()
     for number in range(60):

@@ -261,7 +261,7 @@ def test_lines_that_are_missing_are_told(tmp_path, capsys):
     with open(node / "events.jsonl", "ab") as file:
         file.write(lines(9, 10))
     run(store, tmp_path)
-    assert "events: 3 lines of the streams are missing" in capsys.readouterr().err
+    assert "events: 3 lines of the streams missing" in capsys.readouterr().err
     run(store, tmp_path)
     assert "missing" not in capsys.readouterr().err, "it is told once"
 
@@ -274,7 +274,7 @@ def test_what_is_no_event_is_counted_with_its_line_and_unknown_ones_are_told(tmp
     came = run(store, tmp_path)
     assert came.unread.unread["events"] == 3
     assert [entry.split("events.jsonl")[1].split(":")[1] for entry in came.unread.shown] == ["4", "6", "7"]
-    assert "events: 1 lines of event melted, which is not known here, are kept" in capsys.readouterr().err
+    assert "events: 1 line of event melted, which is not known here, kept" in capsys.readouterr().err
     assert seqs(store) == [1, 2, 3, 4]
 
 
@@ -304,7 +304,7 @@ def test_what_a_kill_left_of_a_line_that_was_written_again_is_told_and_is_no_row
     torn = line(3)[:40] + b"\n"
     (node / "events.jsonl").write_bytes(lines(1, 2) + torn + lines(3, 4))
     assert run(store, tmp_path).unread.unread["events"] == 0
-    assert "events: 1 lines are torn or damaged, and no event is missing there\n" in capsys.readouterr().err
+    assert "events: 1 line torn or damaged, and no event is missing there\n" in capsys.readouterr().err
     (node / "events.jsonl").write_bytes(lines(5, 6) + line(7)[:40] + b"\n" + lines(8, 9))
     came = run(store, tmp_path)
     assert (came.unread.unread["events"], came.unread.too_many()) == (1, True)

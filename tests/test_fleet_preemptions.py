@@ -190,3 +190,20 @@ def test_a_log_that_is_missing_or_damaged_does_not_keep_those_behind_it_from_the
     assert came.failed[1].startswith(f"preemptions: {damaged}: the compressed file is damaged: ")
     assert (len(came.failed), came.unread.rows["preemptions"]) == (2, 1)
     assert [row["job_id"] for row in live(tmp_path / "db", "preemptions")] == [7]
+
+
+@pytest.mark.one_python
+def test_a_file_that_is_no_log_of_slurmctld_is_one_sentence_and_a_quiet_log_is_none(tmp_path):
+    import duckdb  # noqa: F401  # the extra
+
+    from healthd.fleet.ingest import Asked, ingest
+
+    tickets, quiet, empty = paths = [tmp_path / name for name in ("tickets.csv", "slurmctld.log", "slurmctld.log.1")]
+    tickets.write_text("node,opened,closed,words\nn1,2026-11-22,,fans\n")
+    quiet.write_text(f"the end of a line that was cut\n{STAMP}sched: Allocate JobId=7 NodeList=n1\n")
+    empty.write_text("")
+    wanted = [(preemptions.SOURCE, [str(path) for path in paths])]
+    came = ingest(str(tmp_path / "db"), wanted, Asked(1795400000, "c1", timezone.utc))
+    assert came.failed == [
+        f"preemptions: {tickets}: neither its first nor its last line begins with a time, as those of slurmctld do"
+    ]

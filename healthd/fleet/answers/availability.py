@@ -50,6 +50,11 @@ _SLURM_TOLD = """
 SELECT cluster, from_time, to_time FROM sources_coverage
 WHERE source = 'node_states' AND from_time IS NOT NULL ORDER BY cluster, from_time
 """
+# A time out that has no end yet lasts until here; what became of the node later nobody was told.
+_TOLD_UNTIL = """
+SELECT cluster, max(to_time) AS until FROM ingests
+WHERE source IN ('node_states', 'events') AND to_time IS NOT NULL GROUP BY cluster ORDER BY cluster
+"""
 # Only where Slurm's record does not tell: the stretches are many.
 _OBSERVED = """
 SELECT cluster, node, greatest(begin_time, ?) AS begin_time, least(end_time, ?) AS end_time
@@ -91,9 +96,12 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     whole = (study.from_time, study.to_time)
     nodes = study.rows("SELECT cluster, node, gpu_model, rack, gpus FROM chosen_nodes ORDER BY cluster, node")
     told = {(row["cluster"], row["node"]): Told() for row in nodes}
+    told_until = {row["cluster"]: row["until"] for row in study.rows(_TOLD_UNTIL)}
     for row in study.rows(_OUTAGES):
         one, kind = told[row["cluster"], row["node"]], how_out(row["by_whom"], row["first_state"])
-        one.out[kind].append((row["start_time"], study.to_time if row["end_time"] is None else row["end_time"]))
+        until = max((told_until[who] for who in (row["cluster"], None) if who in told_until), default=study.to_time)
+        end = max(row["start_time"], until) if row["end_time"] is None else row["end_time"]
+        one.out[kind].append((row["start_time"], end))
         one.spells.append((kind, row["start_time"], row["end_time"]))
     reserved = study.rows(_RESERVED)
     for row in reserved:
@@ -365,7 +373,7 @@ def worst_cells(nodes: Sequence[Row]) -> list[tuple[str, ...]]:
         (
             row["node"],
             percent(row["availability"]),
-            f"{row['repair']['ended'] + row['repair']['still_out']} times",
+            plural(row["repair"]["ended"] + row["repair"]["still_out"], "time"),
             "yes" if row["repair"]["still_out"] else "no",
             span(row["repair"]["mean_seconds"]),
             percent(row["shares"]["not_observed"]),

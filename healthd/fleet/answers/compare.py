@@ -22,7 +22,7 @@ from typing import Any
 from scipy import stats
 
 from healthd.fleet.answers import document, hardware_ends
-from healthd.fleet.answers.document import Document, WrongChoice, number, percent, share
+from healthd.fleet.answers.document import Document, WrongChoice, number, percent, plural, share
 from healthd.fleet.answers.evidence import evidence, looked_at
 from healthd.fleet.answers.intervals import (
     poisson_interval,
@@ -127,17 +127,34 @@ WHERE end_time >= from_time AND end_time < to_time GROUP BY unit ORDER BY unit
 # Jobs of one day share what happened on it, jobs of one user their program.
 _UNITS = ("end_time // 86400", "concat_ws(' ', cluster, coalesce(user_name, account, ''))")
 
+# Out of service: of the time of which Slurm's record of node states was read. What nobody read is not "in service".
 _NODES = """
-WITH out AS (
-  SELECT cluster, node, sum(greatest(seconds, 0)) AS seconds FROM out_of_service WHERE what = 'outage' GROUP BY ALL
+WITH told AS (
+  SELECT
+    cluster, greatest(sources_coverage.from_time, asked.from_time) AS from_time,
+    least(sources_coverage.to_time, asked.to_time) AS to_time
+  FROM sources_coverage CROSS JOIN asked
+  WHERE source = 'node_states' AND sources_coverage.to_time > asked.from_time
+),
+known AS (
+  SELECT cluster, sum(to_time - from_time) AS seconds FROM told GROUP BY ALL
+),
+out AS (
+  SELECT
+    cluster, node,
+    sum(greatest(
+      least(coalesce(outage.end_time, told.to_time), told.to_time) - greatest(outage.start_time, told.from_time), 0
+    )) AS seconds
+  FROM out_of_service AS outage JOIN told USING (cluster) WHERE what = 'outage' GROUP BY ALL
 ),
 seen AS (
   SELECT cluster, node, sum(observed_seconds) AS seconds FROM observed GROUP BY ALL
 )
 SELECT
   chosen_nodes.cluster, chosen_nodes.node, coalesce(out.seconds, 0) / 86400e0 AS out_days,
-  coalesce(seen.seconds, 0) / 86400e0 AS observed_days
-FROM chosen_nodes LEFT JOIN out USING (cluster, node) LEFT JOIN seen USING (cluster, node)
+  coalesce(known.seconds, 0) / 86400e0 AS known_days, coalesce(seen.seconds, 0) / 86400e0 AS observed_days
+FROM chosen_nodes LEFT JOIN known USING (cluster)
+LEFT JOIN out USING (cluster, node) LEFT JOIN seen USING (cluster, node)
 ORDER BY chosen_nodes.cluster, chosen_nodes.node
 """
 
@@ -171,10 +188,9 @@ def measured(study: Study, name: str) -> Side:
         by_unit = [study.rows(_ENDED.format(unit=unit)) for unit in _UNITS]
         measures += of_jobs(failed, node_days, by_unit)
     evidence(study)
-    study.need("observed", "out_of_service")
-    days = (study.to_time - study.from_time) / 86400
+    study.need("observed", "out_of_service", "sources_coverage")
     nodes = study.rows(_NODES)
-    measures += of_nodes(nodes, study.rows(_CODES), days, study.has("node_states"))
+    measures += of_nodes(nodes, study.rows(_CODES))
     return Side(
         name,
         study.from_time,
@@ -243,22 +259,20 @@ def _clumps(failed: Sequence[Row], amounts: Sequence[float]) -> tuple[Units, ...
     return tuple(Units(list(its.values()), [0.0] * len(its)) for its in (by_job, by_node))
 
 
-def of_nodes(nodes: Sequence[Row], codes: Sequence[Row], days: float, outages_known: bool) -> list[Measure]:
-    """The share of time that nodes were out, and how often each code that drains was seen. Pure."""
-    measures = []
-    if outages_known:
-        out = [row["out_days"] for row in nodes]
-        measures.append(
-            Measure(
-                "unavailable",
-                "nodes' time out of service",
-                "of all",
-                1.0,
-                math.fsum(out),
-                days * len(nodes),
-                (Units(out, [days] * len(nodes)),),
-            )
+def of_nodes(nodes: Sequence[Row], codes: Sequence[Row]) -> list[Measure]:
+    """The share of the known time that nodes were out, and how often each code that drains was seen. Pure."""
+    out, known = [row["out_days"] for row in nodes], [row["known_days"] for row in nodes]
+    measures = [
+        Measure(
+            "unavailable",
+            "nodes' time out of service",
+            "of all",
+            1.0,
+            math.fsum(out),
+            math.fsum(known),
+            (Units(out, known),),
         )
+    ]
     observed = [row["observed_days"] for row in nodes]
     for code in ("", *sorted({row["code"] for row in codes})):
         times = Counter[tuple[str, str]]()
@@ -574,13 +588,13 @@ def sentences(compare: Document) -> list[str]:
     if not tried:
         return [*said, "There is nothing that both can be compared by."]
     if not differing:
-        said.append(f"Of {tried} measures none differs by more than chance.")
+        said.append(f"Of {plural(tried, 'measure')} none differs by more than chance.")
     for row in differing:
         more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
-        times = f"{number(row['ratio'], 2)} times ({between(row['interval'])})"
+        times = "" if row["ratio"] is None else f": {number(row['ratio'], 2)} times ({between(row['interval'])})"
         said.append(
             f"{row['title'][0].upper()}{row['title'][1:]}, {row['unit']}: B has {shown(row, row['b']['rate'])}, "
-            f"{more} than A's {shown(row, row['a']['rate'])}: {times}."
+            f"{more} than A's {shown(row, row['a']['rate'])}{times}."
         )
     return said
 

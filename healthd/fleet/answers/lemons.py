@@ -420,6 +420,11 @@ def _many(count: float | None, what: str, more: str = "") -> str:
     return plural(round(count), what) + more if count else ""
 
 
+def _shared(count: float) -> str:
+    """ "5", "3.1": a count of which each may be a part."""
+    return f"{count:,.1f}".removesuffix(".0")
+
+
 def _times(count: float | None) -> str:
     return "once" if count == 1 else f"{count:.0f} times"
 
@@ -537,8 +542,8 @@ def text(lemons: Document, page: Page) -> str:
         blocks.append(f"No node stands out in {lasting(days)}.")
     for gain in lemons["gain"]:
         if gain["by_lemons"]:
-            failing = f"{number(gain['failures'])} of {plural(gain['jobs'], 'job')}"
-            without = f"{number(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
+            failing = f"{_shared(gain['failures'])} of {plural(gain['jobs'], 'job')}"
+            without = f"{_shared(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
             blocks.append(
                 f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs "
                 f"({percent(gain['share_failing'])}); with usual nodes instead it would be {without}."

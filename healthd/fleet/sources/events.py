@@ -211,11 +211,15 @@ def ingest(run: Run, files: list[str]) -> None:
         if some.is_last:
             break
     for what, lines in sorted(all_of.unknown.items()):
-        run.say(f"events: {lines:,} lines of {what}, which is not known here, are kept as they are")
+        run.say(f"events: {_lines(lines)} of {what}, which is not known here, kept as it came")
     if cut:
-        run.say(f"events: {cut:,} lines are torn or damaged, and no event is missing there")
+        run.say(f"events: {_lines(cut)} torn or damaged, and no event is missing there")
     if missing:
-        run.say(f"events: {missing:,} lines of the streams are missing: they were lost, or are still under way")
+        run.say(f"events: {_lines(missing)} of the streams missing: lost, or still under way")
+
+
+def _lines(count: int) -> str:
+    return "1 line" if count == 1 else f"{count:,} lines"
 
 
 class Part:

@@ -30,7 +30,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import BinaryIO, TypeAlias
 
-from healthd.fleet.ingest import Run, Source
+from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources.lines import Place, is_gzip, lines_in, opened
 from healthd.fleet.sources.pieces import same_zone
 from healthd.fleet.sources.reading import Reading
@@ -171,6 +171,8 @@ def _log(run: Run, path: str, file: BinaryIO) -> None:
     rows = list(parse(_noting(lines_in(file, reading, place, live), ends), reading, about.st_mtime))
     if place.position == begin and begin:
         return
+    if not (begin or rows or unread) and ends and not any(_begins_with_a_time(line, about.st_mtime) for line in ends):
+        raise IngestError(f"{path}: neither its first nor its last line begins with a time, as those of slurmctld do")
     times = [_seconds(line, reading, about.st_mtime) for line in ends]
     with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
         step.stage("preemptions", rows)
@@ -196,6 +198,12 @@ def _seconds(line: str, reading: Reading, changed: float) -> int | None:
     with suppress(ValueError):
         return reading.seconds(_iso(_parts(line)[0], changed))
     return None
+
+
+def _begins_with_a_time(line: str, changed: float) -> bool:
+    with suppress(ValueError):
+        return bool(_iso(_parts(line)[0], changed))
+    return False
 
 
 SOURCE = Source(

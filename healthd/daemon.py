@@ -143,7 +143,7 @@ class Daemon:
         self.looking = Looking(
             self.configured,
             self.memory,
-            Runner(setup_of(settings), settings.runtime_dir, monotonic, self.now),
+            Runner(setup_of(settings), settings.runtime_dir, monotonic, now),  # which tells that the clock was set
             self.now,
             monotonic,
         )

@@ -65,7 +65,8 @@ class Shell:
         if command.endswith("> kernel-log"):
             self.wait_for(lambda health: health == "unhealthy")
         host = os.uname().nodename.partition(".")[0]
-        return re.sub(rf"(?m)^{re.escape(host)}(?=: )", "gpu-042", done.stdout + done.stderr)
+        said = (done.stdout + done.stderr).replace(str(self.folder), "/root")
+        return re.sub(rf"(?m)^{re.escape(host)}(?=: )", "gpu-042", said)
 
     def wait_for(self, satisfied) -> None:
         deadline = time.monotonic() + 120

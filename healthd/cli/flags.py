@@ -214,13 +214,16 @@ def settings_elsewhere(
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
     """setting -> (flag, value) of the flags given. A relative path becomes absolute: the worker, which reads it, has
-    another current directory. (A fake machine or a profile may be a name instead.)
+    another current directory. (A fake machine, a profile or a kernel log may be a name instead.)
     """
+    from healthd.plausible import KERNEL_LOGS
+
     given = {}
     for flag, setting in SETTINGS.items():
         value = getattr(args, flag[2:].replace("-", "_"), None)
         if value is not None:
             is_path = value != "" and (flag in PATHS or (flag in NAMES_OR_PATHS and ("/" in value or "." in value)))
+            is_path |= flag == "--kernel-log" and value not in ("", *KERNEL_LOGS)
             given[setting] = (flag, os.path.abspath(value) if is_path else value)
     return given
 

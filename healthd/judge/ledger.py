@@ -143,8 +143,8 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
     """A pause, an ack or a hold that begins in the future was written while the clock stood ahead: it lasts as long as
     was said, from now on. A drain of ours began, or was over, by now, an operator resumed by now, and we are trusted
-    since then at the latest: nothing would drain until that moment comes. When those that we lifted in the future really came is not known: they
-    count for nothing, or they would be in a row with the next one for ever."""
+    since then at the latest: nothing would drain until that moment comes. When those that we lifted in the future
+    really came is not known: they count for nothing, or they would be in a row with the next one for ever."""
 
     def end(began: float, until: float) -> float:
         return until - max(began - now, 0.0)

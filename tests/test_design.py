@@ -35,8 +35,8 @@ PURE_OF = {
     "say": "course duration event_rows next_steps render troubles",
     "scan": "candidates events heard judged lines literals messages neighbours quoted table unprefixed",
     "slurm": (
-        "admin_comment commands flapping fleet_limit gres gres_conf look node_gpus others_reasons output policy "
-        "reason told victims"
+        "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
+        "policy reason told victims"
     ),
     "stream": "event line outbox seen told",
     "validation": "carried document history judge measurement pairs passes reservation text",

@@ -15,9 +15,9 @@ from healthd.model import Condition, ConditionKey, ConditionState, Severity
 
 
 class Line(NamedTuple):
-    """`fields`: the journal's (log_fields.py)."""
+    """`severity`: above WARNING is an error to the log; `fields`: the journal's (log_fields.py)."""
 
-    warns: bool
+    severity: Severity
     words: str
     fields: Fields
 
@@ -38,7 +38,7 @@ def _of_condition(before: Condition | None, after: Condition) -> Iterator[Line]:
         yield from _of_condition(None, opened)
         before = opened
     if words := _words(before, after):
-        yield Line(after.severity >= Severity.WARNING, words, log_fields.of_condition(after))
+        yield Line(min(after.severity, Severity.WARNING), words, log_fields.of_condition(after))
 
 
 def _words(before: Condition | None, after: Condition) -> str:
@@ -60,7 +60,7 @@ def of_ended_acks(before: Mapping[ConditionKey, Condition], after: Mapping[Condi
         was = before[key]
         if was.ack and not now.ack:
             worse = "it is worse now" if now.severity > was.ack.severity else "its time is over"
-            yield Line(False, f"{key}: the ack of {was.ack.who} ends, {worse}: {was.ack.why}", {})
+            yield Line(Severity.INFO, f"{key}: the ack of {was.ack.who} ends, {worse}: {was.ack.why}", {})
 
 
 def of_names(before: Ledger, after: Ledger) -> Iterator[Line]:
@@ -68,4 +68,4 @@ def of_names(before: Ledger, after: Ledger) -> Iterator[Line]:
     said = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
         if said.get(c.key, c.message) != c.message:
-            yield Line(False, f"{c.key}: {c.message}", log_fields.of_condition(c))
+            yield Line(Severity.INFO, f"{c.key}: {c.message}", log_fields.of_condition(c))

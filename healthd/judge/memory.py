@@ -19,7 +19,7 @@ from healthd.judge.kept_file import LedgerError
 from healthd.judge.ledger import Ledger
 from healthd.judge.log_lines import Line
 from healthd.machine.rewrite import rewrite_file
-from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName
+from healthd.model import Condition, ConditionKey, ConditionState, Mode, RunName, Severity
 from healthd.stream import outbox
 from healthd.stream.event import Event, Source
 from healthd.stream.outbox import Outbox
@@ -28,6 +28,7 @@ from healthd.stream.told import Told
 log = logging.getLogger("healthd")
 
 NAMES = (ledger_file.FILE, ledger_file.PAST_FILE)
+LEVELS = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING}  # of a line; what is worse is an error
 QUIET_STEP_SECONDS = 1.0  # windows last minutes, and days
 
 
@@ -403,4 +404,4 @@ def tell(lines: Iterable[Line]) -> None:
     """Tell the log. A mistake in the words costs nothing of what they are about."""
     with guard.at(LOG):
         for line in lines:
-            log.log(logging.WARNING if line.warns else logging.INFO, "%s", line.words, extra=line.fields)
+            log.log(LEVELS.get(line.severity, logging.ERROR), "%s", line.words, extra=line.fields)

@@ -5,17 +5,14 @@ What is decided is pure (slurm/policy.py), how it is done is a generator of comm
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 from healthd.config import Settings
-from healthd.judge import absorb, endings, log_fields
-from healthd.judge.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE, RESUME
-from healthd.judge.memory import Memory
+from healthd.judge import absorb, endings
+from healthd.judge.memory import Memory, tell
 from healthd.model import (
     Condition,
     Decision,
-    FleetHold,
     Leave,
     Mode,
     NodeState,
@@ -23,18 +20,15 @@ from healthd.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.slurm import fleet_limit, told
+from healthd.slurm import fleet_limit, log_lines, told
 from healthd.slurm.commands import Command, CommandResult
 from healthd.slurm.driver import SlurmDriver
 from healthd.slurm.flapping import Flapping, answered_for
 from healthd.slurm.job_gpus import of_this_node
-from healthd.slurm.look import HELD, ReconcileReport
-from healthd.slurm.policy import PROLOG_ERROR, Policy, decide, held_from, is_idle, is_quiet
-from healthd.slurm.reason import head, parse_reason
+from healthd.slurm.look import ReconcileReport
+from healthd.slurm.policy import Policy, decide, held_from, is_idle, is_quiet
 from healthd.slurm.refusals import told_by_prolog
 from healthd.slurm.slurmd_start import SlurmdStart
-
-log = logging.getLogger("healthd")
 
 FOREVER = float("inf")
 
@@ -192,22 +186,12 @@ class Hand:
         """Keep, in one save, what a look found that people did to the node; and set when to look again."""
         if report is None:
             return None
+        known = self._memory.ledger.slurm
         self._take_peoples_word(report)
-        reason = self._memory.ledger.slurm.reason
-        self._memory.say(told.of_look(reason, report.lifted, report.acknowledged, report.requeued))
-        self._tell_hold(self._memory.ledger.slurm.hold, report.memory.hold)
+        self._memory.say(told.of_look(known.reason, report.lifted, report.acknowledged, report.requeued))
+        tell(log_lines.of_hold(known.hold, report.memory.hold, self._now()))
         self._remember(report.memory)
-        if report.lifted:
-            log.warning("resumed the node: %s", reason or PROLOG_ERROR, extra=self._fields(RESUME, reason))
-        if report.trouble:
-            log.warning("slurm: %s", report.trouble)
-        for job in report.requeued:
-            held = f", held: {HELD}" if job in report.held else ""
-            fields = {**self._fields(REQUEUE, self._memory.ledger.slurm.reason), "JOB": job}
-            log.warning("job %s was requeued%s", job, held, extra=fields)
-        for job, why in report.spared:
-            if (job, why) not in self._told:
-                log.info("job %s is not requeued: %s", job, why)
+        tell(log_lines.of_look(report, known.reason, self._told, self._cause))
         # a look that ended in trouble has not seen all jobs
         self._told = set(report.spared) | (self._told if report.trouble else set())
         self._decided_on = None
@@ -220,18 +204,12 @@ class Hand:
         memory, now = self._memory, self._now()
         conditions = before = memory.conditions
         if report.acknowledged:
-            words = "an operator resumed the node: what stands is acknowledged, only what is seen again acts"
-            log.warning(words, extra=self._fields(OPERATOR_RESUME, memory.ledger.slurm.reason))
+            tell(log_lines.of_resume_by_operator(self._cause))
             conditions = endings.resumed_by_operator(conditions, report.acknowledged_before, now)
             memory.forget_growth(c for key, c in conditions.items() if c != before.get(key))
         if report.adopted:
             conditions = absorb.adopted(conditions, report.adopted.code, report.adopted.subject, self._boot_id, now)
         memory.set_conditions(conditions)
-
-    def _tell_hold(self, before: FleetHold | None, hold: FleetHold | None) -> None:
-        if hold is not None and hold != before:
-            level = logging.ERROR if hold.times else logging.INFO
-            log.log(level, "%s; tried again in %.0f s", fleet_limit.why(hold), hold.until - self._now())
 
     def _refusals(self) -> tuple[float, ...]:
         return told_by_prolog(self.settings.runtime_dir)
@@ -250,16 +228,8 @@ class Hand:
         was_answered_for = bool(self._began_with.resumed) and not known.resumed
         self._memory.change(slurm=answered_for(slurm) if was_answered_for else slurm)
         self._memory.save()
-        if slurm.reason not in ("", before):
-            log.warning("drained the node: %s", slurm.reason, extra=self._fields(DRAIN, slurm.reason))
+        tell(log_lines.of_drain(before, self._cause))
 
-    def _fields(self, action: str, reason: str) -> log_fields.Fields:
-        """Of a line that tells what was done to the node. `reason`: our words there, which name the cause."""
-        known = (*self._causes, *self._memory.ledger.conditions, *reversed(self._memory.ledger.cleared))
-        cause = next((c for c in known if reason.startswith(head(c))), None)
-        if cause is None and reason == "":
-            cause = next(iter(self._causes), None)  # somebody else holds the node
-        if cause is not None:
-            return {"NODE_ACTION": action, **log_fields.of_condition(cause)}
-        code, part = parse_reason(reason) or ("", "")
-        return {"NODE_ACTION": action, "CODE": code, "SUBJECT": part}
+    @property
+    def _cause(self) -> log_lines.Cause:
+        return log_lines.Cause(self._causes, self._memory.ledger)

@@ -50,7 +50,11 @@ FAULTS: tuple[dict[str, Any], ...] = (
     {"recovery_action": 1},
 )
 LATCHED = (79, 48, 119)
-ENDS = {Clears.REBOOT: ("repaired by ",), Clears.GPU_RESET: ("repaired by ", "gpu_reset: ")}
+ENDS = {
+    Clears.REBOOT: ("repaired by ",),
+    Clears.GPU_RESET: ("repaired by ", "gpu_reset: "),
+    Clears.OPERATOR: ("repaired by ",),  # what came back after a repair
+}
 DAY = 24 * 3600.0
 SETTLED_SECONDS = 310.0  # five rounds: longer than each confirm time, and than each check needs to be clean
 

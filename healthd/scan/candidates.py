@@ -19,7 +19,7 @@ from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 from healthd.scan.unprefixed import JSON, stripped
 
 PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
-BLOCKS_WITHOUT_RE2 = 32  # a small log is read by the time that re2 is imported
+BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
 
 # A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off. Where a level stands near
 # the date it may be a program's own, which quotes the kernel (quoted.py).

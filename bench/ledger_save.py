@@ -22,7 +22,7 @@ from healthd.judge.ledger import KEEP_CLEARED, KEEP_EVENTS, Ledger
 from healthd.judge.memory import Memory
 from healthd.model import Clears, Condition, ConditionState, KernelEvent, Mode, Severity
 
-CONDITIONS = 2000  # of 16 runs that each found as many as have a name
+CONDITIONS = bounds.MOST_OF_ALL  # of two runs that each found as many as have a name
 SAVES = 50
 NOW = 1_800_000_000.0
 BOOT_ID = "2f6c8f0e-9d7b-4f6e-8b1a-3c5d7e9f1a2b"

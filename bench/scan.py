@@ -49,7 +49,7 @@ def rows(seed: int = 1, runs: int = 5, size: int = 150_000_000, tree: Path | Non
             if find_spec("re2") is not None:
                 ways[f"{kind}, re2"] = (HERE, WITH_RE2)
             if tree is not None:
-                ways[f"{kind}, {tree}"] = (tree, WITHOUT_RE2)
+                ways |= {f"{name}, {tree}": (tree, program) for name, (_, program) in ways.items()}
             speeds: dict[str, list[float]] = {name: [] for name in ways}
             for turn in range(runs + 1):
                 for name, (where, program) in ways.items():

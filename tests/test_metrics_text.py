@@ -61,6 +61,16 @@ def test_what_was_kept_of_earlier_pages_changes_no_page(pages: list[list[Metric]
         assert kept.keys() == {metric.name for metric in metrics}
 
 
+@given(FAMILIES, st.booleans(), st.data())
+@settings(deadline=None, max_examples=200)
+def test_nor_does_it_where_only_values_changed(metrics: list[Metric], openmetrics: bool, data: st.DataObject) -> None:
+    kept: Written = {}
+    text(metrics, openmetrics, kept)
+    for _ in range(2):
+        changed = [metric._replace(series={of: data.draw(VALUES) for of in metric.series}) for metric in metrics]
+        assert text(changed, openmetrics, kept) == text(changed, openmetrics)
+
+
 @given(FAMILIES)
 @settings(deadline=None, max_examples=100)
 def test_its_parser_reads_what_was_written(metrics: list[Metric]) -> None:

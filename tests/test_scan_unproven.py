@@ -15,6 +15,7 @@ from test_scan import NOW, XID, healthd_scan, scanned
 from healthd.cli.scan import correlate_all
 from healthd.scan import events as scan
 from healthd.scan import judged as scan_judged
+from healthd.scan import neighbours
 from healthd.scan.lines import Block, Tally
 from healthd.scan.neighbours import LEADING_BLANKS, LINES_KEPT, OF_OTHER_HOSTS, RECORD_BYTES, Neighbours
 from healthd.scan.quoted import begins_as_the_kernels, dated_by_a_program, quoted
@@ -199,6 +200,20 @@ def test_how_far_back_a_record_may_have_begun() -> None:
         near = Neighbours(lambda line: 21)  # anew: a time that is known is not looked for again
         near.enter(b"\n".join(block), len(block))
         assert (near.head(len(block), len(b"\n".join(block[:-1])) + 1, block[-1]) is not None) is found
+
+
+@given(st.lists(st.sampled_from([f"n{host}: [  684.00000{micro}] x" for host in "12" for micro in "1234"])))
+def test_of_the_lines_that_count_each_time_is_known_and_no_other(lines: list[str]) -> None:
+    """However many came before: what is too old is forgotten."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "LINES_KEPT", 3)
+        near, last = Neighbours(lambda line: 21), {}
+        for number, line in enumerate(map(str.encode, lines), 1):
+            near.enter(line, 1)
+            near.head(number, 0, line)
+            last[line.partition(b"] ")[0] + b"]"] = number
+            known = {who + time: place + number for (who, time), (place, _) in near.heads(number).items()}
+            assert known == {stamp: place for stamp, place in last.items() if place > number - 3}
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,6 @@ def standing(snapshot: Snapshot, deprecated: bool, openmetrics: bool, kept: Writ
     return text(families(snapshot, deprecated), openmetrics, kept).encode()
 
 
-def passing(snapshot: Snapshot, openmetrics: bool) -> bytes:
-    """The rest of it, which each page has of its own."""
-    return (text(processes(snapshot), openmetrics) + (END if openmetrics else "")).encode()
+def passing(snapshot: Snapshot, openmetrics: bool, kept: Written | None = None) -> bytes:
+    """The rest of it, which each page has of its own. kept: as of `text`."""
+    return (text(processes(snapshot), openmetrics, kept) + (END if openmetrics else "")).encode()

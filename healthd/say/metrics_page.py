@@ -83,7 +83,7 @@ class Pages:
         self._get_snapshot = get_snapshot
         self._deprecated = deprecated
         self._pages: dict[tuple[bool, bool], _MadePage] = {}
-        self._written: dict[bool, Written] = {False: {}, True: {}}
+        self._written: dict[bool, tuple[Written, Written]] = {False: ({}, {}), True: ({}, {})}  # of both parts
         self._making = threading.Lock()
         self._bad_accept_told = False
         self.files: WebFiles | None = None
@@ -136,14 +136,14 @@ class Pages:
             same = made is not None and made.snapshot is snapshot
             if made is None or not same or time.monotonic() - made.at >= PAGE_SECONDS:
                 standing = made.standing if made and same else self._standing(snapshot, openmetrics, zipped)
-                rest = metrics.passing(snapshot, openmetrics)
+                rest = metrics.passing(snapshot, openmetrics, self._written[openmetrics][1])
                 body = gzipped(standing, rest) if isinstance(standing, Deflated) else standing + rest
                 made = _MadePage(snapshot, standing, body, time.monotonic())
                 self._pages[openmetrics, zipped] = made
         return made.body
 
     def _standing(self, snapshot: Snapshot, openmetrics: bool, zipped: bool) -> bytes | Deflated:
-        text = metrics.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics])
+        text = metrics.standing(snapshot, self._deprecated, openmetrics, self._written[openmetrics][0])
         return deflated(text) if zipped else text
 
     def _wants_openmetrics(self, accept: str) -> bool:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 from operator import le, lt
-from typing import NamedTuple
 
 from healthd.scan import literals as literals_of
 from healthd.scan.lines import Block, Tally
@@ -19,7 +18,7 @@ from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 from healthd.scan.unprefixed import JSON, stripped
 
 PREFIXES_LOOKED_AT = 50  # lines of a block, until one is seen
-BLOCKS_WITHOUT_RE2 = 32  # a small log is read by the time that re2 is imported
+BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
 
 # A date, then who wrote the line: the kernel says "kernel", or nothing if that was cut off. Where a level stands near
 # the date it may be a program's own, which quotes the kernel (quoted.py).
@@ -31,15 +30,9 @@ _WRITTEN_BY = re.compile(
 _BLANK = (b" ", b"\t")
 
 
-class Candidate(NamedTuple):
-    """A line that may be the kernel's and has `literals` of rules. `begins`: where, in its block's text; `again`: whole
-    lines behind it that repeat it within its second, each later than the one before."""
-
-    number: int
-    begins: int
-    line: bytes
-    literals: tuple[str, ...]
-    again: bytes
+# (number, begins, line, literals, again) of a line that may be the kernel's and has `literals` of rules. `begins`:
+# where, in its block's text; `again`: whole lines behind it that repeat it within its second, each later than the last.
+Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
 def skeletons_of_lines() -> Skeletons:
@@ -80,8 +73,9 @@ def candidates(
                 continue
             line = text[begins:end]
             literals = skeletons.of(line) if _may_be_the_kernels(line) else ()
-            if not literals or (literals[-1] in IN_NUMBERS and not line.startswith(JSON)):
-                literals = tuple([literal for literal in literals if literal not in IN_NUMBERS])
+            if literals and literals[-1] in IN_NUMBERS:
+                of_a_rule = tuple([literal for literal in literals if literal not in IN_NUMBERS])
+                literals = literals_of.ALL if line.startswith(JSON) else of_a_rule
             if not literals:
                 found = found or (with_re2 or skeletons.search)(text, at)
                 continue
@@ -94,7 +88,7 @@ def candidates(
             at += len(again)
             if again and with_re2:
                 found = None
-            yield Candidate(number, begins, line, literals_of.ALL if literals[-1] in IN_NUMBERS else literals, again)
+            yield number, begins, line, literals, again
         owner = _last_unindented(text, looked_to, len(text), owner)
 
 

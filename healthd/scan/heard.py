@@ -32,7 +32,7 @@ class Heard(NamedTuple):
 
     told: Sequence[Told]
     tally: Tally
-    asked: frozenset[Stamp]
+    asked: set[Stamp]
     heads: Heads
     trouble: str
 
@@ -42,9 +42,8 @@ def encoded(told: Iterable[Told], tally: Tally, near: Neighbours, trouble: str) 
     places: dict[Message, int] = {}
     rows = [(*row[:5], places.setdefault(row[5], len(places))) for row in told]
     messages = [(_event(one.event), one.fault, one.part, one.judged, one.slots, one.device, one.name) for one in places]
-    heads = [(*stamp, last, head) for stamp, (last, head) in near.heads(tally.lines).items()]
-    asked = [tuple(stamp) for stamp in near.asked or ()]
-    return marshal.dumps((messages, rows, (tally.lines, tally.kernel, tally.binary), asked, heads, trouble))
+    counted = (tally.lines, tally.kernel, tally.binary)
+    return marshal.dumps((messages, rows, counted, near.asked or set(), near.heads(tally.lines), trouble))
 
 
 def decoded(data: bytes, known: Known, before: int) -> Heard:
@@ -57,8 +56,8 @@ def decoded(data: bytes, known: Known, before: int) -> Heard:
             for number, uptime, epoch, host, lines, place in rows
         ],
         Tally(*tally),
-        frozenset(Stamp(*stamp) for stamp in asked),
-        {Stamp(who, time): (last, head) for who, time, last, head in heads},
+        asked,
+        heads,
         trouble,
     )
 

@@ -13,7 +13,7 @@ from typing import IO
 from healthd.errors import HealthdError
 from healthd.scan.lines import Block
 
-BLOCK = 128 << 10  # what is looked at several times stays in a core's cache
+BLOCK = 64 << 10  # stays in a core's cache; what is larger glibc gives back to the kernel, and gets anew page by page
 MAX_LINE = 16 << 10
 
 # How a file begins -> how it is compressed.

@@ -185,7 +185,8 @@ class Reader:
             message = self._parsed(text, ALL if b"\\" in line else literals)
             told = None if message is None else (uptime, epoch, host, count, message)
         told = told or _in_quotes(line, found_in, self._now, self._parsed)
-        self._lines.keep(line, told, len(line) + 300)
+        if told is None or told[0] is None:  # with the kernel's time a line hardly ever comes again
+            self._lines.keep(line, told, len(line) + 300)
         return told
 
     def _sure(self, near: Neighbours, number: int, begins: int, line: bytes, told: Found) -> Found:

@@ -14,7 +14,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): so far back a record may have begun
 LINES_KEPT = 2100  # of the blocks before: a record may be line breaks only
@@ -42,13 +42,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Stamp(NamedTuple):
-    """Which machine's kernel log a line is of, by what stands before the time, and the kernel's time as written."""
-
-    who: bytes
-    time: bytes
-
-
+# Which machine's kernel log a line is of, by what stands before the time; and the kernel's time, as written.
+Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
 
 
@@ -71,11 +66,12 @@ class Neighbours:
         self._blocks: deque[tuple[bytes, int]] = deque()  # this one and those before it, with how many lines each has
         self._lines = 0
         self._without_owner: int | None = None  # the number of the last bare line that stands for itself
-        self._heads: Heads = dict(heads or {})
+        self._heads: Heads = {}
+        self._heads_before: Heads = dict(heads or {})  # those that came before the first of the others
         self.asked: set[Stamp] | None = None if heads is None else set()
         self._widths: dict[bytes, int | None] = {}
         self._stamps: dict[bytes, Stamp | None] = {}
-        self._looked_at = (-1, Stamp(b"", b""))  # the last line with a stamp, by its number; line 0 may be one
+        self._looked_at = (-1, (b"", b""))  # the last line with a stamp, by its number; line 0 may be one
 
     def enter(self, text: bytes, count: int) -> None:
         """The next block, of `count` lines."""
@@ -86,7 +82,7 @@ class Neighbours:
 
     def heads(self, lines: int) -> Heads:
         """known_heads(), when `lines` lines have been looked at."""
-        return known_heads(self._heads, lines)
+        return known_heads(self._heads_before | self._heads, lines)
 
     def before(self, begins: int) -> Iterator[bytes]:
         """The lines before the one that begins there in the block, the nearest first."""
@@ -114,21 +110,22 @@ class Neighbours:
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
         """The first line of this machine and this time, where only lines of others are between them."""
-        before, self._looked_at = self._looked_at, (number, stamp)
-        if before[0] == number - 1 and before[1].who == stamp.who and before[1].time != stamp.time:
+        who, time = stamp
+        (last, before), self._looked_at = self._looked_at, (number, stamp)
+        if last == number - 1 and before[0] == who and before[1] != time:
             head = line  # as nearly all lines of a log in which each is a fault
-        elif _NOT_YET.fullmatch(stamp.time):
+        elif _NOT_YET.fullmatch(time):
             return None
         else:
             head = self._first_of_its_time(number, begins, line, stamp)
-        if len(self._heads) > LINES_KEPT + KEPT // 2:
-            self._heads = {one: value for one, value in self._heads.items() if number - value[0] <= LINES_KEPT}
+        if len(self._heads) > LINES_KEPT:  # of as many lines: what was known before is too old by now
+            self._heads_before, self._heads = self._heads, {}
         self._heads[stamp] = (number, head)
         return head if head != line else None
 
     def _first_of_its_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
         """Found in the lines, and behind many of others from what was found before."""
-        last, known = self._heads.get(stamp, (None, line))
+        last, known = self._heads.get(stamp) or self._heads_before.get(stamp) or (None, line)
         if last is None and number <= LINES_KEPT and self.asked is not None:
             self.asked.add(stamp)
         head, others, place = line, 0, number
@@ -139,7 +136,7 @@ class Neighbours:
                 head, others = earlier, 0
                 if place == last:
                     return known
-            elif found is not None and found.who == stamp.who:
+            elif found is not None and found[0] == stamp[0]:
                 break
             elif others == OF_OTHER_HOSTS:  # who writes many lines in between parts no record
                 return known if last is not None and number - last <= LINES_KEPT else head
@@ -189,9 +186,9 @@ class Neighbours:
 
 def _stamp(line: bytes) -> Stamp | None:
     if found := _USUAL.match(line):
-        return Stamp(*found.groups())
+        return found[1], found[2]
     found = _STAMP.match(line)
-    return None if found is None else Stamp(_without_date(found[1]), found[2])
+    return None if found is None else (_without_date(found[1]), found[2])
 
 
 def _kept(known: dict[K, V]) -> dict[K, V]:

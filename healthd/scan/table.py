@@ -236,7 +236,7 @@ def _place(here: Open, one: Judged, number: int) -> None:
     if seen.last_clock > mine.last:
         mine.last = seen.last_clock
     mine.until = seen
-    key = (meaning.code, meaning.part, one.unproven)
+    key = (meaning.code, meaning.part, seen.message.event.observed)
     old = mine.rows.get(key)
     if old is not None and meaning.severity <= old.severity:
         old.count += seen.count

@@ -50,21 +50,22 @@ def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | N
 
 @functools.lru_cache(maxsize=64)
 def _minute(date: bytes, now: float) -> float | None:
-    """`date`: at the minute's beginning. By the beginning of the hour, which most lines of a log share with others."""
-    hour, minute, rest = _HOUR.fullmatch(date).groups()  # type: ignore[union-attr]
-    begins = _even_hour(hour, rest, now) if minute < b"60" else None
-    return epoch_of(date.decode("ascii"), now) if begins is None else begins + 60 * int(minute)
+    """`date`: at the minute's beginning. By the beginning of the day, which most lines of a log share with others."""
+    day, hour, minute, rest = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
+    begins = _even_day(day, rest, now) if hour < b"24" and minute < b"60" else None
+    return epoch_of(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)
 
 
-_HOUR = re.compile(rb"(.*\d\d:)(\d\d)(:00(?:Z|[+-]\d\d:\d\d)?)")
+_DAY = re.compile(rb"(.*)(\d\d):(\d\d)(:00(?:Z|[+-]\d\d:\d\d)?)")
+_LAST_MINUTE = (24 * 60 - 1) * 60
 
 
 @functools.lru_cache(maxsize=64)
-def _even_hour(hour: bytes, rest: bytes, now: float) -> float | None:
-    """Epoch seconds of an hour's beginning; None if that is not 59 minutes before its last minute: in it the clock is
-    set, or the year before begins for dates without one."""
-    first, last = (epoch_of((hour + minute + rest).decode("ascii"), now) for minute in (b"00", b"59"))
-    return first if first is not None and last is not None and last - first == 59 * 60 else None
+def _even_day(day: bytes, rest: bytes, now: float) -> float | None:
+    """Epoch seconds of a day's beginning; None if its last minute is not 23:59 hours later: on it the clock is set, or
+    the year before begins for dates without one."""
+    first, last = (epoch_of((day + minute + rest).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
+    return first if first is not None and last is not None and last - first == _LAST_MINUTE else None
 
 
 def _journal_entry(line: bytes) -> Stripped | None:

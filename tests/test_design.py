@@ -152,7 +152,10 @@ LAZY = {
     "duckdb": ({"fleet.*", "failslow.readers.*"}, {"fleet.*"}),
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
-    "numpy": ({"fleet.*", "failslow.many", "validation.tools.cpu_program"}, {"fleet.*", "failslow.many"}),
+    "numpy": (
+        {"fleet.*", "failslow.many", "failslow.quiet", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.many", "failslow.quiet"},
+    ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),

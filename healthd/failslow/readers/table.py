@@ -150,13 +150,13 @@ class _Grown:
         self.regimes: list[str] = []
 
 
-def _regular(keys: Sequence[Any], different: int) -> list[tuple[Any, slice]] | None:
+def _regular(keys: Sequence[Any], different: int) -> Iterable[tuple[Any, slice]] | None:
     """Which rows each series has, if they come in turns (a step of all ranks after another) or one series after
     another; None if neither is so."""
     if not 0 < different * FEW_ROWS <= len(keys):
         return None
     if keys[different:] == keys[:-different]:
-        return [(keys[first], slice(first, None, different)) for first in range(different)]
+        return ((keys[first], slice(first, None, different)) for first in range(different))
     runs, row = [], 0
     for key, some in groupby(keys):
         count = sum(1 for _ in some)
@@ -234,7 +234,7 @@ class _Rows:
                 column.extend(more)
         self._append([*chain.from_iterable(keys)], columns, [*chain.from_iterable(regimes)])
 
-    def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
+    def _append(self, keys: Sequence[Any], cells: Sequence[array[float]], regimes: Sequence[str]) -> None:
         """Each column in a pass of its own: that is Python's fastest way, but for rows in a regular order. regimes: ()
         where none are told."""
         by_key = self.by_key
@@ -242,14 +242,15 @@ class _Rows:
         for key in different - by_key.keys():
             by_key[key] = _Grown(self.kinds)
         regular = _regular(keys, len(different))
-        grown = [by_key[key].columns for key in keys] if regular is None else []
-        for place, column in enumerate(cells):
-            if regular is not None:
-                for key, rows in regular:
-                    by_key[key].columns[place].extend(_array(self.kinds[place], column[rows]))
-                continue
-            for columns, cell in zip(grown, column, strict=True):
-                columns[place].append(cell)
+        if regular is None:
+            grown = [by_key[key].columns for key in keys]
+            for place, column in enumerate(cells):
+                for columns, cell in zip(grown, column, strict=True):
+                    columns[place].append(cell)
+        else:
+            for key, rows in regular:
+                for its, column in zip(by_key[key].columns, cells, strict=True):
+                    its.extend(column[rows])
         for key, regime in zip(keys, regimes, strict=False):
             by_key[key].regimes.append(regime)
 

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 PURE_OF = {
     "": "convert errors model past plausible text",
     "failslow": (
-        "answer bocd detect groups level model names outliers peers period slow_groups steps stream times told windows"
+        "answer bocd detect groups iteration_time level model names outliers peers period slow_groups steps stream "
+        "times told windows"
     ),
     "failslow.mitigation": "advice micro_batches planner replay stages",
     "failslow.readers": "clean columns",
@@ -152,7 +153,10 @@ LAZY = {
     "duckdb": ({"fleet.*", "failslow.readers.*"}, {"fleet.*"}),
     "tqdm": ({"fleet.*"}, set()),
     "scipy": ({"fleet.*"}, {"fleet.*"}),
-    "numpy": ({"fleet.*", "failslow.many", "validation.tools.cpu_program"}, {"fleet.*", "failslow.many"}),
+    "numpy": (
+        {"fleet.*", "failslow.many", "failslow.quiet", "validation.tools.cpu_program"},
+        {"fleet.*", "failslow.many", "failslow.quiet"},
+    ),
     "torch": ({"validation.tools.pytorch_program"}, set()),  # that program is run by another Python
     "altair": ({"fleet.*"}, {"fleet.*"}),
     "pyspark": ({"fleet.*"}, set()),

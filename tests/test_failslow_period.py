@@ -96,6 +96,31 @@ def test_each_iteration_has_its_time():
     assert statistics.fmean(told.seconds) == pytest.approx(statistics.fmean(took), rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["buckets", "sharded", "tensor"])
+def test_an_iteration_whose_mark_was_lost_has_its_time_too(name):
+    pattern = PATTERNS[name]
+    made, took = calls(pattern, 60, seed=2)
+    for at in (50, 31, 30, 10):
+        del made[at * len(pattern) + len(pattern) - 1]
+    told = found(made)
+    assert len(told.seconds) == 59
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+    assert max(told.seconds) < 1.5
+
+
+def test_an_evaluation_that_is_as_long_as_two_iterations_is_none():
+    pattern = PATTERNS["buckets"]
+    made, took = calls(pattern, 60, seed=2)
+    whole = []
+    for number in range(60):
+        whole += made[number * len(pattern) : (number + 1) * len(pattern)]
+        if number % 10 == 9:
+            whole += [("all_gather", whole[-1][1] + 1e-6 * at) for at in range(2 * len(pattern))]
+    told = found(whole)
+    assert len(told.seconds) == pytest.approx(53, abs=1)
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+
+
 @given(st.permutations(["a", "b", "c", "d", "zz", ""]), st.integers(0, 1000))
 @settings(max_examples=25)
 def test_names_of_operations_change_nothing(names, seed):

@@ -91,6 +91,17 @@ def test_a_period_that_is_doubtful_is_told_with_the_other_one(tmp_path, capsys):
     assert "note: doubtful: an iteration may have 97 operations and take" in capsys.readouterr().out
 
 
+def test_a_time_that_so_few_iterations_do_not_tell_is_told_as_doubtful(tmp_path, capsys):
+    made, _ = calls(["all_gather", "reduce_scatter"] * 9 + ["all_reduce"], 25, cv=0.3)
+    (tmp_path / "rank3.log").write_text(log(made))
+    assert main(["failslow", "period", str(tmp_path / "rank3.log"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["series"][0]["within"] > 0.012
+    assert told["confidence"] < 0.5
+    assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
+    assert "iterations that were seen differ so much that the time of one may be" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "inspector"])
 def test_a_record_is_judged_in_place_of_a_table(tmp_path, capsys, kind):
     name, data = records(kind)

@@ -339,3 +339,20 @@ def test_parts_and_regimes_go_with_their_samples(tmp_path):
 def test_standard_input_is_read_too():
     data = io.BufferedReader(io.BytesIO(b"t\n1\n2\n"))  # type: ignore[arg-type]
     assert list(read("-", Columns(value="t"), "standard input", data).series[0].value) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("last", ["11", "11.5"])
+def test_of_very_many_series_each_has_all_of_its_rows_in_their_order(tmp_path, last):
+    """A part of the file that is read at once has a few rows of each."""
+    steps = [*map(str, range(11)), last]
+    lines = [
+        f"{worker},{step},{worker + nth + 1},b{nth // 6}" for nth, step in enumerate(steps) for worker in range(9000)
+    ]
+    path = tmp_path / "many.csv"
+    path.write_text("\n".join(["worker,step,seconds,batch", *lines]))
+    found = read(str(path), Columns(series=("worker",), value="seconds", index="step", regime=("batch",))).series
+    assert [one.name for one in found] == [*map(str, range(9000))]
+    for worker, one in enumerate(found):
+        assert list(one.value) == [worker + nth + 1 for nth in range(12)]
+        assert list(one.index) == [*range(11), float(last)]
+        assert one.regimes == ["b0"] * 6 + ["b1"] * 6

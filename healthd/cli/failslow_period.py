@@ -62,7 +62,10 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubts(found: dict[str, Period]) -> Iterator[str]:
-    """The ranks of which another period is about as good, those of one such pair together."""
+    """The ranks of which another period is about as good, those of one such pair together; and those of which the time
+    is not known well."""
+    from healthd.failslow.period import SURE_WITHIN
+
     ranks: dict[tuple[int, int], list[str]] = {}
     for rank, one in found.items():
         if one.other:
@@ -74,6 +77,18 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
         yield (
             f"doubtful: an iteration{who} may have {other:,} operations and take {seconds:.6g} s as well as "
             f"{operations:,} and {one.iteration_seconds:.6g} s"
+        )
+    unsure = [rank for rank, one in found.items() if one.within > SURE_WITHIN]
+    if unsure:
+        one = found[unsure[0]]
+        who = (
+            ""
+            if len(found) == 1
+            else f" of rank {unsure[0]}" + (f" and {len(unsure) - 1:,} more" if unsure[1:] else "")
+        )
+        yield (
+            f"doubtful: the {len(one.seconds):,} iterations{who} that were seen differ so much that the time of one "
+            f"may be {one.within:.1%} off"
         )
 
 
@@ -90,6 +105,7 @@ def _document(found: dict[str, Period], notes: list[str]) -> Document:
                 "period": one.operations,
                 "iteration_seconds": one.iteration_seconds,
                 "confidence": one.confidence,
+                "within": one.within,
                 "iterations": len(one.seconds),
                 "other": one.other and {"period": one.other[0], "iteration_seconds": one.other[1]},
             }

@@ -18,6 +18,7 @@ from healthd.failslow.bocd import GOES_ON, KEPT, LEAST_CHANCE, PRIOR_BETA, RECEN
 from healthd.failslow.detect import LASTS, LIMITS, Detector, run
 from healthd.failslow.level import FARTHEST, MOST, Level
 from healthd.failslow.model import Kind, Point
+from healthd.failslow.quiet import quiet
 
 MOST_TOGETHER = 2048  # series: each of the arrays of their runs has 640 KiB
 MOST_SAMPLES = 1 << 21  # in one go: 16 MiB
@@ -68,9 +69,14 @@ def _together(
         samples[row, : len(logs)] = logs
         samples[row, len(logs) :] = logs[-1]
         counts.append(len(logs))
-    told = in_pieces(smoothed(samples))
-    for row, place in enumerate(places):
-        value, its = values[place], told[row].tolist()
+    still = quiet(samples, np.array(counts), kind)
+    loud = [row for row, place in enumerate(places) if not still[row] or any(starts[place])]
+    if not loud:
+        return
+    told = in_pieces(smoothed(samples[loud]))
+    for nth, row in enumerate(loud):
+        place = places[row]
+        value, its = values[place], told[nth].tolist()
         if counts[row] < len(value):
             following = iter(its)
             of_each = [next(following) if 0 < time < math.inf else 0 for time in value]

@@ -18,6 +18,8 @@ That rule decides where nothing is lost and an iteration has no loop in it. It i
 
 It is doubtful too if what decided took less than 10 % of the shorter loop, or if 16 loops or more that are no layers
 make the longer one. Then the confidence is below 0.5, and the other period is told beside it.
+
+An iteration whose mark was lost begins where the mark would stand, by those before and behind it.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from healthd.errors import HealthdError
+from healthd.failslow.iteration_time import Chain, seconds_at, usual
 
 LEAST_PERIODS = 20
 LEAST_SEEN = 5  # repeats of a loop that make a choice doubtful
@@ -52,6 +55,7 @@ MANY = 16  # loops that are no layers, in an iteration: doubtful
 TOO_MANY = 128
 PHASE = 1.0  # loops: what takes longer and is seen seldom is an evaluation or a checkpoint
 DOUBTFUL = 0.45  # the confidence at most
+SURE_WITHIN = 0.012  # of an iteration's time: FALCON's is off by at most so much (its 2.2, step 2)
 
 
 class NoPeriod(HealthdError):
@@ -59,15 +63,18 @@ class NoPeriod(HealthdError):
 
 
 class Period(NamedTuple):
-    """operations: of one iteration, as they were seen. iteration_seconds: the median. confidence: the share of the
-    stream that lies in iterations like it, 0 to 1; below 0.5 if other is about as good. begin_seconds: when iterations
-    began, seconds: how long each took; both of one length. other: operations and seconds of that other period."""
+    """operations: of one iteration, as they were seen. iteration_seconds: how long one usually takes, as
+    iteration_time.py has it; within: by what share of it that may be wrong. confidence: the share of the stream that
+    lies in iterations like it, 0 to 1; below 0.5 if other is about as good, or within above 0.012. begin_seconds: when
+    iterations began, by their mark, seconds: how long each took; both of one length. other: operations and seconds of
+    that other period."""
 
     operations: int
     iteration_seconds: float
     confidence: float
     begin_seconds: tuple[float, ...]
     seconds: tuple[float, ...]
+    within: float = 0.0
     other: tuple[int, float] | None = None
 
 
@@ -288,24 +295,62 @@ def _added(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
 
 def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choice, offset: int) -> Period:
     mark = _everywhere(operations, chosen.mark, offset)
-    steps = [step for step in _steps(mark) if times[step.end] > times[step.begin]]
-    if len(steps) < LEAST_PERIODS // 2:
+    chains = list(_chains(operations, mark))
+    iterations = [
+        (begins, ends - begins)
+        for chain in chains
+        for begins, ends in pairwise(seconds_at(times, place) for place in chain.marks)
+        if ends > begins
+    ]
+    if len(iterations) < LEAST_PERIODS // 2:
         raise NoPeriod(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
-    seconds = [times[step.end] - times[step.begin] for step in steps]
-    confidence = min(1.0, sum(step.end - step.begin for step in steps) / (len(operations) - mark.operations))
+    seen = sum(chain.marks[-1] - chain.marks[0] for chain in chains)
+    usually = usual(times, chains, mark.operations)
+    confidence = min(1.0, seen / (len(operations) - mark.operations))
+    if chosen.other or usually.within > SURE_WITHIN:
+        confidence = min(confidence, DOUBTFUL)
     other = None
     if chosen.other:
-        confidence = min(confidence, DOUBTFUL)
-        places = [(step.begin + offset, step.end + offset) for step in _steps(chosen.other)]
-        other = chosen.other.operations, statistics.median(times[end] - times[begin] for begin, end in places)
-    return Period(
-        mark.operations,
-        statistics.median(seconds),
-        confidence,
-        tuple(times[step.begin] for step in steps),
-        tuple(seconds),
-        other,
-    )
+        steps = [(step.begin + offset, step.end + offset) for step in _steps(chosen.other)]
+        other = chosen.other.operations, statistics.median(times[end] - times[begin] for begin, end in steps)
+    begins, seconds = zip(*iterations, strict=True)
+    return Period(mark.operations, usually.seconds, confidence, begins, seconds, usually.within, other)
+
+
+def _chains(operations: Sequence[str], mark: _Mark) -> Iterator[Chain]:
+    """The iterations that follow each other: from mark to mark, and where one was lost from where it would stand."""
+    steps = _steps(mark)
+    marks, first = list[float](), 0
+    for nth, step in enumerate(steps):
+        marks += [step.end] if marks else [step.begin, step.end]
+        following = steps[nth + 1] if nth + 1 < len(steps) else None
+        if following and following.begin > step.end:
+            marks += _between(operations, step, following, mark.operations)
+        if not following or following.begin != marks[-1]:
+            yield Chain(marks, _goes_on(operations, steps[first], -1), _goes_on(operations, step, 1))
+            marks, first = [], nth + 1
+
+
+def _between(operations: Sequence[str], before: _Step, after: _Step, length: int) -> list[float]:
+    """Where the iterations between two steps begin, the end of the last too: all of one length, if there are as many
+    operations as some loops have but for those that were lost, and the same ones as before. An evaluation is none."""
+    there = after.begin - before.end
+    count = round(there / length)
+    lost = abs(count * length - there)
+    if not count or lost > _reach(count * length):
+        return []
+    usual = Counter({run: number * count for run, number in _content(operations, before).items()})
+    lacking = (usual - _content(operations, _Step(before.end, after.begin))).total()
+    if lacking > max(RUN_OF_CONTENT * lost, (1 - SAME_CONTENT) * usual.total()):
+        return []
+    return [*(before.end + there * nth / count for nth in range(1, count)), after.begin]
+
+
+def _goes_on(operations: Sequence[str], step: _Step, by: int) -> int:
+    """How many operations behind a step (before it: by -1) are those of an iteration too, an iteration's at most."""
+    here, there = (step.end, step.begin) if by == 1 else (step.begin - 1, step.end - 1)
+    most = min(step.end - step.begin, len(operations) - 1 - here if by == 1 else step.begin)
+    return next((at for at in range(most) if operations[here + by * at] != operations[there + by * at]), most)
 
 
 def _everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:

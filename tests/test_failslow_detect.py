@@ -58,6 +58,13 @@ def test_a_ramp_begins_where_it_crosses_ten_percent() -> None:
     assert point.relief_index is None
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_ramp_is_no_drift_and_is_known_soon_after_it_crosses_ten_percent(seed: int) -> None:
+    value = [one * (1 + max(0, at - 200) * 0.001) for at, one in enumerate(times(500, 0.02, seed))]
+    (point,) = detect(value)
+    assert point.alarm_index <= 300 + 30
+
+
 def test_steps_below_ten_percent_that_add_up_begin_with_the_one_that_crosses_it() -> None:
     value = times(700, 0.02)
     for begin in (200, 300, 400):
@@ -112,6 +119,23 @@ def test_pauses_are_no_slowness() -> None:
         value[begin] *= 10
         value[begin + 1] *= 5
     assert detect(value) == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_disturbance_that_is_followed_by_another_one_is_no_slowness(seed: int) -> None:
+    value = slower(slower(times(300, seed=seed), 200, 204, 0.6), 207, 210, 0.6)
+    assert detect(value) == ()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_that_fluctuates_is_told_until_it_is_known_to(seed: int) -> None:
+    chance = random.Random(seed)
+    value, at = times(1200, seed=seed), 100
+    while at < 1100:
+        height, lasts = chance.uniform(0.08, 0.25), chance.randrange(15, 45)
+        value = slower(value, at, at + lasts, height)
+        at += lasts + chance.randrange(15, 45)
+    assert all(onset < 400 for onset, _ in told(value))
 
 
 def test_a_warm_up_is_no_slowness_and_hides_none() -> None:

@@ -200,7 +200,7 @@ def test_a_slowness_that_itself_fluctuates_is_clear() -> None:
 
 def test_pauses_that_lie_close_together_make_a_suspect_of_low_confidence() -> None:
     series = workers([1.0] * 12, {})
-    value = [one * (4 if ONSET <= at < ONSET + 15 and at % 5 < 3 else 1) for at, one in enumerate(series[6].value)]
+    value = [one * (4 if ONSET <= at < ONSET + 30 and at % 10 < 7 else 1) for at, one in enumerate(series[6].value)]
     (suspect,) = judged([*series[:6], replace(series[6], value=value), *series[7:]]).suspects
     assert (suspect.subject, suspect.confidence) == ("6", Confidence.LOW)
     assert "of its samples as fast as before" in suspect.evidence[0]

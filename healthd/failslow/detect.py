@@ -8,7 +8,8 @@ sample is the logarithm of a time, less that level: 0.095 is 10 % slower.
 - Looked at are the samples since a change point, for the quick; and the last 20 to 160, for what comes slowly.
 - They are slow if their mean is above 10 %, and above 7 % by so much that chance does not explain it: the noise of the
   samples, what the level is not known for, and how blocks of samples drift by themselves. Two thirds of the samples and
-  the last ones must be slow too: a few long pauses are no slowness.
+  the last ones must be slow too: a few long pauses are no slowness. Of fewer than 20 samples three quarters must be
+  half as slow as their mean: two disturbances beside each other are none either.
 - It must have lasted for ten samples.
 - The onset is where the samples, made to ascend (isotonic regression), cross 10 %; the relief is where they descend.
 
@@ -22,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import field, replace
-from itertools import compress, islice, repeat
+from itertools import compress, islice, pairwise, repeat
 from statistics import median
 
 from healthd.failslow.bocd import RunLengths
@@ -42,7 +43,9 @@ NEARLY = 0.95  # an onset's level is measured below the limit as often as above
 WARM_UP = 60  # samples after a start at most, in which times may still fall
 FALLING = 0.02
 BLOCK, BLOCKS = 20, 24  # samples; blocks by which the drift is known
-LEAST_DRIFT, MOST_DRIFT = 0.006, 0.02
+PAUSES = 2  # samples of a block: so many of the longest, and of the shortest, are no drift
+LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04
+DRIFT_A_BLOCK = 0.002  # at most: of few blocks little is known
 MOST_SLOW = 50.0  # in the logarithm: what is slower counts as no slower, so that no sum overflows
 LIVED = 200  # samples, after which a level is one that the job is known to have
 SHORT = 60  # samples of a slowness that may be the job's way
@@ -112,7 +115,7 @@ class Detector:
     _near: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     _positions: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT))
     _changed_at: int = -1  # the first sample after the change point that is followed
-    # What is healthy, by blocks: mean and variance.
+    # What is healthy, by blocks: mean without PAUSES, and variance.
     _block: list[float] = field(default_factory=list)
     _blocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
     _noise: float = LEAST_NOISE
@@ -258,19 +261,22 @@ class Detector:
             self._changed_at = position - newest
 
     def _end_block(self) -> None:
-        mean = sum(self._block) / BLOCK
-        self._blocks.append((mean, sum([(one - mean) ** 2 for one in self._block]) / (BLOCK - 1)))
+        middle = sum(sorted(self._block)[PAUSES:-PAUSES]) / (BLOCK - 2 * PAUSES)
+        self._blocks.append((middle, deviation(self._block) ** 2))
         self._block.clear()
 
     def _measure(self, level: Level) -> None:
-        """What samples, and blocks of them, differ by. The newest two blocks may belong to what is to be found."""
+        """What samples, and blocks of them, differ by. The newest two blocks may belong to what is to be found. Older
+        ones may to a ramp or to small steps, which must not hide themselves as drift: it is the median from one block
+        to the next, as a deviation of a normal distribution (0.6745 of which is the median)."""
         if len(self._blocks) < 5:
             return
         old = list(self._blocks)[:-2]
         noise = math.sqrt(median([variance for _, variance in old]))
         self._noise = max(LEAST_NOISE, noise, level.noise if len(old) < 5 else 0.0)
-        between = deviation([mean for mean, _ in old]) ** 2 - self._noise**2 / BLOCK
-        self._drift = max(LEAST_DRIFT, min(MOST_DRIFT, math.sqrt(max(0.0, between))))
+        step = median([abs(middle - before) for (before, _), (middle, _) in pairwise(old)]) / 0.6745
+        between = max(0.0, step**2 / 2 - self._noise**2 / BLOCK)
+        self._drift = max(LEAST_DRIFT, min(MOST_DRIFT, DRIFT_A_BLOCK * len(old), math.sqrt(between)))
 
     def _look_for_slowness(self, regime: str, level: Level) -> None:
         last, count = self._mean_of_last(), len(self._near)
@@ -307,7 +313,9 @@ class Detector:
         if sum(samples[-STILL:]) / STILL < 0.6 * mean:
             return False
         ordered = sorted(samples)
-        return ordered[(count - 1) // 2] >= limits.slow and ordered[count * 35 // 100] >= 0.85 * limits.slow
+        if ordered[(count - 1) // 2] < limits.slow or ordered[count * 35 // 100] < 0.85 * limits.slow:
+            return False
+        return count >= WINDOWS[0] or ordered[count // 4] >= mean / 2
 
     def _report(self, samples: list[float], window: int, last: float, regime: str, level: Level) -> None:
         limits = self._limits

@@ -170,11 +170,12 @@ ALL_ANSWERS = "all answers in one process"
 
 def answers(store: Path) -> list[Cost]:
     """Each answer alone, and all of them on one page; as many threads as there are cores."""
-    from healthd.cli.fleet_answers import COMMANDS
+    from healthd.cli import fleet_answers, fleet_compare
 
     # What an answer cannot do without, beside the store.
     flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
-    names = [name for name in (command.partition(" ")[2] for command in COMMANDS) if name not in WITHOUT_A_STORE]
+    commands = (*fleet_answers.COMMANDS, *fleet_compare.COMMANDS)
+    names = [name for name in (command.partition(" ")[2] for command in commands) if name not in WITHOUT_A_STORE]
     bounds = ("--db", str(store), f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
     alone = [
         fleet(f"answer {name}", name, *flags.get(name, ()), *bounds, "--json", well=(0, 1)) for name in names

@@ -138,6 +138,22 @@ def test_a_job_that_fluctuates_is_told_until_it_is_known_to(seed: int) -> None:
     assert all(onset < 400 for onset, _ in told(value))
 
 
+@pytest.mark.parametrize(("wave", "step"), [(0.07, 0.22), (0.06, 0.20), (0.05, 0.18)])
+@pytest.mark.parametrize("lasts", [range(20, 21), range(12, 30)])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_that_fluctuates_and_becomes_slow_for_good_is_told(
+    wave: float, step: float, lasts: range, seed: int
+) -> None:
+    chance = random.Random(seed)
+    value, at = times(1200, 0.01, seed), 10
+    while at < 1200:
+        high = chance.choice(lasts)
+        value = slower(value, at, at + high, wave)
+        at += high + chance.choice(lasts)
+    points = detect(slower(value, 600, 1200, step))
+    assert any(580 <= one.onset_index <= 640 and one.alarm_index <= 760 for one in points)
+
+
 def test_a_warm_up_is_no_slowness_and_hides_none() -> None:
     warm = [1 + 3 * math.exp(-at / 10) for at in range(600)]
     value = [one * more for one, more in zip(times(600), warm, strict=True)]

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from healthd.failslow.iteration_time import Chain, usual
+from healthd.failslow.iteration_time import Chain, tick, usual
 
 OPERATIONS = 20
 
@@ -52,7 +52,8 @@ def test_the_less_of_the_iterations_was_seen_the_less_is_known() -> None:
     whole = usual(stream(took), [Chain(marks, 0, 0)], OPERATIONS)
     torn = usual(stream(took), [Chain(marks[at : at + 3], 0, 0) for at in range(0, 60, 4)], OPERATIONS)
     assert 0 < whole.within < torn.within
-    assert usual(stream([0.5] * 60), [Chain(marks, 0, 0)], OPERATIONS).within == pytest.approx(0, abs=1e-9)
+    # Times that are all multiples of 25 ms may be a clock's that ticks so.
+    assert usual(stream([0.5] * 60), [Chain(marks, 0, 0)], OPERATIONS).within == pytest.approx(0.025 / 0.5)
 
 
 def test_iterations_of_one_length_take_that_also_where_some_of_them_were_not_seen() -> None:
@@ -63,4 +64,16 @@ def test_iterations_of_one_length_take_that_also_where_some_of_them_were_not_see
 
 def test_half_of_the_times_may_stand_still() -> None:
     times = [float(at // 40) for at in range(41 * OPERATIONS)]
-    assert usual(times, [from_mark([1.0] * 40, 0)], OPERATIONS).seconds > 0
+    told = usual(times, [from_mark([1.0] * 40, 0)], OPERATIONS)
+    assert abs(told.seconds - 0.5) <= told.within * told.seconds
+
+
+@pytest.mark.parametrize("epoch", [0.0, 1_790_000_000.0])
+def test_the_ticks_of_a_clock_are_seen_in_its_times(epoch: float) -> None:
+    chance = random.Random(4)
+    fine = sorted(epoch + chance.uniform(0, 50) for _ in range(1000))
+    assert tick(fine) < 1e-5
+    for seconds in (0.001, 0.25, 1.0):
+        coarse = [round(one / seconds) * seconds for one in fine]
+        assert tick(coarse) == pytest.approx(seconds, rel=0.01)
+    assert tick([epoch] * 3) == 0

@@ -108,6 +108,21 @@ def test_an_iteration_whose_mark_was_lost_has_its_time_too(name):
     assert max(told.seconds) < 1.5
 
 
+def test_of_two_iterations_that_differ_and_whose_mark_was_lost_no_times_are_made_up():
+    pattern = PATTERNS["buckets"]
+    made, _ = calls(pattern, 60, seed=2, cv=0.01)
+    at = 31 * len(pattern)
+    made = (
+        made[:at]
+        + [(name, made[at][1] + 2 * (time - made[at][1])) for name, time in made[at : at + len(pattern)]]
+        + [(name, time + made[at + len(pattern)][1] - made[at][1]) for name, time in made[at + len(pattern) :]]
+    )
+    del made[at - 1]
+    told = found(made)
+    assert len(told.seconds) == 57
+    assert max(told.seconds) < 1.2
+
+
 def test_an_evaluation_that_is_as_long_as_two_iterations_is_none():
     pattern = PATTERNS["buckets"]
     made, took = calls(pattern, 60, seed=2)
@@ -118,6 +133,43 @@ def test_an_evaluation_that_is_as_long_as_two_iterations_is_none():
             whole += [("all_gather", whole[-1][1] + 1e-6 * at) for at in range(2 * len(pattern))]
     told = found(whole)
     assert len(told.seconds) == pytest.approx(53, abs=1)
+    assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
+
+
+@pytest.mark.parametrize("pace", [1.4, 0.5])
+def test_an_evaluation_that_calls_the_same_operations_is_no_iteration(pace):
+    """Forward passes: those of training without the last one, which is the mark."""
+    chance = random.Random(6)
+    made, now = [], 0.0
+    for number in range(300):
+        took = chance.gauss(1.0, 0.02)
+        made += [("dp" if at == 16 else "tp", now + took * at / 17) for at in range(17)]
+        now += took
+        if number % 100 == 99:
+            made += [("tp", now + pace * at / 17) for at in range(500)]
+            now += pace * 500 / 17
+    told = found(made)
+    assert len(told.seconds) <= 300
+    assert max(told.seconds) < 1.2
+    assert min(told.seconds) > 0.8
+
+
+@pytest.mark.parametrize("took", [0.4, 0.7, 1.4, 2.6])
+@pytest.mark.parametrize("different", [5, 40])
+def test_a_time_that_the_clock_is_too_coarse_to_tell_is_told_as_doubtful(took, different):
+    epoch = 1_790_000_000.3
+    made = [
+        (f"op {at}", float(int(epoch + took * (n + at / different)))) for n in range(100) for at in range(different)
+    ]
+    told = found(made)
+    assert told.confidence < 0.5
+    assert abs(told.iteration_seconds - took) <= told.within * told.iteration_seconds
+
+
+def test_a_clock_of_milliseconds_tells_an_iteration_of_a_second():
+    made, took = calls(PATTERNS["buckets"], 60)
+    told = found([(name, 1_790_000_000 + round(time, 3)) for name, time in made])
+    assert told.confidence > 0.9
     assert told.iteration_seconds == pytest.approx(statistics.median(took), rel=0.012)
 
 

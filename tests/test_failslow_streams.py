@@ -99,7 +99,7 @@ def test_a_time_that_so_few_iterations_do_not_tell_is_told_as_doubtful(tmp_path,
     assert told["series"][0]["within"] > 0.012
     assert told["confidence"] < 0.5
     assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
-    assert "iterations that were seen differ so much that the time of one may be" in capsys.readouterr().out
+    assert "doubtful: by the 24 iterations that were seen the time of one may be" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "inspector"])

@@ -56,7 +56,8 @@ def _period(args: argparse.Namespace) -> int:
     ranks = f"{len(found):,} ranks: " if len(found) > 1 else ""
     text = (
         f"{args.file}: {ranks}an iteration has {told['period']:,} operations and takes "
-        f"{told['iteration_seconds']:.6g} s (median of {len(surest.seconds):,}); confidence {told['confidence']:.2f}\n"
+        f"{told['iteration_seconds']:.6g} s (of {len(surest.seconds):,} that were seen); "
+        f"confidence {told['confidence']:.2f}\n"
     )
     return say(text + "".join(f"note: {note}\n" for note in notes))
 
@@ -87,8 +88,8 @@ def _doubts(found: dict[str, Period]) -> Iterator[str]:
             else f" of rank {unsure[0]}" + (f" and {len(unsure) - 1:,} more" if unsure[1:] else "")
         )
         yield (
-            f"doubtful: the {len(one.seconds):,} iterations{who} that were seen differ so much that the time of one "
-            f"may be {one.within:.1%} off"
+            f"doubtful: by the {len(one.seconds):,} iterations{who} that were seen the time of one may be "
+            f"{one.within:.1%} off"
         )
 
 

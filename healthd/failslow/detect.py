@@ -44,7 +44,7 @@ WARM_UP = 60  # samples after a start at most, in which times may still fall
 FALLING = 0.02
 BLOCK, BLOCKS = 20, 24  # samples; blocks by which the drift is known
 PAUSES = 2  # samples of a block: so many of the longest, and of the shortest, are no drift
-LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04
+LEAST_DRIFT, MOST_DRIFT = 0.006, 0.04  # of QUICK samples or fewer: the mean of more drifts less
 DRIFT_A_BLOCK = 0.002  # at most: of few blocks little is known
 MOST_SLOW = 50.0  # in the logarithm: what is slower counts as no slower, so that no sum overflows
 LIVED = 200  # samples, after which a level is one that the job is known to have
@@ -303,7 +303,8 @@ class Detector:
 
     def _error(self, count: int, level: Level) -> float:
         """Of the mean of so many samples."""
-        return math.sqrt(self._noise**2 * (1 / count + 1 / level.count) + self._drift**2)
+        drift = min(self._drift, MOST_DRIFT * math.sqrt(QUICK / max(QUICK, count)))
+        return math.sqrt(self._noise**2 * (1 / count + 1 / level.count) + drift**2)
 
     def _is_slow(self, samples: Sequence[float], level: Level) -> bool:
         limits, count = self._limits, len(samples)

@@ -55,6 +55,8 @@ MANY = 16  # loops that are no layers, in an iteration: doubtful
 TOO_MANY = 128
 PHASE = 1.0  # loops: what takes longer and is seen seldom is an evaluation or a checkpoint
 DOUBTFUL = 0.45  # the confidence at most
+MOST_MENDED = 3  # iterations whose marks were lost one after another: more are another phase
+ALIKE = 1.25  # times as long as the neighbours, or a part of it
 SURE_WITHIN = 0.012  # of an iteration's time: FALCON's is off by at most so much (its 2.2, step 2)
 
 
@@ -295,29 +297,28 @@ def _added(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
 
 def _iterations(operations: Sequence[str], times: Sequence[float], chosen: _Choice, offset: int) -> Period:
     mark = _everywhere(operations, chosen.mark, offset)
-    chains = list(_chains(operations, mark))
+    chains = list(_chains(operations, times, mark))
     iterations = [
-        (begins, ends - begins)
+        (start, stop - start, end - begin)
         for chain in chains
-        for begins, ends in pairwise(seconds_at(times, place) for place in chain.marks)
-        if ends > begins
+        for begin, end in pairwise(chain.marks)
+        if (stop := seconds_at(times, end)) > (start := seconds_at(times, begin))
     ]
     if len(iterations) < LEAST_PERIODS // 2:
         raise NoPeriod(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
-    seen = sum(chain.marks[-1] - chain.marks[0] for chain in chains)
+    begins, seconds, seen = zip(*iterations, strict=True)
     usually = usual(times, chains, mark.operations)
-    confidence = min(1.0, seen / (len(operations) - mark.operations))
+    confidence = min(1.0, sum(seen) / (len(operations) - mark.operations))
     if chosen.other or usually.within > SURE_WITHIN:
         confidence = min(confidence, DOUBTFUL)
     other = None
     if chosen.other:
         steps = [(step.begin + offset, step.end + offset) for step in _steps(chosen.other)]
         other = chosen.other.operations, statistics.median(times[end] - times[begin] for begin, end in steps)
-    begins, seconds = zip(*iterations, strict=True)
     return Period(mark.operations, usually.seconds, confidence, begins, seconds, usually.within, other)
 
 
-def _chains(operations: Sequence[str], mark: _Mark) -> Iterator[Chain]:
+def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
     """The iterations that follow each other: from mark to mark, and where one was lost from where it would stand."""
     steps = _steps(mark)
     marks, first = list[float](), 0
@@ -325,19 +326,25 @@ def _chains(operations: Sequence[str], mark: _Mark) -> Iterator[Chain]:
         marks += [step.end] if marks else [step.begin, step.end]
         following = steps[nth + 1] if nth + 1 < len(steps) else None
         if following and following.begin > step.end:
-            marks += _between(operations, step, following, mark.operations)
+            marks += _between(operations, times, step, following, mark.operations)
         if not following or following.begin != marks[-1]:
             yield Chain(marks, _goes_on(operations, steps[first], -1), _goes_on(operations, step, 1))
             marks, first = [], nth + 1
 
 
-def _between(operations: Sequence[str], before: _Step, after: _Step, length: int) -> list[float]:
+def _between(
+    operations: Sequence[str], times: Sequence[float], before: _Step, after: _Step, length: int
+) -> list[float]:
     """Where the iterations between two steps begin, the end of the last too: all of one length, if there are as many
-    operations as some loops have but for those that were lost, and the same ones as before. An evaluation is none."""
+    operations as a few loops have but for those that were lost, the same ones as before, and they take as long as
+    those beside them. An evaluation is none, though it may call the same operations."""
     there = after.begin - before.end
     count = round(there / length)
     lost = abs(count * length - there)
-    if not count or lost > _reach(count * length):
+    if not 0 < count <= MOST_MENDED or lost > _reach(length):
+        return []
+    beside = [times[step.end] - times[step.begin] for step in (before, after)]
+    if not min(beside) / ALIKE <= (times[after.begin] - times[before.end]) / count <= max(beside) * ALIKE:
         return []
     usual = Counter({run: number * count for run, number in _content(operations, before).items()})
     lacking = (usual - _content(operations, _Step(before.end, after.begin))).total()

@@ -162,7 +162,7 @@ def _regular(keys: Sequence[Any], different: int) -> Iterable[tuple[Any, slice]]
         count = sum(1 for _ in some)
         runs.append((key, slice(row, row + count)))
         row += count
-    return runs if len(runs) * 8 <= len(keys) else None
+    return runs if len(runs) * FEW_ROWS <= len(keys) else None
 
 
 def _array(kind: str, cells: Iterable[float] = ()) -> array[float]:
@@ -184,6 +184,7 @@ class _Rows:
         if columns.index:
             self.kinds[1] = "q"  # until a place is no whole number
         self.by_key: dict[Any, _Grown] = {}
+        self.keys: dict[Any, Any] = {}  # each once, however many rows are held
         self.held: list[tuple[Sequence[Any], list[Sequence[float]], Sequence[str]]] = []
         self.held_rows = 0
         self.style: times.TimeStyle | None = None
@@ -208,6 +209,7 @@ class _Rows:
             else:
                 cells.append(_numbers(of[name], chunk.where, name, self.file))
         keys, named = self._keys(of, count, chunk.where)
+        keys = [self.keys.setdefault(key, key) for key in keys]
         regimes = list(self._regimes(of)) if self.columns.regime else None
         if not named:
             keep = [bool(key) and good for key, good in zip(self._subjects, keep or [True] * count, strict=True)]
@@ -218,7 +220,7 @@ class _Rows:
             regimes = list(compress(regimes, keep)) if regimes is not None else None
         self.held.append((keys, cells, regimes or ()))
         self.held_rows += len(keys)
-        # Of very many series a chunk has a row each: one by one, all over the memory, takes longer than all else.
+        # Until there are some of each series: one by one, all over the memory, takes longer than all else.
         if self.held_rows >= min(FEW_ROWS * len(self.by_key), MOST_HELD):
             self.hand_on()
 

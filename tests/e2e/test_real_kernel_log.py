@@ -308,11 +308,20 @@ JOURNAL = textwrap.dedent(
         with open("/dev/kmsg", "w", buffering=1) as file:
             file.write(f"<12>{text}\\n")
 
-    def forged_entries(forged):
+    def entries_of(text):
+        # Without "NVRM: ", which journald takes for the name of the program that wrote.
         from systemd import journal
         reader = journal.Reader()
         reader.seek_head()
-        return len([entry for entry in reader if forged[6:] in str(entry.get("MESSAGE"))])
+        return len([entry for entry in reader if text[6:] in str(entry.get("MESSAGE"))])
+
+    def until_taken(text, count):
+        # journald writes an entry when its sender has long gone on.
+        for _ in range(1200):
+            if entries_of(text) >= count:
+                return
+            time.sleep(0.1)
+        raise SystemExit(f"{count} entries of {text} did not come into the journal")
 
     def until(source, text):
         got = []
@@ -332,13 +341,11 @@ JOURNAL = textwrap.dedent(
     subprocess.run(["systemd-cat", "-t", "kernel", "echo", f"<2>{forged}"], check=True)
     fields = f"MESSAGE={forged}\\nSYSLOG_FACILITY=0\\nSYSLOG_IDENTIFIER=kernel\\n_TRANSPORT=kernel\\n"
     subprocess.run(["logger", "--journald"], input=fields.encode(), check=True)
-    for _ in range(600):  # until journald has taken them all
-        if forged_entries(forged) == 7:
-            break
-        time.sleep(0.1)
+    until_taken(forged, 7)
     kmsg = open_source("kmsg", "/", None, True)
     started = time.clock_gettime(time.CLOCK_MONOTONIC)
     inject(text + "1")
+    until_taken(text + "1", 1)  # what is history stood there before the reader came
     live = open_source("journal", "/", None, True)
     first = until(live, text + "1")
     inject(text + "2")
@@ -360,7 +367,7 @@ JOURNAL = textwrap.dedent(
         "before": [line.text for line in before if line.text.startswith(text)],
         "kernel_only": [line.text for line in read_journal(boot_id, since, 2**62, 10000) if text in line.text],
         "forged": [line.text for line in read_journal(boot_id, 0, 2**62, 10**6, True) if forged[6:] in line.text],
-        "written": forged_entries(forged),
+        "written": entries_of(forged),
         "late": max(abs(line.time - time.time()) for line in filled if line.text.startswith(text)),
         "limited": len(read_journal(boot_id, 0, 2**62, 3)),
     }))

@@ -15,10 +15,15 @@ stands for all steps since the last that was taken. healthd reads it as any text
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import SupportsFloat
 
 SOCKET = "/run/healthd/failslow.sock"
 TELL_SECONDS = 0.2
@@ -46,13 +51,19 @@ _step = 0
 _signal = 0  # that was asked for, 0 = none
 _last: float | None = None  # when the last step ended; None before the first
 _told_at = 0.0
-_steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0  # since what was sent last
+_steps, _seconds = 0, 0.0  # since what was sent last
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and of how many steps
+_wait, _wait_steps = 0.0, 0
 
 
-def step(busy: float | None = None, wait: float | None = None) -> None:
-    """One iteration is over. busy: seconds that this rank computed in it; wait: seconds that it waited for others, both
-    if known. Its length is the time since the last call; nothing is told of the first."""
-    global _last, _step, _steps, _seconds, _busy, _wait
+def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -> None:
+    """Report the end of one iteration. Its length is the time since the last call; the first call reports nothing.
+
+    Args, both optional, of any type that float() accepts:
+        busy: seconds of own work of this rank in the iteration
+        wait: seconds in which it waited for other ranks
+    """
+    global _last, _step, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
     try:
         now = time.perf_counter()
         last, _last = _last, now
@@ -62,8 +73,8 @@ def step(busy: float | None = None, wait: float | None = None) -> None:
             _step += 1
             _steps += 1
             _seconds += now - last
-            _busy += busy if isinstance(busy, (int, float)) else NOT_TOLD
-            _wait += wait if isinstance(wait, (int, float)) else NOT_TOLD
+            _busy, _busy_steps = _added(_busy, _busy_steps, busy)
+            _wait, _wait_steps = _added(_wait, _wait_steps, wait)
             if now - _told_at >= TELL_SECONDS:
                 _tell(now)
     except Exception:
@@ -71,6 +82,22 @@ def step(busy: float | None = None, wait: float | None = None) -> None:
             _forget()
         except Exception:  # the interpreter ends, and has emptied this module: a loop's last __del__ may still step
             return
+
+
+def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
+    """Add `value`, anything that float() accepts (a NumPy scalar, a 0-d tensor). A value that is missing, no number,
+    negative or not finite is left out of the mean."""
+    if value is None:
+        return total, steps
+    try:
+        seconds = float(value)
+    except Exception:  # of a foreign type's __float__
+        return total, steps
+    return (total + seconds, steps + 1) if 0.0 <= seconds < math.inf else (total, steps)
+
+
+def _mean(total: float, steps: int) -> float:
+    return total / steps if steps else NOT_TOLD
 
 
 def subscribe(number: int) -> bool:
@@ -161,7 +188,7 @@ def _connect(now: float) -> None:
 
 
 def _tell(now: float) -> None:
-    global _told_at, _steps, _seconds, _busy, _wait
+    global _told_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
     _told_at = now  # also if it fails: a queue that is full costs one attempt, not one a step
     if _connection is None:
         _connect(now)
@@ -171,7 +198,11 @@ def _tell(now: float) -> None:
     if _connection is not None:
         try:
             _connection.send(
-                MESSAGE.pack(MAGIC, _rank, _local_rank, _step, n, _seconds / n, _busy / n, _wait / n), _FLAGS
+                MESSAGE.pack(
+                    *(MAGIC, _rank, _local_rank, _step, n, _seconds / n),
+                    *(_mean(_busy, _busy_steps), _mean(_wait, _wait_steps)),
+                ),
+                _FLAGS,
             )
         except BlockingIOError:  # healthd is slow to read: the next message stands for these steps too
             return
@@ -180,7 +211,7 @@ def _tell(now: float) -> None:
             return
         if _signal:
             _take_news(_connection)
-    _steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0
+    _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0
 
 
 def _take_news(connection: socket.socket) -> None:
@@ -193,9 +224,9 @@ def _take_news(connection: socket.socket) -> None:
 
 def _forget() -> None:
     """The connection, and what was not sent."""
-    global _connection, _steps, _seconds, _busy, _wait
+    global _connection, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
     gone, _connection = _connection, None
-    _steps, _seconds, _busy, _wait = 0, 0.0, 0.0, 0.0
+    _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps = 0, 0.0, 0.0, 0, 0.0, 0
     if gone is not None:
         try:
             gone.close()

@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,45 @@ def test_an_argument_that_is_no_number_is_as_good_as_none(ranks):
     for busy in ("x", None, object(), [], b"", float("inf"), -1.0, float("nan")):
         client.step(busy=busy)
     assert {one.said.busy for one in ranks.step().step().step().step().step().heard} == {None}
+
+
+class Tensor:
+    """A 0-d tensor of another library: no float, but float() accepts it."""
+
+    def __float__(self) -> float:
+        return 0.25
+
+
+@pytest.mark.parametrize("value", [0.25, Fraction(1, 4), Decimal("0.25"), Tensor(), "0.25"])
+def test_step_accepts_whatever_float_accepts(ranks, value):
+    client.step()
+    client.step(busy=value, wait=value)
+    assert [(one.said.busy, one.said.wait) for one in ranks.step().step().heard] == [(0.25, 0.25)]
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int64", "array"])
+def test_step_accepts_numpy_scalars(ranks, kind):
+    numpy = pytest.importorskip("numpy")
+    client.step()
+    client.step(busy=getattr(numpy, kind)(1))
+    assert [one.said.busy for one in ranks.step().step().heard] == [1.0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, "x", float("nan"), float("inf"), -1.0, 10**400, object()],
+    ids=["none", "text", "nan", "infinity", "negative", "too large", "object"],
+)
+def test_step_leaves_a_bad_value_out_of_the_mean_of_its_message(ranks, monkeypatch, bad):
+    client.step()
+    client.step(busy=0.5)
+    monkeypatch.setattr(client, "TELL_SECONDS", 3600.0)
+    client.step(busy=0.2)
+    client.step(busy=bad)
+    monkeypatch.setattr(client, "TELL_SECONDS", 0.0)
+    client.step(busy=0.4)
+    last = [one.said for one in ranks.step().step().step().heard][-1]
+    assert (last.steps, last.busy) == (3, pytest.approx(0.3))
 
 
 def test_a_number_that_no_float_can_hold_raises_nothing(ranks):

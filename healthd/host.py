@@ -73,6 +73,7 @@ class Host:
         self._shared_seconds = shared_seconds
         self._whole_at: dict[str, float] = {}
         self.nvml_is_outdated = False
+        self.before_nvml_call: Callable[[], None] | None = None
         self.driver_was_held: bool | None = None
         self.state_dir, self.runtime_dir = STATE_DIR, RUNTIME_DIR
 
@@ -203,8 +204,11 @@ class Host:
     def nvml(self) -> Nvml:
         """The NVML of this node, opened now if it is not open. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
+            from healthd import nvml
             from healthd.nvml import NvmlError, NvmlErrorKind, open_real
 
+            if self.before_nvml_call is not None:
+                nvml.before_call = self.before_nvml_call
             self.driver_was_held = self.driver_is_held()
             try:
                 self._nvml = (self._open_nvml or open_real)()

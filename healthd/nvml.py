@@ -301,6 +301,15 @@ def sysfs_address(domain: int, bus: int, device: int) -> str:
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
+def _nothing() -> None:
+    return None
+
+
+# Called before each call of NVML. The worker sets it to a function that ends the process once the daemon gave it up: a
+# driver that takes seconds for each call would otherwise keep NVML barred for as long as the whole check takes.
+before_call: Callable[[], None] = _nothing
+
+
 def ask(
     library: NvmlLibrary,
     call: str,
@@ -314,6 +323,7 @@ def ask(
     if function is None:
         number, message = FUNCTION_NOT_FOUND, "not in the installed nvidia-ml-py"
     else:
+        before_call()
         try:
             return function(*arguments)
         except library.NVMLError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from healthd.machine.files import remove_leftovers, replace_file
+from healthd.machine.files import open_own_file, overwrite_file, remove_leftovers, replace_file
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -98,3 +98,42 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_no
         (tmp_path / name).touch()
     remove_leftovers(str(tmp_path))
     assert set(os.listdir(tmp_path)) == kept
+
+
+def test_overwrite_file_keeps_the_inode_and_blanks_the_rest_of_a_longer_text(tmp_path: Path) -> None:
+    path = tmp_path / "verdict"
+    path.write_text("drain 1790000000 a longer reason\n")
+    before = path.stat().st_ino
+    overwrite_file(str(path), "ok 1 x\n")
+    assert path.read_text().split() == ["ok", "1", "x"]
+    overwrite_file(str(path), "drain 1790000000 a reason that is longer than the first\n")
+    assert path.read_text() == "drain 1790000000 a reason that is longer than the first\n"
+    assert path.stat().st_ino == before
+
+
+@pytest.mark.parametrize("kind", ["missing", "fifo", "link"])
+def test_overwrite_file_refuses_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "verdict", tmp_path / "other"
+    other.write_text("of somebody else")
+    if kind == "fifo":
+        os.mkfifo(path)
+    if kind == "link":
+        path.symlink_to(other)
+    with pytest.raises(OSError):  # noqa: PT011 -- three kinds, three messages
+        overwrite_file(str(path), "ok 1 x\n")
+    assert other.read_text() == "of somebody else"
+
+
+def test_open_own_file_replaces_a_fifo_with_or_without_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    os.mkfifo(path)
+    os.close(open_own_file(str(path)))
+    assert path.is_file()
+    path.unlink()
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        os.close(open_own_file(str(path)))
+    finally:
+        os.close(reader)
+    assert path.is_file()

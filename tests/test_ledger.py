@@ -14,7 +14,7 @@ import time
 import types
 import typing
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,40 @@ def test_what_is_written_with_the_texts_of_unchanged_items_is_what_a_full_dump_g
             )
         seen.append(ledger)
         assert b"".join(ledger_file.in_pieces(ledger, kept)).decode() == dumped_whole(ledger) == encode(ledger)
+
+
+ODD_VALUES = st.sampled_from([None, True, -1, 0.5, 2**70, 1e308, "", "x", [], {}, [[]], [{}], [[True], {}], {"": []}])
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=150)
+def test_decode_raises_ledger_error_for_any_other_json_in_any_place(data: st.DataObject) -> None:
+    """Replace one value at a random depth, also below the newer fields, whose checksum still fits."""
+    table: Any = json.loads(encode(data.draw(anything(Ledger), "ledger")))
+    place = table
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys), "key")
+        below = place[key]
+        if not isinstance(below, (dict, list)) or not below or data.draw(st.booleans(), "here"):
+            place[key] = data.draw(ODD_VALUES, "value")
+            break
+        place = below
+    assert is_read_or_refused(decode, json.dumps(table))
+
+
+@given(st.recursive(ODD_VALUES, lambda below: st.lists(below) | st.dictionaries(st.text(), below), max_leaves=8))
+def test_decode_past_raises_ledger_error_for_any_other_json(data: Any) -> None:
+    for text in (json.dumps(data), json.dumps({"gpu_pcie": json.dumps(data)})):
+        assert is_read_or_refused(decode_past, text)
+
+
+def is_read_or_refused(read: Callable[[str, str], object], text: str) -> bool:
+    """Return True if `read` gives a value or raises LedgerError. Any other error is raised."""
+    try:
+        return read(text, "x") is not None
+    except LedgerError as error:
+        return str(error).startswith("x: is")
 
 
 def test_no_item_is_taken_for_one_that_is_gone() -> None:

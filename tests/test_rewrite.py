@@ -84,6 +84,15 @@ def test_a_link_in_the_place_of_the_spare_file_is_not_followed(tmp_path: Path) -
     assert other.read_text() == "of somebody else"
 
 
+@pytest.mark.parametrize("name", ["ledger.json", "ledger.json.spare"])
+def test_rewrite_replaces_a_planted_fifo_without_blocking(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for text in ("one", "two", "three"):
+        rewrite_file(str(tmp_path / "ledger.json"), text)
+        assert read_whole(str(tmp_path / "ledger.json")) == text
+    assert all(path.is_file() for path in tmp_path.iterdir())
+
+
 @given(texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=200).map(str.rstrip), min_size=1, max_size=5))
 def test_whatever_was_written_last_is_read(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("rewrite") / "a"

@@ -233,6 +233,20 @@ def test_people_can_have_everything_looked_at_now(node: Callable[..., Node]) -> 
     assert one.rounds.status.number == 2
 
 
+def test_repeated_commands_share_a_round(node: Callable[..., Node]) -> None:
+    one = node(A)
+    one.round()
+    one.rounds.look_after_command()
+    assert words(one.round()) == ["a"], "the first command has its round at once"
+    for _ in range(50):
+        one.rounds.look_after_command()
+    assert one.rounds.deadline > one.monotonic(), "the next commands wait"
+    one.ahead = EARLY_AGAIN_SECONDS + 1
+    assert words(one.round()) == ["a"]
+    assert one.rounds.status.number == 3
+    assert one.rounds.deadline > one.monotonic()
+
+
 def test_an_event_runs_its_check_at_once_but_a_storm_of_events_does_not_run_it_in_a_storm(
     node: Callable[..., Node],
 ) -> None:

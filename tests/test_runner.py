@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -45,6 +46,10 @@ CHECKS = {
     "another_name": 'yield Finding(Severity.WARNING, "fine/x", "", "m")',
     "unclosable": 'def close(): raise OSError("nvmlShutdown failed")\nhost._nvml = lambda: 0; host._nvml.close = close',
     "hangs": "time.sleep(600)",
+    "calls_nvml_twice": (
+        "gpus = host.nvml.gpus()\nwhile not os.path.exists(config.name): time.sleep(0.01)\n"
+        'gpus[0].temperature()\nopen(config.name + ".called", "w").close()\ntime.sleep(600)'
+    ),
     "waits_for_file": (  # or until the test is over
         "while os.path.exists(os.path.dirname(config.name)) and not os.path.exists(config.name): time.sleep(0.01)"
     ),
@@ -282,6 +287,51 @@ def test_an_inventory_that_hangs_in_the_driver_is_not_killed_either(
     assert runner.quarantined == {"nvml": hung}
     assert signals_pending(hung) == 0
     until(runner, lambda: not runner.quarantined)
+
+
+def test_abandoned_worker_ends_before_its_next_nvml_call(runners: Callable[..., Runner], tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    runner = runners(fake_nvml="dgx-h100")
+    runner.send(request("calls_nvml_twice", "nvml", timeout_seconds=0.5, name=str(go_on)))
+    hung = worker_pid(runner)
+    assert answered(runner).outcome is Outcome.TIMED_OUT
+    assert runner.quarantined == {"nvml": hung}
+    go_on.touch()
+    until(runner, lambda: not runner.quarantined)
+    assert start_time(hung) is None
+    assert not (tmp_path / "go-on.called").exists()
+
+
+def test_runner_replaces_a_fifo_in_the_place_of_its_workers_file(
+    runners: Callable[..., Runner], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / WORKERS_FILE)
+    assert ask(runners(), request("fine")).outcome is Outcome.COMPLETED
+    assert (tmp_path / WORKERS_FILE).is_file()
+
+
+def test_a_worker_without_a_pidfd_is_lost_all_the_same(
+    runners: Callable[..., Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor is left when it is given up: its resource stays barred until it ends."""
+    go_on = tmp_path / "go-on"
+    runner = runners()
+    runner.send(request("waits_for_file", "nvml", timeout_seconds=0.5, name=str(go_on)))
+    hung = worker_pid(runner)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pidfd_open", no_descriptor)
+        answered(runner)
+    assert runner.quarantined == {"nvml": hung}
+    go_on.touch()
+    end = time.monotonic() + 120
+    while runner.quarantined and time.monotonic() < end:
+        time.sleep(0.05)
+        runner.step()
+    assert runner.quarantined == {}
+
+
+def no_descriptor(*_: object) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_lost_worker_is_known_to_the_next_daemon(runners: Callable[..., Runner], tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ FILE = "ledger.json"
 PAST_FILE = "past.json"
 NEWER = "newer_fields"
 
+# What a damaged text may raise: valid JSON may have any value in any place. ConvertError is a ValueError.
+_DAMAGED = (ValueError, OverflowError, RecursionError, TypeError, LookupError, AttributeError)
+
 T = TypeVar("T")
 Fields: TypeAlias = "Mapping[str, Fields | None]"
 Place: TypeAlias = "tuple[str | int, ...]"
@@ -223,7 +226,7 @@ def decode(text: str, where: str) -> Ledger:
         if isinstance(data, dict):
             _put_back(data)
         return load(Ledger, data)
-    except (ValueError, OverflowError, RecursionError) as error:  # ConvertError is a ValueError
+    except _DAMAGED as error:
         raise LedgerError(f"{where}: is not a ledger: {error}") from None
 
 
@@ -240,6 +243,6 @@ def decode_past(text: str, where: str) -> dict[str, str]:
             raise ValueError("must be a table of texts")
         for store in past.values():
             decode_store(store)
-    except (ValueError, RecursionError) as error:
+    except _DAMAGED as error:
         raise LedgerError(f"{where}: is not a store of counters: {error}") from None
     return past

@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
+from healthd.machine import shortage
 from healthd.machine.oom import then_become
 
 MAX_OUTPUT_BYTES = 1 << 20
@@ -24,6 +25,18 @@ def _is_gone(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True  # somebody else reaped it first
+
+
+def pidfd_of(pid: int) -> int | None:
+    """Return a pidfd of a process that runs; None if no descriptor is left for one. Raises OSError if there is no such
+    process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if not shortage.has_no_descriptor(error):
+            raise
+        shortage.record(shortage.DESCRIPTORS)
+        return None
 
 
 class Child:
@@ -49,25 +62,30 @@ class Child:
         self._monotonic = monotonic
         # Through a program on the local disk: Popen waits until the first exec is over, and the exec of a program on a
         # lost file server (a PATH that begins with it is enough) would take for ever.
-        self._process = subprocess.Popen(
-            (*TRAMPOLINE, *argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env={**os.environ, **(environment or {})},
-            cwd=directory,
-        )
+        try:
+            self._process = subprocess.Popen(
+                (*TRAMPOLINE, *argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env={**os.environ, **(environment or {})},
+                cwd=directory,
+            )
+        except OSError as error:
+            shortage.record_failed_start(error)
+            raise
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._pidfd = pidfd_of(self._process.pid)
         self._outputs = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
         for descriptor in self._outputs:
             os.set_blocking(descriptor, False)
         self._open = set(self._outputs)
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        yield self._pidfd, False
+        if self._pidfd is not None:
+            yield self._pidfd, False
         for descriptor in self._open:
             yield descriptor, False
 
@@ -88,7 +106,7 @@ class Child:
     def terminate(self) -> None:
         """Ask it to end. Only while `step` has not said that it is over."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM)
 
     def leave(self) -> None:
         """It is watched no more, and ends by itself."""
@@ -115,7 +133,8 @@ class Child:
                 self._outputs[descriptor] += chunk[: max(room, 0)]
 
     def _close(self) -> None:
-        os.close(self._pidfd)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._process.stdout.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -33,6 +34,46 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
         except BaseException:
             os.unlink(temporary, dir_fd=folder)
             raise
+
+
+def open_own_file(path: str, folder: int | None = None) -> int:
+    """Open a regular file of healthd's for writing, without truncating it; make it (mode 0600) if it is missing.
+
+    A FIFO, socket or device there is removed and replaced. Raises OSError, also for a symbolic link or a folder.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    for is_last_try in (False, True):
+        try:
+            descriptor = os.open(path, flags, 0o600, dir_fd=folder)
+        except OSError as error:
+            if is_last_try or error.errno != errno.ENXIO:  # a FIFO that nothing reads, or a socket
+                raise
+        else:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+        os.unlink(path, dir_fd=folder)
+    raise OSError(errno.EINVAL, "Not a regular file", path)
+
+
+def overwrite_file(path: str, content: str) -> None:
+    """Write `content` over the start of an existing regular file, in one call and without truncating it first: on a
+    full file system the file keeps the blocks it has. Blanks cover the rest of a longer text. Up to 4 KiB fit into the
+    first block of any such file. A reader that is in the middle of the file may read a mix of both texts.
+
+    Raises ownership.Untrusted, OSError.
+    """
+    with ownership.beside(path) as (folder, name):
+        descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise OSError(errno.EINVAL, "Not a regular file", path)
+            data = content.encode("utf-8", "replace").ljust(about.st_size)
+            if os.pwrite(descriptor, data, 0) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        finally:
+            os.close(descriptor)
 
 
 def newest(directory: str, names: Iterable[str]) -> float:

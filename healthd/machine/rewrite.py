@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from healthd.machine import ownership
+from healthd.machine.files import open_own_file
 
 ROOM_BYTES = 64 << 10  # room is taken in such steps, with a quarter of one to grow into
 RENAME_EXCHANGE = 2
@@ -66,8 +67,7 @@ def _to_write(folder: int, spare: str) -> BinaryIO:
 
 
 def _open(folder: int, name: str) -> BinaryIO:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return open(os.open(name, flags, 0o600, dir_fd=folder), "wb")
+    return open(open_own_file(name, folder), "wb")
 
 
 def _room(size: int) -> int:

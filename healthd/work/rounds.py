@@ -62,6 +62,7 @@ class Rounds:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
+        self._commanded_at = -FOREVER  # when the last round for a command began, or will
         self._quarantined: set[str] = set()
         self._running = False
         self._began = 0.0
@@ -103,6 +104,16 @@ class Rounds:
     def look_now(self) -> None:
         for run in self._scheduled():
             self.look_early(run.name, self._monotonic())
+
+    def look_after_command(self) -> None:
+        """Run all checks now. Commands that repeat within EARLY_AGAIN_SECONDS share one more round at the end of that
+        time, so that a script that acknowledges in a loop does not cause a round for each call."""
+        now = self._monotonic()
+        if now < self._commanded_at:
+            return  # that round is still to come
+        self._commanded_at = max(now, self._commanded_at + EARLY_AGAIN_SECONDS)
+        for run in self._scheduled():
+            self.look_early(run.name, self._commanded_at)
 
     def look_after_event(self, names: Iterable[RunName]) -> None:
         """An event concerns these checks: they look now, but a storm of events must not become a storm of runs."""

@@ -23,7 +23,9 @@ from dataclasses import field
 from typing import Any, Protocol
 
 from healthd.convert import load
-from healthd.machine import ownership
+from healthd.machine import ownership, shortage
+from healthd.machine.child import pidfd_of
+from healthd.machine.files import open_own_file
 from healthd.model import Outcome, RunName
 from healthd.values import dataclass
 from healthd.work import unchanged
@@ -121,8 +123,10 @@ class Process(Protocol):
 
 @dataclass(slots=True)
 class _Lost:
+    """pidfd: None = no descriptor was left for one."""
+
     identity: Identity
-    pidfd: int
+    pidfd: int | None
     process: Process | None  # None: an earlier daemon started it
 
 
@@ -217,7 +221,8 @@ class Runner:
         if self._worker is not None:
             yield self._worker.stream.fileno(), bool(self._worker.outgoing)
         for lost in self._lost:
-            yield lost.pidfd, False
+            if lost.pidfd is not None:
+                yield lost.pidfd, False
 
     @property
     def quarantined(self) -> dict[str, int]:
@@ -247,7 +252,7 @@ class Runner:
         for identity in known:
             if start_time(identity.pid) == identity.start:
                 try:
-                    self._lost.append(_Lost(identity, os.pidfd_open(identity.pid), None))
+                    self._lost.append(_Lost(identity, pidfd_of(identity.pid), None))
                 except OSError:
                     continue  # it ended just now
 
@@ -294,7 +299,8 @@ class Runner:
             os.close(self._workers_fd)
             self._workers_fd = -1
         for lost in self._lost:
-            os.close(lost.pidfd)
+            if lost.pidfd is not None:
+                os.close(lost.pidfd)
             if lost.process is not None:
                 lost.process.returncode = 0  # nobody waits for it: it outlives us on purpose
         self._lost = []
@@ -302,14 +308,17 @@ class Runner:
     # --- inside
 
     def _start(self) -> _Worker:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            process = self._begin(self._setup, theirs)
-        except BaseException:
-            ours.close()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with theirs:
+                try:
+                    process = self._begin(self._setup, theirs)
+                except BaseException:
+                    ours.close()
+                    raise
+        except OSError as error:
+            shortage.record_failed_start(error)
             raise
-        finally:
-            theirs.close()
         ours.setblocking(False)
         self._worker = _Worker(process, ours, start_time(process.pid) or 0, self._monotonic())
         self._worker.answers.register(ours, select.POLLIN)
@@ -455,7 +464,7 @@ class Runner:
 
     def _lose(self, worker: _Worker, resource: str) -> None:
         try:
-            pidfd = os.pidfd_open(worker.process.pid)
+            pidfd = pidfd_of(worker.process.pid)
         except OSError:  # it ended just now
             worker.process.poll()
             return
@@ -470,7 +479,8 @@ class Runner:
                 else start_time(lost.identity.pid) != lost.identity.start
             )
             if ended:
-                os.close(lost.pidfd)
+                if lost.pidfd is not None:
+                    os.close(lost.pidfd)
                 self._lost.remove(lost)
 
     def _write_down(self, resource: str) -> None:
@@ -487,8 +497,8 @@ class Runner:
             # Written in place with one call, for it changes with every check of a round. Blanks cover the rest of a
             # longer text that stood there: JSON ignores them.
             if self._workers_fd < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._workers_fd = os.open(self._workers_file, flags, 0o600)
+                self._workers_fd = open_own_file(self._workers_file)
+                os.ftruncate(self._workers_fd, 0)
             os.pwrite(self._workers_fd, text.ljust(len(self._written)).encode(), 0)
             self._written = text
 

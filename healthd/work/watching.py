@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from healthd.convert import dump
+from healthd.machine import shortage
 from healthd.machine.wakeup import FOREVER
 from healthd.model import RunName
 from healthd.settings.configured import Configured
@@ -106,7 +107,12 @@ class Watching:
                 self._start_at = now + LONGEST_AGAIN_SECONDS
                 return
             self._left = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            shortage.record_failed_start(error)
+            self._put_off(now, f"it cannot be started: {error}")
+            return
         setup = json.dumps({"place": self._place, "watched": self._wanted})
         try:
             self._process = subprocess.Popen(
@@ -118,6 +124,7 @@ class Watching:
                 cwd="/",  # `-m` looks for modules in the current directory
             )
         except OSError as error:
+            shortage.record_failed_start(error)
             ours.close()
             self._put_off(now, f"it cannot be started: {error}")
             return

@@ -3,8 +3,8 @@
     python -m healthd.worker FD SETUP PLACES    FD: a stream socket to the daemon; SETUP, PLACES: JSON, see Setup
 
 Requests and replies are JSON lines: {"op": ..., "number": 1, ...} -> {"error": "", "number": 1, ...}. The end of the
-stream is the order to end: an abandoned worker reads it when the call that it hangs in returns, so nobody ever kills it
-inside the driver.
+stream is the order to end: an abandoned worker notices it before its next call of NVML, or when it reads the next
+request, so nobody ever kills it inside the driver.
 What a library or plug-in prints on standard output goes nowhere.
 """
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import select
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice, zip_longest
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -93,6 +95,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
     os.dup2(null, 0)
     os.dup2(null, 1)
     host, begin = _host(setup)
+    host.before_nvml_call = partial(_end_if_abandoned, stream)
     worker = Worker(setup, host, begin, checks)
     for line in _lines(stream):
         try:
@@ -100,6 +103,15 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
         except ConnectionError:
             break  # abandoned while it hung: nobody waits for this answer
     host.close_nvml()
+
+
+def _end_if_abandoned(stream: socket.socket) -> None:
+    """End this process if the daemon has closed its end of the stream. nvmlShutdown is left out: it may hang too, and
+    the kernel closes the driver's files."""
+    hung_up = select.poll()
+    hung_up.register(stream, select.POLLRDHUP)
+    if hung_up.poll(0):
+        os._exit(0)
 
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:

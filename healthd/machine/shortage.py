@@ -1,0 +1,94 @@
+"""Shortages: this process could not get a thread, a child process or a file descriptor.
+
+Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for SHOWN_SECONDS. None of
+them is a fault of the node: a fork bomb in another user's job causes them as well as a leak in healthd.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
+SHOWN_SECONDS = 600.0
+REST_SECONDS = 1.0  # how long a listener that got no descriptor leaves new connections in its queue
+MOST_SHED = 128  # connections closed in one go
+
+# Errors of accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# Errors of fork(2) and clone(2) when a limit is reached (RLIMIT_NPROC, pids.max, threads-max) or memory is out.
+_NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
+
+counts: Counter[str] = Counter()  # resource -> shortages since the start of this process
+_last: dict[str, float] = {}  # resource -> when the last shortage was (epoch seconds)
+
+
+def record(resource: str) -> None:
+    """Count a shortage of THREADS, PROCESSES or DESCRIPTORS."""
+    counts[resource] += 1
+    _last[resource] = time.time()
+
+
+def record_failed_start(error: OSError) -> None:
+    """Count the shortage behind a process that could not be started, if there is one."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        record(DESCRIPTORS)
+    elif error.errno in _NO_PROCESS:
+        record(PROCESSES)
+
+
+def has_no_descriptor(error: OSError) -> bool:
+    """Return True if accept(2) failed because no descriptor was left."""
+    return error.errno in _NO_DESCRIPTOR
+
+
+def troubles(now: float) -> Iterator[str]:
+    """Yield one sentence for each resource that was short within the last SHOWN_SECONDS."""
+    for resource, when in list(_last.items()):  # other threads record too
+        if now - when < SHOWN_SECONDS:
+            times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
+            name = resource.replace("_", " ")
+            yield f"healthd could not get {name} {times} since it started; some work was skipped and is tried again"
+
+
+class SpareDescriptor:
+    """A descriptor kept open so that connections can be closed when no other descriptor is left.
+
+    Without it a listener whose accept(2) fails with EMFILE stays readable, and its loop uses a whole core.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def shed(self, listener: socket.socket, farewell: bytes = b"") -> None:
+        """Send `farewell` to the waiting connections, at most MOST_SHED, and close them; record the shortage.
+
+        `listener` must be non-blocking.
+        """
+        record(DESCRIPTORS)
+        for _ in range(MOST_SHED):
+            self._release()
+            try:
+                stream, _ = listener.accept()
+            except OSError:  # the queue is empty, or another thread took the descriptor
+                break
+            with stream, suppress(OSError):
+                stream.setblocking(False)
+                stream.send(farewell)
+        with suppress(OSError):  # tried again at the next shortage
+            if self._descriptor < 0:
+                self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -20,6 +20,7 @@ from waiting import until
 
 from healthd.cli import hook
 from healthd.slurm.refusals import told_by_prolog
+from tests.other_user import NOBODY, only_root, told_by
 
 ROOT = Path(__file__).parents[1]
 PROLOG, EPILOG = ROOT / "packaging/slurm/prolog", ROOT / "packaging/slurm/epilog"
@@ -324,6 +325,43 @@ def test_after_the_last_job_the_epilog_validates_and_has_the_daemon_look(tmp_pat
         assert hook.epilog(str(tmp_path), "12", 60.0) == "healthd has looked; validated (status 2)"
     assert (tmp_path / "ran").read_text() == "--seconds 40"
     assert asked == [b'{"command": "job-ended", "job": "12"}\n'] * 2
+
+
+def answers_as(uid: int, tmp_path: Path, answer: bytes) -> int:
+    """Start a process of `uid` that answers one request on the daemon's socket. Return the descriptor of a pipe that it
+    writes a byte to once it listens."""
+    tmp_path.chmod(0o777)
+    for folder in tmp_path.parents[:2]:
+        folder.chmod(0o755)
+
+    def serve(writing: int) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(tmp_path / "healthd.sock"))
+            listener.listen()
+            listener.settimeout(120)
+            os.write(writing, b"l")
+            stream, _ = listener.accept()
+            with stream:
+                stream.recv(1 << 16)
+                stream.sendall(answer + b"\n")
+
+    return told_by(uid, serve)
+
+
+@only_root
+def test_epilog_runs_nothing_for_a_daemon_of_another_user(tmp_path: Path) -> None:
+    reading = answers_as(NOBODY, tmp_path, then(tmp_path, ""))
+    assert os.read(reading, 1) == b"l"
+    hook.epilog(str(tmp_path), "12", 60.0)
+    os.close(reading)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("daemon_uid", "own_uid", "may"), [(0, 0, True), (0, 1000, True), (1000, 1000, True), (1000, 0, False)]
+)
+def test_epilog_runs_commands_of_root_and_of_its_own_user_only(daemon_uid: int, own_uid: int, may: bool) -> None:
+    assert hook.may_run(daemon_uid, own_uid) == may
 
 
 def test_one_that_hangs_is_ended_before_the_epilogs_time_is_over(tmp_path: Path) -> None:

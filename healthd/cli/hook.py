@@ -15,7 +15,7 @@ from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import Stop, complain, say
 from healthd.control import protocol
-from healthd.control.client import NoAnswer, RefusedByDaemon, ask
+from healthd.control.client import Answer, NoAnswer, RefusedByDaemon, ask_with_uid
 from healthd.control.protocol import VERDICT_FILE
 from healthd.text import is_decimal
 
@@ -48,18 +48,20 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
     pause = FIRST_PAUSE_SECONDS
     then: object = None
     try:
-        answer = _ask(runtime_dir, protocol.job_ended(job), deadline)
+        answer, uid = _ask(runtime_dir, protocol.job_ended(job), deadline)
         then = answer.get("then")
         while answer.get("left") and time.monotonic() + pause < deadline:
             time.sleep(pause)
             pause = min(2 * pause, LAST_PAUSE_SECONDS)
-            answer = _ask(runtime_dir, protocol.looks_left(answer.get("asked")), deadline)
+            answer = _ask(runtime_dir, protocol.looks_left(answer.get("asked")), deadline).table
     except (NoAnswer, RefusedByDaemon) as error:
         return str(error)
     left = answer.get("left") or []
     looked = f"not waited for: {', '.join(map(str, left))}" if left else "healthd has looked"
     if not then or left:
         return looked
+    if not may_run(uid, os.geteuid()):
+        return f"{looked}; its request to run a validation is ignored: the daemon runs as uid {uid}"
     from healthd.slurm.epilog_timeout import epilog_timeout
 
     return f"{looked}; {_run_then(then, min(deadline, began + epilog_timeout('/')), runtime_dir, job)}"
@@ -67,7 +69,7 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
 
 def _run_then(then: object, deadline: float, runtime_dir: str, job: str) -> str:
     """What the daemon wants run after the last job: a validation. It is over ENDING_SECONDS before the deadline, which
-    it needs to end its programs; then the daemon looks at what it left. Only root's daemon is believed."""
+    it needs to end its programs; then the daemon looks at what it left."""
     words = []
     for item in then if isinstance(then, list) else []:
         argv, seconds = (item.get("argv"), item.get("seconds")) if isinstance(item, dict) else (None, None)
@@ -105,8 +107,14 @@ def _run_one(argv: tuple[str, ...], deadline: float) -> str:
     return f"validated (status {status})"
 
 
-def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-    return ask(runtime_dir, request, max(deadline - time.monotonic(), 0.01))
+def may_run(daemon_uid: int, own_uid: int) -> bool:
+    """Return True if commands sent by a daemon of `daemon_uid` may be run by a process of `own_uid`: they gain nothing
+    if the daemon is root's, or runs as the same user."""
+    return daemon_uid in (0, own_uid)
+
+
+def _ask(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer:
+    return ask_with_uid(runtime_dir, request, max(deadline - time.monotonic(), 0.01))
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:

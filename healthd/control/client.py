@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from healthd.control.protocol import SOCKET
 from healthd.errors import HealthdError
@@ -26,13 +26,25 @@ class RefusedByDaemon(HealthdError):
     """One sentence of the daemon: why it does not do what was asked."""
 
 
+class Answer(NamedTuple):
+    """uid: the user that the answering process ran as when it began to listen (SO_PEERCRED, unix(7))."""
+
+    table: dict[str, Any]
+    uid: int
+
+
 def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
     """The daemon's answer to one request; who is turned away tries again. Raises NoAnswer, RefusedByDaemon."""
+    return ask_with_uid(runtime_dir, request, patience_seconds).table
+
+
+def ask_with_uid(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PATIENCE_SECONDS) -> Answer:
+    """Send one request, again if the daemon has no place for it yet. Raises NoAnswer, RefusedByDaemon."""
     deadline = time.monotonic() + patience_seconds
-    answer: dict[str, Any] = {}
+    answer, uid = dict[str, Any](), -1
     while True:
         try:
-            answer = _asked(os.path.join(runtime_dir, SOCKET), request, deadline, patience_seconds)
+            answer, uid = _asked(os.path.join(runtime_dir, SOCKET), request, deadline, patience_seconds)
         except NoAnswer:
             if not answer:
                 raise
@@ -42,13 +54,13 @@ def ask(runtime_dir: str, request: dict[str, Any], patience_seconds: float = PAT
         time.sleep(AGAIN_SECONDS)
     if "error" in answer:
         raise RefusedByDaemon(str(answer["error"]))
-    return answer
+    return Answer(answer, uid)
 
 
-def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> dict[str, Any]:
+def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds: float) -> Answer:
     """One answer, a refusal too. Raises NoAnswer."""
     try:
-        line = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
+        line, uid = _exchange(path, json.dumps(request).encode() + b"\n", deadline)
     except FileNotFoundError:
         raise NoAnswer(f"healthd does not answer: there is no {path}") from None
     except ConnectionRefusedError:
@@ -66,15 +78,19 @@ def _asked(path: str, request: dict[str, Any], deadline: float, patience_seconds
     if not isinstance(answer, dict):
         what = "nonsense" if line else "nothing: it may be stopping"
         raise NoAnswer(f"healthd at {path} answered {what}")
-    return answer
+    return Answer(answer, uid)
 
 
-def _exchange(path: str, request: bytes, deadline: float) -> bytes:
-    """Send, and read to the stream's end. Raises OSError; BlockingIOError if the daemon's queue is full until the
-    deadline, TimeoutError at the deadline, even if the answer drips in."""
+def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
+    """Send `request` and read to the end of the stream. Return the answer and the uid of the listening process.
+
+    Raises OSError; BlockingIOError if the daemon's queue is full until the deadline, TimeoutError at the deadline, even
+    if the answer drips in.
+    """
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         _connect(stream, path, deadline)
+        _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         stream.settimeout(_left(deadline))
         with suppress(ConnectionError):  # it hung up on us before we had said all; why, can be read all the same
             stream.sendall(request)
@@ -85,7 +101,7 @@ def _exchange(path: str, request: bytes, deadline: float) -> bytes:
                 if not chunk:
                     break
                 answer += chunk
-    return bytes(answer)
+    return bytes(answer), int(uid)
 
 
 def _connect(stream: socket.socket, path: str, deadline: float) -> None:

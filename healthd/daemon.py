@@ -41,7 +41,7 @@ from healthd.host import Host
 from healthd.judge import absorb, log_fields, telling, verdict
 from healthd.judge.memory import NAMES, Memory
 from healthd.kernel.listener import Listener
-from healthd.machine import detection_pause
+from healthd.machine import detection_pause, shortage
 from healthd.machine.files import newest, remove_leftovers
 from healthd.machine.hot_unplug import hot_unplug
 from healthd.machine.lock import VALIDATION_LOCK, holds, is_held, lock
@@ -188,7 +188,7 @@ class Daemon:
         self.judge()
         self.publisher.shown = self.snapshot()
         self.keep_in_memory()
-        self.publisher.serve_metrics()
+        self.serve_metrics()
         log.info(
             "healthd %s on %s: mode %s, %d checks",
             healthd.__version__,
@@ -434,8 +434,12 @@ class Daemon:
         if round_ended:
             self.looking.round_is_over()
             self.hearing.round_is_over()
-            self.publisher.serve_metrics()
+            self.serve_metrics()
             self.ready_by = min(self.ready_by, self.monotonic() + READY_SECONDS)
+
+    def serve_metrics(self) -> None:
+        with guard.at(METRICS):
+            self.publisher.serve_metrics()
 
     def say_alive(self) -> None:
         """After the first round, and once a day: without it nobody can tell "no failure" from "not observed"."""
@@ -519,6 +523,7 @@ class Daemon:
             config_last_reload_successful=not self.reload_trouble,
             events_forgotten_total=hearing.events_forgotten,
             dropped=dict(guard.dropped),
+            shortages=dict(shortage.counts),
             cleared=known.cleared[-20:],
             meanings=self.configured.meanings,
             troubles=self.troubles(),
@@ -542,6 +547,7 @@ class Daemon:
             textfile_trouble=self.looking.textfile_trouble,
             files_trouble=self.looking.files_trouble,
             save_failed=self.memory.save_failed,
+            verdict_trouble=self.publisher.verdict_trouble,
             copy_trouble=self.looking.copy_trouble,
             stream=self.looking.delivery.status,
             lost_events=self.memory.ledger.outbox.dropped,
@@ -549,6 +555,7 @@ class Daemon:
             slurm=self.hand.status,
             failslow_trouble=self.watching.trouble,
             before_resume=self.before_resume.trouble,
+            shortages=shortage.troubles(self.now()),
             mistakes=guard.troubles(self.now()),
         )
 
@@ -593,7 +600,7 @@ class Daemon:
         done = commands.COMMANDS[command](self.memory, request, who, self.now())
         self.commanded[command] += 1
         self.memory.save()
-        self.looking.rounds.look_now()
+        self.looking.rounds.look_after_command()
         return done
 
     def reload(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -46,7 +48,42 @@ def test_a_verdict_that_cannot_be_written_is_told_and_ends_nothing(
 ) -> None:
     (tmp_path / VERDICT_FILE).mkdir()
     assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=True)
-    assert f"{VERDICT_FILE}: cannot be written" in caplog.text
+    assert publisher.verdict_trouble in caplog.text
+    (tmp_path / VERDICT_FILE).rmdir()
+    assert publisher.publish(PLAIN, drain=False, until=NOW, round_ended=False), "it is tried again at once"
+    assert not publisher.verdict_trouble
+
+
+@pytest.mark.parametrize(("before", "after"), [("ok", "drain"), ("drain", "ok")])
+def test_verdict_is_overwritten_when_no_new_file_can_be_made(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    publisher.publish(PLAIN, drain=before == "drain", until=NOW + 10**9, round_ended=True)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("healthd.say.publisher.replace_file", full)
+    publisher.publish(PLAIN, drain=after == "drain", until=NOW + 20, round_ended=True)
+    word, expires, *_ = verdict(publisher).splitlines()[0].split()
+    assert (word, int(expires)) == (after, int(NOW) + 20)
+    assert not publisher.verdict_trouble
+
+
+@pytest.mark.parametrize(("before", "stays"), [("ok", False), ("drain", True)])
+def test_verdict_that_admits_jobs_is_removed_when_it_cannot_be_written(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, before: str, stays: bool
+) -> None:
+    publisher.publish(PLAIN, drain=before == "drain", until=NOW + 10, round_ended=True)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("healthd.say.publisher.replace_file", broken)
+    monkeypatch.setattr("healthd.say.publisher.overwrite_file", broken)
+    publisher.publish(PLAIN, drain=True, until=NOW + 20, round_ended=True)
+    assert (Path(publisher.settings.runtime_dir) / VERDICT_FILE).exists() == stays
+    assert publisher.verdict_trouble
 
 
 def test_news_is_what_the_shown_rests_on_and_has_changed(publisher: Publisher) -> None:

@@ -23,6 +23,8 @@ def found(**changes: Any) -> tuple[Trouble, ...]:
         "web_trouble": "",
         "textfile_trouble": "",
         "save_failed": False,
+        "verdict_trouble": "",
+        "shortages": (),
         "copy_trouble": "",
         "stream": StreamStatus(),
         "lost_events": 0,
@@ -58,6 +60,8 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         lost_events=4,
         kernel_log=KernelLogStatus("kmsg", False, trouble="Operation not permitted"),
         slurm=SlurmStatus(trouble="slurmctld does not answer"),
+        verdict_trouble="/run/healthd/verdict: the verdict cannot be written: Input/output error",
+        shortages=("healthd could not get threads once since it started",),
         mistakes=("slurm: 1 input was dropped",),
     )
     begin = [(trouble.sentence.split(":")[0], (shlex.split(trouble.next) or [""])[0]) for trouble in every]
@@ -66,6 +70,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("the settings were not read again", "healthd"),
         ("slurm", "scontrol"),
         ("/run/healthd", "ls"),
+        ("/run/healthd/verdict", "ls"),
         ("/var/lib/healthd", "ls"),
         ("/var/lib/healthd", "ls"),
         ("4 events are lost to the stream", ""),
@@ -73,6 +78,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
         ("no metrics in /x/a.prom", "healthd"),
+        ("healthd could not get threads once since it started", "systemctl"),
         ("slurm", "journalctl"),
     ]
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from healthd.guard import SOCKET, drop, words
+from healthd.machine import shortage
 from healthd.machine.passing import take_no_files
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -29,6 +30,7 @@ PATIENCE_SECONDS = 5.0
 MOST_ACCEPTED = 128  # in one step: who connects in a loop does not hold up the rest of the daemon
 TURNED_AWAY = b'{"error": "too many connections of this user are open", "again": true}\n'
 REST_SECONDS = 0.02  # how long nobody is accepted after somebody was turned away: what such a loop may cost
+NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class ControlServer:
         self._monotonic = monotonic
         self._clients: list[_Client] = []
         self._rests_until = 0.0  # 0 = it does not rest
+        self._spare: shortage.SpareDescriptor | None = None
 
     def open(self) -> None:
         """Raises OSError."""
@@ -67,6 +70,7 @@ class ControlServer:
         os.chmod(self._path, 0o666)  # anyone may ask; the kernel says who may command (SO_PEERCRED)
         self._listener.listen(MOST_ACCEPTED)
         self._listener.setblocking(False)
+        self._spare = shortage.SpareDescriptor()
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         if self._listens():
@@ -89,6 +93,8 @@ class ControlServer:
             for client in self._clients:
                 client.stream.close()
             self._listener.close()
+        if self._spare is not None:
+            self._spare.close()
         if is_ours and os.path.exists(self._path):
             os.unlink(self._path)
 
@@ -115,8 +121,12 @@ class ControlServer:
                 break
             try:
                 stream, _ = self._listener.accept()
-            except OSError:  # nobody is there any more
-                break
+            except OSError as error:
+                if shortage.has_no_descriptor(error) and self._spare is not None:
+                    self._spare.shed(self._listener, NO_DESCRIPTOR)
+                    self._rests_until = self._monotonic() + shortage.REST_SECONDS
+                    return
+                break  # nobody is there any more
             stream.setblocking(False)
             uid = _uid(stream)
             if self._has_place(uid):
@@ -192,5 +202,5 @@ def _uid(stream: socket.socket) -> int:
 def _who(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:
+    except (KeyError, OSError):  # OSError: no descriptor is left to read the password file
         return f"uid {uid}"

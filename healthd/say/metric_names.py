@@ -181,6 +181,11 @@ FAMILIES = {
     "inputs_dropped_total": Family(
         ("from",), "Inputs that healthd made a mistake with and left out, by where they came from; its log has why."
     ),
+    "resource_shortages_total": Family(
+        ("resource",),
+        "Times that healthd could not get a thread, a process or a file descriptor (threads, processes, "
+        "file_descriptors); the work is tried again.",
+    ),
     "process_resident_memory_bytes": Family(
         ("process",), "Resident memory in bytes, of the daemon and of all workers together."
     ),

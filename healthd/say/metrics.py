@@ -214,6 +214,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
     yield "stream_lines_dropped_total", [({}, s.stream.dropped_total)]
     yield "stream_journal_lost_total", [({}, s.stream.journal_lost_total)]
     yield "inputs_dropped_total", [({"from": place}, count) for place, count in s.dropped.items()]
+    yield "resource_shortages_total", [({"resource": name}, count) for name, count in s.shortages.items()]
 
 
 def _processes(s: Snapshot) -> Iterator[Rows]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from healthd.guard import METRICS, drop
-from healthd.machine import heap
+from healthd.machine import heap, shortage
 from healthd.say import metrics
 from healthd.say.metrics_text import OPENMETRICS, Deflated, Written, content_type, deflated, gzipped
 from healthd.say.status import Snapshot
@@ -176,7 +176,12 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
             server.handle_request()
 
     thread = threading.Thread(target=listen, name="metrics", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        server.server_close()
+        shortage.record(shortage.THREADS)
+        raise OSError(f"metrics.listen: no thread can be started for {address[0]}:{address[1]}") from None
 
     def stop() -> None:
         stopping.set()
@@ -218,7 +223,26 @@ class _Server(socketserver.ThreadingTCPServer):
         self._running = 0
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
+        self._spare = shortage.SpareDescriptor()
         super().__init__(address, _Handler)
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._spare.close()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """Accept a connection. When no descriptor is left, close what waits and pause: poll(2) would return at once."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if shortage.has_no_descriptor(error):
+                self.socket.setblocking(False)
+                try:
+                    self._spare.shed(self.socket)
+                finally:
+                    self.socket.setblocking(True)
+                time.sleep(shortage.REST_SECONDS)
+            raise
 
     def end_overdue(self) -> float | None:
         """Hang up on those whose time is over. Returns the seconds until that of the next is; None: nobody is there."""
@@ -243,7 +267,13 @@ class _Server(socketserver.ThreadingTCPServer):
     def process_request(self, stream: object, address: object) -> None:
         with self._lock:
             self._running += 1
-        super().process_request(stream, address)  # type: ignore[arg-type]
+        try:
+            super().process_request(stream, address)  # type: ignore[arg-type]
+        except RuntimeError:  # no thread can be started for this client
+            with self._lock:
+                self._running -= 1
+            shortage.record(shortage.THREADS)
+            self.shutdown_request(stream)
 
     def process_request_thread(self, stream: object, address: object) -> None:
         try:

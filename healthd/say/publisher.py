@@ -6,11 +6,13 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from healthd.config import Settings, listen_addresses
 from healthd.control.protocol import VERDICT_FILE
-from healthd.machine.files import replace_file
+from healthd.machine import ownership, shortage
+from healthd.machine.files import overwrite_file, replace_file
 from healthd.say import service
 from healthd.say.status import Snapshot, decision_words, verdict_line
 from healthd.say.web_config import WebConfigError
@@ -35,6 +37,7 @@ class Publisher:
 
     shown             what was published last; it is set before the metrics page is served
     verdict_word      the first word of the verdict file
+    verdict_trouble   why the verdict file could not be written; "" = it was
     metrics_troubles  why the metrics are not served at an address where they are wanted
     web_trouble       what is wrong with the web configuration or its certificates; "" = no trouble
     """
@@ -44,6 +47,7 @@ class Publisher:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.verdict_word = ""
+        self.verdict_trouble = ""
         self.metrics_troubles: tuple[str, ...] = ()
         self.web_trouble = ""
         self._pages: Pages | None = None
@@ -66,7 +70,7 @@ class Publisher:
         self.shown = snapshot
         line = verdict_line(snapshot, drain, until)
         word = line.partition(" ")[0]
-        if word == self.verdict_word and not round_ended:
+        if word == self.verdict_word and not round_ended and not self.verdict_trouble:
             return False
         self.verdict_word = word
         self._write_verdict(line)
@@ -75,26 +79,56 @@ class Publisher:
         return True
 
     def _write_verdict(self, line: str) -> None:
+        """Replace the verdict file. Where no new file can be made (no inode, no block, no descriptor) the old file is
+        overwritten. If that fails too, a verdict that admits jobs is removed, so that nothing reads it for the three
+        rounds until it expires; one that keeps jobs out stays and expires."""
         path = os.path.join(self.settings.runtime_dir, VERDICT_FILE)
         try:
-            replace_file(path, line, mode=0o644)
-        except OSError as error:  # the old verdict expires
-            log.error("%s: cannot be written: %s", path, error.strerror)
+            try:
+                replace_file(path, line, mode=0o644)
+            except ownership.Untrusted:
+                raise
+            except OSError:
+                overwrite_file(path, line)
+        except OSError as error:
+            trouble = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not know of new faults"
+            if self.verdict_trouble != trouble:
+                log.error("%s", trouble)
+            self.verdict_trouble = trouble
+            self._withdraw_verdict(path)
+        else:
+            self.verdict_trouble = ""
+
+    def _withdraw_verdict(self, path: str) -> None:
+        with suppress(OSError), ownership.beside(path) as (folder, name):
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                keeps_jobs_out = os.read(descriptor, 6) == b"drain "
+            finally:
+                os.close(descriptor)
+            if not keeps_jobs_out:
+                os.unlink(name, dir_fd=folder)
 
     def serve_metrics(self) -> None:
         """Serve the metrics page on each address where it is wanted; its library is imported only then. What does not
         succeed (somebody else has the port, the certificate is missing) is shown, and each round tries again: a node
         without metrics is still watched.
 
-        A thread does it, which is waited for FILES_SECONDS once: a file on a mount that hangs holds up it alone."""
+        A thread does it, which is waited for FILES_SECONDS once: a file on a mount that hangs holds up it alone. No
+        thread is started once all addresses are served and there is no web configuration to read again."""
         config = self.settings.metrics
-        if not self._waiting() and self._pages is None:
+        if not self._waiting() and (self._pages is None or self._pages.files is None):
             return
         import healthd.say.metrics_page  # noqa: F401  here: it takes a moment, which is no hung mount's
 
         if self._serving is None or not self._serving.is_alive():
-            self._serving = threading.Thread(target=self._serve, name="metrics files", daemon=True)
-            self._serving.start()
+            thread = threading.Thread(target=self._serve, name="metrics files", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                shortage.record(shortage.THREADS)
+                return  # the next round tries again
+            self._serving = thread
             self._serving.join(FILES_SECONDS)
         served: _Served | Exception
         if self._serving.is_alive():

@@ -66,6 +66,7 @@ class Snapshot:
     config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
     dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> how often since the start
+    shortages: dict[str, int] = field(default_factory=dict)  # resource (machine/shortage.py) -> count since the start
     cleared: tuple[Condition, ...] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> what its value says
     troubles: tuple[Trouble, ...] = ()
@@ -184,6 +185,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "troubles": [trouble.sentence for trouble in s.troubles],
         "trouble_commands": [trouble.next for trouble in s.troubles],
         "dropped": dict(s.dropped),
+        "shortages": dict(s.shortages),
         "inventory": dataclasses.asdict(s.inventory),
     }
 

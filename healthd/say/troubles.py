@@ -28,6 +28,7 @@ def troubles(
     textfile_trouble: str,
     files_trouble: str,
     save_failed: bool,
+    verdict_trouble: str,
     copy_trouble: str,
     stream: StreamStatus,
     lost_events: int,
@@ -35,6 +36,7 @@ def troubles(
     slurm: SlurmStatus,
     failslow_trouble: str,
     before_resume: str,
+    shortages: Iterable[str],
     mistakes: Iterable[str],
 ) -> tuple[Trouble, ...]:
     """What a person should do something about comes first.
@@ -42,6 +44,7 @@ def troubles(
     reload         the command that makes the daemon read its settings again
     before_resume  why what was to run before a resume told nothing
     files_trouble  healthd's own files are gone, or others
+    shortages      of threads, processes and descriptors (machine/shortage.py)
     mistakes       of healthd's own (guard.troubles)
     """
     there, here = (f"ls -ld {shlex.quote(folder)}; df -h {shlex.quote(folder)}" for folder in (state_dir, runtime_dir))
@@ -52,6 +55,7 @@ def troubles(
         Trouble(f"the settings were not read again: {reload_trouble}" if reload_trouble else "", again),
         Trouble(f"slurm: {slurm.trouble}" if slurm.trouble else "", "scontrol ping"),
         Trouble(f"{runtime_dir}: the ledger cannot be saved" if save_failed else "", here),
+        Trouble(verdict_trouble, here),
         Trouble(f"before a resume: {before_resume}" if before_resume else "", "healthd validate"),
         Trouble(
             f"{state_dir}: a reboot would lose what healthd knows: no copy of it: {copy_trouble}"
@@ -66,6 +70,7 @@ def troubles(
         *(Trouble(sentence, "ss -ltnp") for sentence in metrics_troubles),
         Trouble(web_trouble, f"healthd config check {shlex.quote(settings_file)}"),
         Trouble(textfile_trouble, "healthd doctor"),
+        *(Trouble(sentence, "systemctl status healthd; cat /proc/loadavg") for sentence in shortages),
         *(Trouble(sentence, "journalctl -u healthd -p err -n 50") for sentence in mistakes),
     )
     return tuple(trouble for trouble in found if trouble.sentence)

@@ -1,0 +1,132 @@
+"""A real daemon without threads, processes, file descriptors or room in its runtime directory: it goes on, and reports
+what it could not do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from healthd_daemon import EACH_SECOND, Healthd, condition, rounds, xid
+from requirements import require_root
+from waiting import until
+
+from tests.of_this_run import of_this_run
+
+LISTENING = '[metrics]\nlisten = "127.0.0.1:0"\n'
+
+
+@pytest.fixture
+def pids() -> Iterator[Path]:
+    """A cgroup that can bound its number of processes and threads (cgroup version 1 or 2)."""
+    require_root()
+    first = Path("/sys/fs/cgroup/pids")
+    place = (first if first.is_dir() else Path("/sys/fs/cgroup")) / of_this_run("pids")
+    place.mkdir()
+    try:
+        if not (place / "pids.max").exists():
+            (place.parent / "cgroup.subtree_control").write_text("+pids")
+        yield place
+    finally:
+        until(lambda: not (place / "cgroup.procs").read_text(), "the cgroup is empty")
+        place.rmdir()
+
+
+def test_daemon_survives_a_pids_limit_and_recovers(pids: Path) -> None:
+    """As when a fork bomb fills pids.max, or the machine's threads-max."""
+    daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")))
+    with daemon:
+        assert daemon.process is not None
+        move(daemon.process.pid, pids)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon.worker(), 9)  # the next one must be started
+        (pids / "pids.max").write_text((pids / "pids.current").read_text())
+        status = daemon.until(lambda s: s["shortages"].get("processes", 0) >= 2, "no process can be started")
+        assert status["troubles"]
+        daemon.kernel_line(xid(79))
+        daemon.until(lambda s: bool(condition(s, "gpu_xid/79")), "the kernel log is still read")
+        (pids / "pids.max").write_text("max")
+        last = rounds(daemon, 2)
+        assert not any("could not be started" in str(result) for result in last["results"])
+
+
+def test_daemon_starts_under_a_pids_limit(pids: Path) -> None:
+    """The limit is reached already when systemd restarts it."""
+    daemon = Healthd(config=EACH_SECOND + LISTENING, directory=Path(tempfile.mkdtemp(prefix="healthd.")), wait=False)
+    limited = f'echo $$ > {pids}/cgroup.procs; echo 1 > {pids}/pids.max; exec "$@"'
+    argv = daemon.argv
+    daemon.argv = lambda: ["sh", "-c", limited, "sh", *argv()]  # type: ignore[method-assign]
+    with daemon:
+        daemon.until(lambda s: s["shortages"].get("threads", 0) > 0, "it runs, without its metrics page")
+        (pids / "pids.max").write_text("max")
+        rounds(daemon, 2)
+
+
+def move(pid: int, cgroup: Path) -> None:
+    for task in os.listdir(f"/proc/{pid}/task"):
+        (cgroup / "tasks" if (cgroup / "tasks").exists() else cgroup / "cgroup.threads").write_text(task)
+
+
+def test_daemon_without_descriptors_sheds_connections_and_does_not_spin() -> None:
+    with Healthd(config="interval_seconds = 3600.0\n", directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
+        assert daemon.process is not None
+        pid = daemon.process.pid
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
+        path = str(daemon.run_dir / "healthd.sock")
+        waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
+        for client in waiting:
+            client.settimeout(120)
+            client.connect(path)
+        for client in waiting:
+            assert b'"again": true' in client.recv(4096)
+            client.close()
+        silent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        silent.connect(path)
+        before, began = cpu_seconds(pid), time.monotonic()
+        time.sleep(5)
+        share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+        silent.close()
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+        status = daemon.until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "it is reported")
+        assert any("file descriptors" in trouble for trouble in status["troubles"])
+        assert share < 0.4, "a loop that never sleeps takes 0.8 of a core"
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_verdict_is_written_when_the_runtime_directory_has_no_inode_left() -> None:
+    require_root()
+    directory = Path(tempfile.mkdtemp(prefix="healthd."))
+    run_dir = directory / "run"
+    run_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=60,mode=755", str(directory), str(run_dir)], check=True)
+    try:
+        with Healthd("--mode", "act", config=EACH_SECOND, directory=directory) as daemon:
+            assert daemon.verdict().split()[0] in ("ok", "warning", "unknown")
+            with contextlib.suppress(OSError):
+                for number in range(100):
+                    (run_dir / f"filler{number}").touch()
+            daemon.kernel_line(xid(79))
+            until(lambda: daemon.verdict().startswith("drain "), "the fault reaches the verdict")
+            assert "gpu_xid/79" in daemon.verdict()
+            asked = subprocess.run(
+                [daemon.python, "-m", "healthd", "hook", "healthcheck", "--runtime-dir", str(run_dir)],
+                env=daemon.env,
+                check=False,
+            )
+            assert asked.returncode == 2
+    finally:
+        subprocess.run(["umount", str(run_dir)], check=True)

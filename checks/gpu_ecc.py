@@ -5,6 +5,9 @@ over NVIDIA's threshold is NVIDIA's criterion for a replacement. Corrected error
 A count that falls shows a reset, but only with persistence mode: without it the driver forgets the count when the last
 user of the GPU goes. With MIG no GPU tells the counts since then (nvml.h): the growth of those for life stands in.
 
+ECC that is off warns, unless that is the factory default of the GPU (nvmlDeviceGetDefaultEccMode, driver 515 and
+later): workstation cards such as the RTX A6000 ship with ECC off.
+
 A count that stands at first sight drains: whose data it was, nobody knows. So does one that grew while nobody looked
 for longer than two rounds (`growth_seconds`): the jobs that run now may have begun long after. One that grew between
 two rounds requeues the jobs that hold this GPU (Meta's high class), but for parts that contain errors (CONTAINS). Those
@@ -57,7 +60,8 @@ def run(host: Host, config: Config, past: Past) -> Iterator[Finding | Observatio
 
 def _look(host: Host, gpu: NvmlGpu, config: Config, past: Past) -> Iterator[Finding | Observation | Repair]:
     if gpu.ecc_mode() is False:
-        yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
+        if gpu.ecc_is_on_by_default() is not False:
+            yield Finding(Severity.WARNING, "gpu_ecc/disabled", gpu.pci, "ECC is off, and this GPU has it")
         return
     counts = _volatile(gpu)
     kept = Observation("gpu_ecc_counts_kept", int(_outlive_their_users(host, gpu)), labels=(("pci", gpu.pci),))

@@ -2,10 +2,15 @@
 
 Rules: a link that the other GPUs of this node have must be active (Meta's study counts NVLink errors as high severity;
 DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Replays and recoveries do not happen on
-good links; of CRC errors a few do. Blackwell counts recoveries, damaged packets and bit error rates instead; above
-1e-6 Azure healthagent warns. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in. Before
+good links; of CRC errors a few do. With MIG there is no NVLink; on PCIe cards only where a bridge is plugged in. Before
 Ampere GPUs are wired to each other, each by other links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and
 2): of those only how many are active is compared.
+
+Blackwell counts recoveries, damaged packets and bit error rates instead. DCGM 4.6.0 warns of a successful recovery and
+fails a failed one (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). It fails a link whose effective bit error rate is
+above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or whose symbol bit error rate is above 15e-238
+(DcgmGPUHardwareLimits.h). Here a rate only warns, on its second reading: packets are sent again and no job is lost. A
+recovery that fails, or a link that goes down, drains by its own code.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ BASELINE = Baseline(("links",), place=11)
 
 # Cards whose links lead nowhere until somebody plugs in a bridge.
 BRIDGED = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
-DEGRADES = ("replay", "recovery")
+DEGRADES = ("replay", "recovery", "recovery_failed")
+WORDS = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
 FEW_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
@@ -48,22 +54,27 @@ class Config(CheckConfig):
     """links                    how many active links each GPU must have; 0 = those that its peers on this node have
     inactive_confirm_seconds a link must be down for so long
     crc_degraded_per_second  so many CRC errors a second on one GPU are degraded; fewer warn
-    bit_error_rate           Blackwell: a larger share of wrong bits on a link warns
+    bit_error_rate           Blackwell: a larger share of wrong bits on a link, after forward error correction, warns
+    symbol_bit_error_rate    Blackwell: the limit of wrong symbols, which forward error correction could not repair
+    bit_errors_confirm_seconds a bit error rate must be above its limit for so long, and at two readings
     clean_seconds            errors of a link are forgotten after so long without new ones under load
     """
 
     links: Links = 0
     inactive_confirm_seconds: Seconds = 60.0
     crc_degraded_per_second: Rate = 100.0
-    bit_error_rate: Share = 1e-6
+    bit_error_rate: Share = 1e-12
+    symbol_bit_error_rate: Share = 15e-238
+    bit_errors_confirm_seconds: Seconds = 60.0
     clean_seconds: Seconds = 24 * 3600.0
 
 
 def validate(config: Config) -> str | None:
     if config.links < 0:
         return f"links must be 0 or more, is {config.links}"
-    if not 0 < config.bit_error_rate < 1:
-        return f"bit_error_rate must be between 0 and 1, is {config.bit_error_rate:g}"
+    for name in ("bit_error_rate", "symbol_bit_error_rate"):
+        if not 0 < getattr(config, name) < 1:
+            return f"{name} must be between 0 and 1, got {getattr(config, name):g}"
     return None
 
 
@@ -141,6 +152,8 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -
     kinds = {
         "replay": [link.replay for link in links],
         "recovery": [link.recovery for link in links],
+        "recovered": [link.recovered for link in links],
+        "recovery_failed": [link.recovery_failed for link in links],
         "crc": [link.crc for link in links],
         "packet": [sum(link.packet_errors.values()) if link.packet_errors else None for link in links],
     }
@@ -160,18 +173,29 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: Past) -
             Severity.DEGRADED if fast or kind in DEGRADES else Severity.WARNING,
             "gpu_nvlink/crc_rate" if fast else f"gpu_nvlink/{kind}",
             gpu.pci,
-            f"{growth:.0f} new NVLink {kind} errors (since the driver was loaded: {where})",
+            f"{growth:.0f} new NVLink {WORDS.get(kind, f'{kind} errors')} (since the driver was loaded: {where})",
             clears=Clears.GPU_RESET,
             window_seconds=config.clean_seconds,
         )
 
 
 def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterator[Finding]:
-    rates = {number: max(link.effective_ber or 0.0, link.symbol_ber or 0.0) for number, link in enumerate(links)}
-    bad = [f"link {link}: {rate:.0e}" for link, rate in rates.items() if rate > config.bit_error_rate]
-    if bad:
-        message = f"the bit error rate is above {config.bit_error_rate:g} ({', '.join(bad)})"
-        yield Finding(Severity.WARNING, "gpu_nvlink/bit_errors", gpu.pci, message)
+    kinds = (
+        ("effective", config.bit_error_rate, [link.effective_ber for link in links]),
+        ("symbol", config.symbol_bit_error_rate, [link.symbol_ber for link in links]),
+    )
+    above = []
+    for kind, limit, rates in kinds:
+        bad = [f"link {link}: {rate:.2g}" for link, rate in enumerate(rates) if rate is not None and rate > limit]
+        above += [f"the {kind} bit error rate is above {limit:g} ({', '.join(bad)})"] if bad else []
+    if above:
+        yield Finding(
+            Severity.WARNING,
+            "gpu_nvlink/bit_errors",
+            gpu.pci,
+            "; ".join(above),
+            confirm_seconds=config.bit_errors_confirm_seconds,
+        )
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
@@ -225,6 +249,21 @@ EXPLAIN = {
         "Traffic stood still meanwhile; the next time it may fail for good and take the job with it.",
         _ERRORS_TODO,
     ),
+    "gpu_nvlink/recovered": Explain(
+        Severity.WARNING,
+        Clears.GPU_RESET,
+        "A link of a Blackwell GPU was trained again while in use, and works again.",
+        "Traffic on the link paused. Repeated recoveries announce a bad link.",
+        "Watch whether it repeats on the same link: nvidia-smi nvlink -e. If it does, drain the node and run dcgmi diag "
+        "-r 3.",
+    ),
+    "gpu_nvlink/recovery_failed": Explain(
+        Severity.DEGRADED,
+        Clears.GPU_RESET,
+        "A link of a Blackwell GPU could not be trained again after an error.",
+        "The link is down or unreliable: collective operations hang or fall back to slower paths.",
+        _ERRORS_TODO,
+    ),
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
@@ -249,8 +288,9 @@ EXPLAIN = {
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "More bits on a link are wrong after error correction than on a good link.",
+        "More bits on a link are wrong after forward error correction than NVIDIA allows.",
         "Packets are sent again: bandwidth is lost, and the link is likely to fail.",
         _ERRORS_TODO,
+        confirm="bit_errors_confirm_seconds",
     ),
 }

@@ -73,7 +73,8 @@ FIELDS_LINK_PACKET_ERRORS = {
     "link integrity errors": 211,
     "transmit discards": 212,
 }
-FIELD_LINK_RECOVERIES = 215  # the successful and the failed ones
+FIELD_LINK_RECOVERIES = 215  # successful and failed ones together
+FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed: asked where there were any
 FIELDS_LINK_BER = (220, 222)  # effective, symbol
 # What only grows while a job computes and talks, by what it is called: fields and their scope. KiB over all links of a
 # GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
@@ -180,6 +181,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetGpuFabricInfoV(self, device: Any, gpuFabricInfo: Any) -> int: ...
     def nvmlDeviceGetGpuFabricInfo(self, device: Any, gpuFabricInfo: Any) -> int: ...
     def nvmlDeviceGetEccMode(self, handle: Any) -> list[int]: ...
+    def nvmlDeviceGetDefaultEccMode(self, handle: Any) -> list[int]: ...
     def nvmlDeviceGetTotalEccErrors(self, handle: Any, errorType: int, counterType: int) -> int: ...
     def nvmlDeviceGetMemoryErrorCounter(
         self, handle: Any, errorType: int, counterType: int, locationType: int
@@ -263,7 +265,8 @@ class TemperatureLimits:
 class Nvlink:
     """One link and its counters since the driver was loaded. None: this GPU has no such counter, or the link is down.
 
-    replay, recovery, crc         before Blackwell; Blackwell has recovery only
+    replay, recovery, crc         before Blackwell
+    recovered, recovery_failed    successful and failed recoveries: Blackwell
     effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of the bits that
                                   are still wrong after sending again: Blackwell
     packet_errors                 by name (see FIELDS_LINK_PACKET_ERRORS): Blackwell
@@ -273,6 +276,8 @@ class Nvlink:
     replay: int | None = None
     recovery: int | None = None
     crc: int | None = None
+    recovered: int | None = None
+    recovery_failed: int | None = None
     effective_ber: float | None = None
     symbol_ber: float | None = None
     packet_errors: Mapping[str, int] = field(default_factory=dict)
@@ -512,6 +517,11 @@ class NvmlGpu:
 
     # ECC
 
+    def ecc_is_on_by_default(self) -> bool | None:
+        """Return the factory default of the ECC mode; None if the driver (before 515) does not have the call."""
+        default = self._ask("nvmlDeviceGetDefaultEccMode")
+        return None if default is None else bool(default[0])
+
     def ecc_mode(self) -> bool | None:
         """Whether ECC is on now (a change that waits for a reset is not looked at)."""
         mode = self._ask("nvmlDeviceGetEccMode")
@@ -644,13 +654,22 @@ class NvmlGpu:
             return Nvlink(active=False)
         counts = {field: int(value) for field in values if (value := _known(values[field])) is not None}
         replay, recovery, crc = (counts.get(field) for field in FIELDS_LINK_ERRORS)
-        recoveries = counts.get(FIELD_LINK_RECOVERIES)
-        if replay is None and recovery is None and crc is None and recoveries is None:
+        recovered, failed = self._recoveries(link, counts.get(FIELD_LINK_RECOVERIES))
+        if replay is None and recovery is None and crc is None and recovered is None:
             replay, recovery, flits, data = (self._link_counter(link, counter) for counter in LINK_COUNTERS)
             crc = None if flits is None else flits + (data or 0)
         effective, symbol = (_unpacked_ber(counts.get(field)) for field in FIELDS_LINK_BER)
         packets = {name: counts[field] for name, field in FIELDS_LINK_PACKET_ERRORS.items() if field in counts}
-        return Nvlink(True, replay, recovery if recoveries is None else recoveries, crc, effective, symbol, packets)
+        return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets)
+
+    def _recoveries(self, link: int, total: int | None) -> tuple[int | None, int | None]:
+        """Return how many of the recoveries of a link were successful, and how many failed."""
+        if not total:
+            return total, total
+        recovered, failed = self._fields([(field, link) for field in FIELDS_LINK_RECOVERY_KINDS])
+        if recovered is None or failed is None:
+            return total, 0  # a driver that has only the sum; a recovery that fails also takes the link down
+        return int(recovered), int(failed)
 
     def _link_counter(self, link: int, counter: int) -> int | None:
         absent = ABSENT | {INVALID_ARGUMENT}
@@ -735,6 +754,8 @@ def _number(kind: int, value: bytes) -> float:
 def _tells_all(values: Mapping[int, float | NvmlError | None]) -> bool:
     """Whether nothing else has to be asked of a link whose fields have these values."""
     counted = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
+    if values.get(FIELD_LINK_RECOVERIES):
+        return False
     return counted and FIELD_LINK_STATE in values and None not in values.values()
 
 
@@ -745,9 +766,8 @@ def _known(answer: float | NvmlError | None) -> float | None:
 
 
 def _unpacked_ber(packed: int | None) -> float | None:
-    """A bit error rate as NVML packs it: the exponent's absolute value in bits 7:0, the mantissa in bits 11:8.
-
-    A link without errors says 0xfff, 15e-255: zero.
+    """Decode a bit error rate: the exponent's absolute value is in bits 7:0, the mantissa in bits 11:8 (nvml.h,
+    NVML_NVLINK_ERROR_COUNTER_BER_GET). A link without errors has 0xfff, 15e-255.
     """
     return None if packed is None else float(f"{packed >> 8 & 0xF}e-{packed & 0xFF}")
 

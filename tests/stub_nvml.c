@@ -370,6 +370,12 @@ int nvmlDeviceGetEccMode(void *device, unsigned int *current, unsigned int *pend
     return SUCCESS;
 }
 
+int nvmlDeviceGetDefaultEccMode(void *device, unsigned int *mode) {
+    ENTER_GPU(device);
+    *mode = 1;
+    return SUCCESS;
+}
+
 /* Each counter shows which was asked for: 1 + error + 2 * counter (+ 100 * location). */
 int nvmlDeviceGetTotalEccErrors(void *device, unsigned int error, unsigned int counter,
                                 unsigned long long *count) {

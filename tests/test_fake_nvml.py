@@ -139,7 +139,8 @@ def test_an_a100_has_no_fabric_and_counts_degrees():
 
 def test_blackwell_counts_recoveries_and_packets_but_no_replays():
     (link, *_) = open_fake("dgx-b200").gpus()[0].nvlinks() or ()
-    assert (link.replay, link.recovery, link.crc) == (None, 0, None)
+    assert (link.replay, link.recovery, link.crc) == (None, None, None)
+    assert (link.recovered, link.recovery_failed) == (0, 0)
     assert set(link.packet_errors.values()) == {0}
     assert link.effective_ber == link.symbol_ber == 15e-255
 
@@ -222,10 +223,21 @@ def test_the_error_counters_of_an_a100_come_from_the_older_call(scenario):
 
 
 def test_the_links_of_blackwell_are_read_back(scenario):
-    text = "nvlink_recovery = {1 = 2}\nnvlink_packet_errors = {2 = 5}\nnvlink_ber = {3 = 1.2e-5, 4 = 0.3}"
+    text = """
+        nvlink_recovery = {1 = 2, 2 = 2}
+        nvlink_recovery_failed = {2 = 1}
+        nvlink_packet_errors = {2 = 5}
+        nvlink_ber = {3 = 1.2e-5, 4 = 0.3}
+        nvlink_symbol_ber = {3 = 2e-237}
+    """
     links = gpu(scenario(f'profile = "dgx-b200"\n[gpu.0]\n{text}'), 0).nvlinks()
     assert links is not None
-    assert links[1].recovery == 2
+    assert [(links[number].recovered, links[number].recovery_failed) for number in (0, 1, 2)] == [
+        (0, 0),
+        (2, 0),
+        (2, 1),
+    ]
+    assert [links[number].symbol_ber for number in (3, 4)] == [2e-237, 15e-255]
     assert links[2].packet_errors["receive errors"] == 5
     assert [links[number].effective_ber for number in (3, 4)] == [1e-5, 0.3]
 

@@ -195,6 +195,15 @@ def test_ecc_that_is_on_but_counts_nowhere_is_unknown_and_hides_no_other_gpu(hos
     assert codes([item for item in given if isinstance(item, Finding)]) == ["gpu_ecc/uncorrected"]
 
 
+def test_gpu_ecc_is_silent_where_ecc_is_off_by_factory_default(host):
+    assert findings(gpu_ecc, host("[gpu.3]\necc = false\necc_default = false")) == []
+
+
+def test_gpu_ecc_warns_where_an_old_driver_has_no_default_mode(host):
+    text = '[gpu.3]\necc = false\necc_default = false\nunsupported = ["nvmlDeviceGetDefaultEccMode"]'
+    assert codes(findings(gpu_ecc, host(text))) == ["gpu_ecc/disabled"]
+
+
 def test_an_error_of_the_ecc_mode_is_a_failure(host):
     with pytest.raises(NvmlError, match="nvmlDeviceGetEccMode"):
         run_check(gpu_ecc, host('gpu.3.errors = { nvmlDeviceGetEccMode = "Unknown" }'))

@@ -10,7 +10,7 @@ from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
 from healthd.model import Clears, Finding, Severity
 from healthd.nvidia.fake_nvml import fake_pci_gpus
-from healthd.nvml import NvmlError
+from healthd.nvml import NvmlError, _unpacked_ber
 from healthd.past import Past
 
 PCI = fake_pci_gpus("dgx-h100")[3]
@@ -186,21 +186,58 @@ def test_a_link_that_no_longer_answers_is_no_growth(host):
     assert codes(found) == ["gpu_nvlink/inactive"]
 
 
-def test_recoveries_of_blackwell_are_degraded_and_damaged_packets_warn(host):
+def test_gpu_nvlink_grades_recoveries_and_damaged_packets_of_blackwell(host):
     (finding,) = grown(
         host, "gpu.3.nvlink_recovery = { 4 = 7 }", "gpu.3.nvlink_recovery = { 4 = 9 }", profile="dgx-b200"
     )
-    assert (finding.code, finding.severity) == ("gpu_nvlink/recovery", Severity.DEGRADED)
+    assert (finding.code, finding.severity) == ("gpu_nvlink/recovered", Severity.WARNING)
+    (finding,) = grown(host, "", "gpu.3.nvlink_recovery_failed = { 4 = 1 }", profile="dgx-b200")
+    assert (finding.code, finding.severity) == ("gpu_nvlink/recovery_failed", Severity.DEGRADED)
     (finding,) = grown(host, "", "gpu.3.nvlink_packet_errors = { 4 = 9 }", profile="dgx-b200")
     assert (finding.code, finding.severity) == ("gpu_nvlink/packet", Severity.WARNING)
     assert finding.message == "9 new NVLink packet errors (since the driver was loaded: link 4: 9)"
 
 
-def test_too_many_wrong_bits_warn_for_as_long_as_they_are(host):
-    assert findings(gpu_nvlink, host("gpu.3.nvlink_ber = { 4 = 1e-6 }", profile="dgx-b200")) == []
-    (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_ber = { 4 = 3e-6, 5 = 1e-9 }", profile="dgx-b200"))
-    assert (finding.code, finding.severity, finding.clears) == ("gpu_nvlink/bit_errors", Severity.WARNING, Clears.PASS)
-    assert finding.message == "the bit error rate is above 1e-06 (link 4: 3e-06)"
+@pytest.mark.parametrize(
+    ("setting", "is_above"),
+    [
+        ("nvlink_ber = { 4 = 1e-12 }", False),
+        ("nvlink_ber = { 4 = 1e-13 }", False),
+        ("nvlink_ber = { 4 = 2e-12, 5 = 1e-13 }", True),
+        ("nvlink_ber = { 4 = 5e-7 }", True),
+        ("nvlink_symbol_ber = { 4 = 1e-239 }", False),
+        ("nvlink_symbol_ber = { 4 = 2e-237 }", True),
+        ("nvlink_symbol_ber = { 4 = 3e-12 }", True),
+    ],
+)
+def test_gpu_nvlink_warns_above_nvidias_bit_error_limits(host, setting, is_above):
+    found = findings(gpu_nvlink, host(f"gpu.3.{setting}", profile="dgx-b200"))
+    assert [(f.code, f.severity, f.clears) for f in found] == (
+        [("gpu_nvlink/bit_errors", Severity.WARNING, Clears.PASS)] if is_above else []
+    )
+
+
+def test_gpu_nvlink_needs_two_readings_of_a_bit_error_rate(host):
+    bad, good = host("gpu.3.nvlink_ber = { 4 = 1e-5 }", profile="dgx-b200"), host(profile="dgx-b200")
+    assert Story(gpu_nvlink).look(bad).looks(good, 3).codes == []
+    assert Story(gpu_nvlink).looks(bad, 2).codes == ["gpu_nvlink/bit_errors"]
+
+
+def test_gpu_nvlink_is_silent_on_a_gpu_without_bit_error_fields(host):
+    text = "gpu.3.nvlink_ber = { 4 = 1e-5 }\ngpu.3.unsupported_fields = [220, 222]"
+    assert findings(gpu_nvlink, host(text, profile="dgx-b200")) == []
+
+
+def test_gpu_nvlink_warns_of_recoveries_of_a_driver_that_counts_their_sum_only(host):
+    without = "gpu.3.unsupported_fields = [213, 214]\n"
+    (finding,) = grown(host, without, without + "gpu.3.nvlink_recovery = { 4 = 2 }", profile="dgx-b200")
+    assert (finding.code, finding.severity) == ("gpu_nvlink/recovered", Severity.WARNING)
+
+
+def test_every_packed_rate_is_decoded_exactly():
+    for mantissa in range(16):
+        for exponent in range(256):
+            assert _unpacked_ber(mantissa << 8 | exponent) == float(f"{mantissa}e-{exponent}")
 
 
 def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
@@ -211,7 +248,9 @@ def test_a_gpu_that_cannot_be_asked_hides_no_other(host):
     assert [f.subject for f in given if isinstance(f, Finding)] == [PCI]
 
 
-@pytest.mark.parametrize("config", [Config(links=-1), Config(bit_error_rate=0.0), Config(bit_error_rate=float("nan"))])
+@pytest.mark.parametrize(
+    "config", [Config(links=-1), Config(bit_error_rate=0.0), Config(symbol_bit_error_rate=float("nan"))]
+)
 def test_settings_that_make_no_sense_are_refused_with_a_sentence(config):
     assert gpu_nvlink.validate(config)
 
@@ -247,7 +286,7 @@ def test_story_a_link_that_is_back_within_the_minute_is_no_fault(host):
     [
         ("dgx-h100", "nvlink_replay", "gpu_nvlink/replay"),
         ("dgx-h100", "nvlink_recovery", "gpu_nvlink/recovery"),
-        ("dgx-b200", "nvlink_recovery", "gpu_nvlink/recovery"),
+        ("dgx-b200", "nvlink_recovery_failed", "gpu_nvlink/recovery_failed"),
         ("dgx-h100", "nvlink_crc", "gpu_nvlink/crc_rate"),
     ],
 )
@@ -274,7 +313,11 @@ def test_story_errors_that_come_again_after_the_reset_drain_again(host):
 @pytest.mark.one_python
 @pytest.mark.parametrize(
     ("profile", "setting", "code"),
-    [("dgx-h100", "nvlink_crc", "gpu_nvlink/crc"), ("dgx-b200", "nvlink_packet_errors", "gpu_nvlink/packet")],
+    [
+        ("dgx-h100", "nvlink_crc", "gpu_nvlink/crc"),
+        ("dgx-b200", "nvlink_packet_errors", "gpu_nvlink/packet"),
+        ("dgx-b200", "nvlink_recovery", "gpu_nvlink/recovered"),
+    ],
 )
 def test_story_a_few_errors_never_drain_and_a_clean_day_under_load_ends_them(host, profile, setting, code):
     before, after = host(profile=profile), host(f"gpu.3.{setting} = {{ 4 = 20 }}", profile=profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -327,16 +328,15 @@ def test_after_the_last_job_the_epilog_validates_and_has_the_daemon_look(tmp_pat
     assert asked == [b'{"command": "job-ended", "job": "12"}\n'] * 2
 
 
-def answers_as(uid: int, tmp_path: Path, answer: bytes) -> int:
-    """Start a process of `uid` that answers one request on the daemon's socket. Return the descriptor of a pipe that it
-    writes a byte to once it listens."""
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents[:2]:
-        folder.chmod(0o755)
+def answers_as(uid: int, folder: Path, answer: bytes) -> int:
+    """Start a process of `uid` that answers one request on the socket in `folder`.
+
+    Return the descriptor of a pipe that it writes a byte to once it listens.
+    """
 
     def serve(writing: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(tmp_path / "healthd.sock"))
+            listener.bind(str(folder / "healthd.sock"))
             listener.listen()
             listener.settimeout(120)
             os.write(writing, b"l")
@@ -350,10 +350,13 @@ def answers_as(uid: int, tmp_path: Path, answer: bytes) -> int:
 
 @only_root
 def test_epilog_runs_nothing_for_a_daemon_of_another_user(tmp_path: Path) -> None:
-    reading = answers_as(NOBODY, tmp_path, then(tmp_path, ""))
+    folder = Path(tempfile.mkdtemp(prefix="healthd."))
+    folder.chmod(0o777)
+    reading = answers_as(NOBODY, folder, then(tmp_path, ""))
     assert os.read(reading, 1) == b"l"
-    hook.epilog(str(tmp_path), "12", 60.0)
+    hook.epilog(str(folder), "12", 60.0)
     os.close(reading)
+    shutil.rmtree(folder)
     assert not (tmp_path / "ran").exists()
 
 

@@ -34,7 +34,7 @@ SETTINGS = {
     *("config", "convert", "guard", "host", "plausible", "settings", "settings.layers", "settings.registry"),
     *("settings.settle", "toml", "data", "nvml", "model", "past", "contract", "values"),
     *("machine", "machine.disks", "machine.inventory", "machine.mountinfo", "machine.ownership", "machine.program"),
-    *("machine.system",),
+    *("machine.shortage", "machine.system"),
 }
 # What the checks that come with healthd import beside the settings.
 CHECKS = {

@@ -143,6 +143,8 @@ NO_LINK = {
     "replay": None,
     "recovery": None,
     "crc": None,
+    "recovered": None,
+    "recovery_failed": None,
     "effective_ber": None,
     "symbol_ber": None,
     "packet_errors": {},
@@ -165,7 +167,8 @@ def test_a_field_s_answer_is_read_as_the_binding_lays_it_out(kind: int, member: 
 def test_blackwell_is_read_by_its_own_fields(stub):
     one = json.loads(stub(STUB_FIELDS="blackwell"))["gpus"][0]
     (link, _) = one["links"]
-    assert (link["replay"], link["recovery"], link["crc"]) == (None, 215 + (1 << 40), None)
+    assert (link["replay"], link["recovery"], link["crc"]) == (None, None, None)
+    assert (link["recovered"], link["recovery_failed"]) == (213 + (1 << 40), 214 + (1 << 40))
     assert (link["effective_ber"], link["symbol_ber"]) == (3e-5, 15e-255)
     assert [*link["packet_errors"].values()] == [field + (1 << 40) for field in range(206, 213)]
     assert one["states"] == [number != 5 for number in range(18)]

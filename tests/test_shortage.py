@@ -17,7 +17,7 @@ import pytest
 from fakes import PLAIN_SNAPSHOT as PLAIN
 
 from healthd.config import Settings
-from healthd.machine import child, shortage
+from healthd.machine import shortage
 from healthd.machine.child import Child
 from healthd.machine.shortage import DESCRIPTORS, PROCESSES, SHOWN_SECONDS, THREADS, SpareDescriptor
 from healthd.say.control_server import ControlServer
@@ -99,7 +99,7 @@ def test_child_that_cannot_be_started_records_the_shortage(
 
 
 def test_child_without_a_pidfd_is_watched_by_its_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child.os, "pidfd_open", failing(errno.EMFILE))
+    monkeypatch.setattr(os, "pidfd_open", failing(errno.EMFILE))
     started = Child(("echo", "done"), time.monotonic() + 120, time.monotonic)
     while not started.step():
         ready = select.poll()

@@ -27,18 +27,6 @@ def _is_gone(pid: int) -> bool:
         return True  # somebody else reaped it first
 
 
-def pidfd_of(pid: int) -> int | None:
-    """Return a pidfd of a process that runs; None if no descriptor is left for one. Raises OSError if there is no such
-    process."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
-        if not shortage.has_no_descriptor(error):
-            raise
-        shortage.record(shortage.DESCRIPTORS)
-        return None
-
-
 class Child:
     """argv, running, with `environment` added to ours. `step` says whether it ended, or its deadline (monotonic
     seconds) passed: its status is None then.
@@ -77,7 +65,7 @@ class Child:
             raise
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._pidfd = pidfd_of(self._process.pid)
+        self._pidfd = shortage.pidfd_of(self._process.pid)
         self._outputs = {self._process.stdout.fileno(): bytearray(), self._process.stderr.fileno(): bytearray()}
         for descriptor in self._outputs:
             os.set_blocking(descriptor, False)

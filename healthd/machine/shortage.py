@@ -47,6 +47,18 @@ def has_no_descriptor(error: OSError) -> bool:
     return error.errno in _NO_DESCRIPTOR
 
 
+def pidfd_of(pid: int) -> int | None:
+    """Return a pidfd of a process that runs; None if no descriptor is left for one. Raises OSError if there is no such
+    process."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if not has_no_descriptor(error):
+            raise
+        record(DESCRIPTORS)
+        return None
+
+
 def troubles(now: float) -> Iterator[str]:
     """Yield one sentence for each resource that was short within the last SHOWN_SECONDS."""
     for resource, when in list(_last.items()):  # other threads record too

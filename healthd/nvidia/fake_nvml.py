@@ -30,6 +30,7 @@ from healthd.nvml import (
     FIELDS_LINK_BER,
     FIELDS_LINK_ERRORS,
     FIELDS_LINK_PACKET_ERRORS,
+    FIELDS_LINK_RECOVERY_KINDS,
     FIELDS_SLOWDOWN,
     LOCATIONS,
     VOLATILE,
@@ -63,7 +64,7 @@ LINK_FIELDS = {
     LinkCounters.NVLINK5: {
         **dict.fromkeys(FIELDS_LINK_PACKET_ERRORS.values(), ""),
         FIELDS_LINK_PACKET_ERRORS["receive errors"]: "nvlink_packet_errors",
-        FIELD_LINK_RECOVERIES: "nvlink_recovery",
+        **dict(zip(FIELDS_LINK_RECOVERY_KINDS, ("nvlink_recovery", "nvlink_recovery_failed"), strict=True)),
     },
 }
 
@@ -280,6 +281,11 @@ class FakeLibrary:
         ecc = int(_supported(self._ask("nvmlDeviceGetEccMode", handle).ecc))
         return [ecc, ecc]
 
+    def nvmlDeviceGetDefaultEccMode(self, handle: Handle) -> list[int]:
+        gpu = self._ask("nvmlDeviceGetDefaultEccMode", handle)
+        _supported(gpu.ecc)
+        return [int(gpu.ecc_default)]
+
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
         gpu = self._ask("nvmlDeviceGetTotalEccErrors", handle)
         return sum(_ecc(gpu, errorType, counterType, location) for location in (2, 7))
@@ -454,7 +460,7 @@ def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass
-    elif field in FIELDS_LINK:
+    elif field in (*FIELDS_LINK, *FIELDS_LINK_RECOVERY_KINDS):
         number = _link_field(gpu, field, scope)
         if number is not None and scope >= gpu.nvlinks:
             value.nvmlReturn = pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -497,8 +503,12 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
         return None
     if field == FIELD_LINK_STATE:
         return int(link not in gpu.nvlink_inactive)
-    if field in FIELDS_LINK_BER and gpu.nvlink_counters is LinkCounters.NVLINK5:
-        return _packed_ber(gpu.nvlink_ber.get(str(link), 0.0))
+    if gpu.nvlink_counters is LinkCounters.NVLINK5:
+        if field in FIELDS_LINK_BER:
+            rates = (gpu.nvlink_ber, gpu.nvlink_symbol_ber)[FIELDS_LINK_BER.index(field)]
+            return _packed_ber(rates.get(str(link), 0.0))
+        if field == FIELD_LINK_RECOVERIES:
+            return gpu.nvlink_recovery.get(str(link), 0) + gpu.nvlink_recovery_failed.get(str(link), 0)
     setting = counters.get(field)
     return None if setting is None else getattr(gpu, setting).get(str(link), 0) if setting else 0
 

@@ -66,9 +66,11 @@ LINK_SETTINGS = (
     "nvlink_untold",
     "nvlink_replay",
     "nvlink_recovery",
+    "nvlink_recovery_failed",
     "nvlink_crc",
     "nvlink_packet_errors",
     "nvlink_ber",
+    "nvlink_symbol_ber",
 )
 
 
@@ -98,6 +100,7 @@ class Gpu:
                 but every question to it answers GpuIsLost; or ResetRequired
     lost_after  so many questions it answers each time that NVML is opened, and then it is lost
     compute_capability, virtualization   [9, 0] is GH100; 1: this is a virtual machine, 3: a host of vGPUs
+    ecc_default   whether ECC is on by factory default (false: RTX A6000, RTX 4090)
     ecc_*       counters. They are not supported without ECC (`ecc = false`), the volatile ones and the rows' not
                 with `mig` either. `ecc_sram = false`: Volta and before, where SRAM counts in the total only
     remap_histogram   banks with all, many, some, few, no spare rows
@@ -112,7 +115,8 @@ class Gpu:
     mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); how many devices
     nvlink_untold   links of which no call tells anything
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
-    nvlink_ber  bit error rates by link: {4 = 1e-5}
+    nvlink_recovery_failed   by link; nvlink_recovery counts the successful ones on Blackwell
+    nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
     unsupported, unsupported_fields, errors   calls and field ids that answer NotSupported, and any other error
     """
 
@@ -152,6 +156,7 @@ class Gpu:
     requires_reset: bool = False
     recovery_action: int | None = None
     ecc: bool | None = None
+    ecc_default: bool = True
     ecc_sram: bool = True
     ecc_volatile_corrected_sram: int = 0
     ecc_volatile_corrected_dram: int = 0
@@ -181,9 +186,11 @@ class Gpu:
     nvlink_counters: LinkCounters = LinkCounters.NONE
     nvlink_replay: dict[str, int] = field(default_factory=dict)
     nvlink_recovery: dict[str, int] = field(default_factory=dict)
+    nvlink_recovery_failed: dict[str, int] = field(default_factory=dict)
     nvlink_crc: dict[str, int] = field(default_factory=dict)
     nvlink_packet_errors: dict[str, int] = field(default_factory=dict)
     nvlink_ber: dict[str, float] = field(default_factory=dict)
+    nvlink_symbol_ber: dict[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
     unsupported_fields: tuple[int, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
@@ -383,7 +390,7 @@ def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
     for f in dataclasses.fields(gpu):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-        if f.name not in ("hang_seconds", "nvlink_ber"):
+        if f.name not in ("hang_seconds", "nvlink_ber", "nvlink_symbol_ber"):
             yield from ((f.name, item) for item in items if isinstance(item, int | float))
 
 

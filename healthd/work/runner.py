@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 from healthd.convert import load
 from healthd.machine import ownership, shortage
-from healthd.machine.child import pidfd_of
 from healthd.machine.files import open_own_file
 from healthd.model import Outcome, RunName
 from healthd.values import dataclass
@@ -252,7 +251,7 @@ class Runner:
         for identity in known:
             if start_time(identity.pid) == identity.start:
                 try:
-                    self._lost.append(_Lost(identity, pidfd_of(identity.pid), None))
+                    self._lost.append(_Lost(identity, shortage.pidfd_of(identity.pid), None))
                 except OSError:
                     continue  # it ended just now
 
@@ -464,7 +463,7 @@ class Runner:
 
     def _lose(self, worker: _Worker, resource: str) -> None:
         try:
-            pidfd = pidfd_of(worker.process.pid)
+            pidfd = shortage.pidfd_of(worker.process.pid)
         except OSError:  # it ended just now
             worker.process.poll()
             return

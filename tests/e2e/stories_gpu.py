@@ -312,7 +312,17 @@ LINKS = [
         "dgx-b200",
         clean_seconds=WINDOW_SECONDS,
     ),
-    warns("gpu_nvlink/bit_errors", "nvlink_ber = {4 = 1e-5}", part=B200, fake="dgx-b200"),
+    warns(
+        "gpu_nvlink/bit_errors", "nvlink_ber = {4 = 1e-5}", part=B200, fake="dgx-b200", bit_errors_confirm_seconds=1.0
+    ),
+    warns("gpu_nvlink/recovered", "nvlink_recovery = {4 = 2}", nothing, B200, "dgx-b200", clean_seconds=WINDOW_SECONDS),
+    Row(
+        "gpu_nvlink/recovery_failed",
+        B200,
+        fault=gpu("nvlink_recovery_failed = {4 = 1}"),
+        repair=steps(WELL, rebooted),
+        fake="dgx-b200",
+    ),
     Row(
         "gpu_pcie/lanes",
         GPU,

@@ -254,7 +254,7 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "A link of a Blackwell GPU was trained again while in use, and works again.",
         "Traffic on the link paused. Repeated recoveries announce a bad link.",
-        "Watch whether it repeats on the same link (nvidia-smi nvlink -e). If so, drain the node and run dcgmi diag -r 3.",
+        "Watch whether it repeats on the same link (nvidia-smi nvlink -e). If so, drain the node: dcgmi diag -r 3.",
     ),
     "gpu_nvlink/recovery_failed": Explain(
         Severity.DEGRADED,

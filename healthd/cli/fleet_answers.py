@@ -76,7 +76,7 @@ def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "heal
         folder = args.db or os.environ.get("HEALTHD_FLEET_DB") or "db"
         chosen = Chosen(**{name: getattr(args, name) for name in CHOICES})
         its_threads = args.threads or engine.THREADS
-        its_memory = args.memory or 1024 * its_threads
+        its_memory = memory_limit(args)
         with reading(folder) as snapshot:
             files = tables_of(snapshot)
             begin, end = time_asked(args, folder, files, who)
@@ -88,6 +88,13 @@ def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "heal
                 raise NeedsMemory(its_memory) from None
             except WrongChoice as error:
                 raise Stop(f"{who}: {error}") from None
+
+
+def memory_limit(args: argparse.Namespace) -> int:
+    """Return how many MiB the command may take."""
+    from healthd.fleet import engine
+
+    return int(args.memory or 1024 * (args.threads or engine.THREADS))
 
 
 def tell(args: argparse.Namespace, told: Document, text: Text, found: Found) -> int:
@@ -328,7 +335,9 @@ def _whole(text: str) -> int:
 
 def _lemons_flags(parser: Parser) -> None:
     store_flags(parser)
-    parser.add_argument("--days", metavar="N", type=at_least_one, help="the last N days (default: 28; or say --from)")
+    parser.add_argument(
+        "--days", metavar="N", type=at_least_one, help="the last N days (default: 28; with --from, all since then)"
+    )
     parser.add_argument(
         "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
     )
@@ -340,9 +349,7 @@ def _lemons(args: argparse.Namespace) -> int:
         from healthd.cli import lemons_apply
         from healthd.fleet.answers import lemon_score, lemons
 
-    if args.days is not None and args.from_time is not None:
-        raise Stop("healthd fleet lemons: --days and --from: one of them says when it begins")
-    days = None if args.from_time is not None else float(args.days or lemon_score.WINDOW_DAYS)
+    days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
     until = moment(args.to_time, "--to") if args.to_time is not None else None
     with at_the_store(args) as study:
         told = lemons.lemons(study, window_days=days)

@@ -339,9 +339,22 @@ def _lemons_flags(parser: Parser) -> None:
         "--days", metavar="N", type=at_least_one, help="the last N days (default: 28; with --from, all since then)"
     )
     parser.add_argument(
+        "--probability",
+        metavar="P",
+        type=_probability,
+        help="name nodes that are bad with this probability (default: 0.33); --apply drains all of them",
+    )
+    parser.add_argument(
         "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
     )
     parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+
+
+def _probability(text: str) -> float:
+    value = _share(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
 
 
 def _lemons(args: argparse.Namespace) -> int:
@@ -352,7 +365,7 @@ def _lemons(args: argparse.Namespace) -> int:
     days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
     until = moment(args.to_time, "--to") if args.to_time is not None else None
     with at_the_store(args) as study:
-        told = lemons.lemons(study, window_days=days)
+        told = lemons.lemons(study, window_days=days, least=args.probability)
     now = time.time()
     told["old"] = lemons_apply.is_old(told, now)
     if args.apply:
@@ -360,7 +373,7 @@ def _lemons(args: argparse.Namespace) -> int:
         settings = lemons_apply.settings_of(args)
         lemons_apply.require_this_cluster(told, args.cluster, settings)
         most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
-        nodes = [one for one in told["nodes"] if one["out_since"] is None]
+        nodes = [one for one in told["nodes"] if one["certain"] and one["out_since"] is None]
         told["applied"] = lemons_apply.apply(nodes, most, settings)
     return tell(args, told, lemons.text, lemons.found)
 

@@ -231,7 +231,7 @@ def _attribution(args: argparse.Namespace) -> int:
 def _rate_flags(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--more-than-gpus", metavar="N", type=at_least_one, help="of jobs of more GPUs than that (default: 128)"
+        "--more-than-gpus", metavar="N", type=_whole, help="of jobs of more GPUs than that (default: 128; 0: all jobs)"
     )
     parser.add_argument(
         "--gpus-per-node", metavar="N", type=at_least_one, help="of the projection (default: what the jobs had)"

@@ -1,7 +1,7 @@
 """What the fleet's store costs: ingest of a made history from the text of Slurm's programs, the daily rerun, the
-events, each question, each answer, all answers at once; and whether the answers are right, as far as the history's
-truth or public data can tell (bench/fleet_truth/). `make bench-fleet JOBS=400000` is a smaller one; docs/bench.md has
-the figures.
+events, each question, each answer, all answers at once with all sources and without each one; and whether the answers
+are right, as far as the history's truth or public data can tell (bench/fleet_truth/). `make bench-fleet JOBS=400000` is
+a smaller one; docs/bench.md has the figures.
 
 The history is made once for its size, its seed and its generator, below --folder, and kept; the stores are not.
 """
@@ -76,7 +76,9 @@ def main() -> int:
         for one, made in zip(sizes, histories, strict=True):
             shutil.rmtree(store)
             ingests.append(ingest_of_all_but_the_last_day(one, made, store))
-        costs = [*reruns(histories[-1], store), *others(histories[-1], store), *questions(store)]
+        costs = reruns(histories[-1], store)
+        of_reports = without_each_source(histories[-1], store)
+        costs += [*others(histories[-1], store), *questions(store)]
         of_answers = answers(store)
         right = truths(store, histories[-1] / "truth", asked.lanl)
         folder_mib = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / (1 << 20)
@@ -84,10 +86,13 @@ def main() -> int:
         shutil.rmtree(store, ignore_errors=True)
     print(f"the store has {folder_mib:.0f} MiB; load average at the end {load()}\n")
     met = tell(
-        judged(ingests, [cost for cost in costs if cost.name == RERUN], size) + answers_judged(of_answers) + right
+        judged(ingests, [cost for cost in costs if cost.name == RERUN], size)
+        + answers_judged(of_answers)
+        + reports_judged(of_reports)
+        + right
     )
     if asked.json:
-        every = (*ingests, *costs, *of_answers)
+        every = (*ingests, *costs, *of_reports, *of_answers)
         figures = [{"name": c.name, "wall": c.wall, "cpu": c.cpu, "mib": c.mib} for c in every]
         asked.json.write_text(json.dumps({"machine": machine(), "store_mib": folder_mib, "figures": figures}, indent=1))
     return 0 if met else 1
@@ -145,16 +150,43 @@ def reruns(made: Path, store: Path) -> list[Cost]:
     return costs
 
 
+def optional_sources(made: Path) -> dict[str, tuple[str | Path, ...]]:
+    """name -> its flags, of every source beside sacct."""
+    return {
+        "nodes and topology": ("--nodes", made / "nodes.csv", "--topology", made / "topology.conf"),
+        "slurmctld's log": ("--slurmctld-log", made / "slurmctld.log"),
+        "node states": ("--node-states", made / "node_states.txt"),
+        "reservations": ("--reservations", made / "reservations.txt"),
+        "tickets": ("--tickets", made / "tickets.csv"),
+        "events": ("--events", made / "events"),
+    }
+
+
 def others(made: Path, store: Path) -> list[Cost]:
-    return [
-        fleet_ingest("nodes and topology", store, "--nodes", made / "nodes.csv", "--topology", made / "topology.conf"),
-        fleet_ingest("slurmctld's log", store, "--slurmctld-log", made / "slurmctld.log"),
-        fleet_ingest("node states", store, "--node-states", made / "node_states.txt"),
-        fleet_ingest("reservations", store, "--reservations", made / "reservations.txt"),
-        fleet_ingest("tickets", store, "--tickets", made / "tickets.csv"),
-        fleet_ingest("events", store, "--events", made / "events"),
-        fleet_ingest("events, nothing new", store, "--events", made / "events"),
-    ]
+    sources = optional_sources(made)
+    costs = [fleet_ingest(name, store, *flags) for name, flags in sources.items()]
+    return [*costs, fleet_ingest("events, nothing new", store, *sources["events"])]
+
+
+def without_each_source(made: Path, jobs: Path) -> list[Cost]:
+    """The report of stores that lack one source each, and of one without jobs. jobs: a store of sacct alone.
+
+    A query plan depends on which tables are empty: a site without slurmctld's log once paired every job with every
+    pre-empted job, which no history with all sources showed."""
+    sources = optional_sources(made)
+    costs = []
+    for missing in (*sources, "sacct"):
+        store = Path(tempfile.mkdtemp(prefix="without.", dir=jobs.parent))
+        try:
+            if missing != "sacct":
+                shutil.copytree(jobs, store, dirs_exist_ok=True)
+            flags = [flag for name, its_flags in sources.items() if name != missing for flag in its_flags]
+            fleet_ingest(f"all sources without {missing}", store, *flags)
+            bounds = (f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
+            costs.append(fleet(f"report without {missing}", "report", "--db", str(store), *bounds, "--json"))
+        finally:
+            shutil.rmtree(store)
+    return costs
 
 
 def questions(store: Path) -> list[Cost]:
@@ -296,6 +328,15 @@ def answers_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
             f"their memory at most: {most.mib:.0f} MiB ({most.name}), aim below {ANSWERS_MIB:.0f} MiB",
         ),
         (True, f"the longest alone: {longest.name}, {longest.wall:.1f} s"),
+    ]
+
+
+def reports_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
+    """Each report, without one source, meets the aims of the report with all sources."""
+    longest, most = max(costs, key=lambda cost: cost.wall), max(costs, key=lambda cost: cost.mib)
+    return [
+        verdict(longest.wall <= ANSWERS_SECONDS, f"{longest.name}: {longest.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
+        verdict(most.mib < ANSWERS_MIB, f"{most.name}: {most.mib:.0f} MiB, aim below {ANSWERS_MIB:.0f} MiB"),
     ]
 
 

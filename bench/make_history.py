@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from history.making import make
-from history.size import FULL, Size, nodes_for, refusal
+from history.size import FULL, UTILISATION, Size, nodes_for, refusal
 
 
 def main() -> int:
@@ -18,8 +18,17 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, help="of 8 GPUs; as many as keep them busy")
     parser.add_argument("--months", type=int, default=FULL[2])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--utilisation", type=float, default=UTILISATION, help="share of the GPU time that jobs have")
+    parser.add_argument("--fault-rate", type=float, default=1.0, help="times the usual rate of faults")
     asked = parser.parse_args()
-    size = Size(asked.jobs, asked.nodes or nodes_for(asked.jobs, asked.months), asked.months, asked.seed)
+    size = Size(
+        asked.jobs,
+        asked.nodes or nodes_for(asked.jobs, asked.months, asked.utilisation),
+        asked.months,
+        asked.seed,
+        utilisation=asked.utilisation,
+        fault_rate=asked.fault_rate,
+    )
     why = f"{asked.out} is there already" if asked.out.exists() else refusal(size)
     if why:
         print(f"make_history: {why}", file=sys.stderr)

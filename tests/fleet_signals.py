@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -71,7 +71,7 @@ class Made:
             row("events", **{**its, "mono": float(time - BEGIN), "schema_version": 1, "event": event, **more})
         )
 
-    def alive(self, nodes: str, begin: int = BEGIN, end: int = END, rest: str = ALIVE) -> None:
+    def alive(self, nodes: Iterable[str], begin: int = BEGIN, end: int = END, rest: str = ALIVE) -> None:
         """Lines once a day, so that the nodes are observed."""
         for node in nodes:
             for time in (*range(begin, end, DAY), end):

@@ -17,11 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthd.fleet.answers.attribution import attribution, gpu_swaps, text
-from healthd.fleet.answers.causes import CAUSES
+from healthd.fleet.answers.causes import CAUSES, NAMED, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
+from healthd.fleet.answers.hardware_ends import of_a_node
+from healthd.fleet.answers.states import states
 from healthd.fleet.answers.study import Chosen, Study, opened
 from healthd.fleet.tables import TABLES
 from healthd.say.render import Page
+from healthd.settings import registry
 
 pytestmark = pytest.mark.one_python
 ENDED = BEGIN + DAY  # when the jobs below ended
@@ -316,3 +319,24 @@ def test_the_text_names_each_cause_and_what_chance_gives():
     assert "1 job ended FAILED or NODE_FAIL. 1 has a most likely cause, 0 have none" in " ".join(shown.split())
     assert "mount" in shown
     assert "finds 0: so many are chance" in " ".join(shown.split())
+
+
+ENDING = sorted(
+    code for code in registry.explained(registry.built_in()) if of_a_node(code) and meaning(code).ends != NAMED
+)
+
+
+@pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL"])
+@pytest.mark.parametrize("nodes", [("n1",), ("n1", "n2")])
+def test_states_and_attribution_agree_on_what_ends_a_job(state: str, nodes: tuple[str, ...]) -> None:
+    """One job and one critical condition of each code that can end jobs."""
+    made = Made("n1", "n2")
+    for number, code in enumerate(ENDING, 1):
+        end = ENDED + number * HOUR
+        made.job(number, *nodes, state=state, end=end)
+        made.seen("n1", code, end - 30)
+    with TemporaryDirectory() as folder, opened(write(made.history, Path(folder)), BEGIN, ENDED + 999 * HOUR) as asked:
+        attributed, counted = attribution(asked), states(asked)
+    assert {job["db_index"] for job in attributed["jobs"]} == set(range(1, len(ENDING) + 1))
+    assert counted["infrastructure"]["jobs"] == len(ENDING)
+    assert attributed["unattributed"] == 0

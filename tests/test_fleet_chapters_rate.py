@@ -53,9 +53,9 @@ def test_a_rate_of_nothing_is_a_sentence_and_no_chart(tmp_path: Path) -> None:
 
 def test_the_grids_say_their_numbers_without_colour(tmp_path: Path) -> None:
     chapter = ettr.chapter(ettr_answer.of_rate(16_384, 6.5))
-    assert "68 %" in chapter.sentences[0]
+    assert "71 %" in chapter.sentences[0]
     assert "93 %" in chapter.sentences[1]
-    assert [">0.68<" in drawn(chart) for chart in chapter.charts] == [True, True]
+    assert [">0.71<" in drawn(chart) for chart in chapter.charts] == [True, True]
 
 
 def test_the_measured_runs_have_a_chart_and_a_table(tmp_path: Path) -> None:

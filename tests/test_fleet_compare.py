@@ -347,7 +347,11 @@ def test_the_answer_is_the_same_whatever_the_order_of_the_rows(tmp_path):
         ("2024-02", "2024-02-01", "2024-03-01"),
         ("2026-12", "2026-12-01", "2027-01-01"),
         ("2026-02-28", "2026-02-28", "2026-03-01"),
-        ("2026-01..2026-03", "2026-01-01", "2026-03-01"),
+        ("2026-03..2026-04", "2026-03-01", "2026-05-01"),
+        ("2026-03..2026-03", "2026-03-01", "2026-04-01"),
+        ("2026..2026", "2026-01-01", "2027-01-01"),
+        ("2025-11..2026", "2025-11-01", "2027-01-01"),
+        ("2026-03-15..2026-03", "2026-03-15", "2026-04-01"),
         ("2026-01-01T12:00:00..2026-01-02", "2026-01-01T12:00:00", "2026-01-02"),
     ],
 )
@@ -356,12 +360,18 @@ def test_a_period_is_a_year_a_month_a_day_or_from_to(word, begin, end):
 
 
 @pytest.mark.parametrize(
-    "word", ["", "..", "2026-13", "2026-02-30", "0000", "2026-03..2026-03", "2026-04..2026-03", "x:y", "9999"]
+    "word", ["", "..", "2026-13", "2026-02-30", "0000", "2026-03-05..2026-03-05", "2026-04..2026-03", "x:y", "9999"]
 )
 def test_what_is_no_period_is_refused_with_a_sentence(word):
     with pytest.raises(WrongChoice) as refused:
         compare.period(word)
     assert "\n" not in str(refused.value)
+
+
+@given(st.integers(1970, 2098), st.integers(1, 12))
+def test_a_range_of_one_month_or_year_is_that_month_or_year(year: int, month: int) -> None:
+    for word in (f"{year}", f"{year}-{month:02}"):
+        assert compare.period(f"{word}..{word}") == compare.period(word)
 
 
 @given(st.text())

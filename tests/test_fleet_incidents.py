@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.fleet.answers.causes import ORDER, USER, meaning
-from healthd.fleet.answers.incidents import CONFIDENCES, Failure, Seen, attributed, decides
+from healthd.fleet.answers.incidents import CONFIDENCES, Failure, Seen, attributed, decides, is_unlikely
 from healthd.settings import registry
 
 JOB = Failure(frozenset({"7"}), "FAILED", 1000, 4)
@@ -94,10 +95,30 @@ def test_a_contained_memory_error_counts_for_the_job_that_it_names_alone():
     assert cause(replace(contained, jobs=frozenset({"7"}))) == "gpu_memory"
 
 
-def test_a_link_between_nodes_ends_no_job_of_one_node():
+def test_a_link_between_nodes_is_the_last_cause_of_a_job_of_one_node():
     down = seen("ib_link/down", severity="degraded", kind="level")
     assert cause(down) == "ib_link"
-    assert cause(down, job=replace(JOB, nodes=1)) is None
+    single = replace(JOB, nodes=1)
+    assert [attributed(JOB, [down]).confidence, attributed(single, [down]).confidence] == ["high", "low"]  # type: ignore[union-attr]
+    dead = replace(single, state="NODE_FAIL")
+    assert [attributed(dead, [down]).cause, attributed(dead, [down]).confidence] == ["ib_link", "medium"]  # type: ignore[union-attr]
+    assert cause(down, seen("mount/missing"), job=single) == "mount"
+    assert cause(down, seen("mount/missing")) == "ib_link"
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "confidence"),
+    [
+        ("gpu_ecc/uncorrected", "degraded", "high"),
+        ("gpu_ecc/corrected", "degraded", "medium"),
+        ("ib_errors/symbol_rate", "degraded", "medium"),
+        ("pcie_aer/nonfatal", "critical", "high"),
+        ("site/bad", "critical", "medium"),
+        ("site/bad", "degraded", "low"),
+    ],
+)
+def test_a_code_that_only_its_severity_makes_a_cause_is_less_sure(code: str, severity: str, confidence: str) -> None:
+    assert attributed(JOB, [seen(code, severity=severity)]).confidence == confidence  # type: ignore[union-attr]
 
 
 def test_what_the_driver_asks_for_follows_from_the_xid_that_says_why():
@@ -164,5 +185,6 @@ def test_a_job_has_a_cause_where_something_decides_and_all_that_was_seen_is_told
         assert found.confidence in CONFIDENCES
         assert sorted([found.seen, *(one for _, one in found.also)], key=repr) == sorted(those, key=repr)
         assert found.cause in found.deciding
-        assert ORDER[found.cause] == min(ORDER[name] for name in found.deciding)
+        likely = {name for name in found.deciding if not is_unlikely(job, name)} or found.deciding
+        assert ORDER[found.cause] == min(ORDER[name] for name in likely)
         assert ORDER[found.cause] <= ORDER[meaning(found.seen.code).cause]

@@ -21,7 +21,7 @@ from healthd.say.render import Page
 from healthd.slurm import lemon
 
 try:  # only .venv has numpy; the marked tests run nowhere else
-    from healthd.fleet.answers import lemons
+    from healthd.fleet.answers import lemon_evidence, lemons
     from healthd.fleet.answers.lemon_evidence import (
         Evidence,
         Outage,
@@ -192,6 +192,55 @@ def test_a_failure_with_an_xid_a_drain_and_a_ticket_is_one_evidence(tmp_path: Pa
     (one,) = [one for one in document["candidates"] if one["node"] == "g005"]
     assert one["incidents"] == 1
     assert one["signals"]["multi_node_node_fails"] == one["signals"]["single_node_node_fails"] == 1
+
+
+def drained(made: History, node: str, at: int, code: str) -> None:
+    """healthd drained the node for a condition; no job was on it."""
+    seen(made, node, at, code)
+    reason = f"healthd: {code} gpu: broken"
+    times = {"start_time": at + 3, "end_time": at + 8 * HOUR}
+    made["node_states"].append(
+        row("node_states", cluster="c1", node=node, state="DRAIN", reason=reason, set_by="healthd", **times)
+    )
+
+
+def idle_fleet_with_one_bad_node() -> History:
+    """Most drains meet no job here; g005 is drained five times in 28 days, without a job."""
+    made = fleet()
+    for number in range(10, 26):
+        drained(made, f"g{number:03d}", BEGIN + number * DAY, "gpu_xid/79")
+    for number in (31, 32, 33):
+        seen(made, f"g{number:03d}", BEGIN + number % 7 * DAY, "gpu_xid/79")
+        job(made, [f"g{number:03d}"], BEGIN + number % 7 * DAY + 30, "FAILED")
+    for time in range(5):
+        drained(made, "g005", BEGIN + (5 * time + 2) * DAY, "gpu_xid/79")
+    return made
+
+
+def fleet_with_one_uncertain_node() -> History:
+    """g005 failed four times before the last 7 days and once in them."""
+    made = fleet()
+    for day in (2, 7, 12, 17, 25):
+        died(made, "g005", BEGIN + day * DAY)
+    return made
+
+
+def test_a_node_that_was_out_five_times_in_28_days_is_a_lemon(tmp_path: Path) -> None:
+    document = told(idle_fleet_with_one_bad_node(), tmp_path)
+    (one,) = [one for one in document["nodes"] if one["node"] == "g005"]
+    assert (one["events"], one["signals"]["out_count"]) == (5, 5)
+    assert one["probability"] > 0.7
+    assert one["certain"]
+
+
+def test_apply_leaves_an_uncertain_lemon_unless_a_probability_is_given(tmp_path: Path) -> None:
+    made = fleet_with_one_uncertain_node()
+    document = told(made, tmp_path, window_days=7)
+    assert [one["certain"] for one in document["nodes"] if one["node"] == "g005"] == [False]
+    assert lemons.NOT_DRAINED in lemons.text(document, Page())
+    asked = told(made, tmp_path, window_days=7, least=0.3)
+    assert [one["certain"] for one in asked["nodes"] if one["node"] == "g005"] == [True]
+    assert "g005" not in names(told(made, tmp_path, window_days=7, least=1.0))
 
 
 def test_what_users_exclude_makes_no_lemon(tmp_path: Path) -> None:
@@ -455,8 +504,27 @@ def test_what_never_comes_with_a_failure_weighs_little() -> None:
         for number in range(18)
         for code in ("pcie_link/slow", "gpu_xid/79")
     ]
+    hits = [{**hit, "busy": True} for hit in hits]
     shares = came_with_failures(hits, [hit for hit in hits if hit["code"] == "gpu_xid/79"])
     assert shares == {"pcie_link/slow": 1 / 20, "gpu_xid/79": 19 / 20}
+    idle = [{**hit, "node": f"idle-{hit['node']}", "busy": False} for hit in hits]
+    assert came_with_failures([*hits, *idle], [hit for hit in hits if hit["code"] == "gpu_xid/79"]) == shares
+
+
+def test_moments_are_busy_exactly_while_a_job_is_on_the_node(tmp_path: Path) -> None:
+    made = empty()
+    for start, end in ((0, 10), (2, 4), (20, 24)):  # hours; the second one lies within the first
+        times = {"start_time": BEGIN + start * HOUR, "end_time": BEGIN + end * HOUR}
+        job(made, ["g1"], BEGIN + end * HOUR, "COMPLETED")
+        made["jobs"][-1] |= times
+        made["job_nodes"][-1] |= times
+    for hour in (-1, 1, 5, 11, 21, 25):
+        seen(made, "g1", BEGIN + hour * HOUR, "gpu_xid/79")
+    with opened(write(made, tmp_path), BEGIN - DAY, TO) as study:
+        lemon_evidence.known(study, BEGIN - DAY, TO)
+        places = {"begin": BEGIN - DAY, "end": TO, "after": lemon_evidence.AFTER_SECONDS}
+        moments = study.rows(lemon_evidence._MOMENTS.format(**places))
+    assert [row["busy"] for row in moments] == [False, True, True, False, True, False]
 
 
 def test_outages_that_touch_are_one_and_planned_work_is_none() -> None:

@@ -190,3 +190,17 @@ def test_the_methods_find_what_their_papers_find():
     assert sum(p < 0.05 for p in benjamini_hochberg(p_values)) == 4
     assert sum(p < 0.05 for p in holm(p_values)) == 3
     assert benjamini_hochberg([0.01], tests=10) == [0.1]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_bad_node_stands_out_with_and_without_port_names(tmp_path, named: bool) -> None:
+    made = Made()
+    for number in range(60):
+        node = f"n{number:02}"
+        made.alive([node], BEGIN, END)
+        for episode in range(12 if number == 7 else number % 4 == 0):
+            made.seen(node, "ib_flap/link_downed", AT + episode * 5000, "degraded", subject="mlx5_0" if named else "")
+    found = asked(made, tmp_path)
+    assert [row["node"] for row in found["ports"] if row["stands_out"]] == ["n07"]
+    assert any("no port name" in note for note in found["notes"]) == (not named)
+    assert "n07" in links.text(found, Page())

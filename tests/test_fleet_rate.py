@@ -318,3 +318,26 @@ def test_an_end_beyond_a_thousand_years_is_open() -> None:
     assert low == pytest.approx(1000 * 86400 / (128 * 11))
     assert high is None
     assert rate.ends([low, high]) == "over 17 h"
+
+
+def test_the_node_of_a_failed_one_node_job_is_its_only_node(tmp_path: Path) -> None:
+    """Without Slurm's records of node states, and on a fleet of one-GPU nodes."""
+    made = empty()
+    for number in range(12):
+        job(made, number, "NODE_FAIL", 2, nodes=1, gpus=1, start=BEGIN + number * 3 * HOUR)
+    found = told(made, tmp_path / "single", more_than_gpus=0)
+    assert (found["failures"], found["placed"], found["jobs"]) == (12, 12, 12)
+    job(made, 50, "NODE_FAIL", 1, nodes=2, gpus=2)
+    found = told(made, tmp_path / "pair", more_than_gpus=0)
+    assert (found["failures"], found["placed"]) == (13, 12)
+
+
+def test_rate_of_all_jobs_can_be_asked_for(tmp_path: Path) -> None:
+    from fleet_rows import job as job_row
+    from fleet_rows import made as made_store
+    from test_fleet_cli import fleet
+
+    rows = [job_row(1, BEGIN, state="NODE_FAIL", start_time=BEGIN, end_time=BEGIN + HOUR, gpus=1, nodes=1)]
+    db = made_store(tmp_path / "db", {"jobs": rows})
+    status, out, _ = fleet("rate", "--db", db, "--more-than-gpus", "0", "--json")
+    assert (status, json.loads(out)["failures"]) == (0, 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import os
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -181,7 +183,7 @@ def told(made: History, folder: Path) -> tuple[dict[str, Any], str]:
     folder.mkdir(exist_ok=True)
     those = report.parts(2.0, 99.0)
     with opened(write(made, folder), BEGIN, END) as study:
-        documents = report.document(study, *report.answers(study, those))
+        documents = report.document(study, report.answers(study, those, 512))
     return documents, report.html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;"))
 
 
@@ -247,3 +249,95 @@ def test_a_file_that_is_no_report_ends_the_command_with_a_sentence(
     documents = json.loads(capsys.readouterr().out)
     assert documents["report"]["answer"] == "report"
     assert documents["states"]["by_state"][0]["jobs"] == 1
+
+
+def test_report_keeps_the_other_chapters_when_one_runs_out_of_memory(tmp_path: Path) -> None:
+    from healthd.fleet import report
+    from healthd.fleet.chapters.states import chapter
+    from healthd.fleet.report_page import Assets
+
+    def too_large(study: Any) -> dict[str, Any]:
+        return dict(study.row("SELECT list(n) AS numbers FROM range(1_000_000_000) AS every(n)"))
+
+    states = report.parts()[0]
+    those = (report.Part("large", "A large chapter", too_large, chapter), states)
+    with opened(write(history(Random(1), 4), tmp_path), BEGIN, END, None, 1, 256) as study:
+        found = report.answers(study, those, 256)
+        documents = report.document(study, found)
+    assert list(found.documents) == ["states"]
+    assert "256 MiB" in found.failed["large"]
+    assert documents["report"]["failed"] == ["large"]
+    page = elements(report.html(documents, those, "", "Made by a test:", "make unit", Assets("", "1;", "2;")))
+    assert f"This chapter failed: {found.failed['large']}." in page.text
+
+
+def damage_column(path: str, column: str) -> None:
+    """Overwrite the values of one column of a Parquet file."""
+    import duckdb
+
+    (chunk,) = duckdb.sql(
+        "SELECT least(data_page_offset, coalesce(nullif(dictionary_page_offset, 0), data_page_offset)), "
+        f"total_compressed_size FROM parquet_metadata('{path}') WHERE path_in_schema = '{column}'"
+    ).fetchall()
+    with open(path, "r+b") as file:
+        file.seek(chunk[0])
+        file.write(b"\xff" * chunk[1])
+
+
+def test_report_with_a_damaged_table_is_written_and_exits_with_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fleet_rows import job, made, ticket
+
+    from healthd.fleet.store import reading
+
+    jobs = [job(1, state="COMPLETED", start_time=BEGIN, end_time=BEGIN + 60, gpus=8)]
+    db = made(tmp_path / "db", {"jobs": jobs, "tickets": [ticket("gpu-1", BEGIN, words="fan " * 99)]})
+    with reading(str(db)) as snapshot:
+        (path,) = snapshot.files("tickets")
+    damage_column(path, "words")
+    assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
+    assert capsys.readouterr().err.startswith(f"healthd fleet report: lemons: {path}: is damaged")
+    page = elements((tmp_path / "out/report.html").read_text("utf-8"))
+    assert "This chapter failed" in page.text
+    assert main(["fleet", "report", "--db", str(db), "--json"]) == 3
+    documents = json.loads(capsys.readouterr().out)
+    assert documents["report"]["failed"] == ["lemons"]
+    assert documents["states"]["by_state"][0]["jobs"] == 1
+
+
+def commands(page: str) -> dict[str, list[str]]:
+    """Name of a chapter -> the words of the command below it."""
+    found = {}
+    for chapter in re.split(r'(?=<section class="chapter" )', page)[1:]:
+        name = re.search(r'id="chapter-([^"]+)"', chapter)
+        command = re.search(r"<code>(healthd fleet [^<]*--json)</code>", chapter)
+        if name is not None and command is not None:
+            found[name[1]] = shlex.split(html.unescape(command[1]))[1:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def made_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from fleet_made import Size, made_store
+
+    return made_store(tmp_path_factory.mktemp("report"), Size(jobs=25_000, nodes=70, months=2, seed=5))
+
+
+@pytest.mark.parametrize("choice", [(), ("--cluster", "made", "--from", "2025-12-05", "--to", "2026-01-20")])
+def test_the_command_below_a_chapter_prints_that_chapters_numbers(
+    made_db: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], choice: tuple[str, ...]
+) -> None:
+    dumps = Path(__file__).parent / "data/flight_recorder"
+    flags = ["--db", str(made_db), *choice, "--price", "2", "--sla", "99.9"]
+    sides = ("account:a04", "account:a09") if "--from" in choice else ("2025-12", "2026-01")
+    flags += ["--compare", *sides, "--nccl", str(dumps)]
+    assert main(["fleet", "report", *flags, "--out", str(tmp_path), "--json"]) == 0
+    chapters = json.loads(capsys.readouterr().out)
+    shown = commands((tmp_path / "report.html").read_text("utf-8"))
+    assert set(shown) == set(chapters) - {"report"}
+    for name, command in shown.items():
+        assert main(command) in (0, 1)
+        printed = json.loads(capsys.readouterr().out)
+        printed.pop("old", None)  # depends on the time of the command
+        assert printed == chapters[name], name

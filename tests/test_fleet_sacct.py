@@ -619,3 +619,82 @@ def test_any_bytes_are_jobs_or_told(raw: bytes) -> None:
 
 def test_every_field_that_is_read_has_its_place() -> None:
     assert len(set(FIELDS)) == len(FIELDS) == 28
+
+
+# --- what was lost without a message
+
+
+def test_a_node_fail_without_its_nodes_keeps_its_times_and_gpus(tmp_path: Path) -> None:
+    for number, nodes in enumerate(("None assigned", "")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        row = one(folder, **{**JOB, "State": "NODE_FAIL", "NodeList": nodes})
+        times = (row["start_time"], row["end_time"])
+        assert (times, row["nodes"], row["gpus"], row["node_list"]) == ((1793500100, 1793503700), 2, 16, None)
+
+
+def test_json_in_which_sacct_reported_an_error_is_not_taken_as_complete(tmp_path: Path) -> None:
+    errors = [{"description": "slurmdbd down", "error_number": 7000}]
+    for number, document in enumerate(({"errors": errors, "jobs": []}, {"jobs": [], "errors": errors})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert "slurmdbd down" in refused(folder, json.dumps(document))
+    before, why = cut_off(tmp_path, json.dumps({"jobs": [json_job()], "errors": errors}))
+    assert [row["job_id"] for row in before] == [100]
+    assert "slurmdbd down" in why
+    (tmp_path / "empty").mkdir()
+    found, unread = read(tmp_path / "empty", json.dumps({"jobs": [], "errors": []}))
+    assert "jobs" not in found
+    assert unread.shown == []
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_one_job_without_a_cluster_is_unread_and_the_others_are_kept(tmp_path: Path, form: str) -> None:
+    if form == "text":
+        jobs = [{**JOB, "JobIDRaw": str(n), "JobID": str(n), "DBIndex": str(n)} for n in range(1, 13)]
+        jobs[0] = {**jobs[0], "Cluster": ""}
+        jobs[11] = {**jobs[11], "Cluster": ""}
+        content_of_file = text(*jobs)
+    else:
+        records = [json_job(job_id=n, sluid=None) for n in range(1, 13)]
+        records[0]["cluster"] = records[11]["cluster"] = ""
+        content_of_file = json.dumps({"jobs": records})
+    found, unread = read(tmp_path, content_of_file)
+    assert sorted(row["job_id"] for row in found["jobs"]) == list(range(2, 12))
+    assert sum(unread.unread.values()) == 2
+    assert all("--cluster" in words for words in unread.shown)
+
+
+@pytest.mark.parametrize("tres", ["gres/gpumem=0", "gres/gpuutil=97", "gres/gpumem=40G,gres/gpu:h100=8"])
+def test_gpu_memory_and_utilisation_are_no_number_of_gpus(tmp_path: Path, tres: str) -> None:
+    row = one(tmp_path, **{**JOB, "AllocTRES": f"cpu=192,{tres},gres/gpu=16"})
+    assert row["gpus"] == 16
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_of_two_rows_of_one_job_without_an_index_the_later_end_or_the_later_read_stays(
+    tmp_path: Path, together: bool, turned: bool
+) -> None:
+    early = {**JOB, "DBIndex": "", "State": "TIMEOUT", "NodeList": "n[1-2]"}
+    late = {**JOB, "DBIndex": "", "State": "FAILED", "End": "1793507300", "NodeList": "n[3-4]"}
+    jobs = [late, early] if turned else [early, late]
+    if together:
+        found, _ = read(tmp_path, text(*jobs))
+        expected = "FAILED"
+    else:
+        for number, job in enumerate(jobs):
+            path = tmp_path / f"{number}.txt"
+            path.write_text(text(job))
+            ingest(str(tmp_path / "db"), [(sacct.SOURCE, [str(path)])], asked())
+        found, expected = rows(tmp_path / "db"), jobs[-1]["State"]
+    (row,) = found["jobs"]
+    assert row["state"] == expected
+    nodes = {"FAILED": {"n3", "n4"}, "TIMEOUT": {"n1", "n2"}}
+    assert {its["node"] for its in found["job_nodes"]} == nodes[expected]
+
+
+def test_the_revoked_copies_of_a_federated_job_are_no_jobs(tmp_path: Path) -> None:
+    found, unread = read(tmp_path, text(JOB, {**JOB, "DBIndex": "5002", "State": "REVOKED", "Start": "Unknown"}))
+    assert [row["state"] for row in found["jobs"]] == ["COMPLETED"]
+    assert not unread.unread

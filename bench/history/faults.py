@@ -68,7 +68,8 @@ class Faults:
 
     def begin(self) -> None:
         size, clock = self._size, self._clock
-        clock.by_chance(size.start, size.end, BASE_RATE * size.nodes, self._when, self._somewhere)
+        rate = BASE_RATE * size.fault_rate
+        clock.by_chance(size.start, size.end, rate * size.nodes, self._when, self._somewhere)
         lemons = stream(size.seed, "lemons")
         chosen: dict[int, tuple[float, int, int]] = {}
         least, most = size.lemon_factors
@@ -82,12 +83,12 @@ class Faults:
             chosen.setdefault(node, (round(factor, 2), since, until))
         for node in range(size.nodes):
             factor, since, until = chosen.get(node, (1.0, 0, 0))
-            self._truth.row("nodes", node_name(node), BASE_RATE, factor, since or None, until or None)
+            self._truth.row("nodes", node_name(node), rate, factor, since or None, until or None)
         for node, (factor, since, until) in sorted(chosen.items()):
-            more = BASE_RATE * (factor - 1)
+            more = rate * (factor - 1)
             clock.by_chance(since, until, more, self._when, lambda now, _, n=node: self._fault(now, n, None))
         first, last, name, times = REGRESSION
-        more = BASE_RATE * BY_NAME[name].share * (times - 1) * size.nodes
+        more = rate * BY_NAME[name].share * (times - 1) * size.nodes
         gsp = BY_NAME[name]
         clock.by_chance(
             size.at(first), size.at(last), more, self._when, lambda now, _: self._fault(now, self._any(), gsp)

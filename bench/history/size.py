@@ -24,6 +24,8 @@ class Size:
     months: int
     seed: int
     lemon_factors: tuple[float, float] = (5, 20)  # how many times as often as others they fail: from, to
+    utilisation: float = UTILISATION  # share of the GPU time that jobs have
+    fault_rate: float = 1.0  # how many times as often as BASE_RATE nodes fail
 
     @property
     def start(self) -> int:
@@ -44,17 +46,17 @@ class Size:
 
     @property
     def gpu_hours_of_a_job(self) -> float:
-        return UTILISATION * self.nodes * GPUS_OF_A_NODE * self.days * 24 / self.jobs
+        return self.utilisation * self.nodes * GPUS_OF_A_NODE * self.days * 24 / self.jobs
 
 
 def node_name(index: int) -> str:
     return f"n{index + 1:04d}"
 
 
-def nodes_for(jobs: int, months: int) -> int:
-    """As many as keep a node as busy as in the full size."""
+def nodes_for(jobs: int, months: int, utilisation: float = UTILISATION) -> int:
+    """Return how many nodes have that utilisation with jobs as long as in the full size."""
     full_jobs, full_nodes, full_months = FULL
-    return max(4, round(full_nodes * jobs * full_months / full_jobs / months))
+    return max(4, round(full_nodes * jobs * full_months / full_jobs / months * UTILISATION / utilisation))
 
 
 def refusal(size: Size) -> str:
@@ -62,8 +64,11 @@ def refusal(size: Size) -> str:
     if size.jobs < 100 or size.nodes < 4 or not 1 <= size.months <= 120:
         return "a history needs 100 jobs, 4 nodes and 1 to 120 months at least"
     if not 5 <= size.gpu_hours_of_a_job <= 60:
+        fitting = nodes_for(size.jobs, size.months, size.utilisation)
         return (
             f"{size.jobs} jobs on {size.nodes} nodes in {size.months} months are {size.gpu_hours_of_a_job:.1f} "
-            f"GPU-hours a job, where 5 to 60 can be placed: {nodes_for(size.jobs, size.months)} nodes would fit"
+            f"GPU-hours a job, where 5 to 60 can be placed: {fitting} nodes would fit"
         )
+    if not 0 < size.utilisation <= 0.95 or not 0 <= size.fault_rate <= 10:
+        return "a history has a utilisation of 0 to 0.95 and a fault rate of 0 to 10"
     return ""

@@ -40,7 +40,7 @@ def store_flags(parser: Parser) -> None:
     """Which store, which time, which jobs and nodes."""
     parser.add_argument("--db", metavar="DB", help="the store's folder (default: $HEALTHD_FLEET_DB, else ./db)")
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="of what time (default: all that is known)")
-    parser.add_argument("--to", dest="to_time", metavar="TIME", help="until when")
+    parser.add_argument("--to", dest="to_time", metavar="TIME", help="until when; a date is excluded")
     parser.add_argument("--cluster", action=_Name, metavar="NAME", default="", help="of one cluster")
     parser.add_argument("--partition", action=_Name, metavar="NAME", default="", help="jobs and nodes of a partition")
     parser.add_argument(
@@ -76,7 +76,7 @@ def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "heal
         folder = args.db or os.environ.get("HEALTHD_FLEET_DB") or "db"
         chosen = Chosen(**{name: getattr(args, name) for name in CHOICES})
         its_threads = args.threads or engine.THREADS
-        its_memory = args.memory or 1024 * its_threads
+        its_memory = memory_limit(args)
         with reading(folder) as snapshot:
             files = tables_of(snapshot)
             begin, end = time_asked(args, folder, files, who)
@@ -88,6 +88,13 @@ def at_the_store(args: argparse.Namespace, beside_mib: int = 0, who: str = "heal
                 raise NeedsMemory(its_memory) from None
             except WrongChoice as error:
                 raise Stop(f"{who}: {error}") from None
+
+
+def memory_limit(args: argparse.Namespace) -> int:
+    """Return how many MiB the command may take."""
+    from healthd.fleet import engine
+
+    return int(args.memory or 1024 * (args.threads or engine.THREADS))
 
 
 def tell(args: argparse.Namespace, told: Document, text: Text, found: Found) -> int:
@@ -224,7 +231,7 @@ def _attribution(args: argparse.Namespace) -> int:
 def _rate_flags(parser: Parser) -> None:
     store_flags(parser)
     parser.add_argument(
-        "--more-than-gpus", metavar="N", type=at_least_one, help="of jobs of more GPUs than that (default: 128)"
+        "--more-than-gpus", metavar="N", type=_whole, help="of jobs of more GPUs than that (default: 128; 0: all jobs)"
     )
     parser.add_argument(
         "--gpus-per-node", metavar="N", type=at_least_one, help="of the projection (default: what the jobs had)"
@@ -328,11 +335,26 @@ def _whole(text: str) -> int:
 
 def _lemons_flags(parser: Parser) -> None:
     store_flags(parser)
-    parser.add_argument("--days", metavar="N", type=at_least_one, help="the last N days (default: 28; or say --from)")
+    parser.add_argument(
+        "--days", metavar="N", type=at_least_one, help="the last N days (default: 28; with --from, all since then)"
+    )
+    parser.add_argument(
+        "--probability",
+        metavar="P",
+        type=_probability,
+        help="name nodes that are bad with this probability (default: 0.2); --apply drains all of them",
+    )
     parser.add_argument(
         "--apply", action="store_true", help="drain them in this machine's Slurm, as far as the fleet limit has room"
     )
     parser.add_argument("--config", metavar="FILE", help=f"the settings that have the limit (default: {DEFAULT_FILE})")
+
+
+def _probability(text: str) -> float:
+    value = _share(text)
+    if not value:
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
 
 
 def _lemons(args: argparse.Namespace) -> int:
@@ -340,12 +362,10 @@ def _lemons(args: argparse.Namespace) -> int:
         from healthd.cli import lemons_apply
         from healthd.fleet.answers import lemon_score, lemons
 
-    if args.days is not None and args.from_time is not None:
-        raise Stop("healthd fleet lemons: --days and --from: one of them says when it begins")
-    days = None if args.from_time is not None else float(args.days or lemon_score.WINDOW_DAYS)
+    days = float(args.days or lemon_score.WINDOW_DAYS) if args.days or args.from_time is None else None
     until = moment(args.to_time, "--to") if args.to_time is not None else None
     with at_the_store(args) as study:
-        told = lemons.lemons(study, window_days=days)
+        told = lemons.lemons(study, window_days=days, least=args.probability)
     now = time.time()
     told["old"] = lemons_apply.is_old(told, now)
     if args.apply:
@@ -353,7 +373,7 @@ def _lemons(args: argparse.Namespace) -> int:
         settings = lemons_apply.settings_of(args)
         lemons_apply.require_this_cluster(told, args.cluster, settings)
         most = sum(lemons.most_lemons(fleet["cluster_nodes"]) for fleet in told["fleets"])
-        nodes = [one for one in told["nodes"] if one["out_since"] is None]
+        nodes = [one for one in told["nodes"] if one["certain"] and one["out_since"] is None]
         told["applied"] = lemons_apply.apply(nodes, most, settings)
     return tell(args, told, lemons.text, lemons.found)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _compare_flags(parser: Parser) -> None:
-    what = "a period (2026-03, FROM..TO) or partition:, account:, model:, switch:, cluster:NAME"
+    what = "a period (2026-03, 2026-03..2026-04, FROM..TO) or partition:, account:, model:, switch:, cluster:NAME"
     parser.add_argument("a", metavar="A", help=what)
     parser.add_argument("b", metavar="B", help="the same, of the other side")
     store_flags(parser)

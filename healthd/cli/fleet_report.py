@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from healthd.cli.flags import Command, Parser
 from healthd.cli.fleet import at_the_centre
-from healthd.cli.fleet_answers import CHOICES, at_the_store, price, store_flags
+from healthd.cli.fleet_answers import CHOICES, at_the_store, memory_limit, price, store_flags
 from healthd.cli.fleet_compare import compared
 from healthd.cli.terminal import OK, UNKNOWN, Stop, json_texts, page, say, stream
 
 if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
-    from healthd.fleet.answers.study import Study
 
 
 # altair, scipy and the documents of all answers: of 4 million jobs the report took 1,185 MiB without it, of 1,024.
@@ -48,12 +48,14 @@ def _report(args: argparse.Namespace) -> int:
         raise Stop("healthd fleet report: say where to: --out DIR (or --json)")
     with at_the_centre():
         from healthd.fleet import report
+        from healthd.fleet.answers.document import plural
         from healthd.machine.ownership import Untrusted
 
         those = report.parts(args.price, args.sla, args.nccl, _compared(args))
         with at_the_store(args, BESIDE_MIB) as study:
-            documents = report.document(study, *report.answers(study, those))
-            flags = _flags(args, study)
+            found = report.answers(study, those, memory_limit(args))
+            documents = report.document(study, found)
+            flags = _flags(args, _time(study.from_time), _time(study.to_time))
         written = ""
         if args.out is not None:
             html = report.html(documents, those, flags, *_made_by(), report.assets())
@@ -63,43 +65,44 @@ def _report(args: argparse.Namespace) -> int:
                 raise Stop(f"healthd fleet report: --out: {error.at(args.out)}", UNKNOWN) from None
             except OSError as error:
                 raise Stop(f"healthd fleet report: --out {args.out}: {error.strerror or error}", UNKNOWN) from None
+    for name, why in found.failed.items():
+        print(f"healthd fleet report: {name}: {why}", file=sys.stderr)
+    status = UNKNOWN if found.failed else OK
     if args.json:
         stream(json_texts(documents))
-        return OK
+        return status
     wide = page()
     lines = [line for sentence in documents["report"]["opening"] for line in wide.item(sentence)]
-    return say(
-        "\n".join([*lines, "", f"{written}: {len(those)} {'chapter' if len(those) == 1 else 'chapters'}", ""]), OK
-    )
+    return say("\n".join([*lines, "", f"{written}: {plural(len(those), 'chapter')}", ""]), status)
 
 
 def _compared(args: argparse.Namespace) -> tuple[str, Document] | None:
-    """What behind `healthd fleet compare` asks for it, and its document."""
+    """Return the arguments of the same `healthd fleet compare`, and its document; None without --compare."""
     import shlex
 
     if args.compare is None:
         return None
-    said = ["--db", args.db] if args.db else []
-    return shlex.join([*args.compare, *said]), compared(args, *args.compare)
+    arguments = f"{shlex.join(args.compare)} {_flags(args, args.from_time, args.to_time)}".rstrip()
+    return arguments, compared(args, *args.compare)
 
 
-def _flags(args: argparse.Namespace, study: Study) -> str:
-    """What each command needs to tell of the same store, time and choice."""
+def _flags(args: argparse.Namespace, from_time: str | None, to_time: str | None) -> str:
+    """Return the flags that select the same store, time and choice."""
     import shlex
+
+    flags = [("db", args.db), ("from", from_time), ("to", to_time), *((name, getattr(args, name)) for name in CHOICES)]
+    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in flags if value)
+
+
+def _time(seconds: int) -> str:
     from datetime import datetime, timezone
 
-    def time(seconds: int) -> str:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
-
-    said = [("db", args.db), ("from", time(study.from_time)), ("to", time(study.to_time))]
-    said += [(name, getattr(args, name)) for name in CHOICES]
-    return " ".join(f"--{name} {shlex.quote(value)}" for name, value in said if value)
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _made_by() -> tuple[str, str]:
     """By which healthd and when, and the command."""
     import shlex
-    import sys
     import time
 
     from healthd import __version__
@@ -114,7 +117,8 @@ COMMANDS = {
         _report,
         "All answers on one page, DIR/report.html: one file, to show, which fetches nothing.\n"
         "It opens with five sentences, which are printed too. It replaces an older report, and no other file.\n"
-        "Exit status: 0 written, 3 the store cannot answer or the file cannot be written, 64 wrong use.",
+        "A chapter that fails (not enough memory, a damaged file) gives its reason; the others are complete.\n"
+        "Exit status: 0 written, 3 a chapter failed or nothing could be written, 64 wrong use.",
         "  healthd fleet report --out report --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet report --out report --price 2.5 --sla 99.5\n"
         "  healthd fleet report --json\n",

@@ -1,7 +1,8 @@
 """What is staged of one table, into its months.
 
-Which of two rows stays is said by the table (tables.py): what knows more goes before what knows less, then what is
-staged before what is there; of two that were staged together the larger one, so that their order changes nothing.
+Which of two rows stays is defined by the table (tables.py): a row that knows more goes before one that knows less, then
+a staged row before one that is there. Of two that were staged together it is the one with the later end (the larger
+values of `prefer`), then the larger row, so that their order changes nothing.
 """
 
 from __future__ import annotations
@@ -117,17 +118,21 @@ class Merge:
 
     def _best(self, both: str) -> str:
         """Of each thing the rows that stay. Most things have one version, and those need not be compared."""
-        ones = f"SELECT {self.one}, {RANK} FROM ({both})"
+        prefer = [quoted(name) for name in self.table.prefer]
+        ones = f"SELECT {', '.join([self.one, *prefer, RANK])} FROM ({both})"
+        lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
+        differ = "".join(f" OR min(low_{n}) IS DISTINCT FROM max(high_{n})" for n, _ in enumerate(prefer))
         self.execute(
             f"CREATE OR REPLACE TEMP TABLE contested AS SELECT {self.key} FROM (SELECT {self.one}, count(*) AS times, "
-            f"min({RANK}) AS low, max({RANK}) AS high FROM ({ones}) GROUP BY {self.one}) GROUP BY {self.key} "
-            "HAVING max(times) > 1 OR min(low) <> max(high)"
+            f"min({RANK}) AS low, max({RANK}) AS high{lows} FROM ({ones}) GROUP BY {self.one}) GROUP BY {self.key} "
+            f"HAVING max(times) > 1 OR min(low) <> max(high){differ}"
         )
         if not self._ask("SELECT 1 FROM contested LIMIT 1"):
             return both
         same = f"contested AS c ON {self._same('b', 'c')}"
         best = f"SELECT * FROM ({both}) AS b SEMI JOIN {same}"
-        best = f"SELECT * FROM ({best}) QUALIFY rank() OVER (PARTITION BY {self.key} ORDER BY {RANK} DESC) = 1"
+        order = ", ".join(f"{name} DESC NULLS LAST" for name in (RANK, *prefer))
+        best = f"SELECT * FROM ({best}) QUALIFY rank() OVER (PARTITION BY {self.key} ORDER BY {order}) = 1"
         larger = ", ".join(f"{quoted(name)} DESC NULLS LAST" for name in self.table.columns)
         best = f"SELECT * FROM ({best}) QUALIFY row_number() OVER (PARTITION BY {self.one} ORDER BY {larger}) = 1"
         return f"SELECT * FROM ({both}) AS b ANTI JOIN {same} UNION ALL {best}"

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import vl_convert
 
 from healthd.data import data_folder
 from healthd.errors import HealthdError
+from healthd.fleet import store
 from healthd.fleet.answers import (
     alarms,
     attribution,
@@ -29,6 +31,7 @@ from healthd.fleet.answers import (
     states,
 )
 from healthd.fleet.answers.document import Document, Unanswerable, moment
+from healthd.fleet.answers.lemon_score import WINDOW_DAYS
 from healthd.fleet.answers.study import Study
 from healthd.fleet.chapters import alarms as alarms_chapter
 from healthd.fleet.chapters import attribution as attribution_chapter
@@ -92,7 +95,9 @@ def parts(
         Part("rate", "How often a job is interrupted", rate.rate, rate_chapter.chapter),
         Part("ettr", "How much of its time a large job makes progress", ettr.ettr, ettr_chapter.chapter),
         Part("attribution", "What ended the jobs that failed", attribution.attribution, attribution_chapter.chapter),
-        Part("lemons", "Which nodes to take out", lemons.lemons, lemons_chapter.chapter),
+        Part(
+            "lemons", "Which nodes to take out", lemons.lemons, lemons_chapter.chapter, f"lemons --days {WINDOW_DAYS}"
+        ),
         Part(
             "availability",
             "Which nodes were up",
@@ -119,31 +124,48 @@ def _stalled(folder: str, _: Study) -> Document:
     return nccl.nccl(folder)
 
 
-def answers(study: Study, those: Sequence[Part]) -> tuple[dict[str, Document], dict[str, str]]:
-    """name -> its document, and name -> why there is none."""
-    told, untold = {}, {}
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """documents: name of a part -> its document
+    unanswered: name -> why it has none; the store lacks what the answer needs, or the answer failed
+    failed: name -> why, of those that failed: not enough memory or disk, a damaged file
+    """
+
+    documents: dict[str, Document]
+    unanswered: dict[str, str]
+    failed: dict[str, str]
+
+
+def answers(study: Study, those: Sequence[Part], memory_mib: int) -> Answers:
+    """Compute every part. One that fails leaves the others. memory_mib: the limit to name where it did not suffice."""
+    documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in those:
         try:
-            told[part.name] = part.answer(study)
+            documents[part.name] = part.answer(study)
         except Unanswerable as error:
-            untold[part.name] = str(error)
-    return told, untold
+            unanswered[part.name] = str(error)
+        except duckdb.OutOfMemoryException:
+            failed[part.name] = str(store.NeedsMemory(memory_mib))
+        except store.StoreError as error:
+            failed[part.name] = str(error)
+    return Answers(documents, {**unanswered, **failed}, failed)
 
 
-def document(study: Study, told: Mapping[str, Document], untold: Mapping[str, str]) -> dict[str, Document]:
-    """What --json prints: `report` has the opening, what was read and what could not be told; beside it each answer."""
+def document(study: Study, found: Answers) -> dict[str, Document]:
+    """Return what --json prints: under `report` the opening, the sources and what has no answer; then each answer."""
     study.need("sources_coverage")
-    notes = [f"There is no answer to {name}: {why}." for name, why in untold.items()]
+    notes = [f"There is no answer to {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
-        "opening": list(opening(told, untold)),
-        "unanswered": dict(untold),
+        "opening": list(opening(found.documents, found.unanswered)),
+        "unanswered": found.unanswered,
+        "failed": sorted(found.failed),
         "sources": study.rows(
             "SELECT cluster, source, from_time, to_time, names, rows_read, rows_unread, read_time "
             "FROM sources_coverage ORDER BY ALL"
         ),
     }
-    return {"report": head, **told}
+    return {"report": head, **found.documents}
 
 
 def html(
@@ -214,7 +236,10 @@ def assets() -> Assets:
 def _chapter(part: Part, documents: Mapping[str, Document]) -> Chapter:
     if part.name in documents:
         return replace(part.chapter(documents[part.name]), name=part.name)
-    reason, command, flags = documents["report"]["unanswered"][part.name].partition(": healthd ")
+    head = documents["report"]
+    reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
+    if part.name in head["failed"]:
+        return Chapter(part.name, part.title, (f"This chapter failed: {reason}.",))
     remedy = (f"The answer to {part.name} needs what healthd {flags} reads.",) if command else ()
     return Chapter(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
 

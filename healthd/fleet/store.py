@@ -97,7 +97,7 @@ def damaged(connection: duckdb.DuckDBPyConnection, files: list[str], error: duck
 
 class NeedsMemory(StoreError):
     def __init__(self, mib: int) -> None:
-        super().__init__(f"the answer needs more than {mib:,} MiB: --memory says how much it may take")
+        super().__init__(f"the answer needs more than {mib:,} MiB: --memory raises the limit")
 
 
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:

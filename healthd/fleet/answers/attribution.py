@@ -43,7 +43,7 @@ FROM lines JOIN events USING (node, stream_id, seq)
 WHERE lines.code IS NOT NULL AND events.jobs <> ''
 """
 # Each failed job: how well its nodes were looked at in its window, and its GPU time. The pieces of `observed_pieces`
-# that touch are put together first.
+# that touch are put together first, so that the last one that begins before a window is the only one that can cover it.
 _FAILED = f"""
 WITH marked AS (
   SELECT cluster, node, begin_time, end_time,
@@ -66,10 +66,9 @@ WITH marked AS (
   SELECT failed.cluster, failed.db_index, failed.window_begin, failed.window_end, job_nodes.node
   FROM failed JOIN job_nodes USING (cluster, db_index)
 ), looked AS (
-  SELECT placed.cluster, placed.db_index, bool_and(spells.node IS NOT NULL) AS watched
-  FROM placed LEFT JOIN spells
-    ON placed.cluster = spells.cluster AND placed.node = spells.node
-    AND placed.window_begin >= spells.begin_time AND placed.window_end <= spells.end_time
+  SELECT placed.cluster, placed.db_index, bool_and(coalesce(placed.window_end <= spells.end_time, FALSE)) AS watched
+  FROM placed ASOF LEFT JOIN spells
+    ON placed.cluster = spells.cluster AND placed.node = spells.node AND placed.window_begin >= spells.begin_time
   GROUP BY placed.cluster, placed.db_index
 )
 SELECT failed.cluster, failed.db_index, failed.state, failed.end_time, CAST(failed.gpus AS BIGINT) AS gpus,

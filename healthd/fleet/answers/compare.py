@@ -496,19 +496,23 @@ _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4
 
 
 def period(text: str) -> tuple[int, int]:
-    """[from, to) of "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC where no zone is said. Raises WrongChoice."""
+    """Return [from, to) of "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
+
+    A year or month as TO is part of the period; a date or time as TO is the moment at which it ends, as with --to.
+    Raises WrongChoice."""
     begin, dots, end = text.partition("..")
     if not dots:
         return _calendar(text, text)
-    found = _begin(begin, text), _begin(end, text)
+    found = _moment(begin, text, 0), _moment(end, text, 1)
     if found[0] >= found[1]:
-        raise WrongChoice(f'"{text}": its beginning is not before its end')
+        raise WrongChoice(f'"{text}": FROM is not before TO; a date as TO ends the period as the day begins')
     return found
 
 
-def _begin(word: str, text: str) -> int:
+def _moment(word: str, text: str, side: int) -> int:
+    """Return the moment that `word` names; of a year or month its beginning (side 0) or its end (side 1)."""
     if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
-        return _calendar(word, text)[0]
+        return _calendar(word, text)[side]
     try:
         found = seconds(word, timezone.utc)
     except TimeError as error:

@@ -1,4 +1,8 @@
-"""How much of its time a large job makes progress: by formula, by simulation, and what the store's runs had."""
+"""How much of its time a large job makes progress (ETTR), and what the store's runs had.
+
+The answer is `exact`: progress / expected time for failures at random. The paper's formulas ignore failures during
+recovery and are too low where failures are frequent; they and a simulation are printed for comparison only.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,9 @@ GRID_GPUS = tuple(2**power for power in range(10, 18))
 GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
 GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
 
-# E[R/T] is at least R/E[T] (Jensen): the simulation tells the first, the form the second.
-OF_EACH_RUN = (
-    "Simulated is the mean of each run's own ratio: of short jobs it lies above productive time / expected time, the "
-    "two agree for long jobs only."
-)
+# E[R/T] is at least R/E[T] (Jensen).
+OF_EACH_RUN = "Simulated is the mean of each run's own ratio, which lies above the ETTR for short jobs."
+FORMULA_TOO_LOW = "Formula and closed form ignore failures during recovery: they are lower bounds."
 
 found = document.never
 
@@ -65,9 +67,9 @@ def ettr(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """analytic, approximate, simulated, ... (docs/json.md) of a job of so many GPUs (0: GPUS) at r_f (None: the
-    store's), and what the store's runs had. Raises Unanswerable without jobs, and if r_f is to be the store's and no
-    large job ran."""
+    """Return exact, simulated, analytic, ... (docs/json.md) of a job of so many GPUs (0: GPUS) at r_f (None: the
+    store's), and the ETTR of the store's runs. Raises Unanswerable without jobs, and if r_f is to be the store's and
+    no large job ran."""
     of_jobs = rate.ran(study)
     of_large = of_jobs.of_large()
     interval = None
@@ -103,7 +105,7 @@ def ettr(
 
 
 def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
-    """What the formulas and the simulation say of a job. interval: of its rate, if that was measured. Pure."""
+    """Return the ETTR of a job by each form. interval: of its rate, if that was measured. Pure."""
     simulated = ettr_model.simulate(job, seed)
     best = ettr_model.daly_young_seconds(job)
     lam = job.failures_per_second
@@ -119,14 +121,14 @@ def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[
             "productive_seconds": job.productive_seconds,
             "seed": seed,
         },
-        "analytic": ettr_model.expected(job),
-        "approximate": ettr_model.closed_form(job),
-        "simulated": simulated.ettr,
         "exact": ettr_model.exact(job),
         "rate_interval": None if interval is None else list(interval),
         "interval": None
         if interval is None
-        else [ettr_model.expected(replace(job, rate=end)) for end in (interval[1], interval[0])],
+        else [ettr_model.exact(replace(job, rate=end)) for end in (interval[1], interval[0])],
+        "simulated": simulated.ettr,
+        "analytic": ettr_model.expected(job),
+        "approximate": ettr_model.closed_form(job),
         "simulation": {
             "standard_error": simulated.standard_error,
             "low": simulated.low,
@@ -137,43 +139,32 @@ def told(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[
         "lost_ratio": job.lost_share,
         "mttf_seconds": 1 / lam if lam > 1e-300 else None,
         "daly_young_seconds": best,
-        "approximate_at_daly_young": None
-        if best is None
-        else ettr_model.closed_form(ettr_model.at_interval(job, best)),
+        "exact_at_daly_young": None if best is None else ettr_model.exact(ettr_model.at_interval(job, best)),
         "warnings": warnings(job, simulated, interval),
         "grid": grid(job, gpus_per_node),
     }
 
 
 def warnings(job: Job, simulated: ettr_model.Simulated, interval: Sequence[float] | None = None) -> list[str]:
-    """Where the formula should not be believed, and the rate. interval: as of `told`."""
-    said = []
+    """Return the limits of the answer as sentences. interval: of the rate, as in `told`."""
+    found = []
     if interval is not None and not job.rate:
-        said.append("no failure was seen, which does not say that none comes: of the ETTR only the lower end is known")
-    if job.lost_share >= ettr_model.NEAR_HALF:
-        much = f"{100 * job.lost_share:.0f} % of" if job.lost_share < 1 else "more than all"
-        said.append(
-            f"by the formula restarts and work done again take {much} the running time; it is 15 % too low at one "
-            "half and worse beyond: believe the simulation"
-        )
-    elif interval is not None and (most := replace(job, rate=interval[1]).lost_share) >= ettr_model.NEAR_HALF:
-        much = f"{100 * most:.0f} % of" if most < 1 else "more than all"
-        said.append(
-            f"at the upper end of the rate's interval restarts and work done again would take {much} the running time; "
-            "there the formula is too low, and so is the lower end of the ETTR"
+        found.append(
+            "no failure was seen, so the rate may be anything up to its upper end: only the lower end of the ETTR is "
+            "known"
         )
     if ettr_model.writes_too_long(job):
-        said.append(
-            "to write a checkpoint takes more than half the time between two failures: there the rule for the best "
-            "interval (Daly, Young) does not hold, and none is told"
+        found.append(
+            "writing a checkpoint takes more than half the time between two failures: the rule for the best interval "
+            "(Daly, Young) does not hold there"
         )
     if not simulated.runs:
-        said.append("next to no interval between two checkpoints ends without a failure: such a job makes no progress")
-    return said
+        found.append("almost no interval between two checkpoints ends without a failure: the job makes no progress")
+    return found
 
 
 def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
-    """What would be if: ETTR over GPUs x checkpoint interval, and GPUs x rate, all else as it is.
+    """Return the ETTR over GPUs x checkpoint interval, and over GPUs x rate, with all other parameters of `job`.
 
     Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
     sizes = [(gpus, replace(job, nodes=max(1.0, gpus / gpus_per_node))) for gpus in GRID_GPUS]
@@ -182,13 +173,13 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
             {
                 "gpus": gpus,
                 "checkpoint_seconds": seconds,
-                "ettr": ettr_model.expected(ettr_model.at_interval(one, seconds)),
+                "ettr": ettr_model.exact(ettr_model.at_interval(one, seconds)),
             }
             for gpus, one in sizes
             for seconds in GRID_CHECKPOINTS_SECONDS
         ],
         "by_rate": [
-            {"gpus": gpus, "rate": r_f, "ettr": ettr_model.expected(replace(one, rate=r_f))}
+            {"gpus": gpus, "rate": r_f, "ettr": ettr_model.exact(replace(one, rate=r_f))}
             for gpus, one in sizes
             for r_f in GRID_RATES
         ],
@@ -203,28 +194,27 @@ def text(ettr: Document, page: Page) -> str:
     goes_on = with_["productive_seconds"]
     simulation = ettr["simulation"]
     lines = [
-        f"ETTR {ettr['analytic']:.2f}"
+        f"ETTR {ettr['exact']:.2f}"
         + (f" (95 %: {ettr['interval'][0]:.2f} to {ettr['interval'][1]:.2f})" if ettr["interval"] else "")
-        + f": of the time that a job of {with_['gpus']:,} GPUs waits and runs it makes progress in so much, "
-        + ("if it runs on and on." if goes_on is None else f"if it needs {span(goes_on)} of progress."),
-        f"A failure each {span(ettr['mttf_seconds'])} (r_f {number(with_['rate'])} per 1000 node-days"
+        + f": the share of its time, waiting and running, in which a job of {with_['gpus']:,} GPUs makes progress"
+        + (" (a job without end)." if goes_on is None else f" (a job that needs {span(goes_on)} of progress)."),
+        f"{_failures(ettr['mttf_seconds'])} (r_f {number(with_['rate'])} per 1000 node-days"
         + (
             f", 95 %: {number(ettr['rate_interval'][0])} to {number(ettr['rate_interval'][1])}"
             if ettr["rate_interval"]
             else ""
         )
-        + f"), a checkpoint each {span(with_['checkpoint_seconds'])}, written in {span(with_['write_seconds'])}; "
+        + f"), a checkpoint every {span(with_['checkpoint_seconds'])}, written in {span(with_['write_seconds'])}; "
         f"restart {span(with_['restart_seconds'])}, queue {span(with_['queue_seconds'])}.",
-        f"Closed form {ettr['approximate']:.3f}, formula {ettr['analytic']:.3f}, productive time / expected time "
-        f"{ettr['exact']:.3f}, simulated {ettr['simulated']:.3f} (standard error {simulation['standard_error']:.2g}, "
-        f"{simulation['runs']:,} runs of {span(simulation['productive_seconds'])})."
+        f"For comparison: simulated {ettr['simulated']:.3f} (standard error {simulation['standard_error']:.2g}, "
+        f"{simulation['runs']:,} runs of {span(simulation['productive_seconds'])}), formula {ettr['analytic']:.3f}, "
+        f"the paper's closed form {ettr['approximate']:.3f}. {FORMULA_TOO_LOW}"
         + ("" if simulation["low"] is None else f" {OF_EACH_RUN}"),
         *(f"Warning: {one}." for one in ettr["warnings"]),
     ]
     if ettr["daly_young_seconds"] is not None:
         lines.append(
-            f"Daly and Young's interval is {span(ettr['daly_young_seconds'])}: "
-            f"ETTR {ettr['approximate_at_daly_young']:.2f}."
+            f"Daly and Young's interval is {span(ettr['daly_young_seconds'])}: ETTR {ettr['exact_at_daly_young']:.2f}."
         )
     return document.told(
         "How much of its time a large job makes progress",
@@ -238,13 +228,17 @@ def text(ettr: Document, page: Page) -> str:
     )
 
 
+def _failures(mttf_seconds: float | None) -> str:
+    return "No failures" if mttf_seconds is None else f"A failure every {span(mttf_seconds)}"
+
+
 def _grid(ettr: Document, page: Page) -> str:
     cells = {(one["gpus"], one["checkpoint_seconds"]): one["ettr"] for one in ettr["grid"]["by_checkpoint"]}
     columns = ("GPUs", *(span(seconds) for seconds in GRID_CHECKPOINTS_SECONDS))
     rows = [
         (f"{gpus:,}", *(f"{cells[gpus, seconds]:.2f}" for seconds in GRID_CHECKPOINTS_SECONDS)) for gpus in GRID_GPUS
     ]
-    return "ETTR with a checkpoint each\n" + table(columns, rows, page)
+    return "ETTR with a checkpoint every\n" + table(columns, rows, page)
 
 
 def _measured(ettr: Document, page: Page) -> str:

@@ -19,8 +19,6 @@ DAY = 86400
 # Attempts that a simulation draws: a second or two. Of so few intervals the outcome is no more than a guess.
 ATTEMPTS, LEAST_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-# The formula counts a failure's loss as if none came in the loss itself: it is 5 % too low at 0.3, 15 % at 0.5.
-NEAR_HALF = 0.4
 NEVER = 1e-12  # failures: so few in a piece of work that they are lost in the arithmetic
 
 

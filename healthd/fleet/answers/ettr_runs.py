@@ -1,4 +1,4 @@
-"""What the store's runs (jobs of one name one after another) made of their time, beside what the formula expects."""
+"""What the store's runs (jobs of one name one after another) made of their time, beside what the model expects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from healthd.fleet.answers.ettr_model import Job, expected
+from healthd.fleet.answers.ettr_model import Job, exact
 from healthd.fleet.answers.rate import CLASSES
 from healthd.fleet.answers.study import Row, Study
 
@@ -89,7 +89,7 @@ def by_size(
     runs: Sequence[Row], r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> list[dict[str, Any]]:
     """[{gpus_up_to, runs, interruptions, mean, low, high, expected}]: the mean of the runs' ETTR, of ten runs one is
-    below `low` and one above `high`, and the mean of what the formula expects of each: with its own nodes and progress,
+    below `low` and one above `high`, and the mean of what the model expects of each: with its own nodes and progress,
     and the class's mean wait."""
     classes: dict[int, list[Row]] = {}
     for run in runs:
@@ -101,8 +101,8 @@ def by_size(
         starts = sum(run["starts"] for run in some)
         queue = sum(run["queued_seconds"] for run in some) / starts if starts else 0.0
         low, high = (float(end) for end in np.quantile(ratios, (0.1, 0.9)))
-        of_formula = [
-            expected(
+        of_model = [
+            exact(
                 Job(
                     max(1.0, run["nodes"]),
                     r_f,
@@ -126,7 +126,7 @@ def by_size(
                 "mean": float(ratios.mean()),
                 "low": low,
                 "high": high,
-                "expected": sum(of_formula) / len(of_formula) if of_formula else None,
+                "expected": sum(of_model) / len(of_model) if of_model else None,
             }
         )
     return found

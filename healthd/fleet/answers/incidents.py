@@ -93,7 +93,6 @@ def decides(failure: Failure, seen: Seen) -> bool:
 
     It isolates the node: degraded or critical, by its code or as it was told; or it is the program's own doing. What
     is unlikely is excluded:
-    - a link between nodes, for a job of one node;
     - a fault of one GPU that names other jobs, for a job that FAILED (where the node died, all jobs ended);
     - a program's own fault, for a NODE_FAIL (a program does not end slurmd), and from before the job began.
     """
@@ -103,8 +102,6 @@ def decides(failure: Failure, seen: Seen) -> bool:
         return False
     if means.ends == TOLD and seen.severity not in ISOLATING:
         return False
-    if means.cause in BETWEEN_NODES and failure.nodes <= 1:
-        return False
     if means.cause == USER and (
         failure.state != "FAILED" or (failure.start_time is not None and seen.last_seen < failure.start_time)
     ):
@@ -113,12 +110,20 @@ def decides(failure: Failure, seen: Seen) -> bool:
     return not (others and means.cause in OF_ONE_GPU and failure.state == "FAILED")
 
 
+def is_unlikely(failure: Failure, cause: str) -> bool:
+    """Return True for a link between nodes and a job of one node.
+
+    The job may have used the link, for storage or to Slurm, so it is a cause, but after all others: a link that fails
+    beside another fault is not preferred."""
+    return cause in BETWEEN_NODES and failure.nodes <= 1
+
+
 def attributed(failure: Failure, seen: Iterable[Seen]) -> Attributed | None:
     """The most likely cause; None where nothing that was seen can have ended the job. The order of `seen` is without
     meaning.
 
-    The incident is chosen by the order of its cause, then by what was seen first, then by the node's name. It is told
-    by the code that is of this cause itself, the worst, an edge before a level.
+    The incident is chosen by the order of its cause (an unlikely one after all others), then by what was seen first,
+    then by the node's name. It is told by the code that is of this cause itself, the worst, an edge before a level.
     """
     placed = _with_incidents(seen)
     deciding: dict[tuple[str, str], list[Seen]] = defaultdict(list)
@@ -127,11 +132,19 @@ def attributed(failure: Failure, seen: Iterable[Seen]) -> Attributed | None:
             deciding[cause, one.node].append(one)
     if not deciding:
         return None
-    cause, node = min(deciding, key=lambda it: (ORDER[it[0]], min(one.first_seen for one in deciding[it]), it[1]))
+    cause, node = min(
+        deciding,
+        key=lambda it: (
+            is_unlikely(failure, it[0]),
+            ORDER[it[0]],
+            min(one.first_seen for one in deciding[it]),
+            it[1],
+        ),
+    )
     chosen = min(deciding[cause, node], key=lambda one: _telling(cause, one))
     also = tuple(it for it in placed if it[1] is not chosen)
     causes = frozenset(it[0] for it in deciding)
-    sure = _confidence(cause, deciding[cause, node], bool(causes - {cause, USER}))
+    sure = _confidence(failure, cause, deciding[cause, node], bool(causes - {cause, USER}))
     return Attributed(cause, chosen, sure, also, causes)
 
 
@@ -158,11 +171,26 @@ def _incident(cause: str, there: set[str]) -> str:
     return next((wider for wider in BELONGS_TO.get(cause, ()) if wider in there), cause)
 
 
-def _confidence(cause: str, deciding: Sequence[Seen], others: bool) -> str:
-    """high: it isolates the node, our stream told it, and no other cause was seen that would. One step less where one
-    was, and where only a scrape shows it: it cannot say when in its step, nor whether a user can forge it. A program's
-    own Xid is medium (the same Xids come from bad GPUs too, on different jobs), low where it only follows from
-    something else (43, 45)."""
+def _confidence(failure: Failure, cause: str, deciding: Sequence[Seen], others: bool) -> str:
+    """Return high if the condition ends jobs by its code, healthd's stream reported it, and no other cause was seen.
+
+    One step less for each of: another cause was seen that isolates a node; only a scrape shows it, which does not give
+    the time within its step, nor whether a user can forge it; and what `_weakness` adds. A program's own Xid is medium
+    (bad GPUs cause the same Xids, on different jobs), low if it only follows from something else (43, 45)."""
     if cause == USER:
         return "low" if all(one.code in FOLLOWS_OF_PROGRAM for one in deciding) else "medium"
-    return CONFIDENCES[int(others) + int(not any(one.told for one in deciding))]
+    steps = int(others) + int(not any(one.told for one in deciding)) + min(map(_weakness, deciding))
+    if is_unlikely(failure, cause):
+        steps += 2 if failure.state == "FAILED" else 1
+    return CONFIDENCES[min(steps, len(CONFIDENCES) - 1)]
+
+
+def _weakness(one: Seen) -> int:
+    """Return how many steps of confidence a condition lacks by its code.
+
+    0: the code ends jobs, or a code of ours was critical. 1: one of ours that was reported as degraded only (corrected
+    ECC errors, error rates), or an unknown code that was critical. 2: an unknown code that was degraded."""
+    means = meaning(one.code)
+    if means.known and means.ends != TOLD:
+        return 0
+    return int(one.severity != "critical") + int(not means.known)

@@ -91,6 +91,25 @@ JOIN jobs ON jobs.cluster = met.cluster AND jobs.db_index = met.db_index
 WHERE jobs.state IN ('FAILED', 'NODE_FAIL', 'REQUEUED') AND jobs.end_time < {end}
 ORDER BY ALL
 """
+# Each moment, and whether a job was on the node then: `until` is the latest end of the jobs that started before.
+_MOMENTS = """
+WITH started AS (
+  SELECT cluster, node, start_time, max(coalesce(end_time, {end})) AS end_time
+  FROM job_nodes SEMI JOIN lemon_hits USING (cluster, node)
+  WHERE start_time >= {begin} AND start_time < {end} GROUP BY cluster, node, start_time
+), busy AS (
+  SELECT cluster, node, start_time,
+    max(end_time) OVER (PARTITION BY cluster, node ORDER BY start_time ROWS UNBOUNDED PRECEDING) AS until
+  FROM started
+), moments AS (
+  SELECT DISTINCT cluster, node, time, code, severity, kind FROM lemon_hits
+)
+SELECT moments.cluster, moments.node, moments.time, moments.code, moments.severity, moments.kind,
+  coalesce(busy.until >= moments.time - {after}, FALSE) AS busy
+FROM moments ASOF LEFT JOIN busy
+  ON moments.cluster = busy.cluster AND moments.node = busy.node AND moments.time >= busy.start_time
+ORDER BY ALL
+"""
 _NODE_FAILS = """
 SELECT jobs.cluster, jobs.db_index, jobs.job_id, jobs.state, jobs.end_time, jobs.gpus, jobs.nodes, job_nodes.node
 FROM jobs JOIN job_nodes ON job_nodes.cluster = jobs.cluster AND job_nodes.db_index = jobs.db_index
@@ -163,7 +182,7 @@ def known(study: Study, begin: int, end: int) -> Known:
         study.rows(sql.format(**places))
         for sql in (_MET, _NODE_FAILS, _STATES, _DRAINS, _MAINTENANCE, _TICKETS, _FAILURES)
     )
-    hits = study.rows("SELECT DISTINCT cluster, node, time, code, severity, kind FROM lemon_hits ORDER BY ALL")
+    hits = study.rows(_MOMENTS.format(**places))
     outages = outages_of([*states, *drains], maintenance)
     shares = came_with_failures(hits, met)
     jobs = culprits(met, node_fails)
@@ -234,16 +253,22 @@ def _within(start: int, end: int | None, planned: Row) -> bool:
 
 
 def came_with_failures(hits: Iterable[Row], met: Iterable[Row]) -> dict[str, float]:
-    """code -> how often a job of the node failed when it was seen or the node was taken out for it: what is never
-    beside a failure (a link that is slower than it could be, a person who looks at a fan) says little of a failing
-    node. Laplace's rule, (k + 1) / (n + 2), which is 1/2 where nothing is known."""
+    """Return for each code how often a job of the node failed when it was seen or the node was drained for it.
+
+    A code that is never seen beside a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
+    node. Moments without a job on the node do not count: the same fault fails no job on an idle node, and an idle fleet
+    would give each code a low share. Drains by people count always, since people prefer idle nodes for their work.
+    Laplace's rule, (k + 1) / (n + 2): 1/2 if nothing is known."""
     seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     for rows, into in ((hits, seen), (met, failed)):
         for row in rows:
-            # one a node and day: a condition that is seen each minute is one
-            into[_code(row)].add((row["cluster"], row["node"], row["time"] // 86400))
-    return {code: (len(failed[code] & those) + 1) / (len(those) + 2) for code, those in seen.items()}
+            code = _code(row)
+            seen.setdefault(code, set())
+            if into is failed or row["busy"] or code == "person":
+                # Count once per node and day: a condition may be seen every minute.
+                into[code].add((row["cluster"], row["node"], row["time"] // 86400))
+    return {code: (len(failed[code]) + 1) / (len(those | failed[code]) + 2) for code, those in seen.items()}
 
 
 def _code(hit: Row) -> str:

@@ -2,9 +2,12 @@
 
 The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale
 Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. Ours: what comes
-of one event is one evidence (lemon_score.incidents), and a node has FLOOR of them at least; one signal other than
-excl_jobid_count, which the paper found to tell little, is FLOOR at least and above the fleet's QUANTILE; and the node's
-rate is more than MANY_TIMES the fleet's with a probability of SURE (lemon_score). Never more than MOST of the nodes.
+of one event is one evidence (lemon_score.incidents), and a node is a lemon if its rate is more than MANY_TIMES the
+fleet's with a probability of SURE at least (lemon_score). Never more than MOST of the nodes.
+
+A drain takes a node out of service without a person's look at it, so `--apply` requires more: a probability of
+SURE_TO_APPLY, events that weigh FLOOR together, and one signal other than excl_jobid_count, which the paper found to
+tell little, that is FLOOR at least and above the fleet's QUANTILE.
 """
 
 from __future__ import annotations
@@ -44,8 +47,10 @@ SIGNALS = (
 NEVER_ALONE = "excl_jobid_count"
 FLOOR = 2
 QUANTILE = 0.95
-# One in three: to look at a good node costs less than the jobs that a lemon ends.
-MANY_TIMES, SURE = 3.0, 1 / 3
+MANY_TIMES = 3.0
+# One in five to be named: to look at a good node costs less than the jobs that a lemon ends. Chosen on made histories
+# of seeds 21 and 22 (busy, idle, few faults), where no named node was good. --apply drains from one in three on.
+SURE, SURE_TO_APPLY = 0.2, 1 / 3
 MOST = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
 LARGE = (128, 512)  # GPUs: what jobs of more would gain
@@ -79,6 +84,7 @@ _OBSERVED = """
 SELECT cluster, node, CAST(sum(seconds) AS BIGINT) AS seconds, CAST(sum(observed_seconds) AS BIGINT) AS observed
 FROM observed WHERE day >= {begin} - 86399 AND day < {end} GROUP BY cluster, node
 """
+NOT_DRAINED = "--apply does not drain it unless --probability is given: its events are few, or of little weight"
 _TIMES = {
     "jobs": ("start_time", "end_time"),
     "events": ("time",),
@@ -111,8 +117,9 @@ def found(lemons: Document) -> bool:
     return bool(lemons["nodes"])
 
 
-def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS) -> Document:
+def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, least: float | None = None) -> Document:
     """window_days   of the time that is asked for, its last days, or of what is known of it; None: all of it
+    least         the probability from which a node is named and drained (`--probability`); None: SURE and `certain`
 
     Raises Unanswerable where nothing in the store tells of a node's failures."""
     if not any(study.has(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
@@ -121,7 +128,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS) -> Document
     begin, end = _window(study, window_days, newest)
     all_known = known(study, begin - HISTORY_SECONDS, end)
     suspects = _suspects(study, all_known, begin, end)
-    judged = {cluster: judge(suspects[cluster]) for cluster in sorted(suspects)}
+    judged = {cluster: judge(suspects[cluster], least) for cluster in sorted(suspects)}
     ranked = [one for cluster in judged for one in judged[cluster].ranked]
     counts = study.rows("SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster")
     all_nodes = {row["cluster"]: row["nodes"] for row in counts}
@@ -131,9 +138,8 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS) -> Document
         "to_time": end,
         "window": {"from_time": begin, "to_time": end, "days": (end - begin) / DAY, "known_until": known_until(newest)},
         "most_share": MOST,
-        "nodes": [
-            _node(one, judged[one.cluster].fleet, begin, end) for one in ranked if judged[one.cluster].is_lemon(one)
-        ],
+        "least_probability": SURE if least is None else least,
+        "nodes": [_node(one, judged[one.cluster], begin, end) for one in ranked if judged[one.cluster].is_lemon(one)],
         "fleets": [_fleet(judged[cluster], suspects[cluster], all_nodes[cluster]) for cluster in judged],
         "candidates": [
             {
@@ -142,6 +148,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS) -> Document
                 "score": score(one.counted, fleet),
                 "probability": probability(one.counted, fleet, MANY_TIMES),
                 "incidents": counting(one.incidents),
+                "events": len(one.incidents),
                 "signals": dict(one.signals),
                 "lemon": judged[one.cluster].is_lemon(one),
             }
@@ -255,12 +262,13 @@ def counting(of_node: Iterable[Incident]) -> float:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """fleet: None = nobody failed. high: what a signal must be above. ranked: those with an event in the window, the
-    likeliest lemon first."""
+    likeliest lemon first. certain: the lemons that --apply drains."""
 
     fleet: Fleet | None
     high: Mapping[str, float]
     ranked: Sequence[Suspect]
     lemons: frozenset[str]
+    certain: frozenset[str]
 
     def is_lemon(self, one: Suspect) -> bool:
         return one.node in self.lemons
@@ -271,24 +279,30 @@ def most_lemons(nodes: int) -> int:
     return max(1, math.floor(nodes * MOST + 1e-9)) if nodes > 1 else 0
 
 
-def judge(suspects: Sequence[Suspect]) -> Judged:
-    """The nodes of one cluster, against each other."""
+def judge(suspects: Sequence[Suspect], least: float | None = None) -> Judged:
+    """Compare the nodes of one cluster. least: as of `lemons`."""
     fleet = fleet_of(one.counted for one in suspects)
     high = {name: quantile([one.signals[name] or 0.0 for one in suspects], QUANTILE) for name in SIGNALS}
     if fleet is None:
-        return Judged(None, high, (), frozenset())
+        return Judged(None, high, (), frozenset(), frozenset())
     ranked = sorted(
         (one for one in suspects if one.incidents),
         key=lambda one: (-probability(one.counted, fleet, MANY_TIMES), -score(one.counted, fleet), one.node),
     )
-    lemons = [
-        one.node
-        for one in ranked
-        if counting(one.incidents) >= FLOOR - 1e-9
+    from_probability = SURE if least is None else least
+    likely = [one for one in ranked if probability(one.counted, fleet, MANY_TIMES) >= from_probability]
+    named = likely[: most_lemons(len(suspects))]
+    certain = [one.node for one in named if least is not None or is_certain(one, fleet, high)]
+    return Judged(fleet, high, ranked, frozenset(one.node for one in named), frozenset(certain))
+
+
+def is_certain(one: Suspect, fleet: Fleet, high: Mapping[str, float]) -> bool:
+    """Return True if --apply drains this lemon: its events weigh FLOOR together and a signal stands out."""
+    return (
+        probability(one.counted, fleet, MANY_TIMES) >= SURE_TO_APPLY
+        and counting(one.incidents) >= FLOOR - 1e-9
         and stands_out(one.signals, high, one.evidence)
-        and probability(one.counted, fleet, MANY_TIMES) >= SURE
-    ]
-    return Judged(fleet, high, ranked, frozenset(lemons[: most_lemons(len(suspects))]))
+    )
 
 
 def stands_out(signals: Mapping[str, float | None], high: Mapping[str, float], evidence: Sequence[Evidence]) -> bool:
@@ -371,7 +385,8 @@ def _fleet(judged: Judged, suspects: Sequence[Suspect], cluster_nodes: int) -> d
     }
 
 
-def _node(one: Suspect, fleet: Fleet | None, begin: int, end: int) -> dict[str, Any]:
+def _node(one: Suspect, judged: Judged, begin: int, end: int) -> dict[str, Any]:
+    fleet = judged.fleet
     assert fleet is not None, "where nobody failed there is no lemon"
     days = (end - begin) / DAY
     out = one.out
@@ -382,6 +397,8 @@ def _node(one: Suspect, fleet: Fleet | None, begin: int, end: int) -> dict[str, 
         "score": score(one.counted, fleet),
         "probability": probability(one.counted, fleet, MANY_TIMES),
         "incidents": counting(one.incidents),
+        "events": len(one.incidents),
+        "certain": one.node in judged.certain,
         "signals": dict(one.signals),
         "evidence": [told_of(incident, one.evidence) for incident in one.incidents],
         "words": words,
@@ -531,6 +548,8 @@ def text(lemons: Document, page: Page) -> str:
             f"{number(one['score'], 2)} times the fleet's rate; more than {MANY_TIMES:g} times with a probability of"
         )
         lines.append(f"{indent}{likely} {percent(one['probability'])}")
+        if not one["certain"]:
+            lines.append(f"{indent}{NOT_DRAINED}")
         if one["observed_share"] is not None and one["observed_share"] < LITTLE_OBSERVED:
             lines.append(
                 f"{indent}healthd observed {percent(one['observed_share'])} of its time: more may have been there"

@@ -69,9 +69,9 @@ GROUP BY ALL ORDER BY ALL
 _PORTS = f"""
 SELECT
   coalesce(gpu_model, '') AS model, code IN ({", ".join(f"'{code}'" for code in KINDS[NOT_SWITCHED])}) AS inside,
-  count(DISTINCT subject) AS ports
+  greatest(1, count(DISTINCT subject) FILTER (subject <> '')) AS ports
 FROM evidence JOIN chosen_nodes USING (cluster, node)
-WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)}) AND subject <> ''
+WHERE code IN ({", ".join(f"'{code}'" for code in KIND_OF)})
 GROUP BY ALL ORDER BY ALL
 """
 
@@ -97,6 +97,12 @@ def links(study: Study) -> Document:
         "of them is not counted.",
         *study.coverage_notes("events"),
     ]
+    unnamed = sum(count for counted in its.values() for (_, _, port), count in counted.items() if not port)
+    if unnamed:
+        notes.append(
+            f"{plural(unnamed, 'episode')} {'has' if unnamed == 1 else 'have'} no port name: these are counted by "
+            "node, as of one port."
+        )
     unswitched = sum(row["switch"] is None for row in nodes)
     if unswitched:
         notes.append(
@@ -345,7 +351,7 @@ def port_cells(links: Document) -> list[tuple[str, ...]]:
     """Those that stand out. Pure."""
     return [
         (
-            f"{row['node']} {row['port']}",
+            f"{row['node']} {row['port']}".rstrip(),
             row["kind"].replace("_", " "),
             f"{row['episodes']:,}",
             number(row["expected"], 2),
@@ -390,7 +396,7 @@ def sentences(links: Document) -> list[str]:
     if ports:
         worst = ports[0]
         said.append(
-            f"Most of all {worst['node']} {worst['port']}, {worst['kind'].replace('_', ' ')}: "
+            f"Most of all {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
             f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were to be expected."
         )
     if links["together"]:

@@ -58,7 +58,7 @@ SELECT
 FROM job_nodes JOIN ran USING (cluster, db_index)
 GROUP BY ran.gpus_up_to, ran.large, job_nodes.cluster, job_nodes.node
 """
-# The node of a failure: as `hardware_ends` has it, else the one that Slurm set down then.
+# The node of a failure: as `hardware_ends` has it, else the one that Slurm set down then, else the job's only node.
 _FAILURES = f"""
 WITH ran AS ({_RAN}),
 failed AS (
@@ -74,11 +74,16 @@ down AS (
   QUALIFY row_number() OVER (
     PARTITION BY failed.cluster, failed.db_index ORDER BY abs(node_states.start_time - failed.end_time), job_nodes.node
   ) = 1
+),
+single AS (
+  SELECT failed.cluster, failed.db_index, min(job_nodes.node) AS node
+  FROM failed JOIN job_nodes USING (cluster, db_index)
+  GROUP BY failed.cluster, failed.db_index HAVING count(*) = 1
 )
 SELECT
   failed.cluster, failed.db_index, failed.job_id, failed.ended, failed.gpus_up_to, failed.large,
-  failed.start_time, failed.end_time, coalesce(failed.seen_node, down.node) AS node
-FROM failed LEFT JOIN down USING (cluster, db_index)
+  failed.start_time, failed.end_time, coalesce(failed.seen_node, down.node, single.node) AS node
+FROM failed LEFT JOIN down USING (cluster, db_index) LEFT JOIN single USING (cluster, db_index)
 """
 _ROWS = {  # name -> its SQL and its order
     "sums": (_SUMS, "gpus_up_to, large"),

@@ -53,6 +53,8 @@ _KNOWN = " UNION ".join(
 )
 # As long as the store's own table and as wide: of a view only the columns are read that are asked for.
 _READ_EACH_TIME = ("lines",)
+# Errors that files, the disk or the memory limit may cause.
+_OF_FILES = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
 MOST_HINT = 400  # characters of what is known instead
 
 
@@ -200,7 +202,10 @@ class Study:
     def _execute(self, sql: str, values: Sequence[Value | None] = ()) -> duckdb.DuckDBPyConnection:
         try:
             return self._connection.execute(sql, list(values))
-        except (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException) as error:
+        except duckdb.Error as error:
+            # Damaged bytes within a Parquet page raise the bare base class; our own mistakes in SQL have classes.
+            if type(error) is not duckdb.Error and not isinstance(error, _OF_FILES):
+                raise
             raise store.damaged(
                 self._connection, [path for some in self._files.values() for path in some], error
             ) from None

@@ -30,9 +30,10 @@ def _sentences(ettr: Document) -> tuple[str, ...]:
     interval = ettr["interval"]
     said = [
         f"A job of {with_['gpus']:,} GPUs that writes a checkpoint every {span(with_['checkpoint_seconds'])} and "
-        f"restarts in {span(with_['restart_seconds'])} makes progress in {ettr['analytic']:.0%} of its time"
+        f"restarts in {span(with_['restart_seconds'])} makes progress in {ettr['exact']:.0%} of its time"
         + (f" (95 %: {interval[0]:.0%} to {interval[1]:.0%})" if interval else "")
-        + f"; it is interrupted every {span(ettr['mttf_seconds'])}."
+        + ("" if ettr["mttf_seconds"] is None else f"; it is interrupted every {span(ettr['mttf_seconds'])}")
+        + "."
     ]
     other = next(
         (
@@ -80,11 +81,11 @@ def _grid(ettr: Document, name: str, key: str) -> Chart:
     some = [one for one in ettr["grid"][name] if one["gpus"] in (4096, 16_384, 131_072)]
     words = "; ".join(f"{one['gpus']:,} GPUs, {title} {number(float(one[key]))}: {one['ettr']:.2f}" for one in some)
     what = "the interval between checkpoints" if key == "checkpoint_seconds" else "the rate of failures"
-    return chart(f"What would be if: ETTR by size and {what}", words, drawing)
+    return chart(f"ETTR by size and {what}", words, drawing)
 
 
 def _runs(ettr: Document) -> Chart:
-    """Each size: the mean of its runs with the range of 8 of 10, and what the formula expects."""
+    """Each size: the mean of its runs with the range of 8 of 10, and what the model expects."""
     rows = ettr["measured"]
     ranges = [{"size": f"{row['gpus_up_to']:,}", "low": row["low"], "high": row["high"]} for row in rows]
     points = [
@@ -109,19 +110,19 @@ def _runs(ettr: Document) -> Chart:
         ]
     )
     words = "; ".join(f"up to {row['gpus_up_to']:,} GPUs {row['mean']:.2f}" for row in rows)
-    return chart("Runs of 24 h or more: their ETTR (lines: 8 of 10 runs) and what the formula expects", words, drawing)
+    return chart("Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and the expected one", words, drawing)
 
 
 def _forms(ettr: Document) -> Table:
     simulation = ettr["simulation"]
     return Table(
-        "One job, told in four ways",
+        "The same job by other forms",
         ("form", "ETTR"),
         (
-            ("formula, with queue and end", f"{ettr['analytic']:.3f}"),
-            ("closed form of the paper", f"{ettr['approximate']:.3f}"),
-            ("productive time / expected time, for failures at random", f"{ettr['exact']:.3f}"),
+            ("progress / expected time, for failures at random (used here)", f"{ettr['exact']:.3f}"),
             (f"simulated, standard error {simulation['standard_error']:.2g}", f"{ettr['simulated']:.3f}"),
+            ("formula with queue and end, a lower bound", f"{ettr['analytic']:.3f}"),
+            ("closed form of the paper, a lower bound", f"{ettr['approximate']:.3f}"),
         ),
         frozenset({1}),
     )

@@ -29,6 +29,10 @@ NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 NO_NODES = ("", "None assigned", "(null)")
 REMEMBERED = 20_000
 LONG = 1_000  # characters
+# The state of the copy of a job that a federation removed because a sibling cluster started it. It ran elsewhere.
+REVOKED = "REVOKED"
+NAMELESS = 20  # jobs without a cluster before the first with one: then the whole source has none
+NO_CLUSTER = "a job does not name its cluster: say --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
 _STATE = regex(r"([A-Z][A-Z_]{2,30})(?: by \d{1,10})?")
@@ -36,6 +40,7 @@ _JOB_ID = regex(r"(\d{1,10})(?:_(?:(\d{1,10})|\[[^\]]*\]))?(?:\+\d{1,5})?")
 _EXIT = regex(r"(\d{1,10}):(\d{1,3})")
 # Slurm divides by 1,024 only what has no other rest than a half (convert_num_unit2() in slurm_protocol_api.c).
 _GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
+_OF_GPUS = regex(r"gres/gpu[:=].*")  # not gres/gpumem, gres/gpuutil, which are no number of GPUs
 _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
 _NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
@@ -101,6 +106,8 @@ class JobRows:
         self.zone = zone
         self.cluster = cluster
         self.source = source
+        self.named = False  # whether any job had a cluster
+        self.nameless = 0
         self._states = Remembered(_state)
         self._exits = Remembered(_exit)
         self._gpus = Remembered(_gpus)
@@ -114,8 +121,9 @@ class JobRows:
         self._tails = Remembered(_tail)
 
     def read(self, fields: Sequence[str]) -> Row | None:
-        """`fields`: as FIELDS names them. None: a step, which is no job. Raises ValueError: why it cannot be read;
-        NotReadable: no job of this source can be, without its cluster."""
+        """Read one record. `fields`: as FIELDS names them. None: a step, or the revoked copy of a federated job.
+
+        Raises ValueError: why it cannot be read; NotReadable: no job of this source names its cluster."""
         raw, shown, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
         suspended, nnodes, node_list, alloc_cpus, ncpus, tres, partition, account, qos, priority = fields[10:20]
         user, reservation, limit_raw, limit, restarts, name, work_dir, submit_line = fields[20:]
@@ -126,6 +134,8 @@ class JobRows:
         else:
             job_id, array, task = _ids(raw, shown)
         word = self._states[state]
+        if word == REVOKED:
+            return None
         submitted: int | None
         began: int | None
         ended: int | None
@@ -137,7 +147,10 @@ class JobRows:
         if submitted is None:
             raise ValueError("Submit: a job without it")
         count, names, nodes_text = self._nodes[node_list]
-        if node_list == "None assigned":  # cancelled while it waited: its Start is its End
+        # Cancelled while it waited: its Start is its End, and nothing is allocated. A job that ran and whose nodes are
+        # not recorded any more (NODE_FAIL) keeps its times and its GPUs.
+        waited = not tres or began is None or ended is None or ended <= began
+        if node_list == "None assigned" and waited:
             began = None
         if ended is not None:
             if word in NOT_ENDED:
@@ -147,13 +160,17 @@ class JobRows:
         ran = began is not None
         cluster = self._texts[cluster or self.cluster]
         if not cluster:
-            raise NotReadable("a job does not name its cluster: say --cluster NAME")
+            self.nameless += 1
+            if not self.named and self.nameless >= NAMELESS:
+                raise NotReadable(NO_CLUSTER)
+            raise ValueError(NO_CLUSTER)
+        self.named = True
         db_index = _db_index(index) or hashed(cluster, job_id, submitted)
         code, signal = self._exits[exit_code]
         texts, numbers = self._texts, self._numbers
         began_text, ended_text = "" if began is None else began, "" if ended is None else ended
         able: int | str | None = submitted if eligible == submit else self._seconds(eligible)
-        nodes: int | str = count or (numbers[nnodes] if ran and not node_list else "")
+        nodes: int | str = count or (numbers[nnodes] if ran and node_list in NO_NODES else "")
         gpus, cpus = self._gpus[tres], numbers[alloc_cpus] or numbers[ncpus]
         if not ran or cpus == "0":
             gpus, cpus, names = gpus if ran else "", "", names if ran else ""
@@ -264,7 +281,7 @@ def _gpus(text: str) -> str:
                 total = count
             else:
                 all_types += count
-        elif entry.startswith("gres/gpu"):
+        elif _OF_GPUS.fullmatch(entry):
             raise ValueError(f"AllocTRES: no number of GPUs: {described(entry.rpartition('=')[2])}")
     return str(all_types if total is None else total)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.sources import sacct_calls, sacct_json
-from healthd.fleet.sources.job_row import FIELDS, CutOff, JobRows, NotReadable, Row
+from healthd.fleet.sources.job_row import FIELDS, NO_CLUSTER, CutOff, JobRows, NotReadable, Row
 from healthd.fleet.sources.lines import opened
 from healthd.fleet.sources.pieces import read_together
 from healthd.fleet.sources.reading import Reading
@@ -120,11 +120,14 @@ def _rows_of_file(run: Run, reading: Reading) -> Iterator[Row]:
             first = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
             file.seek(0)
             of, name = (json_rows, sacct_json.NAME) if first == b"{" else (text_rows, NAME)
-            for row in of(file, JobRows(run.private, run.zone, run.cluster, name), reading.unread):
+            rows = JobRows(run.private, run.zone, run.cluster, name)
+            for row in of(file, rows, reading.unread):
                 if row is not None:
                     count += 1
                     if reading.wants(row.first_time, row.end_time):
                         yield row
+            if rows.nameless and not rows.named:
+                raise NotReadable(NO_CLUSTER)
         except CutOff as error:
             reading.cut(str(error))
         except NotReadable as error:

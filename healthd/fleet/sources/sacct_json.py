@@ -108,14 +108,15 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list; CutOff: it has no end."""
+    """(line, job) of each of `jobs`. Raises NotReadable: there is no such list, or it is empty and sacct reported an
+    error; CutOff: the list has no end, or sacct reported an error and may have left out jobs."""
     text = _Text(file)
     text.more()
     text.text = text.text.removeprefix("\ufeff")
     if text.peek() != "{":
         raise NotReadable("is no JSON object as sacct --json prints it")
     text.at += 1
-    seen, told = False, ""
+    seen, told, count = False, "", 0
     while text.peek() == '"':
         try:
             key = text.value()
@@ -139,6 +140,7 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
                 job = text.value()
             except ValueError as error:
                 raise CutOff(f"the document goes no further at line {line}: {error}") from None
+            count += 1
             if isinstance(job, dict):
                 yield line, job
             else:
@@ -146,6 +148,10 @@ def jobs_of(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
         if not character:
             raise CutOff(f"the document ends within its jobs, at line {text.line_here}")
         text.at += 1
+    if seen and told and not count:
+        raise NotReadable(f"has no jobs, and sacct reported an error{told}")
+    if seen and told:
+        raise CutOff(f"sacct reported an error, so jobs may be missing{told}")
     if not seen:
         raise NotReadable(f'has no list of "jobs" as sacct --json prints it{told}')
 

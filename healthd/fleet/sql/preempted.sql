@@ -70,7 +70,7 @@ unlogged AS (
 ),
 placed AS (
   SELECT
-    unlogged.cluster, unlogged.db_index, unlogged.end_time, unlogged.within_seconds, job_nodes.node,
+    unlogged.cluster, unlogged.db_index, unlogged.job_id, unlogged.end_time, unlogged.within_seconds, job_nodes.node,
     unlogged.end_time - unlogged.end_time % nullif(unlogged.within_seconds + 1, 0) + numbers.n * (unlogged.within_seconds + 1) AS time_bin
   FROM unlogged
   JOIN job_nodes ON job_nodes.cluster = unlogged.cluster AND job_nodes.db_index = unlogged.db_index
@@ -84,14 +84,17 @@ starting AS (
   FROM job_nodes
   CROSS JOIN asked
 ),
--- Counted before the jobs are joined: few starts meet a victim, and there are millions.
+-- Counted before the jobs are joined: few starts meet a victim, and there are millions. meets keeps the victim's job_id,
+-- so that the join with jobs has no other table: joined with unlogged as well, DuckDB first paired every job with every
+-- victim of its cluster.
 meets AS (
-  SELECT placed.cluster, placed.db_index, starting.db_index AS preemptor_db_index, starting.start_time, count(*) AS shared_nodes
+  SELECT
+    placed.cluster, placed.db_index, placed.job_id, starting.db_index AS preemptor_db_index, starting.start_time, count(*) AS shared_nodes
   FROM placed
   JOIN starting
     ON starting.cluster = placed.cluster AND starting.node = placed.node AND starting.time_bin = placed.time_bin
     AND starting.start_time BETWEEN placed.end_time AND placed.end_time + placed.within_seconds
-  GROUP BY placed.cluster, placed.db_index, starting.db_index, starting.start_time
+  GROUP BY placed.cluster, placed.db_index, placed.job_id, starting.db_index, starting.start_time
 ),
 candidates AS (
   SELECT
@@ -100,9 +103,8 @@ candidates AS (
       PARTITION BY meets.cluster, meets.db_index ORDER BY meets.shared_nodes DESC, meets.start_time, meets.preemptor_db_index
     ) AS place
   FROM meets
-  JOIN unlogged ON unlogged.cluster = meets.cluster AND unlogged.db_index = meets.db_index
   JOIN jobs ON jobs.cluster = meets.cluster AND jobs.db_index = meets.preemptor_db_index
-  WHERE jobs.job_id <> unlogged.job_id
+  WHERE jobs.job_id <> meets.job_id
 ),
 victims AS (
   SELECT

@@ -1,0 +1,35 @@
+"""A store of a made history (bench/history), ingested as its files are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from healthd.cli.main import main
+
+BENCH = str(Path(__file__).parents[1] / "bench")
+if BENCH not in sys.path:
+    sys.path.append(BENCH)
+
+from history.making import make  # noqa: E402
+from history.size import Size  # noqa: E402
+
+
+def made_store(folder: Path, size: Size) -> Path:
+    """Make the history in `folder` and return its store, with every source."""
+    made, db = folder / "made", folder / "db"
+    make(size, made)
+    sources = {
+        "--nodes": "nodes.csv",
+        "--topology": "topology.conf",
+        "--slurmctld-log": "slurmctld.log",
+        "--node-states": "node_states.txt",
+        "--reservations": "reservations.txt",
+        "--tickets": "tickets.csv",
+        "--events": "events",
+    }
+    flags = [word for flag, name in sources.items() for word in (flag, str(made / name))]
+    sacct = ["--sacct", *map(str, sorted((made / "sacct").iterdir()))]
+    always = ["--out", str(db), "--cluster", "made", "--timezone", "UTC"]
+    assert main(["fleet", "ingest", *always, *flags, *sacct]) in (0, 1)  # some lines of a made history are torn
+    return db

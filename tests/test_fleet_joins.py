@@ -1,0 +1,131 @@
+"""No join of the fleet's SQL grows with the product of two tables, whichever sources a store lacks.
+
+The query plan depends on which tables are empty, so every answer and question runs on a made history without each
+source in turn. The test counts the rows that joins produce and compares; it asserts no time and no memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fleet_made import made_store
+from history.size import Size, nodes_for
+
+from healthd.fleet import engine, report
+from healthd.fleet.answers.document import Unanswerable
+from healthd.fleet.answers.study import Study
+from healthd.fleet.questions import built_in
+from healthd.fleet.store import reading
+from healthd.fleet.tables import TABLES
+
+pytestmark = pytest.mark.one_python
+
+SIZE = Size(jobs=6000, nodes=nodes_for(6000, 1), months=1, seed=3)
+# Rows out of a join, over all rows of the store. The greatest of the shipped SQL is below 1.
+MOST_ROWS_OUT = 3
+# A join on these columns alone pairs each row with all rows of a cluster or a node.
+COARSE = {"cluster = cluster", "node = node"}
+FEW = 100  # rows: a side as small as this may be joined with anything
+
+
+def nodes_of_plan(plan: Any) -> Iterator[dict[str, Any]]:
+    """The operators of EXPLAIN (ANALYZE, FORMAT json); DuckDB 2 names the keys differently from DuckDB 1."""
+    yield plan
+    for child in (*plan.get("children", ()), *plan.get("operator", ())):
+        yield from nodes_of_plan(child)
+
+
+def rows_out(operator: dict[str, Any]) -> int:
+    return int(operator.get("intermediate_rows", operator.get("operator_cardinality", 0)))
+
+
+def too_large(plan: Any, stored: int) -> list[str]:
+    """The joins of a plan that grow with the product of their sides."""
+    found = []
+    for operator in nodes_of_plan(plan):
+        kind = str(operator.get("type") or operator.get("operator_type") or operator.get("operator_name"))
+        if "JOIN" not in kind and "CROSS_PRODUCT" not in kind:
+            continue
+        conditions = operator.get("extra_info", {}).get("Conditions", [])
+        conditions = [conditions] if isinstance(conditions, str) else conditions
+        equal = {one for one in conditions if " = " in one or " IS NOT DISTINCT FROM " in one}
+        sides = [rows_out(child) for child in operator["children"]]
+        # An ASOF join takes one row a match, by merging.
+        coarse = min(sides) > FEW and equal <= COARSE and not kind.startswith(("ASOF", "DELIM"))
+        if coarse or rows_out(operator) > MOST_ROWS_OUT * stored:
+            found.append(f"{kind} of {sides} rows on {conditions} makes {rows_out(operator)} rows")
+    return found
+
+
+class Profiled:
+    """A connection that also profiles each query which it executes."""
+
+    def __init__(self, connection: Any, stored: int) -> None:
+        self._connection, self._stored = connection, stored
+        self.wrong: list[str] = []
+        self.profiled = 0
+
+    def execute(self, sql: str, values: Any = ()) -> Any:
+        query = sql.partition(" AS ")[2] if sql.startswith("CREATE TABLE ") else sql
+        query = "\n".join(line for line in query.splitlines() if not line.startswith("--")).lstrip()
+        if query.startswith(("SELECT", "WITH")):
+            (row,) = self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT json) {query}", values).fetchall()
+            self.wrong += [f"{joined}\n{query}" for joined in too_large(json.loads(row[1]), self._stored)]
+            self.profiled += 1
+        return self._connection.execute(sql, values)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[str]]]:
+    """The tables of a store with all sources."""
+    db = made_store(tmp_path_factory.mktemp("joins"), SIZE)
+    with reading(str(db)) as snapshot:
+        yield {table: list(snapshot.files(table)) for table in TABLES}
+
+
+LEFT_OUT = {
+    "nothing": (),
+    "slurmctld's log": ("preemptions",),
+    "events": ("events",),
+    "node states": ("node_states",),
+    "nodes": ("nodes",),
+    "tickets and reservations": ("tickets", "reservations"),
+    "exclusions": ("exclusions",),
+    "jobs": ("jobs", "job_nodes", "exclusions"),
+}
+
+
+@pytest.mark.parametrize("missing", LEFT_OUT)
+def test_joins_stay_linear_without_each_source(files: dict[str, list[str]], missing: str) -> None:
+    there = {table: [] if table in LEFT_OUT[missing] else paths for table, paths in files.items()}
+    with engine.connected(there, 1, 1024) as connection:
+        stored = sum(connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0] for table in TABLES)
+        profiled = Profiled(connection, stored)
+        study = Study(profiled, there, SIZE.start, SIZE.end)  # type: ignore[arg-type]
+        study.need(*built_in())
+        for part in report.parts():
+            try:
+                part.answer(study)
+            except Unanswerable:
+                assert missing != "nothing" or part.name == "ettr", part.name  # a month has too few runs
+    assert profiled.profiled > 50
+    assert not profiled.wrong, "\n\n".join(profiled.wrong)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        # Two tables that have only the cluster in common, as preempted.sql once joined jobs with its victims.
+        "SELECT count(*) FROM jobs AS a JOIN jobs AS b ON a.cluster = b.cluster AND a.job_id <> b.job_id",
+        "SELECT count(*) FROM job_nodes AS a JOIN job_nodes AS b ON a.node = b.node AND a.start_time < b.end_time",
+        "SELECT count(*) FROM jobs AS a JOIN jobs AS b ON a.start_time < b.end_time AND a.gpus > b.gpus",
+    ],
+)
+def test_a_quadratic_join_is_found(files: dict[str, list[str]], query: str) -> None:
+    with engine.connected(files, 1, 1024) as connection:
+        profiled = Profiled(connection, 10_000)
+        profiled.execute(query)
+    assert profiled.wrong

@@ -64,6 +64,8 @@ def test_a_captured_line_is_read_with_its_process(row):
         ("BUG: soft lockup - CPU#0 stuck for 67s! [swapper/0:0]", ("soft_lockup", "soft", 0, "swapper/0")),
         ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", ("soft_lockup", "hard", None, None)),
         ("watchdog: Watchdog detected hard LOCKUP on cpu 12", ("soft_lockup", "hard", None, None)),
+        ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", ("soft_lockup", "hard", None, None)),
+        ("watchdog: CPU0: Watchdog detected hard LOCKUP on cpu 127", ("soft_lockup", "hard", None, None)),
         ("Watchdog detected hard LOCKUP on cpu 0dModules linked in:", ("soft_lockup", "hard", None, None)),
         ("watchdog: CPU 19 self-detected hard LOCKUP @ _raw_spin_lock+0x60/0x100", ("soft_lockup", "hard", None, None)),
         ("watchdog: CPU 5 detected hard LOCKUP on other CPUs 7", ("soft_lockup", "hard", None, None)),

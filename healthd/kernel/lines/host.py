@@ -49,9 +49,11 @@ _SOFT = regex(
     r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#(\w{1,6}) stuck for (\d{1,10})s!"
     rf"(?: \[{_NAME}:(\d{{1,10}})\])?"
 )
-# NMI watchdog: Watchdog detected hard LOCKUP on cpu 3; powerpc: watchdog: CPU 19 self-detected hard LOCKUP @ ...
+# NMI watchdog: Watchdog detected hard LOCKUP on cpu 3
+# watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3          6.14 and newer; the first number is the CPU that checks
+# watchdog: CPU 19 self-detected hard LOCKUP @ ...                powerpc
 _HARD = regex(
-    r"(?:(?:NMI )?watchdog: )?(?:Watchdog detected hard LOCKUP on cpu (\d{1,6})"
+    r"(?:(?:NMI )?watchdog: )?(?:(?:CPU\d{1,6}: )?Watchdog detected hard LOCKUP on cpu (\d{1,6})"
     r"|CPU (\d{1,6}) (?:self-detected )?[Hh]ard LOCKUP|CPU \d{1,6} detected hard LOCKUP on other CPUs (\d{1,6}))"
 )
 # rcu: INFO: rcu_sched self-detected stall on CPU; INFO: rcu_sched detected stalls on CPUs/tasks: { 3} (detected by 5

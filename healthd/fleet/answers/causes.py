@@ -80,7 +80,8 @@ _WORDS = {
     "pcie": """
         pcie_aer/fatal! pcie_aer/not_recovered! pcie_aer/nonfatal_repeated! pcie_aer/nonfatal pcie_aer/correctable
         pcie_hotplug/link_down! pcie_hotplug/power_fault! pcie_hotplug/inaccessible pcie_hotplug/no_link
-        pcie_link/no_answer! pcie_link/narrow- pcie_link/slow- pcie_devices/gone! pcie_devices/another
+        iommu/dma_fault iommu/interrupt_fault iommu/stuck pcie_link/no_answer! pcie_link/narrow-
+        pcie_link/slow- pcie_devices/gone! pcie_devices/another
         gpu_pcie/generation- gpu_pcie/lanes- gpu_pcie/replays mlx5/pci_error mlx5/pcie_limited- mlx5/slot_power-
         ipmi_sel/critical_interrupt! ipmi_sel/bus_fatal! memory_edac/pci_parity""",
     "gpu_lost": """

@@ -50,7 +50,7 @@ _SOFT = regex(
     rf"(?: \[{_NAME}:(\d{{1,10}})\])?"
 )
 # NMI watchdog: Watchdog detected hard LOCKUP on cpu 3
-# watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3          6.14 and newer; the first number is the CPU that checks
+# watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3          6.14 and newer: the first number is the checking CPU
 # watchdog: CPU 19 self-detected hard LOCKUP @ ...                powerpc
 _HARD = regex(
     r"(?:(?:NMI )?watchdog: )?(?:(?:CPU\d{1,6}: )?Watchdog detected hard LOCKUP on cpu (\d{1,6})"

@@ -99,9 +99,8 @@ def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     drivers = {event.field("driver") for event in group}.difference(NOT_TELLING)
     if drivers:
         return next((DRIVERS[driver] for driver in sorted(drivers) if driver in DRIVERS), OTHER)
-    # The inventory of sysfs lists all devices of the kinds above, with their PCI class; a log shows only some devices.
-    is_complete = any(device.pci_class for device in node.devices)
-    return OTHER if is_complete and any(event.pci for event in group) else ""
+    # A complete inventory lists all devices of the kinds above.
+    return OTHER if node.is_complete and any(event.pci for event in group) else ""
 
 
 WORDS = {

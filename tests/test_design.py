@@ -34,7 +34,9 @@ PURE_OF = {
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",
     "say": "course duration event_rows next_steps render troubles",
-    "scan": "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed",
+    "scan": (
+        "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
+    ),
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
         "policy reason told victims"

@@ -194,6 +194,14 @@ def event_line(judged: Judged) -> str:
     )
 
 
+def unrecognised_line(driver: str, text: str, line: int, count: int) -> str:
+    """Return lines of a driver that no rule recognises as one object of `healthd scan --json`, with an event's keys."""
+    where = {"line": line, "time": None, "uptime": None, "host": ""}
+    what = {"kind": "unrecognised", "code": f"unrecognised/{driver}", "pci": None, "pid": None, "name": None}
+    rest = {"severity": "info", "clears": None, "unproven": False, "count": count, "text": text}
+    return json.dumps({**where, **what, **rest}) + "\n"
+
+
 @functools.lru_cache(maxsize=1000)
 def _quoted(text: str) -> str:
     return json.dumps(text)

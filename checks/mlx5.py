@@ -131,7 +131,7 @@ def _severity_beside(event: KernelEvent, reports: Reports) -> int:
 def _part(event: KernelEvent) -> str:
     """The card's address; without one the interface or device that the line names."""
     fields = dict(event.fields)
-    return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond") if name in fields), "")
+    return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 
 
 def _window_seconds(code: str, rule: Rule, config: Config) -> float:

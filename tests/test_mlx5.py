@@ -252,3 +252,29 @@ def test_whatever_is_said_there_is_one_finding_for_each_code_and_part(lines):
     keys = [(finding.code, finding.subject) for finding in found(*lines)]
     assert len(keys) == len(set(keys))
     assert all(re.fullmatch(r"mlx5/\w+", code) for code, _ in keys)
+
+
+# A card whose sub-functions recover on their own (linux stable 33de865f7bce); the last line is the fault.
+SUB_FUNCTION = """\
+mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:387:(pid 40948): starting health recovery flow
+mlx5_core 0000:03:00.0: mlx5_pci_slot_reset was called
+mlx5_core 0000:03:00.0: wait vital counter value 0xab175 after 1 iterations
+mlx5_core.sf mlx5_core.sf.25: firmware version: 24.32.532
+mlx5_core.sf mlx5_core.sf.23: mlx5_health_try_recover:387:(pid 40946): starting health recovery flow
+mlx5_core.sf mlx5_core.sf.25: mlx5_cmd_check:813:(pid 40948): ENABLE_HCA(0x104) op_mod(0x0) failed, status bad \
+resource state(0x9), syndrome (0x658908)
+mlx5_core.sf mlx5_core.sf.25: mlx5_function_setup:1292:(pid 40948): enable hca failed
+mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:389:(pid 40948): health recovery failed"""
+
+
+def test_sub_function_is_named_and_its_failed_recovery_is_degraded_but_no_pcie_error():
+    findings = found(*SUB_FUNCTION.split("\n"), all_events=False)
+    assert ("mlx5/health_fatal", "mlx5_core.sf.25", Severity.DEGRADED) in [
+        (each.code, each.subject, each.severity) for each in findings
+    ]
+    assert "mlx5/pci_error" not in [each.code for each in findings]
+    assert {each.subject for each in findings} == {"mlx5_core.sf.25", "mlx5_core.sf.23", "0000:03:00.0"}
+
+
+def test_command_without_a_free_entry_warns():
+    assert one(f"{CARD}cmd_work_handler:918:(pid 812): failed to allocate command entry").code == "mlx5/command_timeout"

@@ -98,7 +98,7 @@ _WORDS = {
         gpu_row_remap/no_spare_rows gpu_retired_pages/pending! gpu_retired_pages/too_many!""",
     "gsp": "gpu_xid/gsp!",
     "gpu": """
-        gpu_access/reset_required! gpu_xid/rm_init_failed! gpu_recovery_action/bus_reset!
+        gpu_access/reset_required! gpu_xid/rc_watchdog gpu_xid/rm_init_failed! gpu_recovery_action/bus_reset!
         gpu_recovery_action/gpu_reset! gpu_recovery_action/node_reboot! gpu_recovery_action/system_reboot!
         gpu_recovery_action/drain_and_reset! gpu_recovery_action/unknown gpu_sm/several_jobs gpu_software/inforom
         gpu_clocks/slowed- gpu_clocks/slowed_briefly- gpu_temperature/hot- gpu_temperature/memory_hot-

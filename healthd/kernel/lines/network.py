@@ -10,7 +10,7 @@ Codes of both:
     bond_down        a bond without any member that is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
-    health_recovery  the driver stops and restarts a card: the lines that led to it say more
+    health_recovery  the driver stops and restarts a card: the lines that led to it say more; device: the sub-function
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
     command_timeout  the firmware did not answer; command; leaks: the driver says that a resource is lost by it
     slot_power       the slot tells the card that it gives too little power, or the card has switched a port off for it
@@ -35,10 +35,11 @@ _IF = r"[^\s:/]{1,15}"  # a network interface
 
 # mlx5_core 0000:61:00.0: print_health_info:520:(pid 0): synd 0x10: High temperature
 # mlx5_core 0000:53:00.0 enp83s0f0np0: Link down              the card's interface, or its RDMA device (mlx5_3)
+# mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:389:(pid 40948): health recovery failed      a sub-function
 # mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): to Linux 4.x
 # infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): ...; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:...
 _MLX5 = regex(
-    r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
+    r"(?:mlx5_core(?:\.sf)?(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
     r"|(?:mlx5_\w{1,8}:)?(?=mlx5_\w{1,32}:))"
     r"(?:(?:[\w:.]{1,24}:)??\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
 )
@@ -67,8 +68,9 @@ _FORMS = tuple(
             "command_timeout",
             r"(?:cmd\[\d{1,4}\]: )?(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) "
             r"(?:No done completion|(?:Async, )?timeout\b(?P<leaks>\. Will cause a leak of a command resource)?"
-            r"|canceled on out of queue timeout)",
+            r"|canceled on out of queue timeout|timed out while waiting for a slot)",
         ),
+        ("command_timeout", r"failed to allocate command entry|All CMD slots are stalled"),
         (
             "command_failed",
             r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
@@ -79,7 +81,9 @@ _FORMS = tuple(
         ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
         (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x|ib_post_recv failed: "),
         ("tx_timeout", r"TX timeout (?:detected|on )|RX timeout on channel|NETDEV WATCHDOG: "),
-        ("pci_error", r"mlx5_pci_(?:err_detected|slot_reset)\b"),
+        # A PCI Express error begins with err_detected. slot_reset is also a step of mlx5_recover_device(), health.c.
+        ("pci_error", r"mlx5_pci_err_detected\b"),
+        ("health_recovery", r"mlx5_pci_slot_reset\b"),
         ("load_failed", r"mlx5_\w{1,32} failed with error code(?: is)?:? (?P<error>-?\d{1,5})"),
         (
             "load_failed",
@@ -124,8 +128,14 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
         # The card was switched off or is being reset: virtual functions that are taken away and mlxfwreset do this.
         code = "health_recovery"
     name = match[2] or match[3]
+    sub_function = match[1] if match[1] and match[1].startswith("mlx5_core.sf.") else None
     role = "ibdev" if match[3] or (name and name.startswith("mlx5_")) or "port" in found else "netdev"
-    return event(kind, match, code, found.pop("device", None) or match[1] or "", ((role, name), *found.items()))
+    fields = [
+        (role, name),
+        ("device", sub_function),
+        *((key, value) for key, value in found.items() if key != "device"),
+    ]
+    return event(kind, match, code, found.pop("device", None) or match[1] or "", fields)
 
 
 # bond0: (slave enp83s0f0np0): link status definitely down, disabling slave

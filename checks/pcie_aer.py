@@ -45,7 +45,12 @@ AFTER_EVENTS = ("pcie_aer",)
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x0300": "GPU", "0x0302": "GPU", "0x02": "network card", "0x0108": "NVMe"}  # by the beginning of the class
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}  # of the inventory
-DRIVERS = {"nvidia": "GPU", "nvidia-nvswitch": "NVSwitch", "mlx5_core": "network card", "nvme": "NVMe"}
+DRIVERS = {
+    "nvidia": "GPU",
+    "nvidia-nvswitch": "NVSwitch",
+    "nvme": "NVMe",
+    **dict.fromkeys(("mlx5_core", "bnxt_en", "ice", "efa", "ena"), "network card"),
+}
 LOGGED = {
     "fatal": "fatal",
     "contained": "fatal",

@@ -109,7 +109,9 @@ _WORDS = {
         ib_errors/symbol_rate ib_errors/recovery_rate ib_errors/receive_rate ib_errors/ack_timeout_rate
         ib_errors/slow_restart_rate ib_errors/counter_full- mlx5/health_fatal! mlx5/command_timeout!
         mlx5/health_recovery mlx5/health_warning mlx5/load_failed mlx5/link_down mlx5/port_failed mlx5/module_error
-        mlx5/module_power- mlx5/module_temperature- mlx5/temperature- mlx5/request_failed mlx5/tx_timeout""",
+        mlx5/module_power- mlx5/module_temperature- mlx5/temperature- mlx5/request_failed mlx5/tx_timeout
+        nic/firmware_failed! nic/command_timeout! nic/recovery nic/rdma_failed nic/link_down nic/port_failed
+        nic/request_failed nic/tx_timeout""",
     "disk": """
         block_device/root_stopped! block_device/stopped! block_device/nvme! block_device/io_error!
         block_device/medium_error! block_device/missing! block_device/raid_failed! block_device/raid_degraded-

@@ -2,7 +2,7 @@
 
     mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond is made of the card's ports, and
            people file their lines together, as one fault gives both
-    ib     InfiniBand's own lines, and those of other network cards (mlx4, EFA, any Ethernet driver)
+    ib     InfiniBand's own lines, and those of other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other Ethernet)
 
 Codes of both:
 
@@ -10,6 +10,7 @@ Codes of both:
     bond_down        a bond without any member that is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
+    rdma_failed      the driver cannot make RDMA objects, or its RDMA part failed; the port may stay ACTIVE
     health_recovery  the driver stops and restarts a card: the lines that led to it say more; device: the sub-function
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
     command_timeout  the firmware did not answer; command; leaks: the driver says that a resource is lost by it
@@ -159,7 +160,9 @@ def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
 # The pattern holds the line's end, since a process may be called "a: b Link down".
 _LINK_DOWN = regex(
     rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
-    r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"
+    r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?"
+    # bnxt_link_down_reason(), 7.3
+    r"(?: \((?:Remote fault|OTP Speed limit violation|Cable removed|Module fault|BMC request down)\))?\s*$"
 )
 # bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
 _PORT = regex(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
@@ -195,6 +198,47 @@ _EFA_FORMS = (
     ),
 )
 _EFA = regex(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
+# Other cards. Formats: Linux 6.12 and 7.3, drivers/net/ethernet/broadcom/bnxt/bnxt.c, drivers/infiniband/hw/bnxt_re,
+# drivers/net/ethernet/intel/ice/ice_main.c, drivers/infiniband/hw/irdma, drivers/net/ethernet/amazon/ena.
+#
+# bnxt_en 0000:41:00.0 eth0: Firmware reset aborted, rc = -110
+# bnxt_en 0000:41:00.0 rocep65s0f0: Failed to create HW CQ
+# ice 0000:b1:00.0: Rebuild failed, unload and reload driver
+_CARD = regex(
+    rf"(?:(?:bnxt_en|bnxt_re|ice|idpf|irdma|i40e|ixgbe|ena) {PCI}(?: (\S{{1,32}}))?"
+    r"|infiniband (?!mlx)([\w.-]{1,32})): "
+)
+_CARD_FORMS = tuple(
+    (code, regex(pattern))
+    for code, pattern in (
+        ("health_fatal", r"Firmware reset aborted|Failed to reinitialize after aborted firmware reset"),
+        (
+            "health_fatal",
+            r"bnxt_open\(\) failed during FW reset|Firmware init phase \d failed|Firmware not responding, ",
+        ),
+        (
+            "health_fatal",
+            r"PCI config space inaccessible after|Rebuild failed, unload and reload driver|PF reset failed",
+        ),
+        ("health_fatal", r"\w{1,48}(?: failed, device is unrecoverable|: unrecoverable device error)"),
+        ("health_fatal", r"tx_timeout recovery unsuccessful|driver needs to be unloaded and reloaded"),
+        ("health_fatal", r"Error resetting device\. Please reload|Error during VSI rebuild: |PF VSI rebuild failed"),
+        (
+            "health_fatal",
+            r"Rebuild of main VSI failed again|Reset during resume failed|Firmware recovery mode detected",
+        ),
+        ("health_fatal", r"Reset attempt failed\. Can not reset|Can not reset device|Reset indication didn't turn "),
+        ("health_fatal", r"Device isn't ready, (?:can't reset|abort com init)"),
+        ("health_recovery", r"Detected firmware fatal condition|(?:Fatal|Non-fatal) firmware reset event"),
+        ("health_recovery", r"Requesting a reset|Keep alive watchdog timeout|Trigger reset is on"),
+        ("rdma_failed", r"Failed to (?:create|allocate) HW (?:CQ|QP|PD|AH)|(?:Create HW SRQ|create HW QP1) failed"),
+        ("rdma_failed", r"(?:QPLIB: )?(?:\w{1,40}: )?FW STALL Detected|Failed to (?:initialize|allocate|enable) RCFW"),
+        ("rdma_failed", r"Failed to register with (?:Ethernet driver|netedev)|IRDMA hardware initialization FAILED"),
+        ("rdma_failed", r"HW runtime init FAIL|AEQ has overflowed|critical PE Error|HMC Error: "),
+        ("command_failed", r"(?:QPLIB: )?cmdq\[0x[0-9a-f]{1,8}\]=(?P<command>0x[0-9a-f]{1,4}) status "),
+        ("tx_timeout", r"TX timeout detected, starting reset task"),
+    )
+)
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = regex(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = regex(
@@ -221,6 +265,17 @@ def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
             leaks = "true" if code == "command_timeout" else None
             fields = (("ibdev", match[1]), ("leaks", leaks), *found.groupdict().items())
             return event(kind, match, code, match[2] or "", fields)
+    return None
+
+
+def _card(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    pci, name, ibdev = match.groups()
+    for code, form in _CARD_FORMS:
+        if found := form.match(match.string, match.end()):
+            # Messages about RDMA name the RDMA device, the others the interface.
+            is_rdma = code in ("rdma_failed", "command_failed")
+            fields = (("ibdev", ibdev or (name if is_rdma else None)), ("netdev", None if is_rdma else name))
+            return event(kind, match, code, pci or "", (*fields, *found.groupdict().items()))
     return None
 
 
@@ -278,6 +333,26 @@ RULES = (
         ),
         _EFA,
         _efa,
+    ),
+    Rule(
+        "ib",
+        (
+            *(
+                "bnxt_",
+                "irdma",
+                "IRDMA ",
+                "reload driver",
+                "reload the driver",
+                "unrecoverable",
+                "unloaded and reloaded",
+            ),
+            *("PF reset failed", "VSI rebuild failed", "Rebuild of main VSI", "Reset during resume", "Can not reset"),
+            *("recovery mode detected", "Reset indication didn't", "Device isn't ready", "Keep alive watchdog"),
+            *("Trigger reset is on", "HW runtime init", "AEQ has overflowed", "critical PE Error", "HMC Error: "),
+            "Requesting a reset",
+        ),
+        _CARD,
+        _card,
     ),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),

@@ -390,3 +390,19 @@ def test_a_long_line_costs_no_more_than_its_length(piece):
     )
     end = " [#1] invoked oom-killer: killed as a result of limit of ard LOCKUP BUG: workqueue lockup"
     assert cpu_seconds(lambda: [parse(f"{head}{long}{end}") for head in heads], 0.5) < 0.5
+
+
+@pytest.mark.parametrize("action", ["shutdown", "reboot"])
+def test_emergency_action_for_heat_is_read(action):
+    assert said(f"reboot: HARDWARE PROTECTION {action} (Temperature too high)")[:2] == ("thermal", "critical")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO: task a:12 is blocked on an rw-semaphore, but the owner is not found.",
+        "INFO: task a:12 blocked on a semaphore likely last held by task b:13",
+    ],
+)
+def test_what_a_hung_task_waits_for_is_a_further_line(text):
+    assert said(text)[:2] == ("hung_task", "detail")

@@ -16,7 +16,7 @@ Warnings with a backtrace, slow interrupts, "power limit" and backtraces themsel
 
 Users choose the names of processes and cgroups: a name has 15 characters of any kind, so a number counts only where
 no name can reach. Formats: Linux kernel/hung_task.c, kernel/watchdog.c, kernel/rcu, kernel/workqueue.c, mm/oom_kill.c,
-arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from 3.10 to 6.17.
+arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from 3.10 to 7.3.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _NORMAL = regex(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature/speed
 # thermal thermal_zone0: critical temperature reached (103 C), shutting down; 5.x: ...: acpitz: critical temperature ...
 _CRITICAL = regex(
     r"(?:thermal thermal_zone\d{1,4}: (?:[^:\n]{1,64}: )?critical|(?:ACPI: )?Critical) temperature reached ?[(,]"
-    r"|(?:reboot: )?HARDWARE PROTECTION shutdown \(Temperature too high\)"
+    r"|(?:reboot: )?HARDWARE PROTECTION (?:shutdown|reboot) \(Temperature too high\)"
 )
 
 

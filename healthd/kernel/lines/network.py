@@ -20,7 +20,7 @@ Codes of both:
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
 Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know,
-bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
+bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 7.3,
 drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
 """
 

@@ -3,6 +3,9 @@
 Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action the severity. What resets or
 loses the GPU is CRITICAL; what is an application's doing never drains a node; unknown codes warn. What the driver says
 of its GSP or of NVLink in words counts where no Xid of the same minute says it.
+
+A line "Reset required" that names no GPU warns on the node: it may be of any GPU. gpu_access runs at once after such a
+line, asks NVML for each GPU, and drains for the one that needs the reset (gpu_access/reset_required).
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ SAID_BY: Mapping[str, frozenset[str]] = {
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
     "probe_failed": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
     "gsp": frozenset({*map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus", "rm_init_failed"}),
+    "rc_watchdog": frozenset({"8", *map(str, xid_table.GONE | xid_table.RESET), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
 # 171 and 172 only say more of an uncorrectable memory error: beside its Xid they are recorded, alone they warn.
@@ -93,7 +97,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 def _name(event: KernelEvent) -> str:
     """The part after "gpu_xid/" in the code; "" for events of other checks."""
-    if event.kind in ("gsp", "nvlink", "peermem"):
+    if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
@@ -161,7 +165,7 @@ def _rule(event: KernelEvent, part: str, more_of: Sequence[KernelEvent], node: I
         return _lasting(xid_table.meaning(event), config)
     if event.kind == "peermem":
         return Rule(Severity.WARNING, Clears.WINDOW, config.application_window_seconds)
-    if event.kind == "nvlink":
+    if event.kind in ("nvlink", "rc_watchdog"):
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
     if event.kind == "gsp":
@@ -256,6 +260,7 @@ _IN_WORDS = {
     "boot_error": "error at the boot of the GPU's system processor (GSP)",
     "reset_required": "the driver refuses the GPU until it is reset",
     "dump": "registers and history of the GPU's system processor (GSP)",
+    "locked": "the driver's watchdog finds the GPU locked",
     "message": "the driver says something of the GPU's system processor (GSP)",
     "rx_detect": "NVLink: the driver does not find what is at the other end",
     "training": "NVLink: the training of a link failed",
@@ -300,7 +305,16 @@ def explain(code: str) -> Explain | None:
 
 def known_codes() -> list[str]:
     """Every code that a catalogue names; others are explained too."""
-    in_words = ("fallen_off_bus", "gpu_is_lost", "rm_init_failed", "probe_failed", "gsp", "nvlink", "peermem")
+    in_words = (
+        "fallen_off_bus",
+        "gpu_is_lost",
+        "rm_init_failed",
+        "probe_failed",
+        "gsp",
+        "nvlink",
+        "peermem",
+        "rc_watchdog",
+    )
     return [f"gpu_xid/{name}" for name in (*in_words, *codes.xid_numbers())]
 
 

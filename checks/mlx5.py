@@ -1,11 +1,11 @@
-"""What the kernel log says of network cards: firmware that died, heat, transceivers, links that went down.
+"""What the kernel log says of mlx5 network cards: firmware that died, heat, transceivers, links that went down.
 
 Rules: a card whose firmware is dead or was not recovered drains (NVSentinel calls it fatal; jobs may live on another
-card) until a reboot. So does one that did not answer a command, where mlx5's driver says that a resource is lost by it,
-or EFA's sends no further command: NVSentinel calls both fatal (docs/nic-health-monitor.md). What the firmware reports
+card) until a reboot. So does one that did not answer a command, where mlx5's driver says that a resource is lost by it:
+NVSentinel calls both fatal (docs/nic-health-monitor.md). What the firmware reports
 as a warning, transceivers and cables, other time-outs and PCI errors warn.
 A link that goes down is recorded only: ib_link, ib_flap and eth_link judge it, and look at once. So are requests that
-fail, which an application can cause. InfiniBand's own lines and those of other network cards are judged alike.
+fail, which an application can cause. Lines of other network cards are judged by nic.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RULES = {
     "request_failed": Rule(*RECORDED, "requests failed"),
     "pcie_limited": Rule(*RECORDED, "the slot limits the card's bandwidth"),
 }
-# mlx5/core/cmd.c: "Will cause a leak of a command resource"; efa_com.c: EFA_AQ_STATE_RUNNING_BIT is cleared.
+# mlx5/core/cmd.c: "Will cause a leak of a command resource".
 LEAKS = Rule(Severity.DEGRADED, Clears.REBOOT, "the card's firmware did not answer, and what was asked for is lost")
 REQUESTS = frozenset({"command_failed", "cq_error", "cqe_error", "send_failed"})
 LINK_ENDS = "link_up"
@@ -72,7 +72,7 @@ SAID = ("issue", "error", "command")  # fields that say what it was
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
     """One finding for each code and part, resting on all its events. A link that is up again is over."""
-    heard = [event for event in events if event.kind in ("mlx5", "ib")]
+    heard = [event for event in events if _is_mlx5(event)]
     reports = _reports(heard)
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in heard:
@@ -93,6 +93,12 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             events=tuple(event.sequence for event in group),
             over=newest.code == LINK_ENDS,
         )
+
+
+def _is_mlx5(event: KernelEvent) -> bool:
+    """Return True for a line of mlx5's driver, and for InfiniBand's own line about one of its devices (checks/nic.py
+    has the others)."""
+    return event.kind == "mlx5" or (event.kind == "ib" and event.field("ibdev").startswith("mlx5_"))
 
 
 Reports = Mapping[tuple[str, str], Sequence[tuple[float, int]]]
@@ -131,7 +137,7 @@ def _severity_beside(event: KernelEvent, reports: Reports) -> int:
 def _part(event: KernelEvent) -> str:
     """The card's address; without one the interface or device that the line names."""
     fields = dict(event.fields)
-    return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond") if name in fields), "")
+    return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 
 
 def _window_seconds(code: str, rule: Rule, config: Config) -> float:

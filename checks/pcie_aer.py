@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from healthd.config import CheckConfig, Seconds
@@ -44,7 +45,12 @@ AFTER_EVENTS = ("pcie_aer",)
 DEVICES = "/sys/bus/pci/devices"
 WATCHED = {"0x0300": "GPU", "0x0302": "GPU", "0x02": "network card", "0x0108": "NVMe"}  # by the beginning of the class
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}  # of the inventory
-DRIVERS = {"nvidia": "GPU", "nvidia-nvswitch": "NVSwitch", "mlx5_core": "network card", "nvme": "NVMe"}
+DRIVERS = {
+    "nvidia": "GPU",
+    "nvidia-nvswitch": "NVSwitch",
+    "nvme": "NVMe",
+    **dict.fromkeys(("mlx5_core", "bnxt_en", "ice", "efa", "ena"), "network card"),
+}
 LOGGED = {
     "fatal": "fatal",
     "contained": "fatal",
@@ -202,7 +208,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
         if event.kind == "pcie_aer" and event.code in LOGGED:
             if event.code != "recovery_failed":
                 told[event.boot_id] = max(event.last_time, told.get(event.boot_id, 0.0))
-            elif event.time - told.get(event.boot_id, 0.0) <= RECOVERY_SECONDS:
+            elif event.time - told.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
                 continue  # a failed recovery is the usual end of an error, and no further one
             yield LOGGED[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
@@ -218,15 +224,15 @@ def _part(pci: str, node: Inventory) -> str:
 
 
 def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Words for a part; "" if it is not watched. Without an inventory (the log of another machine) its driver tells
-    what it is."""
+    """Return words for a part, "" if it is not watched. Where the inventory is not complete (the log of another
+    machine), the driver tells what the part is."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
     for device in node.devices:
         if part and device.upstream == part and device.kind in KINDS:
             return f"port above {KINDS[device.kind]} {device.pci}"
-    drivers = [event.field("driver") for event in group if not node.devices]
+    drivers = [event.field("driver") for event in group if not node.is_complete]
     return next((f"{DRIVERS[driver]} {part}" for driver in drivers if driver in DRIVERS), "")
 
 

@@ -522,6 +522,11 @@ class Inventory:
     disks: tuple[Disk, ...] = ()
     mounts: tuple[LocalMount, ...] = ()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether sysfs listed the devices. What a log shows of another machine has no PCI classes."""
+        return any(device.pci_class for device in self.devices)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeState:

@@ -29,12 +29,14 @@ PURE_OF = {
     "fleet.now": "node text",
     "judge": "absorb bounds condition endings incidents intake ledger log_fields log_lines telling verdict",
     "kernel": "coalesce parse prefix repeats",
-    "kernel.lines": "filesystems host memory network nvidia nvidia_driver pcie rule storage",
+    "kernel.lines": "filesystems host iommu memory network nvidia nvidia_driver pcie rule storage",
     "live": "budget datagram evidence iterations jobs judged reading rhythm sample series settings told",
     "machine": "cgroup disks mountinfo",
     "nvidia": "nvlink5_texts recovery xid_table xid_texts",
     "say": "course duration event_rows next_steps render troubles",
-    "scan": "candidates events heard judged lines literals messages neighbours quoted table unprefixed",
+    "scan": (
+        "candidates coupled events heard judged lines literals messages neighbours quoted table unprefixed unrecognised"
+    ),
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
         "policy reason told victims"

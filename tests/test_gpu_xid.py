@@ -187,7 +187,7 @@ def test_nvlink_errors_of_two_gpus_are_no_repetition():
         ("145, RLW_REMAP Fatal XC1 i0 Link 10 (0x00000082 0x00000040 0x0 0x0 0x0 0x0)", Severity.CRITICAL),
         ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 09 (0x004525c6 0x00000000 0x0 0x0 0x0 0x0)", Severity.CRITICAL),
         ("149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x00000000 0x0 0x0 0x0 0x0)", Severity.WARNING),
-        ("149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x0 0x0 0x0 0x0)", Severity.WARNING),
+        ("149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x0 0x0 0x0 0x0)", Severity.INFO),
         ("145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 12 (0x040988e2 0x00000008 0x0 0x0 0x0 0x0)", Severity.WARNING),
         ("149, NETIR_INT  Fatal   XC0 i0 Link -1", Severity.WARNING),
         ("145, NEW_UNIT Fatal XC0 i0 Link 01 (0x00000082 0x00000040 0x0)", Severity.WARNING),
@@ -196,7 +196,8 @@ def test_nvlink_errors_of_two_gpus_are_no_repetition():
 )
 def test_an_nvlink5_error_is_critical_only_where_nvidias_table_says_reset(rest, severity):
     finding = one(xid(rest))
-    assert (finding.severity, finding.clears) == (severity, Clears.GPU_RESET)
+    ends = Clears.WINDOW if severity is Severity.INFO else Clears.GPU_RESET
+    assert (finding.severity, finding.clears) == (severity, ends)
 
 
 def test_a_harmless_nvlink5_line_does_not_hide_a_fatal_one_of_the_same_code():
@@ -761,3 +762,31 @@ def test_what_the_log_held_before_healthd_first_looked_never_acts():
     life = Life().hear(before)
     assert (life.drained, life.codes) == (False, ["gpu_xid/79"])
     assert Life().hear(before).says(xid("79, GPU has fallen off the bus.")).drained
+
+
+LOCKED = "NVRM: GPU0 krcWatchdog_IMPL: RC watchdog: GPU is probably locked!  Notify Timeout Seconds: 7"
+
+
+@pytest.mark.parametrize("line", [LOCKED, LOCKED.replace("GPU0 ", ""), LOCKED.split("  ", maxsplit=1)[0]])
+def test_watchdog_that_finds_the_gpu_locked_warns_until_a_reset(line):
+    finding = finding_of(gpu_xid, line)
+    assert (finding.code, finding.severity) == ("gpu_xid/rc_watchdog", Severity.WARNING)
+    assert finding.clears is Clears.GPU_RESET
+
+
+def test_watchdog_beside_its_xid_is_no_finding_of_its_own():
+    xid = "NVRM: Xid (PCI:0000:3b:00): 8, pid=12, name=python3, Channel 00000010"
+    assert [each.code for each in findings_of(gpu_xid, LOCKED, xid)] == ["gpu_xid/8"]
+
+
+def test_nvlink5_error_that_nvidia_ignores_is_recorded_and_expires_unless_the_line_calls_it_fatal():
+    line = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_BER_EVENT {} XC0 i0 Link 03 (0x00086226 0x00000001)"
+    ignored = finding_of(gpu_xid, line.format("Nonfatal"))
+    assert (ignored.severity, ignored.clears) == (Severity.INFO, Clears.WINDOW)
+    assert ignored.window_seconds == gpu_xid.Config().application_window_seconds
+    assert finding_of(gpu_xid, line.format("Fatal")).severity is Severity.WARNING
+
+
+def test_required_reset_of_a_gpu_that_the_line_does_not_name_warns():
+    line = "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED]"
+    assert finding_of(gpu_xid, line).severity is Severity.WARNING

@@ -22,7 +22,7 @@ one = partial(finding_of, kernel, apart=0.1, all_events=False)
 Life = partial(Story, kernel)
 
 
-HARD = "watchdog: Watchdog detected hard LOCKUP on cpu 12"
+HARD = "watchdog: CPU12: Watchdog detected hard LOCKUP on cpu 12"
 SOFT = "watchdog: BUG: soft lockup - CPU#18 stuck for 27s! [python3:2254956]"
 STALL = "rcu: INFO: rcu_sched self-detected stall on CPU"
 WORK = "BUG: workqueue lockup - pool cpus=3 node=0 flags=0x0 nice=0 stuck for 33s!"

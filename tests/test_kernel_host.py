@@ -64,6 +64,8 @@ def test_a_captured_line_is_read_with_its_process(row):
         ("BUG: soft lockup - CPU#0 stuck for 67s! [swapper/0:0]", ("soft_lockup", "soft", 0, "swapper/0")),
         ("NMI watchdog: Watchdog detected hard LOCKUP on cpu 3", ("soft_lockup", "hard", None, None)),
         ("watchdog: Watchdog detected hard LOCKUP on cpu 12", ("soft_lockup", "hard", None, None)),
+        ("watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3", ("soft_lockup", "hard", None, None)),
+        ("watchdog: CPU0: Watchdog detected hard LOCKUP on cpu 127", ("soft_lockup", "hard", None, None)),
         ("Watchdog detected hard LOCKUP on cpu 0dModules linked in:", ("soft_lockup", "hard", None, None)),
         ("watchdog: CPU 19 self-detected hard LOCKUP @ _raw_spin_lock+0x60/0x100", ("soft_lockup", "hard", None, None)),
         ("watchdog: CPU 5 detected hard LOCKUP on other CPUs 7", ("soft_lockup", "hard", None, None)),
@@ -388,3 +390,19 @@ def test_a_long_line_costs_no_more_than_its_length(piece):
     )
     end = " [#1] invoked oom-killer: killed as a result of limit of ard LOCKUP BUG: workqueue lockup"
     assert cpu_seconds(lambda: [parse(f"{head}{long}{end}") for head in heads], 0.5) < 0.5
+
+
+@pytest.mark.parametrize("action", ["shutdown", "reboot"])
+def test_emergency_action_for_heat_is_read(action):
+    assert said(f"reboot: HARDWARE PROTECTION {action} (Temperature too high)")[:2] == ("thermal", "critical")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INFO: task a:12 is blocked on an rw-semaphore, but the owner is not found.",
+        "INFO: task a:12 blocked on a semaphore likely last held by task b:13",
+    ],
+)
+def test_what_a_hung_task_waits_for_is_a_further_line(text):
+    assert said(text)[:2] == ("hung_task", "detail")

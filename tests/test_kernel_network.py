@@ -96,7 +96,11 @@ def test_a_captured_line_is_read_with_its_card_and_port(row):
         ("ib_post_recv failed: -12", "detail"),  # "Couldn't post receive WRs" follows
         ("cq_err_event_notifier:518:(pid 0): CQ error on CQN 0x4ad, syndrome 0x1", "cq_error"),
         ("mlx5_pci_err_detected:1380:(pid 1): mlx5_pci_err_detected was called", "pci_error"),
-        ("mlx5_pci_slot_reset Device state = 2 health sensors: 0 pci_status: 1. Enter", "pci_error"),
+        ("mlx5_pci_slot_reset Device state = 2 health sensors: 0 pci_status: 1. Enter", "health_recovery"),
+        ("mlx5_pci_slot_reset was called", "health_recovery"),
+        ("cmd_work_handler:918:(pid 812): failed to allocate command entry", "command_timeout"),
+        ("cmd_work_handler:960:(pid 9): CREATE_QP(0x500) timed out while waiting for a slot.", "command_timeout"),
+        ("mlx5_cmd_enable:1950:(pid 1): All CMD slots are stalled, aborting command", "command_timeout"),
         ("probe_one:2003:(pid 3235): mlx5_init_one failed with error code -110", "load_failed"),
         ("init_one:1371:(pid 1): mlx5_load_one failed with error code -5", "load_failed"),
         ("mlx5_function_enable:1215:(pid 3): enable hca failed", "load_failed"),

@@ -316,3 +316,38 @@ def test_an_error_is_read_without_its_devices_driver(text, code):
     event = parse(text)
     assert (event.kind, event.code, event.pci) == ("pcie_aer", code, "0000:00:1c.5")
     assert event.field("driver") == ""
+
+
+AT = "nvidia 0000:63:00.0: AER: "
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "pci"),
+    [
+        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
+        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Non-Fatal)", "nonfatal", "0000:63:00.0"),
+        (f"{AT}PCIe Bus Error: severity=Correctable", "corrected", "0000:63:00.0"),
+        (f"{AT}CXL Bus Error: severity=Uncorrectable (Fatal)", "fatal", "0000:63:00.0"),
+        (f"{AT}PCIe Bus Error: severity=Uncorrectable (Fatal) (Inaccessible)", "fatal", "0000:63:00.0"),
+        (f"{AT}  [20] UnsupReq          | Requester ID | Transaction Layer (First)", "detail", "0000:63:00.0"),
+        (f"{AT}  TLP Header (Flit): 0x60001004 0x000000ff", "detail", "0000:63:00.0"),
+        (
+            "pcieport 0000:00:1d.3: AER: Uncorrectable (Fatal) Error message received from 0000:06:00.0",
+            "fatal",
+            "0000:06:00.0",
+        ),
+        (
+            "pcieport 0000:00:1d.3: AER: Multiple Correctable Error messages received, first one from 0000:06:00.0",
+            "corrected",
+            "0000:06:00.0",
+        ),
+    ],
+)
+def test_errors_are_read_in_the_words_of_linux_7_3(text, code, pci):
+    (event,) = events(text)
+    assert (event.kind, event.code, event.pci) == ("pcie_aer", code, pci)
+
+
+def test_bit_of_linux_7_3_is_read():
+    (event,) = events(f"{AT}  [20] UnsupReq          | Requester ID | Transaction Layer (First)")
+    assert fields(event)["bit"] == "UnsupReq"

@@ -35,6 +35,7 @@ DIFFERS = {
     ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",
     ("): 14, ", "none"): "an Xid in the address form of old drivers is one",
     ("RLW_REMAP Nonfatal", "critical (145)"): "a line that says Nonfatal warns",
+    ("ena 0000:00:05.0: Reset indication", "none"): "an ENA card that its driver cannot reset is dead",
     ("on link 14(0x0", "drain (74)"): "one error warns, the second drains",
 }
 

@@ -81,7 +81,8 @@ _NO_REASON = ("", "none", "(null)", "n/a")  # sinfo -R, scontrol and squeue writ
 # "mce: ", "EDAC sbridge: ", "XFS (sda1): ". nvidia-smi is a program.
 _AS_THE_KERNELS = regex(
     r"(?:kernel|NVRM|nvidia(?!-smi)[a-z_-]{0,20}\d{0,3}|mlx[45]_\w{1,10}|EXT[234]-fs|XFS|BTRFS|LNet|LustreError|Lustre"
-    r"|pcieport|pci|nvme\w{0,10}|EDAC|mce|ACPI|DMAR|usb|scsi|sd)(?: \([^()]{1,60}\)| [^\s:]\S{0,60})?: "
+    r"|pcieport|pci|nvme\w{0,10}|EDAC|mce|ACPI|DMAR|AMD-Vi|usb|scsi|sd"
+    r"|arm-smmu(?:-v3)?)(?: \([^()]{1,60}\)| [^\s:]\S{0,60})?: "
     r"|[\w-]{1,40} [0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: "
 )
 

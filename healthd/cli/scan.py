@@ -23,10 +23,14 @@ T = TypeVar("T")
 def _scan_arguments(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="a log, also .gz, .xz or .bz2; - is standard input")
     parser.add_argument("--json", action="store_true", help="one object for each event, one a line (docs/json.md)")
+    parser.add_argument(
+        "--unknown", action="store_true", help="list the lines of known drivers that no rule recognises"
+    )
 
 
 def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
     import gc
+    import itertools
     import time
 
     from healthd.model import Severity
@@ -52,19 +56,34 @@ def _scan(args: argparse.Namespace, sizes: Sizes | None = None) -> int:
     name = "standard input" if args.file == "-" else args.file
     with _told(args.file, time.time(), tally, trouble, sizes) as told:
         if args.json:
-            stream(event_line(one) for one in watched())
+            stream(itertools.chain((event_line(one) for one in watched()), _unrecognised(tally, args.unknown)))
         else:
             from healthd.scan import table as scan_table
 
             found = scan_table.summary(watched())
             if tally.kernel:
-                say(scan_table.table(found, name, tally, page()))
+                say(scan_table.table(found, name, tally, page(), unknown=args.unknown))
     status = OF_HEALTH[{Severity.INFO: "healthy", Severity.WARNING: "warning"}.get(worst, "unhealthy")]
     if trouble:
         return complain(f"healthd scan: {trouble[0]}", status or UNKNOWN)
     if not tally.kernel:
         return complain(f"healthd scan: {name}: {_no_kernel_log(tally)}", UNKNOWN)
     return status
+
+
+def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
+    """Yield the lines of known drivers that no rule recognises as JSON: each text, or one object for each driver.
+
+    Everything is counted only when all events have been read.
+    """
+    from healthd.scan.judged import unrecognised_line
+
+    left = dict(tally.drivers)
+    for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1]):
+        if each:
+            yield unrecognised_line(driver, text, line, count)
+        elif driver in left:
+            yield unrecognised_line(driver, text, line, left.pop(driver))
 
 
 def _told(

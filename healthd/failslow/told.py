@@ -14,8 +14,8 @@ MOST_NAMED = 12
 
 # From what a code of a node's evidence begins with (a check's name) to what that slows; the first that fits.
 _CAUSES = (
-    (("gpu_nvlink", "nvlink", "gpu_fabric", "sxid", "gpu_pcie", "pcie"), Cause.COMMUNICATION_INTRA_NODE),
-    (("ib_", "mlx5", "eth_link"), Cause.COMMUNICATION_INTER_NODE),
+    (("gpu_nvlink", "nvlink", "gpu_fabric", "sxid", "gpu_pcie", "pcie", "iommu"), Cause.COMMUNICATION_INTRA_NODE),
+    (("ib_", "mlx5", "nic", "eth_link"), Cause.COMMUNICATION_INTER_NODE),
     (("gpu",), Cause.COMPUTE_GPU),
     (("cpu", "memory", "processes", "kernel", "clock"), Cause.COMPUTE_CPU),
 )

@@ -18,7 +18,7 @@ BEFORE_SECONDS = 600
 CHECKS = (
     *("gpu_clocks", "gpu_temperature", "gpu_power", "gpu_sm", "gpu_ecc", "gpu_row_remap", "gpu_xid", "gpu_processes"),
     *("gpu_nvlink", "gpu_fabric", "nvlink5", "sxid", "gpu_pcie", "pcie_link", "pcie_aer"),
-    *("ib_errors", "ib_link", "ib_flap", "mlx5", "eth_link"),
+    *("ib_errors", "ib_link", "ib_flap", "mlx5", "nic", "eth_link"),
     *("cpu", "memory_edac", "kernel", "processes", "validation"),
 )
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 from healthd.guard import KERNEL_LOG, drop
-from healthd.kernel.lines import filesystems, host, memory, network, nvidia, nvidia_driver, pcie, storage
+from healthd.kernel.lines import filesystems, host, iommu, memory, network, nvidia, nvidia_driver, pcie, storage
 from healthd.kernel.lines.rule import MAX_TEXT, Rule
 from healthd.model import KernelEvent
 from healthd.text import regex
@@ -24,6 +24,7 @@ RULES: tuple[Rule, ...] = (
     *nvidia.RULES,
     *nvidia_driver.RULES,
     *pcie.RULES,
+    *iommu.RULES,
     *network.RULES,
     *storage.RULES,
     *filesystems.RULES,

@@ -130,7 +130,7 @@ def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5F
     exact = [row for row in rows if not row.statuses or error_status in row.statuses]
     some = [row for row in rows if any(s and s & error_status == s for s in row.statuses)]
     candidates = exact or some
-    return max(candidates, key=lambda row: row.action == "RESET_GPU", default=None)
+    return max(candidates, key=lambda row: (row.action == "RESET_GPU", row.action != "IGNORE"), default=None)
 
 
 def _matches(pattern: str, bits: str) -> bool:

@@ -56,6 +56,8 @@ def meaning(event: KernelEvent) -> Meaning:
         return Meaning(COMPANIONS[code], Clears.WINDOW, of_application=True)
     if code in NVLINK5:
         row = nvlink5_row(event)
+        if row is not None and row.action == "IGNORE" and event.field("fatal") != "true":
+            return Meaning(Severity.INFO, Clears.WINDOW, of_application=True)  # as any other Xid that NVIDIA ignores
         fatal = row is not None and row.action == "RESET_GPU" and event.field("fatal") == "true"
         return Meaning(Severity.CRITICAL if fatal else Severity.WARNING, Clears.GPU_RESET)
     if fact is not None and fact.action in ("RESTART_APP", "IGNORE"):

@@ -206,6 +206,14 @@ _NAMED: dict[str, Text] = {
         "recorded. It is also only a warning where the line does not tell which GPU.",
         _RESET_TODO,
     ),
+    "rc_watchdog": Text(
+        "The driver's watchdog found that its own test channel on the GPU does not progress (\"GPU is probably "
+        'locked!"), and no Xid of the same minute says more.',
+        "Work on the GPU stands still. The driver tries to recover the channel and then prints an Xid 8; without it "
+        "the GPU may hang until a reset.",
+        "Look at the job on this GPU and at nvidia-smi. If it comes again or jobs hang: drain the node and reset the "
+        "GPU, or reboot.",
+    ),
     "nvlink": Text(
         "The driver says in its own words, without an Xid, that an NVLink or what is behind it is in trouble.",
         "Links may be missing: collective operations fail or are slow. gpu_nvlink and gpu_fabric judge the state "
@@ -218,6 +226,7 @@ _NAMED: dict[str, Text] = {
 _WORST = {
     "gpu_is_lost": (Severity.WARNING, Clears.REBOOT),
     "nvlink": (Severity.WARNING, Clears.GPU_RESET),
+    "rc_watchdog": (Severity.WARNING, Clears.GPU_RESET),
     "probe_failed": (Severity.WARNING, Clears.REBOOT),
     "peermem": (Severity.WARNING, Clears.WINDOW),
 }
@@ -225,7 +234,7 @@ _WORST = {
 _ALSO: dict[str, tuple[Severity, ...]] = {
     "74": (Severity.WARNING,),
     "154": (Severity.DEGRADED, Severity.WARNING),
-    **{str(code): (Severity.WARNING,) for code in xid_table.NVLINK5},
+    **{str(code): (Severity.WARNING, Severity.INFO) for code in xid_table.NVLINK5},
     "171": (Severity.INFO,),
     "172": (Severity.INFO,),
     "rm_init_failed": (Severity.WARNING,),
@@ -234,7 +243,8 @@ _ALSO: dict[str, tuple[Severity, ...]] = {
 _NVLINK5 = Text(
     "An NVLink 5 unit reported an error. The line names unit, link and registers; NVIDIA's table says which of them "
     "need a reset.",
-    "A fatal one that the table answers with a reset takes the link, and collective operations fail. Others warn.",
+    "A fatal one that the table answers with a reset takes the link, and collective operations fail. One that the "
+    "table ignores, and that is not fatal, is recorded only. Others warn.",
     "nvidia-smi nvlink -s and -e show the links. Reset the GPU after the drain; a link that fails again points to "
     "cable, switch or GPU: look at both ends.",
 )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from healthd.kernel import coalesce as coalescing
 from healthd.model import Inventory, KernelEvent, PciDevice
+from healthd.scan import coupled
 from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Known, Message, Told, message_of, messages, slot
 
@@ -44,6 +45,7 @@ class Machine:
     shown: dict[str, PciDevice] = field(default_factory=dict)  # the same, as checks are shown them
     by_slot: dict[str, dict[str, Device]] = field(default_factory=dict)  # ... and those below a slot, by address
     same: dict[object, Seen] = field(default_factory=dict)  # of this boot, by message's name, fault and part
+    near: deque[Seen] = field(default_factory=lambda: deque(maxlen=coupled.MOST_NEAR))  # of this boot, of coupled.KINDS
 
     def learn(self, device: Device, old: Device | None) -> None:
         pci = device.pci
@@ -58,6 +60,18 @@ class Machine:
         """The devices that a message names, whatever their function, and those behind them."""
         below = self.by_slot
         return tuple([device for name in message.slots if name in below for device in below[name].values()])
+
+    def coupled_with(self, seen: Seen) -> tuple[Seen, ...]:
+        """Return the events that `seen` is judged with (coupled.py), one for each judgement."""
+        event = seen.message.event
+        found: dict[str, Seen] = {}
+        for other in self.near:
+            judged = other.message.judged
+            if other is seen or judged in found or len(found) == coupled.MOST_TOGETHER:
+                continue
+            if coupled.are_coupled(event, other.message.event, _apart(seen, other)):
+                found[judged] = other
+        return tuple(found.values())
 
     def inventory(self) -> Inventory:
         """Of thousands of meanings each has one: their devices are the same objects."""
@@ -121,6 +135,8 @@ def happened(told: Iterable[Told]) -> Iterator[Seen]:
             if seen is None:
                 seen = Seen(number, host, machine.boot, epoch, uptime, clock, clock, message, machine, lines)
                 waiting.append(seen)
+                if message.event.kind in coupled.KINDS:
+                    machine.near.append(seen)
             if seen.message.device is not None and not seen.message.event.observed:
                 _learn(machine, seen.message)
             known += 3
@@ -172,6 +188,13 @@ def _grown(old: Message, new: Message) -> Message | None:
     return old if event == old.event else message_of(event)
 
 
+def _apart(seen: Seen, other: Seen) -> float:
+    """Return the seconds from one event to another: negative if `other` was over before, 0.0 if they overlap."""
+    if other.last_clock < seen.clock:
+        return other.last_clock - seen.clock
+    return max(0.0, other.clock - seen.last_clock)
+
+
 def _forget(machine: Machine) -> int:
     """Forget events that can no longer grow, and messages, which come again. Returns how many names are left."""
     machine.same = {name: seen for name, seen in machine.same.items() if not seen.left and isinstance(name, str)}
@@ -193,6 +216,7 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
             machine.boot += 1
             machine.offset = None
             machine.same.clear()
+            machine.near.clear()
         machine.uptime = uptime
         if epoch is not None:
             machine.offset = epoch - uptime

@@ -42,7 +42,7 @@ def encoded(told: Iterable[Told], tally: Tally, near: Neighbours, trouble: str) 
     places: dict[Message, int] = {}
     rows = [(*row[:5], places.setdefault(row[5], len(places))) for row in told]
     messages = [(_event(one.event), one.fault, one.part, one.judged, one.slots, one.device, one.name) for one in places]
-    counted = (tally.lines, tally.kernel, tally.binary)
+    counted = (tally.lines, tally.kernel, tally.binary, tally.drivers, tally.texts)
     return marshal.dumps((messages, rows, counted, near.asked or set(), near.heads(tally.lines), trouble))
 
 

@@ -1,7 +1,8 @@
-"""What the events of a log mean: judged by the checks of the daemon, with what the log itself has shown. Pure.
+"""Judge the events of a log by the daemon's checks, with what the log itself shows of the machine. Pure.
 
-Another machine's inventory is not known. Each event is judged alone; it is worse if the checks make repetition worse
-(Xid 74). A message is judged once, however often it comes.
+The inventory of another machine is not known. Each event is judged alone, or with the few events around it by which a
+check judges it (coupled.py). It is worse if the checks make repetition worse (Xid 74). A message is judged once,
+however often it comes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from healthd.judge.incidents import parts
+from healthd.kernel.lines.rule import pci_address
 from healthd.model import Clears, Finding, Inventory, KernelEvent, Severity
+from healthd.scan import coupled
 from healthd.scan.events import Seen
 from healthd.scan.messages import Meaning, Message
 from healthd.text import is_decimal, regex
@@ -28,11 +31,11 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning; `earlier`: the events before it that make it worse."""
+    """An event with its meaning. `context`: other events by which it is judged."""
 
     seen: Seen
     meaning: Meaning
-    earlier: Sequence[Seen]
+    context: Sequence[Seen]
     correlate: Correlate
 
     @property
@@ -51,7 +54,7 @@ class Judged(NamedTuple):
     def message(self) -> str:
         """One sentence for people. Most are never shown, so it is made when asked for."""
         event = self.seen.event
-        events = (*(seen.event for seen in self.earlier), event)
+        events = (*(seen.event for seen in self.context), event)
         finding = _worst(self.correlate(events, self.meaning.node), event)
         text = event.text
         if finding is not None:
@@ -75,36 +78,46 @@ def judged(found: Iterable[Seen], correlate: Correlate) -> Iterator[Judged]:
     for seen in found:
         message, machine = seen.message, seen.machine
         # What an event means depends on these only.
-        name = (message.judged, machine.beside(message), not machine.devices)
+        context = machine.coupled_with(seen) if message.event.kind in coupled.KINDS else ()
+        together = tuple([other.message.judged for other in context]) if context else ()
+        name = (message.judged, together, machine.beside(message), not machine.devices)
         meaning = meanings.get(name)
         if meaning is None:
             if len(meanings) >= MOST_MEANINGS:
                 meanings.clear()
-            meaning = meanings[name] = _meaning(message, correlate, machine.inventory())
+            others = [other.message for other in context]
+            meaning = meanings[name] = _meaning(message, others, correlate, machine.inventory())
         event = message.event
-        earlier: tuple[Seen, ...] = ()
         if (event.kind, event.code) in _WORSE_AGAIN and not event.observed:
             key = (seen.host, seen.boot, event.kind, event.code, event.pci)
             those = before.pop(key, ())
             before[key] = (*those, (seen, meaning))[-KEPT_OF_A_FAULT:]
             worse = _worse_by(those, seen, meaning, correlate) if those else None
             if worse is not None:
-                earlier, meaning = tuple(other for other, _ in those), worse
+                context, meaning = tuple(other for other, _ in those), worse
             if len(before) > MOST_FAULTS:
                 before.popitem(last=False)
-        yield Judged(seen, meaning, earlier, correlate)
+        yield Judged(seen, meaning, context, correlate)
 
 
-def _meaning(message: Message, correlate: Correlate, node: Inventory) -> Meaning:
-    """The meaning of one event alone. What a check finds depends neither on the process nor on the time."""
-    event = dataclasses.replace(message.event, pid=None, process=None, text="", sequence=1)
-    finding = _worst(correlate((event,), node), event)
+def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
+    """Return the meaning of one event, judged with `others`. It depends neither on the process nor on the time."""
+    event = _alone(message, 1)
+    around = [_alone(other, number) for number, other in enumerate(others, 2)] if others else []
+    finding = _worst(correlate((*around, event), node), event)
     about = parts(event, node)
-    part = event.pci or next((word for word in sorted(about) if word != event.kind), "")
+    if around:
+        about = about.union(*(parts(other, node) for other in around))
+    subject = finding.subject if finding is not None else ""
+    part = subject or event.pci or next((word for word in sorted(about) if word != event.kind), "")
     if finding is None:
         return Meaning(_code(event), Severity.INFO, None, about, part, node)
     severity = min(finding.severity, Severity.WARNING) if event.observed else finding.severity
     return Meaning(finding.code, severity, finding.clears, about, part, node)
+
+
+def _alone(message: Message, sequence: int) -> KernelEvent:
+    return dataclasses.replace(message.event, pid=None, process=None, text="", sequence=sequence)
 
 
 def _worse_by(
@@ -153,7 +166,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
         "kind": event.kind,
         "code": judged.code,
         **numbered,
-        "pci": event.pci or None,
+        "pci": event.pci or pci_address(judged.meaning.part) or None,
         "pid": event.pid,
         "name": event.process,
         "severity": judged.severity.name.lower(),
@@ -179,6 +192,14 @@ def event_line(judged: Judged) -> str:
         f'{{"line": {seen.line}, "time": {time}, "uptime": {uptime}, "host": {_quoted(seen.host)}, '
         f'{message.middle}"count": {seen.count}, "text": {message.end}}}\n'
     )
+
+
+def unrecognised_line(driver: str, text: str, line: int, count: int) -> str:
+    """Return lines of a driver that no rule recognises as one object of `healthd scan --json`, with an event's keys."""
+    where = {"line": line, "time": None, "uptime": None, "host": ""}
+    what = {"kind": "unrecognised", "code": f"unrecognised/{driver}", "pci": None, "pid": None, "name": None}
+    rest = {"severity": "info", "clears": None, "unproven": False, "count": count, "text": text}
+    return json.dumps({**where, **what, **rest}) + "\n"
 
 
 @functools.lru_cache(maxsize=1000)

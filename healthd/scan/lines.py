@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -30,16 +30,41 @@ class Block(NamedTuple):
         return self.first + self.size - 1
 
 
+MOST_TEXTS = 1000  # different unrecognised lines that are kept to be listed; the others are only counted
+TEXT_LENGTH = 300  # characters that are kept of such a line
+
+
 @dataclass(slots=True)
 class Tally:
-    """What was read. `kernel`: an event was seen, or a line that begins as only the kernel's do."""
+    """What was read. `kernel`: an event was seen, or a line that begins as only the kernel's do.
+
+    drivers   driver -> how many of its lines no rule recognises (unrecognised.py)
+    texts     (driver, such a line) -> (its first line's number, how many)
+    """
 
     lines: int = 0
     kernel: bool = False
     binary: bool = False
+    drivers: dict[str, int] = field(default_factory=dict)
+    texts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+
+    def count_unrecognised(self, driver: str, text: str, line: int, count: int) -> None:
+        self.drivers[driver] = self.drivers.get(driver, 0) + count
+        self._keep((driver, text[:TEXT_LENGTH]), line, count)
+
+    def _keep(self, name: tuple[str, str], line: int, count: int) -> None:
+        known = self.texts.get(name)
+        if known is not None:
+            self.texts[name] = (known[0], known[1] + count)
+        elif len(self.texts) < MOST_TEXTS:
+            self.texts[name] = (line, count)
 
     def add(self, behind: Tally) -> None:
         """What was read behind this."""
+        for driver, count in behind.drivers.items():
+            self.drivers[driver] = self.drivers.get(driver, 0) + count
+        for name, (line, count) in behind.texts.items():
+            self._keep(name, self.lines + line, count)
         self.lines += behind.lines
         self.kernel = self.kernel or behind.kernel
         self.binary = self.binary or behind.binary

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from healthd.kernel import coalesce as coalescing
 from healthd.kernel import parse as kernel_parse
@@ -23,6 +23,7 @@ from healthd.scan.literals import ALL, Search
 from healthd.scan.neighbours import Heads, Neighbours
 from healthd.scan.quoted import dated_by_a_program, quoted, with_host
 from healthd.scan.unprefixed import JSON, exported, prefix_width, stripped
+from healthd.scan.unrecognised import Unrecognised, unrecognised_driver
 from healthd.text import regex
 
 MESSAGES_BYTES = 4 << 20  # for known messages, and as much for known lines
@@ -146,8 +147,10 @@ class Reader:
     def exported(self, blocks: Iterable[Block], tally: Tally) -> Iterator[Told]:
         for number, found in exported(blocks, tally):
             message = self._parsed(found.text, ALL)
-            if message is not None:
+            if isinstance(message, Message):
                 yield number, found.uptime, found.epoch, found.host, found.lines, message
+            elif message is not None:
+                tally.count_unrecognised(*message, number, found.lines)
 
     def messages(self, blocks: Iterable[Block], tally: Tally, near: Neighbours) -> Iterator[Told]:
         """`near` enters the blocks, and may know what stands before them."""
@@ -156,6 +159,9 @@ class Reader:
             told = said(line, literals)
             if told is None:
                 continue
+            if isinstance(told, Unrecognised):
+                tally.count_unrecognised(*told, number, 1 + again.count(b"\n"))
+                continue
             tally.kernel = True
             first = self._sure(near, number, begins, line, told)
             yield (number, *first)
@@ -163,29 +169,31 @@ class Reader:
                 continue
             repeats = again[:-1].split(b"\n")
             last = said(repeats[-1], literals)
-            if first is told and last is not None and told[2:] == last[2:] == (told[2], 1, told[4]):
+            if first is told and is_found(last) and told[2:] == last[2:] == (told[2], 1, told[4]):
                 yield (number + len(repeats), last[0], last[1], last[2], len(repeats), last[4])
                 continue
             for line in repeats:
                 number, begins = number + 1, begins + len(line) + 1
                 told = said(line, literals)
-                if told is not None:
+                if is_found(told):
                     yield (number, *self._sure(near, number, begins, line, told))
 
-    def _said(self, line: bytes, literals: tuple[str, ...]) -> Found | None:
-        told: Found | None
+    def _said(self, line: bytes, literals: tuple[str, ...]) -> Found | Unrecognised | None:
+        told: Found | Unrecognised | None
         if line in self._lines:
             told = self._lines[line]
             return told
         found_in = stripped(line, self._now)
-        told = None
+        told, message = None, None
         if found_in is not None:
             text, uptime, epoch, host, count = found_in[:5]
             # Escaped text may have other literals than the line itself.
             message = self._parsed(text, ALL if b"\\" in line else literals)
-            told = None if message is None else (uptime, epoch, host, count, message)
-        told = told or _in_quotes(line, found_in, self._now, self._parsed)
-        if told is None or told[0] is None:  # with the kernel's time a line hardly ever comes again
+            told = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
+        told = told or _in_quotes(line, found_in, self._now, self._message)
+        if told is None and isinstance(message, Unrecognised):
+            told = message
+        if not is_found(told) or told[0] is None:  # with the kernel's time a line hardly ever comes again
             self._lines.keep(line, told, len(line) + 300)
         return told
 
@@ -193,18 +201,30 @@ class Reader:
         head = None if line.startswith(JSON) or told[4].event.observed else near.head(number, begins, line)
         return told if head is None else _doubted(told, *_said_by(head, self._now))
 
-    def _parsed(self, text: str, literals: tuple[str, ...]) -> Message | None:
-        message: Message | None
+    def _message(self, text: str, literals: tuple[str, ...]) -> Message | None:
+        message = self._parsed(text, literals)
+        return message if isinstance(message, Message) else None
+
+    def _parsed(self, text: str, literals: tuple[str, ...]) -> Message | Unrecognised | None:
+        message: Message | Unrecognised | None
         if text in self._texts:
             message = self._texts[text]
             return message
         event = kernel_parse.parse(text, literals)
-        message = None if event is None else message_of(event)
+        if event is not None:
+            message = message_of(event)
+        else:
+            driver = unrecognised_driver(text)
+            message = Unrecognised(driver, text) if driver else None
         self._texts.keep(text, message, len(text) + MESSAGE_BYTES)
         return message
 
 
 Found = tuple["float | None", "float | None", str, int, Message]  # Told without the number of its line
+
+
+def is_found(told: Found | Unrecognised | None) -> TypeGuard[Found]:
+    return told is not None and not isinstance(told, Unrecognised)
 
 
 def _in_quotes(

@@ -32,7 +32,8 @@ _ONLY_KERNEL = (
     r"|EDAC MC\d{1,2}: |mce: \[Hardware Error\]: |\{\d{1,6}\}\[Hardware Error\]: |nvme nvme\d{1,3}: "
     r"|sd \d{1,4}:\d{1,4}:\d{1,4}:\d{1,8}: \[|usb \d{1,3}-\d|(?:blk_update_request: |Buffer )?I/O error, dev \w{1,32}, "
     r"|audit: type=\d{4} audit\(|oom-kill:constraint=|Memory cgroup out of memory: |RIP: 00\d\d:|Modules linked in: "
-    r"|watchdog: BUG: soft lockup - |INFO: task .{1,40}:\d{1,10} blocked for more than |rcu: INFO: "
+    r"|watchdog: BUG: soft lockup - |DMAR: (?:DRHD: |\[)|AMD-Vi: Event logged \[|arm-smmu-v3 [\w.-]{1,40}: "
+    r"|INFO: task .{1,40}:\d{1,10} blocked for more than |rcu: INFO: "
 )
 _BEGINS = regex(_ONLY_KERNEL)
 _UPTIME = regex(r"\[ {0,12}([0-9]{1,10}\.[0-9]{1,9}) {1,4}\] ?")

@@ -294,7 +294,8 @@ def _leave_out(found: Summary) -> None:
 # --- shown
 
 
-def table(found: Summary, name: str, tally: Tally, page: Page) -> str:
+def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
+    """`unknown`: list the lines of known drivers that no rule recognises, else only count them."""
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]
     hosts = len({incident.host for incident in incidents}) > 1
@@ -302,11 +303,33 @@ def table(found: Summary, name: str, tally: Tally, page: Page) -> str:
         lines += ["", *_incident(incident, page, hosts)]
     if found.left_out:
         lines += ["", *page.wrap(f"{found.left_out} more incidents, the mildest, are left out: --json has them all")]
+    if tally.drivers and not unknown:
+        lines += ["", *page.wrap(f"{unrecognised_words(tally)}; list them with --unknown")]
     if found.notes:
         lines += ["", page.heading("Noted: no fault of the node by itself")]
         rows = [(f"x{row.count}", row.code, row.at.date(), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
+    if tally.drivers and unknown:
+        lines += unrecognised_lines(tally, page)
     return "\n".join(lines) + "\n"
+
+
+def unrecognised_words(tally: Tally) -> str:
+    """Return how many lines of which drivers no rule recognises: "3 NVRM lines and 1 PCIe line not recognised"."""
+    counts = sorted(tally.drivers.items(), key=lambda item: (-item[1], item[0]))
+    parts = [f"{count:,} {driver} line{'' if count == 1 else 's'}" for driver, count in counts]
+    listed = parts[-1] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{listed} not recognised"
+
+
+def unrecognised_lines(tally: Tally, page: Page) -> list[str]:
+    """Return the table of the lines that no rule recognises, each text once."""
+    rows = [
+        (f"x{count}", driver, f"line {line}", plain(text))
+        for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1])
+    ]
+    listed = _page(page, 2).table(("lines", "driver", "first", ""), rows)
+    return ["", page.heading(f"{unrecognised_words(tally)}: they may be of a fault"), *(f"  {line}" for line in listed)]
 
 
 def _page(page: Page, indent: int) -> Page:
@@ -321,7 +344,7 @@ def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
 
 def _title(found: Summary, name: str, tally: Tally) -> str:
     counted = [_counted(found, severity) for severity in (Severity.CRITICAL, Severity.DEGRADED, Severity.WARNING)]
-    words = ", ".join(word for word in counted if word) or "no fault"
+    words = ", ".join(word for word in counted if word) or ("no known fault" if tally.drivers else "no fault")
     return f"{plain(name)}: {words} in {tally.lines:,} line{'s' if tally.lines != 1 else ''}"
 
 

@@ -194,6 +194,19 @@ ROWS = [
         repair=rebooted,
     ),
     Row(
+        "nic/firmware_failed",
+        NICS[0],
+        fault=kernel(f"ice {NICS[0]}: Rebuild failed, unload and reload driver"),
+        repair=rebooted,
+    ),
+    Row(
+        "nic/command_timeout",
+        NICS[0],
+        how="that closes the queue of commands",
+        fault=kernel(f"efa {NICS[0]}: Wait for completion (polling) timeout"),
+        repair=rebooted,
+    ),
+    Row(
         "mlx5/temperature",
         NICS[0],
         how="and all else that ends by itself",

@@ -80,7 +80,8 @@ _WORDS = {
     "pcie": """
         pcie_aer/fatal! pcie_aer/not_recovered! pcie_aer/nonfatal_repeated! pcie_aer/nonfatal pcie_aer/correctable
         pcie_hotplug/link_down! pcie_hotplug/power_fault! pcie_hotplug/inaccessible pcie_hotplug/no_link
-        pcie_link/no_answer! pcie_link/narrow- pcie_link/slow- pcie_devices/gone! pcie_devices/another
+        iommu/dma_fault iommu/interrupt_fault iommu/stuck pcie_link/no_answer! pcie_link/narrow-
+        pcie_link/slow- pcie_devices/gone! pcie_devices/another
         gpu_pcie/generation- gpu_pcie/lanes- gpu_pcie/replays mlx5/pci_error mlx5/pcie_limited- mlx5/slot_power-
         ipmi_sel/critical_interrupt! ipmi_sel/bus_fatal! memory_edac/pci_parity""",
     "gpu_lost": """
@@ -97,7 +98,7 @@ _WORDS = {
         gpu_row_remap/no_spare_rows gpu_retired_pages/pending! gpu_retired_pages/too_many!""",
     "gsp": "gpu_xid/gsp!",
     "gpu": """
-        gpu_access/reset_required! gpu_xid/rm_init_failed! gpu_recovery_action/bus_reset!
+        gpu_access/reset_required! gpu_xid/rc_watchdog gpu_xid/rm_init_failed! gpu_recovery_action/bus_reset!
         gpu_recovery_action/gpu_reset! gpu_recovery_action/node_reboot! gpu_recovery_action/system_reboot!
         gpu_recovery_action/drain_and_reset! gpu_recovery_action/unknown gpu_sm/several_jobs gpu_software/inforom
         gpu_clocks/slowed- gpu_clocks/slowed_briefly- gpu_temperature/hot- gpu_temperature/memory_hot-
@@ -108,7 +109,9 @@ _WORDS = {
         ib_errors/symbol_rate ib_errors/recovery_rate ib_errors/receive_rate ib_errors/ack_timeout_rate
         ib_errors/slow_restart_rate ib_errors/counter_full- mlx5/health_fatal! mlx5/command_timeout!
         mlx5/health_recovery mlx5/health_warning mlx5/load_failed mlx5/link_down mlx5/port_failed mlx5/module_error
-        mlx5/module_power- mlx5/module_temperature- mlx5/temperature- mlx5/request_failed mlx5/tx_timeout""",
+        mlx5/module_power- mlx5/module_temperature- mlx5/temperature- mlx5/request_failed mlx5/tx_timeout
+        nic/firmware_failed! nic/command_timeout! nic/recovery nic/rdma_failed nic/link_down nic/port_failed
+        nic/request_failed nic/tx_timeout""",
     "disk": """
         block_device/root_stopped! block_device/stopped! block_device/nvme! block_device/io_error!
         block_device/medium_error! block_device/missing! block_device/raid_failed! block_device/raid_degraded-

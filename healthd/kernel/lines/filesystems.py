@@ -12,7 +12,7 @@
            detail                                a further line of one of these
 
 Names that people chose (of processes, paths, hosts) stand behind the text that is matched here, or are `server`: at
-most 255 characters without blanks are read. Sources: Linux 3.10 to 6.12, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
+most 255 characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
 xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to 2.15, ptlrpc/import.c.
 """
 

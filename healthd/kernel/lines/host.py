@@ -16,7 +16,7 @@ Warnings with a backtrace, slow interrupts, "power limit" and backtraces themsel
 
 Users choose the names of processes and cgroups: a name has 15 characters of any kind, so a number counts only where
 no name can reach. Formats: Linux kernel/hung_task.c, kernel/watchdog.c, kernel/rcu, kernel/workqueue.c, mm/oom_kill.c,
-arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from 3.10 to 6.17.
+arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from 3.10 to 7.3.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ _SOFT = regex(
     r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#(\w{1,6}) stuck for (\d{1,10})s!"
     rf"(?: \[{_NAME}:(\d{{1,10}})\])?"
 )
-# NMI watchdog: Watchdog detected hard LOCKUP on cpu 3; powerpc: watchdog: CPU 19 self-detected hard LOCKUP @ ...
+# NMI watchdog: Watchdog detected hard LOCKUP on cpu 3
+# watchdog: CPU3: Watchdog detected hard LOCKUP on cpu 3          6.14 and newer: the first number is the checking CPU
+# watchdog: CPU 19 self-detected hard LOCKUP @ ...                powerpc
 _HARD = regex(
-    r"(?:(?:NMI )?watchdog: )?(?:Watchdog detected hard LOCKUP on cpu (\d{1,6})"
+    r"(?:(?:NMI )?watchdog: )?(?:(?:CPU\d{1,6}: )?Watchdog detected hard LOCKUP on cpu (\d{1,6})"
     r"|CPU (\d{1,6}) (?:self-detected )?[Hh]ard LOCKUP|CPU \d{1,6} detected hard LOCKUP on other CPUs (\d{1,6}))"
 )
 # rcu: INFO: rcu_sched self-detected stall on CPU; INFO: rcu_sched detected stalls on CPUs/tasks: { 3} (detected by 5
@@ -169,7 +171,7 @@ _NORMAL = regex(r"(?:mce: )?CPU(\d{1,6}): (?:(Core|Package) t|T)emperature/speed
 # thermal thermal_zone0: critical temperature reached (103 C), shutting down; 5.x: ...: acpitz: critical temperature ...
 _CRITICAL = regex(
     r"(?:thermal thermal_zone\d{1,4}: (?:[^:\n]{1,64}: )?critical|(?:ACPI: )?Critical) temperature reached ?[(,]"
-    r"|(?:reboot: )?HARDWARE PROTECTION shutdown \(Temperature too high\)"
+    r"|(?:reboot: )?HARDWARE PROTECTION (?:shutdown|reboot) \(Temperature too high\)"
 )
 
 

@@ -25,7 +25,7 @@ firmware (CPER's memory error type 14).
 A firmware's record is a block of lines that begin with "{2}[Hardware Error]: ". Its section may be a PCIe error: then
 pcie.py has events with the same number. Records without a number are of the last boot.
 
-Formats: Linux 3.10 to 6.16: arch/x86/kernel/cpu/mce/{core,severity}.c, drivers/edac/{edac_mc,edac_device,mce_amd,
+Formats: Linux 3.10 to 7.3: arch/x86/kernel/cpu/mce/{core,severity}.c, drivers/edac/{edac_mc,edac_device,mce_amd,
 edac_pci_sysfs}.c and the chips' drivers, mm/memory-failure.c, drivers/firmware/efi/cper.c, drivers/acpi/apei.
 """
 

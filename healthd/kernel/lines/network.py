@@ -2,7 +2,7 @@
 
     mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond is made of the card's ports, and
            people file their lines together, as one fault gives both
-    ib     InfiniBand's own lines, and those of other network cards (mlx4, EFA, any Ethernet driver)
+    ib     InfiniBand's own lines, and those of other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other Ethernet)
 
 Codes of both:
 
@@ -10,7 +10,8 @@ Codes of both:
     bond_down        a bond without any member that is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
-    health_recovery  the driver stops and restarts a card: the lines that led to it say more
+    rdma_failed      the driver cannot make RDMA objects, or its RDMA part failed; the port may stay ACTIVE
+    health_recovery  the driver stops and restarts a card: the lines that led to it say more; device: the sub-function
     temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
     command_timeout  the firmware did not answer; command; leaks: the driver says that a resource is lost by it
     slot_power       the slot tells the card that it gives too little power, or the card has switched a port off for it
@@ -19,7 +20,7 @@ Codes of both:
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
 Silent: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not know,
-bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 6.17,
+bandwidth that nothing limits, and what the driver tells while it starts and stops. Formats: Linux 3.10 to 7.3,
 drivers/net/ethernet/mellanox (mlx4, mlx5), drivers/infiniband, drivers/net/bonding, net/sched/sch_generic.c; MLNX_OFED.
 """
 
@@ -35,10 +36,11 @@ _IF = r"[^\s:/]{1,15}"  # a network interface
 
 # mlx5_core 0000:61:00.0: print_health_info:520:(pid 0): synd 0x10: High temperature
 # mlx5_core 0000:53:00.0 enp83s0f0np0: Link down              the card's interface, or its RDMA device (mlx5_3)
+# mlx5_core.sf mlx5_core.sf.25: mlx5_health_try_recover:389:(pid 40948): health recovery failed      a sub-function
 # mlx5_core 0000:03:00.0: 0000:03:00.0:wait_func:961:(pid 6): to Linux 4.x
 # infiniband rocep33s0f0: mlx5_poll_one:527:(pid 0): ...; mlx5_0:dump_cqe:272:(pid 0): ...; mlx5_warn:mlx5_0:...
 _MLX5 = regex(
-    r"(?:mlx5_core(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
+    r"(?:mlx5_core(?:\.sf)?(?: ([\w:.]{1,24}))?(?: ([^\s:/]{1,64}))?(?: \(\w{1,16}\))?: |infiniband ([\w.-]{1,32}): "
     r"|(?:mlx5_\w{1,8}:)?(?=mlx5_\w{1,32}:))"
     r"(?:(?:[\w:.]{1,24}:)??\w{1,64}:\d{1,6}:\(pid \d{1,10}\): )?"
 )
@@ -67,8 +69,9 @@ _FORMS = tuple(
             "command_timeout",
             r"(?:cmd\[\d{1,4}\]: )?(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) "
             r"(?:No done completion|(?:Async, )?timeout\b(?P<leaks>\. Will cause a leak of a command resource)?"
-            r"|canceled on out of queue timeout)",
+            r"|canceled on out of queue timeout|timed out while waiting for a slot)",
         ),
+        ("command_timeout", r"failed to allocate command entry|All CMD slots are stalled"),
         (
             "command_failed",
             r"(?P<command>\w{1,48})\(0x[0-9a-f]{1,8}\) [^\n]{0,48}?failed, status (?P<status>[^(,\n]{1,48})\(",
@@ -79,7 +82,9 @@ _FORMS = tuple(
         ("cqe_error", r"dump error cqe|WC error: \d|(?:(?:Requestor |Responder )?[Ee]rror cqe|Error CQE|ERR CQE) on "),
         (DETAIL, r"syndrome 0x[0-9a-f]{1,4}, vendor syndrome 0x|ib_post_recv failed: "),
         ("tx_timeout", r"TX timeout (?:detected|on )|RX timeout on channel|NETDEV WATCHDOG: "),
-        ("pci_error", r"mlx5_pci_(?:err_detected|slot_reset)\b"),
+        # A PCI Express error begins with err_detected. slot_reset is also a step of mlx5_recover_device(), health.c.
+        ("pci_error", r"mlx5_pci_err_detected\b"),
+        ("health_recovery", r"mlx5_pci_slot_reset\b"),
         ("load_failed", r"mlx5_\w{1,32} failed with error code(?: is)?:? (?P<error>-?\d{1,5})"),
         (
             "load_failed",
@@ -124,8 +129,14 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
         # The card was switched off or is being reset: virtual functions that are taken away and mlxfwreset do this.
         code = "health_recovery"
     name = match[2] or match[3]
+    sub_function = match[1] if match[1] and match[1].startswith("mlx5_core.sf.") else None
     role = "ibdev" if match[3] or (name and name.startswith("mlx5_")) or "port" in found else "netdev"
-    return event(kind, match, code, found.pop("device", None) or match[1] or "", ((role, name), *found.items()))
+    fields = [
+        (role, name),
+        ("device", sub_function),
+        *((key, value) for key, value in found.items() if key != "device"),
+    ]
+    return event(kind, match, code, found.pop("device", None) or match[1] or "", fields)
 
 
 # bond0: (slave enp83s0f0np0): link status definitely down, disabling slave
@@ -149,7 +160,9 @@ def _bond(kind: str, match: re.Match[str]) -> KernelEvent:
 # The pattern holds the line's end, since a process may be called "a: b Link down".
 _LINK_DOWN = regex(
     rf"(?:[\w-]{{1,24}} {PCI}(?: ({_IF}))?: (?:\w{{1,16}}: {_IF} )?|[a-z][\w-]{{1,15}}: ({_IF}):? )"
-    r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?\s*$"
+    r"(?:NIC )?[Ll]ink (?:is )?[Dd]own\.?"
+    # bnxt_link_down_reason(), 7.3
+    r"(?: \((?:Remote fault|OTP Speed limit violation|Cable removed|Module fault|BMC request down)\))?\s*$"
 )
 # bnxt_en 0000:21:00.0 bnxt_re0: Port: 1 Link DOWN
 _PORT = regex(rf"[\w-]{{1,24}} {PCI} (\w{{1,32}}): Port: ?(\d{{1,3}}) Link (DOWN|ACTIVE|INIT|ARMED)\b")
@@ -185,6 +198,47 @@ _EFA_FORMS = (
     ),
 )
 _EFA = regex(rf"(?:infiniband (?!mlx)([\w.-]{{1,32}})|efa {PCI}(?: [\w.-]{{1,32}})?): ")
+# Other cards. Formats: Linux 6.12 and 7.3, drivers/net/ethernet/broadcom/bnxt/bnxt.c, drivers/infiniband/hw/bnxt_re,
+# drivers/net/ethernet/intel/ice/ice_main.c, drivers/infiniband/hw/irdma, drivers/net/ethernet/amazon/ena.
+#
+# bnxt_en 0000:41:00.0 eth0: Firmware reset aborted, rc = -110
+# bnxt_en 0000:41:00.0 rocep65s0f0: Failed to create HW CQ
+# ice 0000:b1:00.0: Rebuild failed, unload and reload driver
+_CARD = regex(
+    rf"(?:(?:bnxt_en|bnxt_re|ice|idpf|irdma|i40e|ixgbe|ena) {PCI}(?: (\S{{1,32}}))?"
+    r"|infiniband (?!mlx)([\w.-]{1,32})): "
+)
+_CARD_FORMS = tuple(
+    (code, regex(pattern))
+    for code, pattern in (
+        ("health_fatal", r"Firmware reset aborted|Failed to reinitialize after aborted firmware reset"),
+        (
+            "health_fatal",
+            r"bnxt_open\(\) failed during FW reset|Firmware init phase \d failed|Firmware not responding, ",
+        ),
+        (
+            "health_fatal",
+            r"PCI config space inaccessible after|Rebuild failed, unload and reload driver|PF reset failed",
+        ),
+        ("health_fatal", r"\w{1,48}(?: failed, device is unrecoverable|: unrecoverable device error)"),
+        ("health_fatal", r"tx_timeout recovery unsuccessful|driver needs to be unloaded and reloaded"),
+        ("health_fatal", r"Error resetting device\. Please reload|Error during VSI rebuild: |PF VSI rebuild failed"),
+        (
+            "health_fatal",
+            r"Rebuild of main VSI failed again|Reset during resume failed|Firmware recovery mode detected",
+        ),
+        ("health_fatal", r"Reset attempt failed\. Can not reset|Can not reset device|Reset indication didn't turn "),
+        ("health_fatal", r"Device isn't ready, (?:can't reset|abort com init)"),
+        ("health_recovery", r"Detected firmware fatal condition|(?:Fatal|Non-fatal) firmware reset event"),
+        ("health_recovery", r"Requesting a reset|Keep alive watchdog timeout|Trigger reset is on"),
+        ("rdma_failed", r"Failed to (?:create|allocate) HW (?:CQ|QP|PD|AH)|(?:Create HW SRQ|create HW QP1) failed"),
+        ("rdma_failed", r"(?:QPLIB: )?(?:\w{1,40}: )?FW STALL Detected|Failed to (?:initialize|allocate|enable) RCFW"),
+        ("rdma_failed", r"Failed to register with (?:Ethernet driver|netedev)|IRDMA hardware initialization FAILED"),
+        ("rdma_failed", r"HW runtime init FAIL|AEQ has overflowed|critical PE Error|HMC Error: "),
+        ("command_failed", r"(?:QPLIB: )?cmdq\[0x[0-9a-f]{1,8}\]=(?P<command>0x[0-9a-f]{1,4}) status "),
+        ("tx_timeout", r"TX timeout detected, starting reset task"),
+    )
+)
 # ib0: transmit timeout: latency 1756 msecs (IPoIB); NETDEV WATCHDOG: eth0 (mlx5_core): transmit queue 5 timed out
 _TRANSMIT = regex(rf"({_IF}): transmit timeout: latency \d")
 _WATCHDOG = regex(
@@ -211,6 +265,17 @@ def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
             leaks = "true" if code == "command_timeout" else None
             fields = (("ibdev", match[1]), ("leaks", leaks), *found.groupdict().items())
             return event(kind, match, code, match[2] or "", fields)
+    return None
+
+
+def _card(kind: str, match: re.Match[str]) -> KernelEvent | None:
+    pci, name, ibdev = match.groups()
+    for code, form in _CARD_FORMS:
+        if found := form.match(match.string, match.end()):
+            # Messages about RDMA name the RDMA device, the others the interface.
+            is_rdma = code in ("rdma_failed", "command_failed")
+            fields = (("ibdev", ibdev or (name if is_rdma else None)), ("netdev", None if is_rdma else name))
+            return event(kind, match, code, pci or "", (*fields, *found.groupdict().items()))
     return None
 
 
@@ -268,6 +333,26 @@ RULES = (
         ),
         _EFA,
         _efa,
+    ),
+    Rule(
+        "ib",
+        (
+            *(
+                "bnxt_",
+                "irdma",
+                "IRDMA ",
+                "reload driver",
+                "reload the driver",
+                "unrecoverable",
+                "unloaded and reloaded",
+            ),
+            *("PF reset failed", "VSI rebuild failed", "Rebuild of main VSI", "Reset during resume", "Can not reset"),
+            *("recovery mode detected", "Reset indication didn't", "Device isn't ready", "Keep alive watchdog"),
+            *("Trigger reset is on", "HW runtime init", "AEQ has overflowed", "critical PE Error", "HMC Error: "),
+            "Requesting a reset",
+        ),
+        _CARD,
+        _card,
     ),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, _transmit),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),

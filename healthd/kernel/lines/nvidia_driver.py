@@ -3,6 +3,7 @@
     gsp     code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers and history
             after one of them; message: anything else. Field gpu: the driver's number of the GPU, where there is one
     nvlink  code = rx_detect, training, error; fields gpu and link
+    rc_watchdog  code = locked: the driver's own test channel does not progress; field gpu
 
 Most lines have the form "NVRM: GPU6 _kgspBootGspRm: text", with the number since about driver 590; only errors are
 printed. Formats: open-gpu-kernel-modules (nvlog_printf.c; kernel_gsp*.c, kernel_nvlink*.c, nvlink_linux.c).
@@ -106,6 +107,15 @@ def _assertion(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "reset_required" if match[2] else "message", "", (("gpu", match[1]),))
 
 
+# NVRM: GPU0 krcWatchdog_IMPL: RC watchdog: GPU is probably locked!  Notify Timeout Seconds: 7
+# (kernel_rc_watchdog_callback.c, 595.45.04; without the number in older drivers)
+_RC_WATCHDOG = regex(r"NVRM: (?:GPU(\d{1,3}) )?krcWatchdog\w{0,40}: RC watchdog: GPU is probably locked!")
+
+
+def _rc_watchdog(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "locked", "", (("gpu", match[1]),))
+
+
 # Lines that follow a fault of the GSP: a table of remote calls, registers, stacks; indented, or with the number alone.
 # NVRM: GPU4 RPC history (CPU -> GSP): / NVRM:      0    76   GSP_RM_CONTROL        0x0000000020801813 ...
 _DUMP = regex(
@@ -166,6 +176,7 @@ def _nvlink_fault(
 
 
 RULES = (
+    Rule("rc_watchdog", ("RC watchdog",), _RC_WATCHDOG, _rc_watchdog),
     Rule("gsp", ("NVRM: ",), _GSP_WORDS, _gsp_words),
     Rule("gsp", ("NVRM: ", "Direct firmware load"), _GSP_OTHER, _gsp_other),
     Rule("gsp", ("watchdog timeout @",), _WATCHDOG, _watchdog),

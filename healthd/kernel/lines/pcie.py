@@ -21,7 +21,7 @@ Where the firmware hears errors first (APEI), the kernel prints registers withou
 have an "aer_uncor_severity", corrected ones have none. That the kernel goes on tells that the error is not fatal (it
 panics before it prints a fatal one).
 
-Formats: Linux 3.10 to 6.16, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
+Formats: Linux 3.10 to 7.3, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
 drivers/pci/pci.c, drivers/firmware/efi/cper.c.
 """
 
@@ -92,21 +92,24 @@ def _inaccessible(kind: str, match: re.Match[str]) -> KernelEvent:
 # --- errors
 
 # pcieport 0000:00:1d.3: AER: Multiple Correctable error message received from 0000:06:00.0    (6.8; blames a device)
+# pcieport 0000:00:1d.3: AER: Multiple Correctable Error messages received, first one from 0000:06:00.0        (7.3)
 # pcieport 0000:00:1c.1: AER: Multiple Corrected error received: 0000:00:1c.1                   (4.17)
 # pcieport 0000:00:1c.0: AER: Corrected error received: id=00e0                                 (3.10)
 # nvidia 0000:63:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Receiver ID)
+# nvidia 0000:63:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal)                                     (7.3)
+# pcieport 0000:00:1c.5: AER: PCIe Bus Error: severity=Uncorrectable (Fatal) (Inaccessible)                    (7.3)
 # pcieport 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)
 # pcieport 0000:00:1c.5: PCIe Bus Error: severity=Uncorrected (Fatal), type=Inaccessible, (Unregistered Agent ID)
 # 0000:00:1c.5: PCIe Bus Error: severity=Corrected, type=Physical Layer, id=00e5(Receiver ID)          (3.10, no driver)
 _SEVERITY = r"(Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-)?Fatal\))?)"
 _RECEIVED = regex(
-    rf"{_DEVICE}AER: (?:Multiple )?{_SEVERITY} error (?:message )?received(?: from|:) "
+    rf"{_DEVICE}AER: (?:Multiple )?{_SEVERITY} error (?:messages? )?received(?:(?:, first one)? from|:) "
     rf"(?:{PCI}|id=([0-9a-f]{{2}})([0-9a-f]{{2}}))",
     re.I,
 )
 _BUS_ERROR = regex(
-    rf"(?:([\w-]{{1,32}}) )?{PCI}: (?:AER: )?PCIe Bus Error: (?:severity=)?{_SEVERITY}"
-    r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?)?[ \t]{0,16}$",
+    rf"(?:([\w-]{{1,32}}) )?{PCI}: (?:AER: )?(?:PCIe|CXL) Bus Error: (?:severity=)?{_SEVERITY}"
+    r"(?:, type=([^,(]{1,40}?)(?:, (?:id=[0-9a-f]{4})?\(([^)]{1,40})\))?| \(Inaccessible\))?[ \t]{0,16}$",
     re.I | re.M,
 )
 
@@ -142,11 +145,13 @@ def _bus_error(kind: str, match: re.Match[str]) -> KernelEvent:
 
 # nvidia 0000:63:00.0:   device [10de:2330] error status/mask=00001081/00006000
 # nvidia 0000:63:00.0:    [20] UnsupReq               (First)
+# nvidia 0000:63:00.0: AER:   [20] UnsupReq          | Requester ID | Transaction Layer (First)                (7.3)
 # nvidia 0000:63:00.0: AER:   TLP Header: 60001004 000000ff 0000007d fe7eb000
 # nvidia 0000:63:00.0: AER: can't recover (no error_detected callback)
 _DETAIL = regex(
     rf"{_DEVICE}(?:(?:AER|DPC): )? *(?:device \[[0-9a-f]{{4}}:[0-9a-f]{{4}}\] error status/mask="
-    r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}(?:\(First\)|$)|TLP (?:Prefix )?Header: "
+    r"|\[ ?\d{1,2}\] (\w[\w./]{0,31}(?: [\w./]{1,32}){0,7}) {0,32}"
+    r"(?:\(First\)|\||$)|TLP (?:Prefix )?Header(?: \(Flit\))?: "
     r"|Error of this Agent(?:\([0-9a-f]{4}\))? is reported first|can't recover"
     r"|(?:Root|Downstream) Port link has been reset|found no error details"
     r"|aer_status: 0x|aer_layer=|rp_pio_status: |RP PIO (?:severity=|ImpSpec Log)|root port still busy"
@@ -229,7 +234,7 @@ RULES = (
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OF_SLOT, _of_slot),
     Rule("pcie_hotplug", ("to check link status",), _NO_LINK, _no_link),
     Rule("pcie_hotplug", ("change power state", "; giving up"), _INACCESSIBLE, _inaccessible),
-    Rule("pcie_aer", ("PCIe Bus Error",), _BUS_ERROR, _bus_error),
+    Rule("pcie_aer", ("PCIe Bus Error", "CXL Bus Error"), _BUS_ERROR, _bus_error),
     Rule("pcie_aer", ("AER",), _RECEIVED, _received),
     Rule("pcie_aer", ("AER", "aer_"), _OUTCOME, _outcome),
     Rule("pcie_aer", ("DPC",), _DPC, _contained),

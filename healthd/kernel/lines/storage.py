@@ -15,7 +15,7 @@
                 detail          a further line of one of these
            device = as the kernel calls it ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
 
-Floppies are silent: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 6.12, drivers/nvme/host,
+Floppies are silent: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3, drivers/nvme/host,
 block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
 """
 

@@ -1,0 +1,164 @@
+"""DMA and interrupts that the IOMMU blocked, and an IOMMU that does not carry out commands, as the kernel log reports
+them.
+
+Rules: the IOMMU blocks the access of a device to an address that was not mapped for it. NVIDIA's NCCL guide
+(troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect: peer-to-peer
+writes between GPUs, NICs and NVMe devices go through the root complex, and a blocked write arrives nowhere, so the
+receiver reads old data or zeros. The kernel goes on after a fault (Documentation/arch/x86/iommu.rst), and one job with
+a wrong address can cause faults too, so a fault of a GPU, network card, NVSwitch or NVMe device warns. Faults of other
+devices are recorded only: firmware often leaves a USB controller or the BMC unmapped, and no job uses those. A device
+that is not named, or about which nothing is known, may be a GPU and warns.
+
+An IOMMU that does not carry out commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
+stops the unmapping of DMA for all devices behind it. It warns until a reboot: no source says that jobs always fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from healthd.config import CheckConfig, Seconds
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.values import dataclass
+
+USES = ""
+
+SAME_FAULT_SECONDS = 60.0  # lines without a device, this close to one that names it, belong to that fault
+KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # of the inventory
+# The kernel puts the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not tell what the device is.
+DRIVERS = {
+    "nvidia": "GPU",
+    "nvidia-nvswitch": "NVSwitch",
+    "nvme": "NVMe device",
+    **dict.fromkeys(("mlx5_core", "mlx4_core", "bnxt_en", "ice", "i40e", "ixgbe", "ena", "efa"), "network card"),
+}
+NOT_TELLING = ("", "pci", "vfio-pci", "pcieport")
+OTHER = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """warning_window_seconds   how long a warning about a blocked access lasts without a further line"""
+
+    warning_window_seconds: Seconds = 24 * 3600.0
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """Return one finding for each code and device, resting on all its events."""
+    faults = [event for event in events if event.kind == "iommu" and event.code in WORDS]
+    groups: dict[tuple[str, str], list[KernelEvent]] = {}
+    for event in faults:
+        if event.pci or not _has_named_fault(event, faults):
+            groups.setdefault((event.code, _part(event, node)), []).append(event)
+    for (code, part), group in groups.items():
+        what = _what(part, group, node)
+        severity = Severity.INFO if what == OTHER and code != "stuck" else Severity.WARNING
+        yield Finding(
+            severity,
+            f"iommu/{code}",
+            part,
+            _message(code, what, part, group),
+            clears=Clears.REBOOT if code == "stuck" else Clears.WINDOW,
+            window_seconds=0.0 if code == "stuck" else config.warning_window_seconds,
+            events=tuple(event.sequence for event in group),
+        )
+
+
+def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
+    """Return True if a fault that names its device is so close that `event` belongs to it."""
+    return event.code == "dma_fault" and any(
+        other.pci
+        and other.code != "stuck"
+        and other.boot_id == event.boot_id
+        and max(other.time - event.last_time, event.time - other.last_time) <= SAME_FAULT_SECONDS
+        for other in faults
+    )
+
+
+def _part(event: KernelEvent, node: Inventory) -> str:
+    """Return the device's address as the inventory has it, or the IOMMU's name, or "".
+
+    A further function of a GPU or card counts as its function 0. Older kernels print no segment for Intel: the
+    device is sought in all segments if there is only one with this bus and device number.
+    """
+    if not event.pci:
+        return event.field("iommu")
+    listed = [device.pci for device in node.devices if device.kind in KINDS]
+    first = f"{event.pci[:-1]}0"
+    if event.pci in listed or first in listed:
+        return event.pci if event.pci in listed else first
+    elsewhere = [pci for pci in listed if pci.partition(":")[2] in (event.pci[5:], first[5:])]
+    return elsewhere[0] if event.pci.startswith("0000:") and len(elsewhere) == 1 else event.pci
+
+
+def _what(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
+    """Return the kind of device in words, OTHER for a device that jobs do not use, "" if nothing is known."""
+    for device in node.devices:
+        if device.pci == part and device.kind in KINDS:
+            return KINDS[device.kind]
+    drivers = {event.field("driver") for event in group}.difference(NOT_TELLING)
+    if drivers:
+        return next((DRIVERS[driver] for driver in sorted(drivers) if driver in DRIVERS), OTHER)
+    # A complete inventory lists all devices of the kinds above.
+    return OTHER if node.is_complete and any(event.pci for event in group) else ""
+
+
+WORDS = {
+    "dma_fault": "the IOMMU blocked DMA{operation} by {device}",
+    "interrupt_fault": "the IOMMU blocked an interrupt of {device}",
+    "stuck": "the IOMMU{behind} does not carry out commands",
+}
+
+
+def _message(code: str, what: str, part: str, group: Sequence[KernelEvent]) -> str:
+    operations = sorted({event.field("operation") for event in group} - {""})
+    named = any(event.pci for event in group)
+    device = f"{what or OTHER} {part}" if named else f"a device behind {part}" if part else "a device"
+    words = WORDS[code].format(
+        operation=f" {' and '.join(operations)}" if operations else "",
+        device=device,
+        behind=f" for {part}" if named else f" {part}" if part else "",
+    )
+    if code == "dma_fault" and what != OTHER:
+        words += ": peer-to-peer or GPUDirect data may not have arrived"
+    lines = sum(event.lines for event in group)
+    return words + (f" ({lines} lines)" if lines > 1 else "")
+
+
+_P2P_TODO = (
+    "If bare-metal jobs use peer-to-peer or GPUDirect: boot with iommu=pt (Intel: intel_iommu=on iommu=pt, or off), "
+    "switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci), and check with "
+    "`nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
+)
+
+EXPLAIN = {
+    "iommu/dma_fault": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The IOMMU blocked a read or write of memory by this device, since the address was not mapped for it. A fault "
+        "of a GPU, network card, NVSwitch or NVMe device warns; a fault of any other device is only recorded.",
+        "The data did not arrive: a peer-to-peer copy between GPUs, or GPUDirect RDMA and Storage, leaves old data or "
+        "zeros at the receiver, and NCCL may hang.",
+        f"{_P2P_TODO} If it happens once, at a job's start or end, the job or its driver used a wrong address.",
+        also=(Severity.INFO,),
+    ),
+    "iommu/interrupt_fault": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The IOMMU blocked an interrupt message of this device (interrupt remapping). For a device that jobs do not "
+        "use it is only recorded.",
+        "The driver misses the interrupt: requests time out, or the device is reset.",
+        "Look for timeouts of the device's driver at the same time. Update the BIOS; reboot if the device does not "
+        "work.",
+        also=(Severity.INFO,),
+    ),
+    "iommu/stuck": Explain(
+        Severity.WARNING,
+        Clears.REBOOT,
+        "An IOMMU did not carry out a command in time, or reports an error of its own. For AMD's IOTLB_INV_TIMEOUT the "
+        "device in the message did not answer the IOMMU.",
+        "Drivers of all devices behind this IOMMU wait for it: GPUs, network cards and disks may hang.",
+        "Drain the node at the next occasion and reboot. Look for an error of a device behind this IOMMU just before "
+        "(Xid, AER, NVMe). Update firmware and kernel if it comes again.",
+    ),
+}

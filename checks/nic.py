@@ -1,0 +1,175 @@
+"""What the kernel log reports of network cards other than mlx5: bnxt, ice, irdma, ENA, EFA, mlx4, other Ethernet cards.
+
+Rules: a card whose firmware is dead, or that its driver could not reset, works again only after the driver is loaded
+anew ("Rebuild failed, unload and reload driver", ice_main.c): it drains until a reboot, as mlx5/health_fatal does. So
+does an EFA card that did not answer a command: its driver sends no further command (efa_com.c clears
+EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be made warn, since a job can also
+run out of them; so do a reset that the driver does by itself, other time-outs, and ports that cannot be opened.
+A link that goes down and requests that fail are recorded only: ib_link, ib_flap and eth_link judge links.
+InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are judged here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from healthd.config import CheckConfig, Seconds
+from healthd.model import Clears, Explain, Finding, Inventory, KernelEvent, Severity
+from healthd.values import dataclass
+
+USES = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Config(CheckConfig):
+    """warning_window_seconds   how long a warning lasts without a further line
+    link_window_seconds      the same for a link that went down, and for requests that failed
+    """
+
+    warning_window_seconds: Seconds = 24 * 3600.0
+    link_window_seconds: Seconds = 3600.0
+
+
+class Rule(NamedTuple):
+    """`words`: those of the message."""
+
+    code: str
+    severity: Severity
+    clears: Clears
+    words: str
+
+
+_WARNS = (Severity.WARNING, Clears.WINDOW)
+_RECORDED = (Severity.INFO, Clears.WINDOW)
+_REQUESTS = Rule("request_failed", *_RECORDED, "requests failed")
+RULES = {
+    "health_fatal": Rule("firmware_failed", Severity.DEGRADED, Clears.REBOOT, "the card does not work any more"),
+    "health_recovery": Rule("recovery", *_WARNS, "the driver resets the card"),
+    "rdma_failed": Rule("rdma_failed", *_WARNS, "RDMA does not work on this card"),
+    "command_timeout": Rule("command_timeout", *_WARNS, "the card did not answer a command"),
+    "tx_timeout": Rule("tx_timeout", *_WARNS, "packets were not sent in time"),
+    "port_failed": Rule("port_failed", *_WARNS, "a port could not be opened"),
+    "link_down": Rule("link_down", *_RECORDED, "the link went down"),
+    "link_up": Rule("link_down", *_RECORDED, "the link went down"),
+    **dict.fromkeys(("command_failed", "send_failed"), _REQUESTS),
+}
+# efa_com.c: after a command without an answer the driver sends no further command.
+CLOSED = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not answer, and its driver gave it up")
+
+
+def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
+    """Return one finding for each code and card, resting on all its events. A link that is up again is over."""
+    groups: dict[tuple[str, str], list[KernelEvent]] = {}
+    for event in events:
+        if event.kind == "ib" and event.code in RULES and not event.field("ibdev").startswith("mlx5_"):
+            groups.setdefault((RULES[event.code].code, _part(event)), []).append(event)
+    for (code, part), group in groups.items():
+        newest = max(group, key=lambda event: (event.last_time, event.sequence))
+        faults = [event for event in group if event.code != "link_up"]
+        if not faults:
+            continue  # the link was not seen going down
+        gave_up = any(event.field("leaks") and event.boot_id == newest.boot_id for event in group)
+        rule = CLOSED if gave_up else RULES[faults[0].code]
+        yield Finding(
+            severity=rule.severity,
+            code=f"nic/{code}",
+            subject=part,
+            message=_message(rule, max(faults, key=lambda event: (event.last_time, event.sequence)), faults),
+            clears=rule.clears,
+            window_seconds=_window_seconds(rule, config),
+            events=tuple(event.sequence for event in group),
+            over=newest.code == "link_up",
+        )
+
+
+def _part(event: KernelEvent) -> str:
+    """Return the card's address, or the interface or RDMA device where the line has none."""
+    return event.pci or event.field("netdev") or event.field("ibdev")
+
+
+def _window_seconds(rule: Rule, config: Config) -> float:
+    if rule.severity is Severity.INFO:
+        return config.link_window_seconds
+    return config.warning_window_seconds if rule.severity is Severity.WARNING else 0.0
+
+
+def _message(rule: Rule, event: KernelEvent, faults: Sequence[KernelEvent]) -> str:
+    command = event.field("command")
+    named = [event.field(name) for name in ("netdev", "ibdev") if event.field(name)]
+    named += [f"port {event.field('port')}"] if event.field("port") else []
+    lines = sum(each.lines for each in faults)
+    words = rule.words + (f": {command}" if command else "")
+    return words + (f" ({', '.join(named)})" if named else "") + (f", {lines} lines" if lines > 1 else "")
+
+
+_LOST = "Traffic over this card fails: jobs over several nodes, and mounts."
+_CARD_TODO = (
+    "journalctl -k shows the driver's lines around it, ethtool -i INTERFACE driver and firmware. Drain and reboot (or "
+    "load the driver anew on the idle node); update the firmware. If it comes again: replace the card."
+)
+
+EXPLAIN = {
+    "nic/firmware_failed": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The driver of a network card reports that its firmware is dead, or that it could not reset the card.",
+        f"{_LOST} The card does not come back until its driver is loaded again.",
+        _CARD_TODO,
+    ),
+    "nic/recovery": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The firmware of a network card failed or did not answer, and its driver resets the card.",
+        "While it lasts nothing goes over the card; RDMA connections break. If the reset fails, nic/firmware_failed "
+        "follows.",
+        "journalctl -k shows whether the card came back. If it comes again: update the firmware, then replace the "
+        "card.",
+    ),
+    "nic/rdma_failed": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The card refused to make a completion queue, queue pair or another RDMA object, or its RDMA part failed. The "
+        "port may be ACTIVE all the same.",
+        "NCCL and MPI cannot start or continue over this card: ibv_create_cq and the like fail.",
+        "ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node tell whether RDMA works. If it fails: "
+        "load the driver anew or reboot, and update the firmware. If it works, a job used up the card's objects.",
+    ),
+    "nic/command_timeout": Explain(
+        Severity.DEGRADED,
+        Clears.REBOOT,
+        "The card's firmware did not answer a command of the driver. It drains where the driver gives the card up "
+        "(EFA), else it warns.",
+        "RDMA objects cannot be made or destroyed: jobs that start or end hang.",
+        _CARD_TODO,
+        also=(Severity.WARNING,),
+    ),
+    "nic/tx_timeout": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "Packets waited in a queue of the card for seconds, and the driver restarted the queue or the card.",
+        "Connections stall or break. Once it may be the switch (pause frames); repeated it is card or driver.",
+        "ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the lines around it in journalctl -k.",
+    ),
+    "nic/port_failed": Explain(
+        Severity.WARNING,
+        Clears.WINDOW,
+        "The kernel could not open a port of an RDMA device for management packets.",
+        "The port stays in INIT: no subnet manager can reach it.",
+        "journalctl -k and ausearch -m avc around that time; ibstat.",
+    ),
+    "nic/link_down": Explain(
+        Severity.INFO,
+        Clears.WINDOW,
+        "The link of a network card's port went down.",
+        "None if an administrator did it, or if the link is back. ib_link, ib_flap and eth_link judge it.",
+        "ethtool INTERFACE; the cable, the transceiver and the switch port.",
+    ),
+    "nic/request_failed": Explain(
+        Severity.INFO,
+        Clears.WINDOW,
+        "The card refused or failed a request.",
+        "Mostly the fault of an application, or of the other node.",
+        "Nothing, unless jobs of several users see it on this node.",
+    ),
+}

@@ -1,0 +1,152 @@
+"""IOMMU faults: DMA or an interrupt of a device that the IOMMU blocked, and an IOMMU that does not carry out commands.
+
+iommu          pci = the device that was blocked, "" where the line does not name it; iommu = the unit that reports
+    dma_fault        the IOMMU blocked DMA; operation = "write" or "read"; driver, where the line names it
+    interrupt_fault  the IOMMU blocked an interrupt message of the device
+    stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not carry out a command
+    detail           a further line of one of these
+
+"dmar_fault: 655 callbacks suppressed" is a dma_fault without a device: more faults happened than the kernel printed.
+
+Linux 6.12 prints no PCI segment for Intel, 7.3 does: "01:00.0" is read as "0000:01:00.0", and checks/iommu.py looks
+for the device in other segments. arm-smmu-v3 of 6.12 prints the event's number only, that of 7.3 names the device.
+
+Formats: Linux 3.10 to 7.3, drivers/iommu/intel/dmar.c (dmar_fault_do_one), drivers/iommu/amd/iommu.c
+(iommu_print_event, amd_iommu_report_page_fault), drivers/iommu/arm/arm-smmu-v3/arm-smmu-v3.c (arm_smmu_dump_event,
+arm_smmu_gerror_handler), drivers/iommu/arm/arm-smmu/arm-smmu.c, lib/ratelimit.c.
+"""
+
+from __future__ import annotations
+
+import re
+
+from healthd.kernel.lines.rule import DETAIL, PCI, Rule, event
+from healthd.model import KernelEvent
+from healthd.text import regex
+
+_DEVICE = r"((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"
+
+# --- Intel VT-d
+#
+# DMAR: [DMA Write NO_PASID] Request device [01:00.0] fault addr 0x2800000000 [fault reason 0x05] PTE Write ...
+# DMAR: [DMA Read PASID 0x1] Request device [0000:01:00.0] fault addr 0x1000 [fault reason 0x71] ...           7.3
+# DMAR: [DMA Write] Request device [01:00.0] fault addr fffe0000 [fault reason 05] PTE Write access is not set     4.x
+# DMAR:[DMA Write] Request device [01:00.0] fault addr fffe0000                                                  3.10
+# DMAR: [INTR-REMAP] Request device [01:00.0] fault index 0x22 [fault reason 0x26] Blocked an interrupt request ...
+# DMAR: INTR-REMAP: Request device [[01:00.0] fault index 22                                                     3.10
+_INTEL = regex(
+    r"(?:dmar: |DMAR: ?)\[?(?:DMA (Write|Read)|(INTR-REMAP))(?: [\w ]{1,24})?\]?:? Request device "
+    rf"\[{{1,2}}{_DEVICE}\]"
+)
+# DMAR: DRHD: handling fault status reg 3              printed before the faults, one for each interrupt
+# DMAR:[fault reason 05] PTE Write access is not set   3.10: the second line of a fault
+_INTEL_MORE = regex(r"(?:dmar: |DMAR: ?)(?:DRHD: handling fault status reg [0-9a-f]|\[fault reason \w{1,4}\])")
+# DMAR: VT-d detected Invalidation Time-out Error: SID 100
+_INTEL_STUCK = regex(r"DMAR: VT-d detected Invalidation (?:Queue|Time-out|Completion) Error")
+
+
+def _intel(kind: str, match: re.Match[str]) -> KernelEvent:
+    operation, interrupt, device = match.groups()
+    code = "interrupt_fault" if interrupt else "dma_fault"
+    return event(kind, match, code, device, (("operation", operation.lower() if operation else None),))
+
+
+def _detail(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, DETAIL)
+
+
+def _stuck(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "stuck")
+
+
+# --- AMD-Vi
+#
+# nvidia 0000:01:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0019 address=0xfee00000 flags=0x0020]    5.8
+# AMD-Vi: Event logged [IO_PAGE_FAULT device=0000:01:00.0 domain=0x0019 address=0xfee00000 flags=0x0020]
+# AMD-Vi: Event logged [IO_PAGE_FAULT device=01:00.0 domain=0x0019 address=0x00000000fee00000 flags=0x0020]  4.x
+# pci 0000:40:00.2: AMD-Vi: Event logged [IOTLB_INV_TIMEOUT device=0000:41:00.0 address=0x10014a0a0]
+_AMD = regex(
+    rf"(?:([\w-]{{1,32}}) {PCI}: )?AMD-Vi: Event logged \[(IO_PAGE_FAULT|ILLEGAL_DEV_TABLE_ENTRY|DEV_TAB_HARDWARE_ERROR"
+    rf"|PAGE_TAB_HARDWARE_ERROR|IOTLB_INV_TIMEOUT|INVALID_DEVICE_REQUEST|RMP_PAGE_FAULT|RMP_HW_ERROR)\b"
+    rf"(?: device={_DEVICE})?(?:[^\]\n]{{0,120}}? flags=0x([0-9a-f]{{1,4}}))?"
+)
+# AMD-Vi: Completion-Wait loop timed out;     AMD-Vi: IOMMU 0000:40:00.2: Completion-Wait loop timed out
+_AMD_STUCK = regex(
+    rf"(?:[\w-]{{1,32}} {PCI}: )?AMD-Vi: (?:(?:IOMMU {_DEVICE}: )?Completion-Wait loop timed out"
+    r"|Event logged \[(?:ILLEGAL_COMMAND_ERROR|COMMAND_HARDWARE_ERROR) )"
+)
+_AMD_NO_DEVICE = regex(r"AMD-Vi: Event logged \[Device not attached to domain properly\]")
+_AMD_MORE = regex(rf"(?:[\w-]{{1,32}} {PCI}: )?AMD-Vi: (?:DTE\[\d\]|CMD\[\d\]|Control Reg ?):")
+_INTERRUPT, _WRITE = 0x008, 0x020  # EVENT_FLAG_I, EVENT_FLAG_RW (drivers/iommu/amd/amd_iommu_types.h)
+
+
+def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
+    driver, prefixed, name, named, flags = match.groups()
+    bits = int(flags or "0", 16)
+    if name == "IOTLB_INV_TIMEOUT":
+        return event(kind, match, "stuck", named or "")
+    # Page faults have the device as prefix or as a field; of the others, the prefix is the IOMMU itself.
+    device, driver = (named, None) if named else (prefixed, driver)
+    if bits & _INTERRUPT:
+        return event(kind, match, "interrupt_fault", device or "", (("driver", driver),))
+    operation = None if flags is None else "write" if bits & _WRITE else "read"
+    return event(kind, match, "dma_fault", device or "", (("operation", operation), ("driver", driver)))
+
+
+def _amd_stuck(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "stuck", fields=(("iommu", match[1] or match[2]),))
+
+
+def _unnamed(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dma_fault")
+
+
+# --- Arm SMMU
+#
+# arm-smmu-v3 arm-smmu-v3.3.auto: event: F_TRANSLATION client: 0000:01:00.0 sid: 0x100 ssid: 0x0 iova: 0x1000 ipa: 0x0
+# arm-smmu-v3 arm-smmu-v3.3.auto: event 0x10 received:                    all that 6.12 prints
+# arm-smmu-v3 arm-smmu-v3.3.auto: CMD_SYNC timeout at 0x00000010 [hwprod 0x00000010, hwcons 0x0000000f]
+# arm-smmu-v3 arm-smmu-v3.3.auto: device has entered Service Failure Mode!
+_SMMU = r"arm-smmu(?:-v3)? ([\w.:-]{1,40}): "
+_ARM = regex(rf"{_SMMU}event: \w{{1,24}} client: (?:{PCI}|\(unassigned sid\)|[^\s]{{1,40}}) sid: 0x")
+_ARM_UNNAMED = regex(
+    rf"{_SMMU}(?:event 0x[0-9a-f]{{1,2}} received|Unhandled context fault: fsr=|Unexpected global fault"
+    r"|Blocked unknown Stream ID )"
+)
+_ARM_STUCK = regex(
+    rf"{_SMMU}(?:CMD_SYNC timeout|CMDQ timeout|CMDQ error \(cons |device has entered Service Failure Mode"
+    r"|TLB sync timed out|unexpected global error reported)"
+)
+
+
+def _arm(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dma_fault", match[2] or "", (("iommu", match[1]),))
+
+
+def _arm_unnamed(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "dma_fault", fields=(("iommu", match[1]),))
+
+
+def _arm_stuck(kind: str, match: re.Match[str]) -> KernelEvent:
+    return event(kind, match, "stuck", fields=(("iommu", match[1]),))
+
+
+# dmar_fault: 655 callbacks suppressed          lib/ratelimit.c: the function that prints, and how many lines it dropped
+_SUPPRESSED = regex(
+    r"(?:dmar_fault|amd_iommu_report_page_fault|amd_iommu_report_rmp_\w{1,16}|arm_smmu_evtq_thread|arm_smmu_dump_event"
+    r"|arm_smmu_context_fault|arm_smmu_global_fault): \d{1,10} callbacks suppressed"
+)
+
+RULES = (
+    Rule("iommu", ("Request device [",), _INTEL, _intel),
+    Rule("iommu", ("DMAR:", "dmar: "), _INTEL_MORE, _detail),
+    Rule("iommu", ("DMAR:",), _INTEL_STUCK, _stuck),
+    Rule("iommu", ("AMD-Vi: ",), _AMD, _amd),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_STUCK, _amd_stuck),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_NO_DEVICE, _unnamed),
+    Rule("iommu", ("AMD-Vi: ",), _AMD_MORE, _detail),
+    Rule("iommu", ("arm-smmu",), _ARM, _arm),
+    Rule("iommu", ("arm-smmu",), _ARM_UNNAMED, _arm_unnamed),
+    Rule("iommu", ("arm-smmu",), _ARM_STUCK, _arm_stuck),
+    Rule("iommu", ("callbacks suppressed",), _SUPPRESSED, _unnamed),
+)

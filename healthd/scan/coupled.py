@@ -1,0 +1,41 @@
+"""Which events of a log are judged together, because a check judges one by the others. Pure.
+
+The daemon gives a check all recent events at once. `healthd scan` judges each event as soon as it can grow no more,
+with those of the events around it that can change the judgement:
+
+    a firmware's record      its severity and its device are two events with one record number (GHES, CPER)
+    recovery_failed          belongs to the PCIe error before it (checks/pcie_aer.py)
+    a machine check          belongs to the memory error that EDAC named (checks/memory_edac.py)
+    an IOMMU fault           without a device belongs to a fault with one (checks/iommu.py)
+"""
+
+from __future__ import annotations
+
+from healthd.model import KernelEvent
+
+KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
+MOST_NEAR = 64  # events of these kinds that are kept of each host
+MOST_TOGETHER = 8  # more do not change a judgement, and a storm must stay cheap
+
+INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
+RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
+SAME_FAULT_SECONDS = 60.0  # as in checks/iommu.py
+_ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
+
+
+def are_coupled(event: KernelEvent, other: KernelEvent, apart: float) -> bool:
+    """Return True if `event` is judged by `other`, which is `apart` seconds later (earlier if negative).
+
+    Both are of KINDS, of one host and one boot.
+    """
+    if event.observed != other.observed:
+        return False
+    if event.field("record") and other.field("record") == event.field("record"):
+        return True
+    if event.kind != other.kind:
+        return False
+    if event.kind == "pcie_aer":
+        return event.code == "recovery_failed" and other.code in _ERRORS and -RECOVERY_SECONDS <= apart <= 0
+    if event.kind == "mce_edac":
+        return not event.field("part") and abs(apart) <= INCIDENT_SECONDS
+    return not event.pci and bool(other.pci) and abs(apart) <= SAME_FAULT_SECONDS

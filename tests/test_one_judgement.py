@@ -1,0 +1,161 @@
+"""A line gets one judgement, wherever it is read: by the daemon, or by `healthd scan` from a log of any machine.
+
+Every captured line goes both ways, on a machine of which nothing else is known. Codes, severities and parts must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import BOOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.cli.scan import correlate_all
+from healthd.judge import intake
+from healthd.judge.ledger import Ledger
+from healthd.kernel.lines.rule import pci_address
+from healthd.kernel.parse import parse
+from healthd.kernel.prefix import strip_prefix
+from healthd.kernel.source import RawLine, event_of
+from healthd.model import Inventory, Severity
+from healthd.scan import coupled
+from healthd.scan.events import events
+from healthd.scan.judged import judged
+from healthd.scan.lines import Block, Tally
+from healthd.settings import registry
+
+DATA = Path(__file__).with_name("data")
+FILES = [*sorted(DATA.glob("kernel_lines*.jsonl")), DATA / "peer_lines.jsonl"]
+ROWS: list[dict[str, Any]] = [json.loads(line) for file in FILES for line in file.read_text("utf-8").splitlines()]
+LISTENERS = [(check, check.config()) for check in registry.built_in().values() if check.listens]
+CORRELATE = correlate_all()
+# Kind of a fault and where: (code, severity, part). What only records (INFO) opens no condition that people see.
+Judgement = tuple[str, Severity, str]
+# gpud's tests put a date in brackets before a host. Only scan reads that form, and the daemon reads no such source.
+SCAN_ONLY_PREFIX = "] ny2g1r12hh2 kernel: "
+
+
+def by_scan(text: str) -> set[Judgement]:
+    block = Block.of(1, [line.encode() for line in text.split("\n")])
+    found = judged(events([block], time.time(), Tally()), CORRELATE)
+    return {
+        (one.code, one.severity, one.meaning.part) for one in found if one.severity > Severity.INFO and not one.unproven
+    }
+
+
+def by_daemon(text: str) -> set[Judgement]:
+    stripped = [strip_prefix(line.rpartition(SCAN_ONLY_PREFIX)[2], time.time()) for line in text.split("\n")]
+    read = [event_of(RawLine(1000.0, each.text), BOOT) for each in stripped if each is not None]
+    incoming = [event for event in read if event is not None]
+    ledger = intake.heard(Ledger(boot_id=BOOT, inventory=Inventory()), incoming, LISTENERS, 1000.0).ledger
+    return {(each.code, each.severity, each.subject) for each in ledger.conditions if each.severity > Severity.INFO}
+
+
+def same_part(part: str, subject: str) -> bool:
+    """Return True if both name one part. Where the daemon names none, scan shows a word of the line ("CPU18")."""
+    return part == subject or (not subject and not pci_address(part))
+
+
+def differences(text: str) -> list[Judgement]:
+    """Return the judgements that only one of both makes.
+
+    The daemon keeps the worst of several lines about one disk, scan shows each line: these count if they are not worse.
+    """
+    scanned, daemon = by_scan(text), by_daemon(text)
+    only_daemon = [
+        one for one in daemon if not any(one[:2] == other[:2] and same_part(other[2], one[2]) for other in scanned)
+    ]
+    only_scan = [
+        one
+        for one in scanned
+        if not any(
+            same_part(one[2], other[2])
+            and one[1] <= other[1]
+            and (one[0] == other[0] or one[0].startswith("block_device/"))
+            for other in daemon
+        )
+    ]
+    return only_daemon + only_scan
+
+
+def test_every_captured_line_is_judged_alike_by_daemon_and_scan():
+    assert len(ROWS) > 1200
+    assert {row["text"]: found for row in ROWS if (found := differences(row["text"]))} == {}
+
+
+# A firmware-first PCIe error as dmesg shows it (github.com/ovro-lwa/lwa-issues/issues/117), after an error of a DIMM.
+UE = (
+    "[11189.970968] EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0 (channel:2 slot:0 "
+    "page:0xb757589 offset:0x140 grain:32 -  OVERFLOW err_code:0101:0092 socket:1 imc:1 rank:0 bg:3 ba:0 row:1a1e8 "
+    "col:180)"
+)
+RECORD = """\
+[11219.196524] {1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 1
+[11219.196558] {1}[Hardware Error]: event severity: recoverable
+[11219.196576] {1}[Hardware Error]:  Error 0, type: recoverable
+[11219.196591] {1}[Hardware Error]:   section_type: PCIe error
+[11219.196606] {1}[Hardware Error]:   port_type: 0, PCIe end point
+[11219.196622] {1}[Hardware Error]:   version: 3.0
+[11219.196636] {1}[Hardware Error]:   command: 0x0546, status: 0xc110
+[11219.196653] {1}[Hardware Error]:   device_id: 0000:5e:00.0
+[11219.196668] {1}[Hardware Error]:   slot: 9
+[11219.196673] mce: [Hardware Error]: Machine check events logged
+[11219.196680] {1}[Hardware Error]:   secondary_bus: 0x00
+[11219.196684] {1}[Hardware Error]:   vendor_id: 0x144d, device_id: 0xa808
+[11219.196715] EDAC skx MC3: HANDLING MCE MEMORY ERROR"""
+PCIE_ERROR = ("pcie_aer/nonfatal", Severity.WARNING, "0000:5e:00.0")
+DIMM = ("memory_edac/uncorrected", Severity.CRITICAL, "mc3")
+
+
+@pytest.mark.parametrize("read", [by_scan, by_daemon])
+def test_firmware_record_of_a_pcie_error_names_the_device_and_is_no_machine_check(read):
+    assert read(RECORD) == {PCIE_ERROR}
+    assert read(f"{UE}\n{RECORD}") == {DIMM, PCIE_ERROR}
+
+
+@pytest.mark.parametrize("read", [by_scan, by_daemon])
+def test_second_firmware_record_is_a_fault_of_its_own(read):
+    second = RECORD.replace("{1}", "{2}").replace("5e:00.0", "86:00.0").replace("11219", "11220")
+    assert {part for _, _, part in read(f"{RECORD}\n{second}")} == {"0000:5e:00.0", "0000:86:00.0"}
+
+
+@pytest.mark.parametrize("read", [by_scan, by_daemon])
+def test_failed_recovery_is_a_fault_only_without_the_error_before_it(read):
+    error = (
+        "pcieport 0000:80:1b.4: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)"
+    )
+    failed = "pcieport 0000:80:1b.4: AER: device recovery failed"
+    assert {code for code, _, _ in read(f"[   10.000000] {failed}")} == {"pcie_aer/not_recovered"}
+    both = f"[   10.000000] {error}\n[   11.000000] {failed}"
+    assert {code for code, _, _ in read(both)} == {"pcie_aer/nonfatal"}
+
+
+@pytest.mark.parametrize("read", [by_scan, by_daemon])
+def test_iommu_lines_without_a_device_add_no_fault_to_one_that_names_it(read):
+    fault = "DMAR: [DMA Write NO_PASID] Request device [00:14.0] fault addr 0x1000 [fault reason 0x05] PTE Write access"
+    many = "dmar_fault: 655 callbacks suppressed"
+    assert read(f"[   10.000000] {fault}\n[   12.000000] {many}") == {
+        ("iommu/dma_fault", Severity.WARNING, "0000:00:14.0")
+    }
+
+
+COUPLED = sorted(
+    {
+        found.text
+        for row in ROWS
+        for line in (*row["text"].split("\n"), *RECORD.split("\n"), UE)
+        if (found := strip_prefix(line, 0.0)) is not None
+        and (event := parse(found.text)) is not None
+        and event.kind in coupled.KINDS
+    }
+)
+
+
+@given(st.lists(st.sampled_from(COUPLED), min_size=1, max_size=5))
+def test_any_lines_that_checks_judge_together_are_judged_alike_by_daemon_and_scan(lines):
+    assert differences("\n".join(f"[   10.00000{place}] {line}" for place, line in enumerate(lines))) == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_text import ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
+from slurm_text import ANY_BYTES, ANY_TEXT, NOW, WORDS, XID, columns, listpids, sinfo, squeue
 
 from healthd.model import (
     Clears,
@@ -28,7 +28,8 @@ from healthd.model import (
     SlurmMemory,
     Verdict,
 )
-from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, Command, CommandResult
+from healthd.slurm import commands
+from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, REASON_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
 from healthd.slurm.policy import IN_FLIGHT_SECONDS, Owner, Policy, describe, is_quiet
@@ -70,7 +71,7 @@ LATE = CommandResult(None)
 
 
 def failed(stderr: str) -> CommandResult:
-    return CommandResult(1, "", stderr + "\n")
+    return CommandResult(1, b"", stderr + "\n")
 
 
 CONNECT_FAILURE = failed("slurm_update error: Unable to contact slurm controller (connect failure)")
@@ -105,6 +106,7 @@ def look(
     fleet: Callable[[tuple[str, ...]], CommandResult] | None = None,
     meanwhile: Sequence[CommandResult] = (),
     refusals: tuple[float, ...] = (),
+    exact_reason: str = "fan",
 ) -> Look:
     """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
     without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
@@ -131,6 +133,9 @@ def look(
                 asked.append(step.argv)
                 answer = (fleet or nodes)(step.argv)
                 continue
+            if step.argv == commands.whole_reason("n1"):
+                answer = CommandResult(0, columns(("1", exact_reason), REASON_COLUMNS))
+                continue
             is_node = step.argv[0] == "sinfo"
             if is_node and node is not None:
                 again += 1
@@ -144,10 +149,12 @@ def look(
 def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandResult:
     """What Slurm says of a partition of so many nodes, of which healthd has drained so many."""
     if argv[-1] == "partition":
-        return CommandResult(0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n")
+        return CommandResult(
+            0, f"PartitionName=gpu Nodes=n[1-{total}] TotalNodes={total} SelectTypeParameters=NONE\n".encode()
+        )
     rows = [("gpu", "idle", "Unknown", "none", f"{total - held}")]
     rows += [("gpu", "idle+drain", f"{NOW - 60:.0f}", "healthd:", f"{held}")] * bool(held)
-    return CommandResult(0, "".join(columns(row, FLEET_COLUMNS) for row in rows))
+    return CommandResult(0, b"".join(columns(row, FLEET_COLUMNS) for row in rows))
 
 
 # draining
@@ -229,6 +236,24 @@ def test_words_that_a_resume_of_ours_left_on_the_node_and_that_are_an_operators_
     assert len(ours.changes()) == 1
 
 
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "L\u00fcfter tot",
+        "\u0417\u0430\u043c\u0435\u043d\u0430 GPU",
+        "two\nlines",
+        "a  b\x85c",
+        "raw \udcff\udc80",
+        "x" * 5000,
+    ],
+)
+def test_resume_writes_back_an_operators_reason_byte_for_byte(reason: str) -> None:
+    answers = [sinfo("idle+drain", XID), DONE, sinfo("idle", reason, NOW), DONE, sinfo("idle+drain", reason, NOW)]
+    done = look(REPAIRED, answers, OURS, exact_reason=reason)
+    assert done.changes()[1] == f"scontrol update NodeName=n1 State=DRAIN Reason={reason}"
+    assert done.report.owner is Owner.FOREIGN
+
+
 def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", "fan", NOW)], OURS)
     assert (done.report.owner, done.report.memory.overruled, done.report.memory.resumed_at) == (Owner.FOREIGN, "fan", 0)
@@ -292,8 +317,8 @@ def test_nothing_is_requeued_on_a_node_that_is_not_read_as_drained() -> None:
             failed("slurm_load_partitions: Unable to contact slurm controller (connect failure)"),
             "sinfo: slurm_load_partitions: Unable to contact slurm controller (connect failure)",
         ),
-        (CommandResult(0, ""), 'Slurm has no node "n1" in any partition'),
-        (CommandResult(0, "\0garbage 42\n"), 'sinfo printed no node state: "\0garbage 42"'),
+        (CommandResult(0, b""), 'Slurm has no node "n1" in any partition'),
+        (CommandResult(0, b"\0garbage 42\n"), 'sinfo printed no whole table: "\0garbage 42"'),
         (CommandResult(127, stderr="No such file: sinfo"), "sinfo: No such file: sinfo"),
     ],
 )
@@ -475,7 +500,7 @@ CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               
 
 
 def started(at: float) -> CommandResult:
-    return CommandResult(0, CONFIG.format(at))
+    return CommandResult(0, CONFIG.format(at).encode())
 
 
 def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
@@ -499,7 +524,7 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
     assert not done.report.settled
 
 
-@pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, "nothing")])
+@pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, b"nothing")])
 def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
     done = look(CRITICAL, [sinfo("idle"), answer], OURS)
     assert done.report.trouble
@@ -566,7 +591,7 @@ def test_a_running_job_that_is_no_victim_is_spared_and_named(job: CommandResult,
         squeue(state="COMPLETING"),
         squeue(state="COMPLETED"),
         squeue(state="PENDING"),
-        CommandResult(0, ""),
+        CommandResult(0, b""),
         failed("slurm_load_jobs error: Invalid job id specified"),
     ],
 )
@@ -644,10 +669,10 @@ def test_a_failed_requeue_is_forgotten_only_if_slurmctld_surely_never_got_it(ans
     [
         ([LATE], "scontrol listpids did not end in time"),
         ([failed("JobId=Invalid does not exist on node n1.")], "scontrol listpids: JobId=Invalid does not exist"),
-        ([CommandResult(0, "\n what")], "scontrol listpids printed no table"),
+        ([CommandResult(0, b"\n what")], "scontrol listpids printed no table"),
         ([listpids("12"), LATE], "squeue did not end in time"),
         ([listpids("12"), failed("slurm_load_jobs error: oh")], "squeue: slurm_load_jobs error: oh"),
-        ([listpids("12"), CommandResult(0, "12 x y")], "squeue printed no job"),
+        ([listpids("12"), CommandResult(0, b"12 x y")], "squeue printed no whole table"),
     ],
 )
 def test_jobs_that_cannot_be_listed_are_trouble(answers: list[CommandResult], trouble: str) -> None:
@@ -666,9 +691,9 @@ def test_the_jobs_of_living_slurmstepds_are_requeued_beside_a_dead_one() -> None
 
 
 def test_a_job_id_that_was_cut_off_is_not_taken_for_another_jobs() -> None:
-    cut = listpids("12", "1399").stdout.partition("99")[0]
-    assert parse_listpids(cut) == ["12"]
-    assert parse_processes(cut) == {100: "12"}
+    cut = listpids("12", "1399").stdout.partition(b"99")[0]
+    assert parse_listpids(cut.decode()) == ["12"]
+    assert parse_processes(cut.decode()) == {100: "12"}
     killed = CommandResult(None, cut)
     assert look(CRITICAL, [DRAINED, killed, squeue(), DONE, squeue(restarts=1)], OURS).report.requeued == ("12",)
 
@@ -709,21 +734,18 @@ def test_a_comment_that_is_refused_does_not_keep_a_job_from_its_requeue() -> Non
     assert done.report.trouble == ""
 
 
-@pytest.mark.parametrize(
-    "comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, "two\nlines", "a\x0bb"]
-)
-def test_a_comment_that_is_not_read_back_whole_is_left_alone(comment: str) -> None:
-    """As squeue prints it: filled and cut by bytes."""
-    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)[:1000]
-    printed = CommandResult(0, row.decode("utf-8", "replace") + "\n")
-    done = look(CRITICAL, [DRAINED, listpids("12"), printed], OURS, TELL)
+@pytest.mark.parametrize("comment", ["x" * 2000, "x" * 1000, "\u00e9" * 600, "x" + "\u00e9" * 600, b"caf\xe9"])
+def test_a_comment_that_is_cut_or_no_utf_8_is_left_alone(comment: str | bytes) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment=comment)], OURS, TELL)
     assert done.changes() == []
 
 
-@pytest.mark.parametrize("comment", ["two  blanks", '{"a":\t1}', "caf\u00e9"])
-def test_what_others_wrote_is_kept_to_the_byte(comment: str) -> None:
-    row = squeue(batch="0").stdout[: -len("\n") - JOB_COLUMNS[-1][1]].encode() + comment.encode().ljust(1000)
-    done = look(CRITICAL, [DRAINED, listpids("12"), CommandResult(0, row.decode() + "\n"), DONE], OURS, TELL)
+@pytest.mark.parametrize(
+    "comment",
+    ["two  blanks", '{"a":\t1}', "caf\u00e9", "two\nlines", "a\x0bb", "\u0417\u0430\u043c\u0435\u043d\u0430\u2028x"],
+)
+def test_a_comment_of_others_is_kept_to_the_byte(comment: str) -> None:
+    done = look(CRITICAL, [DRAINED, listpids("12"), squeue(batch="0", comment=comment), DONE], OURS, TELL)
     (change,) = done.changes()
     assert change.startswith(f"scontrol update JobId=12 AdminComment={comment}; healthd: node n1: gpu_xid/79 ")
 
@@ -740,17 +762,19 @@ def test_a_job_at_the_second_of_the_fault_is_a_victim() -> None:
     assert done.report.requeued == ("12",)
 
 
-def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], str]) -> str:
+def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[Any]], Any]) -> bytes:
     """What Slurm might print, with other words in some of its columns; or anything."""
 
-    def row(of: tuple[tuple[str, int], ...], *values: str) -> str:
-        return columns([draw(st.just(value) | st.just(value) | WORDS) for value in values], of)
+    def row(of: tuple[tuple[str, int], ...], *values: str) -> bytes:
+        return columns([draw(st.just(value) | st.just(value) | ANY_BYTES) for value in values], of)
 
     start = f"{NOW - 100:.0f}"
     if argv[:2] == ("scontrol", "listpids"):
-        found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n"
+        found = f"PID JOBID\n{draw(WORDS)} 12 0\n7 {draw(WORDS)} 0\n".encode(errors="surrogatepass")
     elif argv[0] == "squeue":
         found = row(JOB_COLUMNS, argv[6], "12", "RUNNING", "1", start, "0", "1", "(null)")
+    elif argv == commands.whole_reason("n1"):
+        found = row(REASON_COLUMNS, "1", XID)
     elif argv[0] == "sinfo" and "-n" in argv:
         state = draw(st.sampled_from(["idle", "idle+drain"]))
         found = row(NODE_COLUMNS, "gpu", "1", state, start, "root(0)", XID, draw(st.sampled_from(["(null)", "gpu:8"])))
@@ -758,7 +782,8 @@ def answer_to(argv: tuple[str, ...], draw: Callable[[st.SearchStrategy[str]], st
         found = row(FLEET_COLUMNS, "gpu", "idle", "5", "x", "9")
     else:
         found = f"BOOT_TIME = {draw(st.just(start) | WORDS)}\nTotalNodes={draw(st.just('12') | WORDS)}\n"
-    return draw(st.sampled_from([found] * 6) | ANY_TEXT)
+        found = found.encode(errors="surrogatepass")
+    return draw(st.sampled_from([found] * 6) | ANY_BYTES)
 
 
 @given(
@@ -781,7 +806,7 @@ def test_whatever_slurm_prints_a_look_ends_and_its_commands_can_be_run(
         answer = None
         if isinstance(step, Command):
             assert not any("\0" in word for word in step.argv)
-            assert [word.encode() for word in step.argv]
+            assert [word.encode("utf-8", "surrogateescape") for word in step.argv]
             status = data.draw(st.sampled_from([0, 0, 0, 0, 1, None, 127]))
             answer = CommandResult(status, answer_to(step.argv, data.draw), data.draw(st.just("") | ANY_TEXT))
     raise AssertionError("it does not end")

@@ -61,6 +61,7 @@ from healthd.slurm.output import (
     parse_node,
     parse_processes,
     parse_slurmctld_start,
+    parse_whole_reason,
     what_failed,
 )
 from healthd.slurm.policy import (
@@ -301,21 +302,21 @@ class _Look:
         assert result is not None, "a Command is answered with a CommandResult"
         return result
 
-    def read(self, argv: Argv) -> Steps[str]:
+    def read(self, argv: Argv) -> Steps[CommandResult]:
         result = yield from self.run(argv)
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
-        return result.stdout
+        return result
 
     def read_node(self) -> Steps[NodeState]:
-        text = yield from self.read(commands.node(self.node_name))
-        self.node = refused_here(parse_node(text, self.node_name), self.refusals(), self.memory)
+        table = yield from self.read(commands.node(self.node_name))
+        self.node = refused_here(parse_node(table.stdout, self.node_name), self.refusals(), self.memory)
         self.is_fresh = True
         return self.node
 
     def slurmctld_lost_it(self, since: float) -> Steps[bool]:
-        text = yield from self.read(commands.config())
-        return is_lost_by_slurmctld(since, parse_slurmctld_start(text))
+        config = yield from self.read(commands.config())
+        return is_lost_by_slurmctld(since, parse_slurmctld_start(config.text))
 
     # the fleet
 
@@ -369,7 +370,7 @@ class _Look:
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
-            counts = parse_fleet(table, self.node.partitions, until)
+            counts = parse_fleet(table.stdout, self.node.partitions, until)
         except SlurmTrouble:
             if not own_hardware:
                 raise
@@ -378,7 +379,7 @@ class _Look:
 
     def cluster_size(self) -> Steps[int]:
         """How many nodes the largest partition has; no node is read."""
-        return parse_cluster_size((yield from self.read(commands.all_partitions())))
+        return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
 
@@ -418,9 +419,16 @@ class _Look:
         self.memory = forget(self.memory, before, self.now())
         self.lifted = True
         if theirs:  # from 24.11 on a resume leaves the words, also those that came after our last reading
-            argv = commands.drain(self.node_name, theirs)
+            argv = commands.drain(self.node_name, (yield from self.exact_reason(theirs)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
             raise Overtaken
+
+    def exact_reason(self, displayed: str) -> Steps[str]:
+        """Return the node's Reason byte for byte, to write it back; `displayed` if that cannot be read."""
+        with suppress(SlurmTrouble):
+            table = yield from self.read(commands.whole_reason(self.node_name))
+            return parse_whole_reason(table.stdout) or displayed
+        return displayed
 
     def read_again(self, known: SlurmMemory) -> Steps[None]:
         """Right before a change, read the node once more if anything was asked since: the last writer wins, and Slurm
@@ -448,15 +456,15 @@ class _Look:
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count("\n") < 2:  # no more than the table's head
+            if result.stdout.count(b"\n") < 2:  # no more than the table's head
                 raise SlurmTrouble(what_failed(argv, result))
             # A slurmstepd has died or just ends: 22.05 fails, but prints the jobs of the others.
             self.refused, self.jobs_left = what_failed(argv, result), True
         by_part = self.policy.requeue is Requeue.PART
-        open_by = self.gpus.open_by(parse_processes(result.stdout) if by_part else {})
+        open_by = self.gpus.open_by(parse_processes(result.text) if by_part else {})
         known = {run.id: run for run in self.memory.spared} if by_part else {}
         self.memory = replace(self.memory, spared=())
-        for job_id in parse_listpids(result.stdout):
+        for job_id in parse_listpids(result.text):
             before = known.get(job_id)
             if before:
                 yield from self.read_gres_conf(before.given)
@@ -495,21 +503,26 @@ class _Look:
         if given is None:
             given = yield from self.ask_given(job.id)
         if given is None:
+            assert self.node is not None
+            if self.node.gpus is None:
+                self.spared.append((job.name, "neither its GPUs nor the node's number of GPUs in Slurm are known"))
+                return []
             return timely
         yield from self.read_gres_conf(given)
         run = Spared(job.id, job.name, job.start, given, "")
         if not (faults := self.faults_on(run, on, verdict)):
-            self.spare(replace(run, why=on_which(self.with_given(on, given))))
+            self.spare(replace(run, why=self.why_spared(self.with_given(on, given))))
         return faults
 
     def faults_on(self, run: Spared, on: OnGpus, verdict: Verdict) -> list[Condition]:
         """The faults that hit a run of a job whose GPUs are known."""
+        assert self.node is not None
         known = self.with_given(on, run.given)
         return [
             cause
             for cause in _critical(verdict)
             if _is_victim_of(run.start, cause, verdict)
-            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known))
+            and (self.is_sure(cause, run.id, on) or is_hit(self.reach(cause), known, self.node.gpus))
         ]
 
     def is_sure(self, cause: Condition, job_id: str, on: OnGpus) -> bool:
@@ -525,6 +538,12 @@ class _Look:
     def reach(self, cause: Condition) -> Reach:
         return reach(cause, self.gpus.known, self.gpus.inventory.devices)
 
+    def why_spared(self, on: OnGpus) -> str:
+        assert self.node is not None
+        if self.node.gpus is None and on.has_given and on.given is None:
+            return "which GPUs it has is not known: the node's number of GPUs in Slurm could not be read"
+        return on_which(on)
+
     def spare(self, run: Spared) -> None:
         self.spared.append((run.name, run.why))
         self.memory = replace(self.memory, spared=(*self.memory.spared, run))
@@ -535,13 +554,13 @@ class _Look:
         result = yield from self.run(argv)
         if is_slurm_away(result):
             raise SlurmTrouble(what_failed(argv, result))
-        return given_in(result.stdout, job_id, self.node_name) if result.status == 0 else None
+        return given_in(result.text, job_id, self.node_name) if result.status == 0 else None
 
     def read_gres_conf(self, given: Given) -> Steps[None]:
         """Read it, once a look, where Slurm names GPUs by its numbers. What cannot be read is as good as none."""
         if self.gres_conf is None and any(map(is_decimal, given)):
             result = yield from self.run(commands.gres_conf(MOST_BYTES))
-            self.gres_conf = result.stdout if result.status == 0 else ""
+            self.gres_conf = result.text if result.status == 0 else ""
 
     def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:
         """Tell the job's user, before the requeue ends this run of it. Best effort: if it fails all goes on."""

@@ -171,7 +171,9 @@ class SlurmCluster:
         return done.stdout
 
     def attempt(self, *argv: str, timeout: float = WAIT_SECONDS) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(argv, env=self.env, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            argv, env=self.env, capture_output=True, encoding="utf-8", errors="surrogateescape", timeout=timeout
+        )
 
     def sbatch(self, script: str, *options: str) -> str:
         """Submit the shell commands `script` as a batch job; the job's id."""

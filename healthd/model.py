@@ -599,6 +599,7 @@ class Lifted:
     stamp    Slurm's time stamp of these words; 0 = not known
     time     when it was over
     saved    slurmctld was asked again so much later that it can no longer forget it
+    controller  the slurmctld that answered when it ended or was replaced; "" = not known
     """
 
     reason: str
@@ -606,6 +607,19 @@ class Lifted:
     stamp: float
     time: float
     saved: bool = False
+    controller: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """A change of the node by healthd that slurmctld may not have saved yet.
+
+    time        when it was sent, epoch seconds
+    controller  the slurmctld that answered right before it (output.parse_controller); "" = not known
+    """
+
+    time: float
+    controller: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -646,6 +660,8 @@ class SlurmMemory:
     resumed       the drains that we lifted last, oldest first, until a person answers for the node (flapping.py)
     spared        jobs that the faults did not hit, while a CRITICAL one stands
     refused       Slurm's time stamp of the drain that stands since our own prolog refused a job; 0 = none does
+    unsaved       healthd's last change of the node, until slurmctld has surely saved it: a backup slurmctld that takes
+                  over before that does not know of it
     """
 
     reason: str = ""
@@ -670,6 +686,7 @@ class SlurmMemory:
     resumed: tuple[Resumed, ...] = ()
     spared: tuple[Spared, ...] = ()
     refused: float = 0.0
+    unsaved: Unsaved | None = None
 
 
 # --- what a node has, for its baseline

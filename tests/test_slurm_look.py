@@ -26,6 +26,7 @@ from healthd.model import (
     Resumed,
     Severity,
     SlurmMemory,
+    Unsaved,
     Verdict,
 )
 from healthd.slurm import commands
@@ -39,6 +40,7 @@ TELL = replace(ACT, admin_comment=True)
 OURS = SlurmMemory(reason=XID, confirmed_at=NOW - 60, boot_id="b1")
 OWN: dict[str, Any] = {"drained_at": NOW, "own_hardware": True}  # what is remembered of a drain for own hardware
 OVER = Lifted(XID, XID, NOW - 60, NOW)
+OVER_HERE = replace(OVER, controller=f"{NOW - 9e5:.0f} ctl1")
 REPAIRED = Verdict(Health.HEALTHY, may_resume=True)
 
 
@@ -79,6 +81,20 @@ SOCKET_TIMEOUT = failed("slurm_update error: Socket timed out on send/recv opera
 NOT_ALLOWED = failed("slurm_update error: Invalid user id")
 
 
+CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               = {:.0f}\nX = y\n{}"
+UP = "\nSlurmctld(primary) at {} is {}\nSlurmctld(backup) at ctl2 is UP\n"
+
+
+def started(at: float, host: str = "", state: str = "UP") -> CommandResult:
+    """`scontrol show config` of a slurmctld that started then; `host`: the primary, which is UP or DOWN."""
+    return CommandResult(0, CONFIG.format(at, UP.format(host, state) if host else "").encode())
+
+
+LONG_AGO = NOW - 9e5
+PRIMARY = started(LONG_AGO, "ctl1")  # answers unless a test has another
+UNSAVED = Unsaved(NOW, f"{LONG_AGO:.0f} ctl1")
+
+
 @dataclass
 class Look:
     """What a look did: `steps` are its commands' argv and the memories it wanted to be kept, in order; apart from
@@ -107,6 +123,7 @@ def look(
     meanwhile: Sequence[CommandResult] = (),
     refusals: tuple[float, ...] = (),
     exact_reason: str = "fan",
+    controller: CommandResult | None = None,
 ) -> Look:
     """Answers every command with the next of `answers`; all must be used. `fleet` answers what is asked of the fleet:
     without it there are 1000 nodes, and healthd holds none. `meanwhile`: what the node is when it is read again
@@ -116,7 +133,8 @@ def look(
     left, steps, asked, others = list(answers), [], [], list(meanwhile)
     answer: CommandResult | None = None
     node: CommandResult | None = None  # as read since the last change
-    again = 0
+    again = controllers = 0
+    controller = controller or PRIMARY
     while True:
         try:
             step = generator.send(answer)
@@ -132,6 +150,10 @@ def look(
             if "-n" not in step.argv and (step.argv[0] == "sinfo" or step.argv[-1] == "partition"):
                 asked.append(step.argv)
                 answer = (fleet or nodes)(step.argv)
+                continue
+            if step.argv == commands.config() and not (left and left[0].stdout.startswith(b"Configuration")):
+                controllers += 1
+                answer = controller
                 continue
             if step.argv == commands.whole_reason("n1"):
                 answer = CommandResult(0, columns(("1", exact_reason), REASON_COLUMNS))
@@ -162,9 +184,11 @@ def nodes(argv: tuple[str, ...], total: int = 1000, held: int = 0) -> CommandRes
 
 def test_a_drain_is_written_down_sent_and_read_back() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)])
-    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
+    assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, **OWN)
+    assert done.report.memory == SlurmMemory(
+        reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, unsaved=UNSAVED, **OWN
+    )
     assert done.report.settled
     assert done.report.owner is Owner.OURS
     assert done.report.decision == Drain(XID, False)
@@ -199,9 +223,9 @@ def test_an_operators_words_between_our_drain_and_our_reading_of_it_stand_and_ou
     assert (done.report.memory, done.report.settled) == (SlurmMemory(**OWN), True)
 
 
-def test_a_drain_is_read_again_before_it_is_sent_and_a_resume_only_if_something_was_asked_since() -> None:
+def test_a_node_is_read_again_right_before_each_change() -> None:
     assert look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).read_again == 1
-    assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 0
+    assert look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).read_again == 1
     over = SlurmMemory(lifted=replace(OVER, time=NOW - 60))
     back = [sinfo("unknown+drain", XID), started(NOW - 50)]
     assert look(REPAIRED, [*back, DONE, sinfo("idle")], over).read_again == 1
@@ -257,7 +281,7 @@ def test_resume_writes_back_an_operators_reason_byte_for_byte(reason: str) -> No
 def test_an_operators_drain_right_after_our_resume_is_theirs() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+drain", "fan", NOW)], OURS)
     assert (done.report.owner, done.report.memory.overruled, done.report.memory.resumed_at) == (Owner.FOREIGN, "fan", 0)
-    gone = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], done.report.memory)
+    gone = look(DEGRADED, [sinfo("idle"), PRIMARY], done.report.memory)
     assert gone.report.acknowledged, "and so is their resume"
 
 
@@ -297,7 +321,7 @@ def test_a_drain_that_failed_is_trouble_and_still_known_as_ours(answer: CommandR
     done = look(CRITICAL, [sinfo("idle"), answer])
     assert done.report.trouble == trouble
     assert not done.report.settled
-    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, **OWN)
+    assert done.report.memory == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     again = look(CRITICAL, [sinfo("idle+drain", XID), listpids()], done.report.memory)
     assert again.changes() == []
     assert again.report.owner is Owner.OURS
@@ -345,7 +369,7 @@ def test_observing_it_reads_and_never_changes() -> None:
 def test_our_drain_is_lifted_with_undrain_and_read_back() -> None:
     done = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle+not_responding")], OURS)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
-    assert done.report.memory == SlurmMemory(lifted=OVER, resumed=(Resumed(NOW, NOW, False),))
+    assert done.report.memory == SlurmMemory(lifted=OVER_HERE, resumed=(Resumed(NOW, NOW, False),))
     assert done.report.settled
     assert done.report.look_at == NOW + 60
     assert not done.report.acknowledged
@@ -377,7 +401,7 @@ def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_l
     done = look(REPAIRED, [back, started(NOW - 30), DONE, sinfo("idle")], over)
     assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
     assert done.report.adopted is None
-    unread = look(REPAIRED, [back, CONNECT_FAILURE], over)
+    unread = look(REPAIRED, [back], over, controller=CONNECT_FAILURE)
     assert (unread.changes(), unread.report.memory) == ([], over)
     holding = SlurmMemory(reason=XID.replace("79", "48"), confirmed_at=NOW - 60, boot_id="b1", earlier=(first,))
     ours = look(DEGRADED, [back, started(NOW - 30)], holding)
@@ -386,11 +410,11 @@ def test_a_drain_before_the_last_one_that_a_restarted_slurmctld_brings_back_is_l
 
 def test_a_drain_under_our_left_over_words_is_slurms_where_slurmctld_was_not_restarted() -> None:
     over = SlurmMemory(lifted=replace(OVER, time=NOW - 30))
-    done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), started(NOW - 1000)], over)
+    done = look(REPAIRED, [sinfo("idle+drain+invalid_reg", XID), PRIMARY], over)
     assert done.changes() == []
     assert done.report.owner is Owner.FOREIGN
     assert done.report.adopted is None
-    unread = look(REPAIRED, [sinfo("idle+drain", XID), CONNECT_FAILURE], over)
+    unread = look(REPAIRED, [sinfo("idle+drain", XID)], over, controller=CONNECT_FAILURE)
     assert unread.report.trouble
     assert (unread.report.memory, unread.report.settled) == (over, False), "it is asked again"
 
@@ -418,7 +442,7 @@ def test_an_operators_resume_soon_after_our_own_is_theirs() -> None:
     resumed = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
     broken = look(CRITICAL, [sinfo("idle"), DONE, sinfo("idle+drain", XID), listpids()], resumed, now=lambda: NOW + 5)
     assert broken.report.owner is Owner.OURS
-    theirs = look(CRITICAL, [sinfo("idle"), started(NOW - 1000)], broken.report.memory, now=lambda: NOW + 30)
+    theirs = look(CRITICAL, [sinfo("idle"), PRIMARY], broken.report.memory, now=lambda: NOW + 30)
     assert (theirs.report.acknowledged, theirs.changes()) == (True, [])
 
 
@@ -427,7 +451,7 @@ def test_a_resume_of_ours_that_may_come_late_is_ours_and_the_next_one_an_operato
     sent = look(REPAIRED, [sinfo("idle+drain", XID), unknown], OURS).report.memory
     late = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], sent, now=lambda: NOW + 5)
     assert (late.report.acknowledged, late.report.owner) == (False, Owner.OURS)
-    theirs = look(DEGRADED, [sinfo("idle"), started(NOW - 1000)], late.report.memory, now=lambda: NOW + 30)
+    theirs = look(DEGRADED, [sinfo("idle"), PRIMARY], late.report.memory, now=lambda: NOW + 30)
     assert theirs.report.acknowledged
 
 
@@ -467,7 +491,7 @@ NOT_CLEAN = Verdict(Health.UNKNOWN, unknown=("site timed out",))
 
 @pytest.mark.parametrize("memory", [SlurmMemory(), replace(OURS, stamp=NOW - 60)], ids=["no drain", "ours was resumed"])
 def test_a_node_that_our_prolog_drained_is_resumed_though_a_check_was_not_clean_at_first(memory: SlurmMemory) -> None:
-    answers = [prolog_error(NOW - 9), *([started(NOW - 1000)] if memory.reason else [])]
+    answers = [prolog_error(NOW - 9), *([PRIMARY] if memory.reason else [])]
     first = look(NOT_CLEAN, answers, memory, refusals=(NOW - 10,)).report
     assert first.acknowledged is bool(memory.reason)
     waits = look(NOT_CLEAN, [prolog_error(NOW - 9)], first.memory, now=lambda: NOW + 20, refusals=(NOW - 10,))
@@ -496,13 +520,6 @@ def test_a_prolog_error_of_another_prolog_right_after_our_drain_was_lifted_is_le
 # drains that are gone
 
 
-CONFIG = "Configuration data as of 2026-11-20T20:48:10\nBOOT_TIME               = {:.0f}\nX = y\n"
-
-
-def started(at: float) -> CommandResult:
-    return CommandResult(0, CONFIG.format(at).encode())
-
-
 def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
     answers = [sinfo("idle"), started(NOW - 30), DONE, sinfo("idle+drain", XID)]
     done = look(DEGRADED, answers, OURS)
@@ -512,11 +529,13 @@ def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
 
 def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
-    assert done.report.memory == SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, **OWN)
+    assert done.report.memory == SlurmMemory(
+        reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, unsaved=UNSAVED, **OWN
+    )
 
 
 def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> None:
-    done = look(CRITICAL, [sinfo("mixed"), started(NOW - 1000)], OURS)
+    done = look(CRITICAL, [sinfo("mixed"), PRIMARY], OURS)
     assert done.changes() == []
     assert done.report.acknowledged
     assert done.report.acknowledged_before == OURS.confirmed_at
@@ -526,10 +545,68 @@ def test_a_drain_that_an_operator_lifted_is_acknowledged_and_not_put_back() -> N
 
 @pytest.mark.parametrize("answer", [LATE, CONNECT_FAILURE, CommandResult(0, b"nothing")])
 def test_whether_it_was_lost_is_asked_again_when_slurmctld_does_not_say(answer: CommandResult) -> None:
-    done = look(CRITICAL, [sinfo("idle"), answer], OURS)
+    done = look(CRITICAL, [sinfo("idle")], OURS, controller=answer)
     assert done.report.trouble
     assert done.report.memory == OURS
     assert done.changes() == []
+
+
+BACKUP = started(LONG_AGO + 5, "ctl1", "DOWN")  # it has taken over, and started days ago
+DRAINED_NOW = replace(OURS, confirmed_at=NOW - 3, unsaved=Unsaved(NOW - 3, UNSAVED.controller))
+
+
+@pytest.mark.parametrize("other", [BACKUP, started(LONG_AGO, "ctl1", "DOWN")], ids=["another start", "same second"])
+def test_a_drain_that_a_backup_slurmctld_does_not_know_is_put_back(other: CommandResult) -> None:
+    done = look(DEGRADED, [sinfo("idle"), other, DONE, sinfo("idle+drain", XID)], DRAINED_NOW)
+    assert (done.report.owner, done.report.acknowledged) == (Owner.OURS, False)
+    assert len(done.changes()) == 1
+
+
+def test_a_drain_that_vanishes_under_the_same_slurmctld_was_resumed_by_an_operator() -> None:
+    assert look(DEGRADED, [sinfo("idle"), PRIMARY], DRAINED_NOW).report.acknowledged
+
+
+def test_an_operators_resume_after_a_failover_is_theirs_once_the_drain_is_saved() -> None:
+    """The backup took over long after the drain was saved; then a person resumed the node."""
+    stands = look(DEGRADED, [sinfo("idle+drain", XID)], DRAINED_NOW, now=lambda: NOW + 20).report.memory
+    assert stands.unsaved is None
+    assert look(DEGRADED, [sinfo("idle"), BACKUP], stands, now=lambda: NOW + 300).report.acknowledged
+
+
+def test_a_drain_is_read_again_until_it_is_surely_saved() -> None:
+    first = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)]).report
+    assert (first.settled, first.look_at) == (True, NOW + 15)
+    early = look(DEGRADED, [sinfo("idle+drain", XID)], first.memory, now=lambda: NOW + 5).report
+    assert (early.settled, early.look_at, early.memory.unsaved) == (True, NOW + 15, UNSAVED)
+    late = look(DEGRADED, [sinfo("idle+drain", XID)], early.memory, now=lambda: NOW + 15).report
+    assert (late.settled, late.look_at, late.memory.unsaved) == (True, 0.0, None)
+
+
+def test_a_drain_is_not_kept_back_by_a_controller_that_cannot_be_read() -> None:
+    done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], controller=LATE)
+    assert done.report.owner is Owner.OURS
+    assert done.report.memory.unsaved == Unsaved(NOW, "")
+
+
+def test_a_drain_of_ours_that_a_backup_slurmctld_brings_back_after_our_resume_is_lifted_again() -> None:
+    over = look(REPAIRED, [sinfo("idle+drain", XID), DONE, sinfo("idle")], OURS).report.memory
+    back = [sinfo("unknown+drain", XID), BACKUP, DONE, sinfo("idle")]
+    done = look(REPAIRED, back, over, now=lambda: NOW + 20)
+    assert done.changes() == ["scontrol update NodeName=n1 State=UNDRAIN"]
+    assert (done.report.lifted, done.report.acknowledged) == (True, False)
+    kept = look(REPAIRED, [sinfo("idle+drain", XID), PRIMARY], over, now=lambda: NOW + 20)
+    assert (kept.changes(), kept.report.owner) == ([], Owner.FOREIGN), "under the same slurmctld it is not healthd's"
+
+
+INVALID_STATE = failed("slurm_update error: Invalid node state specified")
+
+
+def test_a_resume_that_slurmctld_calls_invalid_and_does_is_healthds_own() -> None:
+    done = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("idle")], OURS)
+    assert (done.report.lifted, done.report.acknowledged, done.report.trouble) == (True, False, "")
+    refused = look(REPAIRED, [sinfo("unknown+drain", XID), INVALID_STATE, sinfo("unknown+drain", XID)], OURS)
+    assert (refused.report.lifted, refused.report.owner) == (False, Owner.OURS)
+    assert refused.report.trouble == "scontrol update: slurm_update error: Invalid node state specified"
 
 
 def test_a_drain_in_our_words_that_is_not_known_is_adopted() -> None:

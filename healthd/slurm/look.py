@@ -37,6 +37,7 @@ from healthd.model import (
     Severity,
     SlurmMemory,
     Spared,
+    Unsaved,
     Verdict,
 )
 from healthd.slurm import commands, flapping, fleet_limit
@@ -50,11 +51,13 @@ from healthd.slurm.output import (
     Job,
     SlurmTrouble,
     has_no_steps,
+    is_invalid_state,
     is_refused,
     is_slurm_away,
     is_unknown_job,
     never_arrived,
     parse_cluster_size,
+    parse_controller,
     parse_fleet,
     parse_job,
     parse_listpids,
@@ -87,6 +90,7 @@ from healthd.slurm.policy import (
     remember,
     settled_by_now,
     taken_back,
+    unsaved_by,
 )
 from healthd.slurm.reason import parse_reason, reason
 from healthd.slurm.victims import OnGpus, Reach, is_hit, is_hit_for_sure, on_which, reach
@@ -211,6 +215,7 @@ class _Look:
         self.spared: list[tuple[str, str]] = []
         self.hit: set[str] = set()  # jobs to be requeued
         self.gres_conf: str | None = None  # not read yet
+        self.controller: str | None = None  # not read yet
         self.lifted = False
         self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
@@ -247,7 +252,7 @@ class _Look:
         now = self.now
         if is_gone(self.node, memory):
             lost = is_lost_for_sure(self.node, memory, self.boot_id, self.policy, now())
-            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at))
+            lost = lost or (yield from self.slurmctld_lost_it(memory.confirmed_at, unsaved_by(memory)))
             at = now()
             self.memory = forget(memory, self.node, at)
             if is_resume_under_way(memory, self.policy, at):
@@ -263,7 +268,7 @@ class _Look:
                     acknowledged_before=memory.confirmed_at,
                 )
             self.memory = replace(self.memory, hold=fleet_limit.no_wait(now()))
-        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time)):
+        elif (old := brought_back(self.node, memory)) and (yield from self.slurmctld_lost_it(old.time, old.controller)):
             self.memory = taken_back(memory, old, now())
         self.memory = settled_by_now(remember(self.memory, self.node, self.boot_id, now()), now())
         return None
@@ -314,9 +319,18 @@ class _Look:
         self.is_fresh = True
         return self.node
 
-    def slurmctld_lost_it(self, since: float) -> Steps[bool]:
-        config = yield from self.read(commands.config())
-        return is_lost_by_slurmctld(since, parse_slurmctld_start(config.text))
+    def slurmctld_lost_it(self, since: float, controller: str) -> Steps[bool]:
+        text = (yield from self.read(commands.config())).text
+        self.controller = parse_controller(text)
+        return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
+
+    def read_controller(self) -> Steps[str]:
+        """Return which slurmctld answers, read at most once a look; "" if that cannot be read, which stops nothing."""
+        if self.controller is None:
+            self.controller = ""
+            with suppress(SlurmTrouble):
+                self.controller = parse_controller((yield from self.read(commands.config())).text)
+        return self.controller
 
     # the fleet
 
@@ -389,7 +403,8 @@ class _Look:
         assert self.node is not None
         if owner(self.node, self.memory) is not Owner.NOBODY and self.node.reason == wanted.reason:
             return
-        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now())
+        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
+        self.memory = replace(self.memory, writing=wanted.reason, written_at=self.now(), unsaved=unsaved)
         yield Remember(self.memory)
         yield from self.read_again(known)
         argv = commands.drain(self.node_name, wanted.reason)
@@ -397,20 +412,27 @@ class _Look:
         if whose is Owner.NOBODY:
             raise SlurmTrouble("scontrol drained the node without an error, but Slurm does not show it drained")
         if whose is not Owner.OURS:
-            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False)
+            self.memory = replace(self.memory, writing="", written_at=0.0, uncounted=False, unsaved=None)
             raise Overtaken
 
     def resume(self) -> Steps[None]:
         assert self.node is not None
         before, known, argv = self.node, self.memory, commands.undrain(self.node_name)
-        self.memory = replace(known, resumed_at=self.now())
+        unsaved = Unsaved(self.now(), (yield from self.read_controller()))
+        self.memory = replace(known, resumed_at=self.now(), unsaved=unsaved)
         yield Remember(self.memory)
         yield from self.read_again(known)
         result = yield from self.run(argv, changes=True)
         if is_refused(result):
             self.memory = known
-        whose = yield from self.read_back(argv, result)
+        if is_invalid_state(result):
+            whose = yield from self.read_owner()
+        else:
+            whose = yield from self.read_back(argv, result)
         if whose is Owner.OURS:
+            if result.status != 0:
+                self.memory = known
+                raise SlurmTrouble(what_failed(argv, result))
             raise SlurmTrouble("scontrol resumed the node without an error, but Slurm still shows it drained")
         self.memory = replace(self.memory, resumed_at=0.0)
         if whose is not Owner.NOBODY:
@@ -440,9 +462,13 @@ class _Look:
             raise Overtaken
 
     def read_back(self, argv: Argv, result: CommandResult) -> Steps[Owner]:
-        """Read the node again after this change of it: whose drain stands now."""
+        """Read the node again after a change of it and return whose drain it has now."""
         if result.status != 0:
             raise SlurmTrouble(what_failed(argv, result))
+        return (yield from self.read_owner())
+
+    def read_owner(self) -> Steps[Owner]:
+        """Read the node and return whose drain it has now."""
         node = yield from self.read_node()
         self.memory = remember(self.memory, node, self.boot_id, self.now())
         return owner(node, self.memory)

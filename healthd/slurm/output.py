@@ -246,6 +246,17 @@ def parse_slurmctld_start(text: str) -> float:
     return started
 
 
+def parse_controller(text: str) -> str:
+    """Return an identity of the slurmctld that answered `scontrol show config`: "BOOT_TIME HOST".
+
+    BOOT_TIME is the start of its process (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
+    backup keeps it when it takes over. HOST is the first controller that responds, since two may have started in the
+    same second; a backup that stands by responds too. Raises SlurmTrouble.
+    """
+    up = regex(r"^Slurmctld\([^()]*\) at (\S+) is UP", re.MULTILINE).search(text)
+    return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
+
+
 def _time(text: str) -> float:
     """Return epoch seconds, from a number or from the local time that Slurm prints by default; 0 if it is neither."""
     if is_decimal(text):
@@ -276,7 +287,16 @@ def never_arrived(result: CommandResult) -> bool:
 
 def is_refused(result: CommandResult) -> bool:
     """Return True if a change was surely not made: slurmctld refused it or never got it."""
+    if is_invalid_state(result):
+        return False
     return result.status != 0 and (never_arrived(result) or not is_slurm_away(result))
+
+
+def is_invalid_state(result: CommandResult) -> bool:
+    """Return True if slurmctld answered "Invalid node state specified", which leaves open what it did.
+
+    UNDRAIN of a node in state UNKNOWN+DRAIN gives this answer and removes the drain all the same (22.05.8)."""
+    return result.status != 0 and "Invalid node state specified" in result.stderr
 
 
 def has_no_steps(result: CommandResult) -> bool:

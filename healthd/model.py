@@ -591,6 +591,23 @@ class FleetHold:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCount:
+    """A partition: how many nodes it has, and how many of them healthd keeps drained."""
+
+    name: str
+    nodes: int
+    drained: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCount:
+    """A complete count of this node's partitions, at `time` (epoch seconds)."""
+
+    time: float
+    partitions: tuple[PartitionCount, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Lifted:
     """A drain of ours that is over, whoever ended it, or that has other words of ours by now.
 
@@ -662,6 +679,8 @@ class SlurmMemory:
     refused       Slurm's time stamp of the drain that stands since our own prolog refused a job; 0 = none does
     unsaved       healthd's last change of the node, until slurmctld has surely saved it: a backup slurmctld that takes
                   over before that does not know of it
+    counted       the last complete count of the fleet that can stand in for one that fails (fleet_limit.py)
+    uncounted_since  since when a drain is wanted or set and the fleet cannot be counted (0 = it can, or need not be)
     """
 
     reason: str = ""
@@ -687,6 +706,8 @@ class SlurmMemory:
     spared: tuple[Spared, ...] = ()
     refused: float = 0.0
     unsaved: Unsaved | None = None
+    counted: FleetCount | None = None
+    uncounted_since: float = 0.0
 
 
 # --- what a node has, for its baseline

@@ -17,11 +17,13 @@ from healthd.model import (
     ConditionState,
     Decision,
     Drain,
+    FleetCount,
     FleetHold,
     Health,
     Leave,
     Lifted,
     Mode,
+    PartitionCount,
     Requeued,
     Resumed,
     Severity,
@@ -29,7 +31,7 @@ from healthd.model import (
     Unsaved,
     Verdict,
 )
-from healthd.slurm import commands
+from healthd.slurm import commands, fleet_limit
 from healthd.slurm.commands import FLEET_COLUMNS, JOB_COLUMNS, NODE_COLUMNS, REASON_COLUMNS, Command, CommandResult
 from healthd.slurm.look import ReconcileReport, Remember, reconcile
 from healthd.slurm.output import parse_job, parse_listpids, parse_processes
@@ -92,6 +94,7 @@ def started(at: float, host: str = "", state: str = "UP") -> CommandResult:
 
 LONG_AGO = NOW - 9e5
 PRIMARY = started(LONG_AGO, "ctl1")  # answers unless a test has another
+COUNTED = FleetCount(NOW, (PartitionCount("gpu", 1000, 0),))
 UNSAVED = Unsaved(NOW, f"{LONG_AGO:.0f} ctl1")
 
 
@@ -187,7 +190,7 @@ def test_a_drain_is_written_down_sent_and_read_back() -> None:
     assert done.steps[1] == SlurmMemory(writing=XID, written_at=NOW, uncounted=True, unsaved=UNSAVED, **OWN)
     assert done.steps[2] == ("scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason={XID}")
     assert done.report.memory == SlurmMemory(
-        reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, unsaved=UNSAVED, **OWN
+        reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
     )
     assert done.report.settled
     assert done.report.owner is Owner.OURS
@@ -530,7 +533,7 @@ def test_a_drain_that_a_restarted_slurmctld_forgot_is_put_back() -> None:
 def test_a_drain_that_went_with_a_reboot_is_put_back_without_asking_slurmctld() -> None:
     done = look(DEGRADED, [sinfo("idle"), DONE, sinfo("idle+drain", XID)], OURS, boot_id="b2")
     assert done.report.memory == SlurmMemory(
-        reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, unsaved=UNSAVED, **OWN
+        reason=XID, confirmed_at=NOW, boot_id="b2", stamp=NOW - 60, unsaved=UNSAVED, counted=COUNTED, **OWN
     )
 
 
@@ -982,24 +985,133 @@ def test_a_shared_cause_waits_while_nobody_can_count() -> None:
     done = look(SHARED, [FREE], SlurmMemory(hold=DUE), fleet=unreadable)
     assert (done.changes(), done.report.trouble) == (
         [],
+        "the nodes that healthd keeps drained cannot be counted: "
         "sinfo: slurm_update error: Socket timed out on send/recv operation",
     )
     assert done.report.memory.hold == DUE
     assert (done.report.look_at, done.report.settled) == (0.0, False), "with the driver's backoff"
 
 
-def test_a_fault_of_the_nodes_own_hardware_neither_waits_nor_needs_a_count() -> None:
+def test_a_fault_of_the_nodes_own_hardware_does_not_wait() -> None:
     for memory in (SlurmMemory(), SlurmMemory(hold=FleetHold(NOW, NOW + 900))):
         done = look(DEGRADED, [FREE, DONE, TAKEN], memory, fleet=held_by_healthd(100, 101))
         assert (done.report.decision, done.report.settled) == (Drain(XID, False), True)
-    blind = look(DEGRADED, [FREE, DONE, TAKEN], fleet=unreadable)
-    assert (blind.report.decision, blind.report.memory.uncounted, blind.report.settled) == (
-        Drain(XID, False),
-        True,
-        False,
-    )
-    later = look(DEGRADED, [TAKEN], blind.report.memory, fleet=held_by_healthd(7))
-    assert (later.report.memory.uncounted, later.report.settled) == (False, True)
+
+
+# the fleet cannot be counted
+
+UNCOUNTED = "the nodes that healthd keeps drained cannot be counted: "
+FLEET = ACT.fleet
+LATEST = NOW + 2 * FLEET.uncounted_drain_after_seconds + 1
+
+
+def later(seconds: float) -> Callable[[], float]:
+    return lambda: NOW + seconds
+
+
+def counts_then_fails(*held: int) -> Callable[[tuple[str, ...]], CommandResult]:
+    counts = iter(held)
+
+    def answer(argv: tuple[str, ...]) -> CommandResult:
+        count = next(counts, None)
+        return unreadable(argv) if count is None else nodes(argv, held=count)
+
+    return answer
+
+
+@pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED], ids=["critical", "degraded"])
+@pytest.mark.parametrize(
+    "table", [unreadable, lambda _: CommandResult(0, b"garbage\n"), lambda _: LATE, lambda _: CommandResult(0)]
+)
+def test_a_drain_is_held_if_the_fleet_cannot_be_counted(
+    verdict: Verdict, table: Callable[[tuple[str, ...]], CommandResult]
+) -> None:
+    done = look(verdict, [FREE], fleet=table)
+    assert done.changes() == []
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert isinstance(done.report.decision, Leave)
+    assert done.report.decision.would.startswith("drain with")
+    assert (done.report.settled, done.report.memory.uncounted_since) == (False, NOW)
+    assert fleet_limit.is_withheld(verdict.causes, done.report.memory), "the prolog lets jobs start"
+
+
+def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
+    done = look(CRITICAL, [FREE, DONE, TAKEN, *jobs], held, fleet=held_by_healthd(100, 101), now=later(60))
+    assert (done.report.trouble, done.report.requeued) == ("", ("12",))
+    assert done.report.memory.uncounted_since == 0.0
+
+
+def test_a_critical_fault_of_own_hardware_drains_without_a_count_after_its_deadline_and_requeues_nothing() -> None:
+    held = look(CRITICAL, [FREE], fleet=unreadable).report.memory
+    due = fleet_limit.uncounted_drain_at(held, "n1", FLEET)
+    assert NOW + FLEET.uncounted_drain_after_seconds <= due < LATEST
+    early = look(CRITICAL, [FREE], held, fleet=unreadable, now=lambda: due - 1)
+    assert early.changes() == []
+    done = look(CRITICAL, [FREE, DONE, TAKEN], early.report.memory, fleet=unreadable, now=lambda: due)
+    assert [line.split()[3] for line in done.changes()] == ["State=DRAIN"]
+    assert done.report.decision == Drain(XID, False)
+    assert (done.report.memory.uncounted, done.report.settled) == (True, False)
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert not fleet_limit.is_withheld(CRITICAL.causes, done.report.memory), "drained: the prolog may refuse"
+
+
+@pytest.mark.parametrize("hours", [0, 1, 24 * 365])
+def test_no_deadline_ever_requeues_without_a_count(hours: int) -> None:
+    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    done = look(CRITICAL, [TAKEN], memory, fleet=unreadable, now=later(3600.0 * hours))
+    assert (done.changes(), done.report.memory.uncounted) == ([], True)
+    jobs = [listpids("12"), squeue(), DONE, squeue(restarts=1, state="PENDING")]
+    counted = look(CRITICAL, [TAKEN, *jobs], done.report.memory, fleet=held_by_healthd(7), now=later(3600.0 * hours))
+    assert (counted.report.requeued, counted.report.memory.uncounted) == (("12",), False)
+
+
+def test_a_drain_without_a_count_is_taken_back_if_the_fleet_turns_out_to_be_beyond_the_limit() -> None:
+    memory = SlurmMemory(reason=XID, confirmed_at=NOW, boot_id="b1", stamp=NOW - 60, uncounted=True)
+    done = look(CRITICAL, [TAKEN, DONE, FREE], memory, fleet=held_by_healthd(301))
+    assert [line.split()[3] for line in done.changes()] == ["State=UNDRAIN"]
+    assert done.report.memory.hold is not None
+
+
+@pytest.mark.parametrize("verdict", [DEGRADED, SHARED], ids=["own", "shared"])
+def test_only_critical_faults_of_own_hardware_drain_without_a_count(verdict: Verdict) -> None:
+    memory = SlurmMemory(uncounted_since=NOW - 1e6, hold=DUE if verdict is SHARED else None)
+    done = look(verdict, [FREE], memory, fleet=unreadable)
+    assert (done.changes(), done.report.settled) == ([], False)
+    assert done.report.trouble.startswith(UNCOUNTED)
+
+
+def test_a_drain_whose_second_count_fails_stays_and_requeues_once_it_is_counted() -> None:
+    done = look(CRITICAL, [FREE, DONE, TAKEN], fleet=counts_then_fails(10))
+    assert (done.report.decision, done.report.memory.uncounted) == (Drain(XID, False), True)
+    assert done.report.trouble.startswith(UNCOUNTED)
+    assert not any("requeue" in line for line in done.sent())
+
+
+def test_a_count_that_confirmed_a_drain_stands_in_for_ten_minutes() -> None:
+    drained = look(DEGRADED, [FREE, DONE, TAKEN], fleet=held_by_healthd(100, 101)).report.memory
+    assert drained.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 101),))
+    over = look(REPAIRED, [TAKEN, DONE, FREE], drained, now=later(100)).report.memory
+    within = look(CRITICAL, [FREE, DONE, TAKEN], over, fleet=unreadable, now=later(600))
+    assert within.report.decision == Drain(XID, False), "no requeue before a count"
+    assert within.report.trouble.startswith(UNCOUNTED)
+    assert look(CRITICAL, [FREE], over, fleet=unreadable, now=later(601)).changes() == []
+
+
+def test_a_count_that_gave_no_room_stands_in_too() -> None:
+    full = look(CRITICAL, [FREE], fleet=held_by_healthd(300)).report.memory
+    assert full.counted == FleetCount(NOW, (PartitionCount("gpu", 1000, 300),))
+    done = look(CRITICAL, [FREE], replace(full, hold=None), fleet=unreadable, now=later(300))
+    assert (done.changes(), done.report.memory.hold is not None) == ([], True)
+
+
+def test_a_first_count_with_room_is_not_kept_and_none_of_other_partitions_stands_in() -> None:
+    """Many nodes may have seen the same room at the same moment."""
+    failed_drain = look(CRITICAL, [FREE, CONNECT_FAILURE], fleet=held_by_healthd(100)).report.memory
+    assert failed_drain.counted is None
+    other = SlurmMemory(counted=FleetCount(NOW - 10, (PartitionCount("other", 1000, 1),)))
+    assert look(CRITICAL, [FREE], other, fleet=unreadable).changes() == []
 
 
 def test_the_second_limit_holds_faults_of_nodes_own_hardware_and_their_requeues() -> None:

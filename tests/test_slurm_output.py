@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from slurm_text import ANY_BYTES, NOW, TYPED, columns, listpids, sinfo
 
-from healthd.model import NodeState
+from healthd.model import NodeState, PartitionCount
 from healthd.slurm.commands import (
     FLEET_COLUMNS,
     JOB_COLUMNS,
@@ -20,7 +20,6 @@ from healthd.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.output import (
     SlurmTrouble,
     parse_cluster_size,

@@ -43,7 +43,7 @@ NEWER_FIELDS: Fields = {
     **MANY,
     "slurm": {
         **dict.fromkeys(("stamp", "earlier", "drained_at", "own_hardware", "clean_since", "clean_seconds")),
-        **dict.fromkeys(("resumed", "spared", "refused", "unsaved")),
+        **dict.fromkeys(("resumed", "spared", "refused", "unsaved", "counted", "uncounted_since")),
         "lifted": {"controller": None},
     },
     "inventory": {"gpus": {"mig": None}},

@@ -16,7 +16,7 @@ after a new drain (fleet_limit.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from healthd.model import (
     FleetHold,
     Leave,
     NodeState,
+    PartitionCount,
     Requeue,
     Requeued,
     Resume,
@@ -43,7 +44,6 @@ from healthd.model import (
 from healthd.slurm import commands, flapping, fleet_limit
 from healthd.slurm.admin_comment import admin_comment
 from healthd.slurm.commands import Argv, Command, CommandResult
-from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.gres import Given, given_in
 from healthd.slurm.gres_conf import MOST_BYTES, ascends
 from healthd.slurm.node_gpus import NOT_TOLD, NodeGpus
@@ -176,7 +176,7 @@ def reconcile(
                 return resumed
             with suppress(Overtaken):
                 yield from look.act(verdict)
-                return look.report(verdict)
+                return look.report(verdict, trouble=look.no_count)
         raise SlurmTrouble("others change the node each time that healthd is about to")
     except SlurmTrouble as error:
         return look.report(verdict, trouble=str(error))
@@ -217,6 +217,8 @@ class _Look:
         self.gres_conf: str | None = None  # not read yet
         self.controller: str | None = None  # not read yet
         self.lifted = False
+        self.all_drains: list[PartitionCount] = []  # the last count of this look
+        self.no_count = ""  # why the fleet cannot be counted
         self.jobs_left = False  # a requeue is due, but was not sent or does not show yet
 
     def report(self, verdict: Verdict, trouble: str = "") -> ReconcileReport:
@@ -284,6 +286,8 @@ class _Look:
             yield from self.drain(self.decision, known)
             self.decision = yield from self.counted_again(self.decision, verdict)
         if isinstance(self.decision, Drain):
+            if self.memory.uncounted:  # no requeue before a count
+                self.decision = replace(self.decision, requeue=False)
             if self.decision.requeue:
                 yield from self.requeue(verdict)
         elif isinstance(self.decision, Resume):
@@ -338,7 +342,9 @@ class _Look:
         """`wanted`; a new drain only if the fleet can spare this node by now, else Leave."""
         assert self.node is not None
         if not isinstance(wanted, Drain) or owner(self.node, self.memory) is not Owner.NOBODY:
-            self.memory = replace(self.memory, hold=None)
+            is_counted = not (self.memory.uncounted and isinstance(wanted, Drain))
+            since = 0.0 if is_counted else self.memory.uncounted_since
+            self.memory = replace(self.memory, hold=None, uncounted_since=since)
             return wanted
         self.decision = Leave("Slurm has not told how many nodes healthd holds drained", would=describe(wanted))
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
@@ -350,11 +356,27 @@ class _Look:
         if hold is not None and fleet_limit.must_wait(hold, own, now):
             return self.hold_back(hold, wanted)
         self.memory = replace(self.memory, hold=hold)  # also if the count fails now: the wait is over
-        count = yield from self.strictest(own)
-        if count is not None and not fleet_limit.has_room(count, limits, own):
-            return self.hold_back(fleet_limit.held(hold, count, limits, own, self.node_name, self.now()), wanted)
+        counts: Sequence[PartitionCount] | None = yield from self.count(own)
+        if counts is None:
+            counts = fleet_limit.stand_in(self.memory, self.node.partitions, self.now())
+        if not counts:
+            if not self.is_uncounted_drain_due(verdict):
+                why = fleet_limit.why_uncounted(self.memory, verdict.causes, self.node_name, limits)
+                return Leave(why, would=describe(wanted))
+        elif not fleet_limit.has_room(strictest := fleet_limit.strictest(counts, limits, own), limits, own):
+            self.store_count()
+            return self.hold_back(fleet_limit.held(hold, strictest, limits, own, self.node_name, self.now()), wanted)
         self.memory = replace(self.memory, uncounted=True)
         return wanted
+
+    def is_uncounted_drain_due(self, verdict: Verdict) -> bool:
+        due = fleet_limit.uncounted_drain_at(self.memory, self.node_name, self.policy.fleet)
+        return fleet_limit.may_drain_uncounted(verdict.causes) and self.now() >= due
+
+    def store_count(self) -> None:
+        """Keep the count of this look, with all drains, to stand in for a later one."""
+        if not self.no_count:
+            self.memory = replace(self.memory, counted=fleet_limit.stored(self.all_drains, self.now()))
 
     def counted_again(self, done: Drain, verdict: Verdict) -> Steps[Decision]:
         """Count again, now that all see our drain. If others took the last room in the same moment, it is lifted."""
@@ -363,9 +385,11 @@ class _Look:
             self.memory = replace(self.memory, uncounted=False)
             return done
         own, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
-        count = yield from self.strictest(own, until=self.node.reason_time)
-        if count is None:
+        counts = yield from self.count(own, until=self.node.reason_time)
+        if counts is None:
             return done  # the next look counts
+        self.store_count()
+        count = fleet_limit.strictest(counts, limits, own)
         if not fleet_limit.is_beyond(count, limits, own) or not self.node.flags.isdisjoint(NOT_TO_RESUME):
             self.memory = replace(self.memory, uncounted=False, hold=None)
             return done
@@ -378,18 +402,25 @@ class _Look:
         self.memory = replace(self.memory, hold=hold)
         return Leave(fleet_limit.why(hold), would=describe(wanted))
 
-    def strictest(self, own_hardware: bool, until: float = float("inf")) -> Steps[PartitionCount | None]:
-        """The partition of this node with the least room, counting drains up to `until`. None: Slurm cannot
-        tell, and a fault of the node's own does not wait for that. Raises SlurmTrouble for a shared cause."""
+    def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
+        """Count the fleet: this node's partitions, with healthd's drains up to `until`.
+
+        None: it cannot be counted, as `no_count` then explains. Raises SlurmTrouble instead for a shared cause, which
+        waits for a count."""
         assert self.node is not None
         try:
             table = yield from self.read(commands.fleet())
             counts = parse_fleet(table.stdout, self.node.partitions, until)
-        except SlurmTrouble:
+            self.all_drains = parse_fleet(table.stdout, self.node.partitions, float("inf"))
+        except SlurmTrouble as error:
+            self.memory = replace(self.memory, uncounted_since=self.memory.uncounted_since or self.now())
+            self.no_count = f"the nodes that healthd keeps drained cannot be counted: {error}"
             if not own_hardware:
-                raise
+                raise SlurmTrouble(self.no_count) from None
             return None
-        return fleet_limit.strictest(counts, self.policy.fleet, own_hardware)
+        self.no_count = ""
+        self.memory = replace(self.memory, uncounted_since=0.0)
+        return counts
 
     def cluster_size(self) -> Steps[int]:
         """How many nodes the largest partition has; no node is read."""

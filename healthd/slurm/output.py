@@ -12,7 +12,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from healthd.errors import HealthdError
-from healthd.model import NodeState
+from healthd.model import NodeState, PartitionCount
 from healthd.slurm.admin_comment import MAX_BYTES
 from healthd.slurm.commands import (
     FLEET_COLUMNS,
@@ -25,7 +25,6 @@ from healthd.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.slurm.fleet_limit import PartitionCount
 from healthd.slurm.gres import gpus_of_node, gpus_of_one_type
 from healthd.slurm.policy import TAKEN
 from healthd.slurm.reason import LEMON, PREFIX

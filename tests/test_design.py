@@ -37,7 +37,7 @@ PURE_OF = {
     "scan": "candidates events heard judged lines literals messages neighbours quoted table unprefixed",
     "slurm": (
         "admin_comment commands flapping fleet_limit gres gres_conf log_lines look node_gpus others_reasons output "
-        "policy reason told victims"
+        "policy reason slurm_reasons told victims"
     ),
     "stream": "event line outbox seen told",
     "validation": "carried document history judge measurement pairs passes reservation text",

@@ -237,7 +237,7 @@ def test_a_node_is_read_again_right_before_each_change() -> None:
 
 
 def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None:
-    changing = [sinfo("idle+down", f"Not responding {number}") for number in range(3)]
+    changing = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
     assert done.changes() == []
     assert done.report.trouble == "others change the node each time that healthd is about to"

@@ -144,8 +144,8 @@ FAMILIES = {
     ),
     "fleet_count_available": Family(
         (),
-        "0 while a drain is wanted or set and the nodes that healthd keeps drained cannot be counted, else 1. Drains are "
-        "held then.",
+        "0 while a drain is wanted or set and the nodes that healthd keeps drained cannot be counted, else 1. Drains "
+        "are held then.",
     ),
     "fleet_limit_held": Family(
         _LIMIT, "Always 1: a drain that is wanted is held back, since healthd holds as many nodes as it may."

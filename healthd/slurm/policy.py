@@ -53,7 +53,13 @@ from healthd.model import (
 )
 from healthd.slurm.flapping import Flapping, note, why_waits
 from healthd.slurm.reason import parse_reason, reason, still_says
-from healthd.text import regex
+from healthd.slurm.slurm_reasons import (
+    APPENDED,
+    PROLOG_ERROR,
+    is_slurms_own,
+    replaces_drain_reason,
+    without_appended,
+)
 from healthd.values import dataclass
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
@@ -63,25 +69,6 @@ NOT_TO_RESUME = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 TAKEN = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_TO_RESUME | {"NOT_RESPONDING", "UNKNOWN"}
 
-# Reasons that slurmd and slurmctld put in place of a drained node's reason: a task that survives SIGKILL for
-# UnkillableStepTimeout (26.05 names the job), and from 24.11 on a registration with less than slurm.conf says.
-# "Prolog error" and "Epilog error" leave a drained node's reason alone.
-UNKILLABLE = regex(r"Kill task failed( \(JobId=[^)]*\))?")
-REGISTRATION = (
-    *("Low socket*core*thread count", "Low CPUs", "Low RealMemory", "Low TmpDisk", "CoreSpec differ", "gres/"),
-    *("Could not unpack gres data", "RestrictedCoresPerGPU", "Reported active features"),
-)
-PROLOG_ERROR = "Prolog error"  # any prolog's, also ours
-# Words that they append to any reason, at a reboot; from 24.11 on also if a node goes down by itself.
-APPENDED = (
-    *(" : reboot issued", " : reboot timed out", " : reboot complete"),
-    *(" : Not responding", " : ResumeTimeout reached"),
-)
-# Slurm's own reasons on a node that is DOWN: nobody decided that, so we may drain it.
-SLURMS_OWN = (
-    *("Not responding", "Node unexpectedly rebooted", "Node silently failed", "Kill task failed", "Prolog error"),
-    *("Epilog error", "ResumeTimeout", "reboot timed out", "batch job complete failure", *REGISTRATION),
-)
 # Munge's credentials live 300 s: a command that a stopped slurmctld has not yet looked at is refused after that.
 IN_FLIGHT_SECONDS = 600.0
 HELD_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose it
@@ -134,11 +121,11 @@ class Owner(enum.Enum):
 
 def our_text(node: NodeState, memory: SlurmMemory) -> str:
     """Our text that stands on the node, as we wrote it; "" if none does."""
-    found = without_slurms_words(node.reason)
+    found = without_appended(node.reason)
     if memory.writing and found == memory.writing:
         return memory.writing
     # no words at all: 22.05 drops them when it switches the node on; a person cannot drain without
-    replaced = not found or UNKILLABLE.fullmatch(found) or found.startswith(REGISTRATION)
+    replaced = not found or replaces_drain_reason(found)
     if memory.reason and (found == memory.reason or replaced):
         return memory.reason
     return ""
@@ -158,13 +145,7 @@ def brought_back(node: NodeState, memory: SlurmMemory) -> Lifted | None:
 
 
 def _stands_as(node: NodeState, old: Lifted) -> bool:
-    return without_slurms_words(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
-
-
-def without_slurms_words(text: str) -> str:
-    while text.endswith(APPENDED):
-        text = text[: text.rindex(" : ")]
-    return text
+    return without_appended(node.reason) == old.words and old.stamp in (0.0, node.reason_time)
 
 
 def refused_here(node: NodeState, refusals: Sequence[float], memory: SlurmMemory) -> NodeState:
@@ -190,7 +171,7 @@ def owner(node: NodeState, memory: SlurmMemory) -> Owner:
         return Owner.NOBODY
     if node.flags.isdisjoint(TAKEN):
         # appended words are younger: Slurm itself set it DOWN, and 24.11 keeps the reason of a drain that is over
-        somebodys = bool(node.reason) and not node.reason.startswith(SLURMS_OWN) and not node.reason.endswith(APPENDED)
+        somebodys = bool(node.reason) and not is_slurms_own(node.reason) and not node.reason.endswith(APPENDED)
         by_a_person = "DOWN" in node.flags and somebodys and parse_reason(node.reason) is None
         return Owner.FOREIGN if by_a_person else Owner.NOBODY
     if our_text(node, memory):
@@ -340,7 +321,7 @@ def forget(memory: SlurmMemory, node: NodeState, now: float) -> SlurmMemory:
     lifted, earlier = memory.lifted, memory.earlier
     if memory.reason:
         shown = bool(node.reason and our_text(node, memory))
-        words = without_slurms_words(node.reason) if shown else memory.reason
+        words = without_appended(node.reason) if shown else memory.reason
         earlier = _with_earlier(memory, memory.lifted)
         stamp = node.reason_time if shown else memory.stamp
         lifted = Lifted(memory.reason, words, stamp, now, controller=unsaved_by(memory))

@@ -177,6 +177,8 @@ def with_none_in_the_future(ledger: Ledger, now: float) -> Ledger:
             earlier=tuple(dataclasses.replace(old, time=min(old.time, now)) for old in slurm.earlier),
             drained_at=min(slurm.drained_at, now),
             clean_since=min(slurm.clean_since, now),
+            unsaved=dataclasses.replace(slurm.unsaved, time=min(slurm.unsaved.time, now)) if slurm.unsaved else None,
+            uncounted_since=min(slurm.uncounted_since, now),
             resumed=tuple(old for old in slurm.resumed if max(old.drained_at, old.time) <= now),
         ),
     )

@@ -9,10 +9,10 @@ since; if somebody else was faster, all is decided anew.
 
 Cost for slurmctld: a look is 2 small RPCs (this node's record and the partitions), each job on the node 3 more, each
 change 1 (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more for the identity of the
-slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The jobs on the node come from its own slurmstepds, which
-answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it did not, they are 3
-RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the fleet before and
-after a new drain (fleet_limit.py).
+slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The jobs on the node come from its
+own slurmstepds, which answer without slurmctld and without slurmd, their GPUs from what the prolog wrote down; where it
+did not, they are 3 RPCs for each run of a job. One of these reads the table of all nodes, and so do the counts of the
+fleet before and after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
